@@ -6,7 +6,8 @@ The file is BERT-base's architecture of transformers with random weights, writte
 process of its own imports it: seconds, and the largest memory above that of the imported packages, beside
 the file's size. Then ONNX Runtime, the module, and the module after ``burnt.swap(mode="infer")`` are called
 in turns with batches of 1 and 8: ONNX Runtime's time divided by theirs, the median of the rounds' ratios with
-quartiles; above 1 they are faster. Needs onnx, onnxscript, onnxruntime and transformers.
+quartiles; above 1 they are faster. The same for what ONNX Runtime's `quantize_dynamic` makes of the file,
+with signed and with unsigned weights. Needs onnx, onnxscript, onnxruntime and transformers.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import torch
 import burnt
 
 BATCHES = (1, 8)
+QUANTIZED = {"int8": "QInt8", "uint8 per channel": "QUInt8"}
 AIMS = {"seconds": 5.0, "memory": 2.5, "speed": 0.9}
 IMPORT = """
 import json, re, sys, time
@@ -122,6 +124,16 @@ def speeds(path: Path, batch: int, length: int, rounds: int) -> dict[str, Any]:
     return result
 
 
+def quantize(path: Path, name: str) -> Path:
+    """Write the file that ONNX Runtime's dynamic quantization makes of one, and return its path."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    target = path.with_name(f"{QUANTIZED[name]}.onnx")
+    kind = QuantType[QUANTIZED[name]]
+    quantize_dynamic(path, target, weight_type=kind, per_channel="per channel" in name)
+    return target
+
+
 def measure(quick: bool, rounds: int, length: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -140,7 +152,13 @@ def measure(quick: bool, rounds: int, length: int) -> dict[str, Any]:
             "memory": imported["bytes"] / size,
             "length": length,
         }
-        return results | {f"batch {batch}": speeds(path, batch, length, rounds) for batch in BATCHES}
+        results |= {f"batch {batch}": speeds(path, batch, length, rounds) for batch in BATCHES}
+        for name in QUANTIZED:
+            quantized = quantize(path, name)
+            results |= {
+                f"{name}, batch {batch}": speeds(quantized, batch, length, rounds) for batch in BATCHES
+            }
+        return results
 
 
 def text(results: dict[str, Any]) -> str:
@@ -155,16 +173,15 @@ def text(results: dict[str, Any]) -> str:
         f"{mark(seconds <= AIMS['seconds'])}), {memory:.2f} x the file in memory (aim {AIMS['memory']:g}: "
         f"{mark(memory <= AIMS['memory'])})",
     ]
-    for batch in BATCHES:
-        row = results[f"batch {batch}"]
+    for name, row in results.items():
+        if "batch" not in name:
+            continue
         cells = [f"ONNX Runtime {row['ms']['ONNX Runtime']:.2f} ms"]
-        for name in ("imported", "swapped"):
-            ratio = row[name]
-            cells.append(f"{name} x {ratio['ratio']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})")
+        for which in ("imported", "swapped"):
+            ratio = row[which]
+            cells.append(f"{which} x {ratio['ratio']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})")
         aim = f"aim {AIMS['speed']:g}: {mark(row['swapped']['ratio'] >= AIMS['speed'])}"
-        lines.append(
-            f"batch {batch}: {', '.join(cells)}, {aim}, largest error {max(row['errors'].values()):.1e}"
-        )
+        lines.append(f"{name}: {', '.join(cells)}, {aim}, largest error {max(row['errors'].values()):.1e}")
     return "\n".join(lines)
 
 

@@ -67,6 +67,7 @@ __all__ = [
     "update_loss_scale",
     "version_of",
     "without_autocast",
+    "without_compilation",
     "without_global_hooks",
     "writes_to_argument",
 ]
@@ -99,6 +100,15 @@ def compiled_in_place(module: torch.nn.Module) -> torch.nn.Module:
     # Dynamo skips torch's own frames: without the inline wrapper, torch's Sequential would not be compiled.
     inner._compiled_call_impl = module.dynamo_ctx(wrap_inline(inner._call_impl))
     return inner
+
+
+def without_compilation(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that `torch.compile` has wrapped; others as they are."""
+    if not compiler_is_loaded():
+        return module
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return module._orig_mod if isinstance(module, OptimizedModule) else module
 
 
 def is_compiled(call: object) -> bool:

@@ -262,6 +262,9 @@ class Module(torch.nn.Module):
     ) -> Self:
         """Build the model that `save` wrote, with the Config in the file.
 
+        A file without a Config is loaded too where the class has a constructor without parameters, as those
+        that ``burnt import`` writes.
+
         Nothing in the file is executed, and nothing is imported: the Config must be a class that is already
         imported, whose `init` is annotated to return this class, or has no annotation and is defined in the
         module of this class. It is found by its qualified name, or by its own name in the module of this
@@ -282,9 +285,11 @@ class Module(torch.nn.Module):
             DeviceError: there is no such device.
         """
         record = _record.Record.load(path)
-        if config is None:
-            config = _config_in(record, cls, os.fspath(path))
-        model = config.init()  # type: ignore[attr-defined]
+        if config is None and record.config_type is None and not inspect.signature(cls).parameters:
+            model = cls()
+        else:
+            config = _config_in(record, cls, os.fspath(path)) if config is None else config
+            model = config.init()  # type: ignore[attr-defined]
         if not isinstance(model, cls):
             raise RecordError(
                 f"{os.fspath(path)} builds no {cls.__name__}",

@@ -101,7 +101,8 @@ NAMES = (
 """Common names that `QuantScheme.parse` takes; the parts can be combined in other ways."""
 
 _SUFFIXES = (
-    "tensor, channel, block<size>, asymmetric, narrow, dynamic, static, float16, bfloat16, float32, refuse"
+    "tensor, channel, block<size>, asymmetric, narrow, dynamic, dynamic_tensor, static, float16, bfloat16, "
+    "float32, refuse"
 )
 
 
@@ -123,7 +124,8 @@ class QuantScheme:
         narrow: integers leave out the most negative code, so that the range is symmetric (Burn's ``S``).
         scale: dtype of the scales: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         activations: None if only weights are quantized; ``"dynamic"``: inputs too, with a scale per row of
-            each call; ``"static"``: with one scale found by calibration.
+            each call; ``"dynamic_tensor"``: with one scale and zero point for the whole input of a call, for
+            integers (ONNX's DynamicQuantizeLinear); ``"static"``: with one scale found by calibration.
         uneven: rows that are no multiple of the block are padded with zeros (``"pad"``), or the layer is
             skipped with that reason (``"refuse"``).
 
@@ -142,7 +144,7 @@ class QuantScheme:
     symmetric: bool = True
     narrow: bool = False
     scale: str = "float32"
-    activations: Literal["dynamic", "static"] | None = None
+    activations: Literal["dynamic", "dynamic_tensor", "static"] | None = None
     uneven: Literal["pad", "refuse"] = "pad"
 
     def __post_init__(self) -> None:
@@ -155,7 +157,7 @@ class QuantScheme:
         choices: list[tuple[str, tuple[object, ...]]] = [
             ("level", ("tensor", "channel", "block")),
             ("scale", _SCALES),
-            ("activations", (None, "dynamic", "static")),
+            ("activations", (None, "dynamic", "dynamic_tensor", "static")),
             ("uneven", ("pad", "refuse")),
         ]
         for name, allowed in choices:
@@ -171,6 +173,10 @@ class QuantScheme:
             raise _error("block", f"a multiple of {multiple} columns for {self.value}", self.block)
         if self.type.is_float and not self.symmetric:
             raise _error("symmetric", f"True, since {self.value} has a sign and no zero point", False)
+        if self.type.is_float and self.activations == "dynamic_tensor":
+            raise _error(
+                "activations", f"dynamic or static, since {self.value} has no zero point", "dynamic_tensor"
+            )
         if self.type.is_float and self.narrow:
             raise _error("narrow", f"False: {self.value} is symmetric as it is", True)
 
@@ -220,9 +226,10 @@ class QuantScheme:
         """Read a scheme's name: a value, then its properties with hyphens between them, in any order.
 
         ``tensor``, ``channel`` (the default) or ``block<size>``; ``asymmetric``; ``narrow``; ``float32``,
-        ``float16`` or ``bfloat16`` scales (float32 by default, float16 for blocks); ``dynamic`` or ``static``
-        activations; ``refuse`` for rows that blocks do not divide. Short names: ``int4`` and ``int2`` have
-        blocks of 32, torchao's ``int8wo``, ``int8dq``, ``int4wo``, ``fp8wo`` and ``fp8dq`` are known.
+        ``float16`` or ``bfloat16`` scales (float32 by default, float16 for blocks); ``dynamic``,
+        ``dynamic_tensor`` or ``static`` activations; ``refuse`` for rows that blocks do not divide. Short
+        names: ``int4`` and ``int2`` have blocks of 32, torchao's ``int8wo``, ``int8dq``, ``int4wo``,
+        ``fp8wo`` and ``fp8dq`` are known.
 
         Raises:
             ConfigError: there is no such scheme.
@@ -259,7 +266,7 @@ class QuantScheme:
                 settings["block"] = int(match[1])
             elif part in ("tensor", "channel"):
                 set_once("level", part)
-            elif part in ("dynamic", "static"):
+            elif part in ("dynamic", "dynamic_tensor", "static"):
                 set_once("activations", part)
             elif part in _SCALES:
                 set_once("scale", part)

@@ -582,6 +582,22 @@ class TestConfigInTheFile:
             Mlp.load(tmp_path / "m.safetensors")
         assert "load_record" in str(caught.value)
 
+    def test_no_config_and_no_parameters(self, tmp_path: Path) -> None:
+        class Fixed(Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(3, 2)
+
+        class Sized(Fixed):
+            def __init__(self, size: int = 3) -> None:
+                super().__init__()
+
+        model = Fixed()
+        model.save(tmp_path / "m.safetensors")
+        assert torch.equal(Fixed.load(tmp_path / "m.safetensors").layer.weight, model.layer.weight)
+        with pytest.raises(RecordError, match="holds no Config"):  # its size is not known
+            Sized.load(tmp_path / "m.safetensors")
+
     def test_not_imported(self, tmp_path: Path) -> None:
         class Gone(Config):
             pass

@@ -24,10 +24,10 @@ def all_schemes() -> Iterator[QuantScheme]:
         (True, False),
         (False, True),
         ("float32", "float16", "bfloat16"),
-        (None, "dynamic", "static"),
+        (None, "dynamic", "dynamic_tensor", "static"),
         ("pad", "refuse"),
     ):
-        if VALUES[value].is_float and (narrow or not symmetric):
+        if VALUES[value].is_float and (narrow or not symmetric or activations == "dynamic_tensor"):
             continue
         settings: Any = (value, level, block, symmetric, narrow, scale, activations, uneven)
         yield QuantScheme(*settings)
@@ -35,7 +35,7 @@ def all_schemes() -> Iterator[QuantScheme]:
 
 def test_names_and_dictionaries_give_the_same_scheme_back() -> None:
     schemes = list(all_schemes())
-    assert len(schemes) == (3 * 4 + 3) * 5 * 3 * 3 * 2
+    assert len(schemes) == (3 * 4 * 4 + 3 * 3) * 5 * 3 * 2
     for scheme in schemes:
         assert QuantScheme.parse(scheme.name) == scheme
         assert QuantScheme.from_dict(json.loads(json.dumps(scheme.to_dict()))) == scheme
@@ -96,6 +96,7 @@ def test_common_names_are_their_own() -> None:
         ("int4-block0", "0", None),
         ("int2-block6", "6", None),  # a byte has 4 values
         ("fp8-asymmetric", "False", None),
+        ("fp8-dynamic_tensor", "'dynamic_tensor'", None),
         ("fp8-narrow", "True", None),
     ],
 )

@@ -35,7 +35,7 @@ def run(path: str, out: str, name: str | None, force: bool, as_json: bool) -> in
     Raises:
         UsageError: there is no such file, the folder has a package already or cannot be imported by its name,
             or `name` is no name of a class.
-        RecordError: the file is no ONNX model, or damaged.
+        RecordError: the file is not an ONNX model, or damaged.
         UnsupportedError: the model has ops that burnt does not support.
     """
     from burnt import onnx
@@ -46,9 +46,14 @@ def run(path: str, out: str, name: str | None, force: bool, as_json: bool) -> in
         problem = "the file is a folder" if file.is_dir() else "there is no such file"
         raise UsageError(problem, expected="an .onnx file", found=path)
     if not folder.parent.is_dir():
+        above = next(path for path in (folder.parent, *folder.parents) if path.exists())
+        if not above.is_dir():
+            raise UsageError("--out is below a file", where=out, expected="a folder", found=str(above))
         raise UsageError(
             "there is no folder for the package",
-            found=out,
+            where=out,
+            expected=f"a folder {folder.parent}",
+            found="none",
             hint=f"mkdir -p {shlex.quote(str(folder.parent))}",
         )
     if folder.exists() and not folder.is_dir():

@@ -47,7 +47,7 @@ def collect_facts() -> dict[str, Any]:
         "numpy": numpy.__version__,
         "triton": _package_status("triton", "pip install 'burnt[triton]'"),
         "nvml": _nvml_status(),
-        "onnx": _extra_status("onnx", ("onnx", "onnxscript", "onnxruntime")),
+        "onnx": _extra_status("onnx", ("onnx", "onnxscript", "onnxruntime", "google-re2")),
         "serve": _extra_status("serve", ("starlette", "uvicorn", "prometheus_client")),
         "c_export": _extra_status("c", ("emx-onnx-cgen",)),
         "os": platform.platform(),

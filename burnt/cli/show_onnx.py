@@ -21,7 +21,7 @@ def run(path: str, as_json: bool) -> int:
         The exit code 0.
 
     Raises:
-        RecordError: the file is no ONNX model, or damaged.
+        RecordError: the file is not an ONNX model, or damaged.
     """
     from burnt.onnx.importer.summary import summarize
 

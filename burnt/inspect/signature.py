@@ -20,7 +20,7 @@ from burnt.inspect.checking import check
 from burnt.inspect.specs import Path, TensorSpec, map_tensors, tensor_paths
 from burnt.inspect.trail import Call
 
-__all__ = ["Signature", "SignatureRecorder", "TensorInfo", "signature_of"]
+__all__ = ["Signature", "SignatureRecorder", "TensorInfo", "forward_signature", "signature_of"]
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def signature_of(
         InputTypeError: the number or names of the arguments are not those of `forward`.
         UnsupportedError: an argument or the result is, or holds, an object of another class.
     """
-    takes = inspect.signature(model.forward)
+    takes = forward_signature(model)
     try:
         takes.bind(*inputs, **kwargs)
     except TypeError as error:
@@ -232,6 +232,16 @@ def signature_of(
     if all(isinstance(tensor, Tensor) for tensor in tensors):
         return signature.with_ranges(tensors)
     return signature
+
+
+def forward_signature(model: nn.Module) -> inspect.Signature:
+    """Return the arguments of a model's ``forward``; of imported models, whose class has any, their own.
+
+    >>> forward_signature(torch.nn.ReLU())
+    <Signature (input: torch.Tensor) -> torch.Tensor>
+    """
+    own = getattr(model, "__signature__", None)
+    return own if isinstance(own, inspect.Signature) else inspect.signature(model.forward)
 
 
 class SignatureRecorder:
@@ -304,7 +314,7 @@ class SignatureRecorder:
                 hint="let forward compute what predictions need, and call it in the step: self(batch.x)",
             )
         first, last = self._calls[0], self._calls[-1]
-        named = inspect.signature(first.module.forward).parameters
+        named = forward_signature(first.module).parameters
         names = _argument_names(list(named.values()), len(first.args))
         leaves = [
             pair for name, value in zip(names, first.args, strict=True) for pair in _named_leaves(value, name)

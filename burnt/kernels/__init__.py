@@ -51,7 +51,7 @@ from burnt.kernels.ops.quantized import (  # noqa: F401 - they register candidat
     weight_only_gpu,
     weight_only_sum,
 )
-from burnt.kernels.ops.quantized.quantize import dequantize, quantize, quantize_rows
+from burnt.kernels.ops.quantized.quantize import dequantize, quantize, quantize_rows, quantize_tensor
 from burnt.kernels.ops.quantized.scaled import scaled_conv, scaled_linear
 from burnt.kernels.ops.quantized.weight_only import quantized_embedding, quantized_linear
 from burnt.kernels.ops.reduction import (
@@ -126,6 +126,7 @@ __all__ = [
     "precision",
     "quantize",
     "quantize_rows",
+    "quantize_tensor",
     "quantized_embedding",
     "quantized_linear",
     "reduce_all",

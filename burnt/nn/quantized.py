@@ -240,24 +240,21 @@ class QuantizedMap(Quantized, init=False):
     def _bias_gradient(self, grad_out: Tensor) -> Tensor:
         """Return the gradient of the bias."""
 
-    def _quantize_input(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the values and scales of inputs ``[rows, columns]``: one scale, or one for each row."""
+    def _quantize_input(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the values of inputs ``[rows, columns]``, their scales (one, or one for each row) and zero
+        point."""
         value = self.input_value
-        if self.input_scale is None:
-            return kernels.quantize_rows(rows, value)
-        return kernels.quantize(rows, self.input_scale, self.input_zero_point, value), self.input_scale
+        if self.input_scale is not None:
+            values = kernels.quantize(input, self.input_scale, self.input_zero_point, value)
+            return values, self.input_scale, self.input_zero_point
+        if self.scheme.activations == "dynamic_tensor":
+            return kernels.quantize_tensor(input)
+        return *kernels.quantize_rows(input, value), None
 
     def _dequantize_input(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Return inputs ``[rows, columns]`` as they are after quantization."""
-        values, scale = self._quantize_input(rows)
-        zero_point = None if self.input_scale is None else self.input_zero_point
+        values, scale, zero_point = self._quantize_input(rows)
         return kernels.dequantize(values, scale, zero_point, _input_value(self.scheme), 0, None, dtype)
-
-    @property
-    def _multiplies_values(self) -> bool:
-        """Whether quantized values are multiplied; otherwise inputs are quantized and dequantized."""
-        scheme = self.scheme
-        return scheme.type.bits == 8 and scheme.symmetric and scheme.block is None
 
 
 def _input_value(scheme: QuantScheme) -> str:
@@ -312,23 +309,24 @@ class QuantizedLinear(QuantizedMap):
         )
 
     def _quantized_forward(self, input: Tensor, bias: Tensor | None) -> Tensor:
-        rows, dtype = input.reshape(-1, self.columns), _output_dtype(input)
-        if not self._multiplies_values:
+        rows, dtype, scheme = input.reshape(-1, self.columns), _output_dtype(input), self.scheme
+        if scheme.type.bits < 8 or scheme.block is not None:
             output = self._linear(self._dequantize_input(rows, dtype), bias)
         else:
-            values, scale = self._quantize_input(rows)
+            values, scale, zero_point = self._quantize_input(rows)
             output = kernels.scaled_linear(
                 values,
                 self.values,
                 scale,
                 self.scale,
-                self.input_zero_point,
+                zero_point,
                 bias,
                 None,
                 None,
                 None,
-                self.scheme.value,
+                scheme.value,
                 dtype,
+                self.zero_point,
             )
         return output.reshape(*input.shape[:-1], self.rows)
 
@@ -354,7 +352,8 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
     Args:
         layer: a `torch.nn.Conv1d`, `Conv2d` or `Conv3d`.
         scheme: of the weight and the activations. Only int8 is computed with integers; other values are
-            dequantized first. A dynamic scheme has a scale for each sample.
+            dequantized first. `dynamic` inputs have a scale for each sample,
+            `dynamic_tensor` ones a single one.
 
     Shapes:
         as those of the original layer.
@@ -387,14 +386,15 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
         dtype = _output_dtype(input)
         batch, padding = self._pad(input if has_batch else input.unsqueeze(0))
         samples = batch.flatten(1)
-        if self.scheme.value == "int8" and self._multiplies_values:
-            values, scale = self._quantize_input(samples)
+        if self.scheme.value == "int8" and self.scheme.block is None:
+            by_tensor = self.scheme.activations == "dynamic_tensor"
+            values, scale, zero_point = self._quantize_input(batch if by_tensor else samples)
             output = kernels.scaled_conv(
                 values.view(batch.shape),
                 self.values,
                 scale,
                 self.scale,
-                self.input_zero_point,
+                zero_point,
                 bias,
                 None,
                 self.stride,
@@ -404,6 +404,7 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
                 None,
                 None,
                 dtype,
+                self.zero_point,
             )
         else:
             numbers = self._dequantize_input(samples, dtype).view(batch.shape)

@@ -6,14 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from burnt.errors import InputRuntimeError
 from burnt.inspect.signature import Signature
+from burnt.onnx.axes import Limit
 
 __all__ = ["compare", "first_line"]
+
+_LARGEST_RUN = 1025  # beyond a limit: attention takes memory with the square of the length
 
 
 def compare(
@@ -23,6 +27,7 @@ def compare(
     axes: Sequence[Mapping[int, str]],
     batches: Sequence[int],
     tolerance: float,
+    limits: Mapping[str, Limit] | None = None,
 ) -> dict[int, float]:
     """Run a file beside its module on random inputs.
 
@@ -33,6 +38,8 @@ def compare(
         axes: the names of the open axes, by input. After the first batch all but the batch are shorter, too.
         batches: numbers of items.
         tolerance: the largest accepted error.
+        limits: of open axes, by name. The file must agree below the smallest sizes that torch's graph is
+            known to hold for, and beyond the largest one not compute something else.
 
     Returns:
         The largest error by the number of items: relative to the largest output or 1.
@@ -49,31 +56,69 @@ def compare(
     try:
         session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base but Exception
-        raise InputRuntimeError("ONNX Runtime refuses the file", found=first_line(error)) from error
-    names = [info.name for info in signature.inputs]
-    errors = {}
+        has_bfloat16 = any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+        raise InputRuntimeError(
+            "ONNX Runtime refuses the file",
+            found=first_line(error),
+            hint="it lacks ops for bfloat16: export model.float() with weights='bfloat16'"
+            if has_bfloat16
+            else None,
+        ) from error
+    beside = _Beside(session, model, tolerance)
+    errors, shorter = {}, signature
     for batch in batches:
+        errors[batch] = beside.error(shorter, batch, f"batch {batch}")
+        shorter = _with_shorter_axes(shorter, axes)
+    for symbol, limit in (limits or {}).items():
+        sizes = list(range(1, limit.smallest))
+        if limit.largest is not None and limit.largest < _LARGEST_RUN:
+            sizes.append(limit.largest + 1)
+        for size in sizes:
+            sized = _with_size(signature, axes, symbol, size)
+            batch = size if symbol == "batch" else batches[0]
+            beside.error(sized, batch, f"{symbol} {size}", may_refuse=size > limit.smallest)
+    return errors
+
+
+class _Beside:
+    """A file and its module."""
+
+    def __init__(self, session: Any, model: nn.Module, tolerance: float) -> None:
+        self._session, self._model, self._tolerance = session, model, tolerance
+
+    def error(self, signature: Signature, batch: int, what: str, may_refuse: bool = False) -> float:
+        """Return the error for random inputs of a number of items.
+
+        Where the file may refuse the inputs, so may the module, and the error is 0 then.
+        """
         inputs = signature.example(batch, seed=batch)
-        with torch.no_grad():
-            expected = signature.call(model, inputs)
-        where = f"{type(model).__name__}, batch {batch}"
+        where = f"{type(self._model).__name__}, {what}"
+        names = [info.name for info in signature.inputs]
         try:
-            arrays = session.run(None, dict(zip(names, (t.numpy() for t in inputs), strict=True)))
-        except Exception as error:
+            arrays = self._session.run(None, dict(zip(names, (t.numpy() for t in inputs), strict=True)))
+        except Exception as error:  # its exceptions have no common base but Exception
+            if may_refuse:
+                return 0.0
             raise InputRuntimeError("ONNX Runtime fails", where=where, found=first_line(error)) from error
+        try:
+            with torch.no_grad():
+                expected = signature.call(self._model, inputs)
+        except Exception:  # the model's code may raise anything
+            if may_refuse:
+                return 0.0
+            raise
         found = [torch.from_numpy(array) for array in arrays]
         _require_shapes(found, expected, signature, where)
-        errors[batch] = max(map(_error, found, expected), default=0.0)
-        if not errors[batch] <= tolerance:
+        largest = max(map(_error, found, expected), default=0.0)
+        if not largest <= self._tolerance:
             raise InputRuntimeError(
                 "the file computes something else than the module",
                 where=where,
-                expected=f"a largest error of {tolerance:g}",
-                found=f"{errors[batch]:.3g}",
+                expected=f"a largest error of {self._tolerance:g}",
+                found=f"{largest:.3g}",
                 hint="random numbers, and Python values that are computed, are fixed when a model is traced",
             )
-        signature = _with_shorter_axes(signature, axes)
-    return errors
+        return largest
 
 
 def _with_shorter_axes(signature: Signature, axes: Sequence[Mapping[int, str]]) -> Signature:
@@ -81,6 +126,15 @@ def _with_shorter_axes(signature: Signature, axes: Sequence[Mapping[int, str]]) 
         replace(
             info, shape=tuple(size // 2 if axis in names else size for axis, size in enumerate(info.shape))
         )
+        for info, names in zip(signature.inputs, axes, strict=True)
+    ]
+    return replace(signature, inputs=tuple(inputs))
+
+
+def _with_size(signature: Signature, axes: Sequence[Mapping[int, str]], symbol: str, size: int) -> Signature:
+    """Return a signature with another size along the axes of a name."""
+    inputs = [
+        replace(info, shape=tuple(size if names.get(i) == symbol else n for i, n in enumerate(info.shape)))
         for info, names in zip(signature.inputs, axes, strict=True)
     ]
     return replace(signature, inputs=tuple(inputs))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
-import inspect
 import io
 import json
 import logging
@@ -27,11 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from burnt._files import replacing
-from burnt._torch import missing_onnx_ops, writes_to_argument
+from burnt._torch import missing_onnx_ops, without_compilation, writes_to_argument
 from burnt._version import __version__
 from burnt.errors import (
     BurntError,
     InputRuntimeError,
+    InputTypeError,
     InputValueError,
     ShapeError,
     UnsupportedError,
@@ -39,9 +39,26 @@ from burnt.errors import (
 from burnt.inspect.signature import Signature, TensorInfo, signature_of
 from burnt.kernels import decompositions
 from burnt.nn.quantized import Quantized
+from burnt.onnx.axes import (
+    Limit,
+    axes_of_imported,
+    fixed_axis_error,
+    limits_in,
+    size_of_batch,
+    with_open_axes,
+)
 from burnt.onnx.comparison import compare, first_line
 from burnt.onnx.importer.module import ImportedModule
-from burnt.onnx.translations import FLOAT8, OPSET_4_BITS, OPSET_FLOAT8, store_packed_weights, translations
+from burnt.onnx.translations import (
+    FLOAT8,
+    OPSET_4_BITS,
+    OPSET_FLOAT8,
+    expand_masks,
+    quantize_in_shape,
+    reads_only_quantized,
+    store_packed_weights,
+    translations,
+)
 from burnt.onnx.weights import require_numbers, rounded_copy, store_in_16_bits
 from burnt.scheme import QuantScheme
 
@@ -50,14 +67,14 @@ __all__ = ["Exported", "export"]
 OPSET = 20
 """The version of ONNX's operators that is written: the newest that all the runtimes in docs/ship.md read."""
 
-OPSETS = range(18, 24)
-"""The versions that can be written."""
+OPSETS = range(18, 26)
+"""The versions that can be written; with 26, ONNX Runtime 1.32 lacks kernels for norms and attention."""
 
 _WEIGHTS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _DTYPES = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
 _DTYPES |= {"uint8", "uint16", "uint32", "uint64"}
 _BATCHES = (1, 3)  # the numbers of items with which the file is compared
-_TOLERANCE, _TOLERANCE_QUANTIZED = 1e-4, 2e-2
+_TOLERANCE, _TOLERANCE_FLOAT16, _TOLERANCE_QUANTIZED = 1e-4, 4e-3, 2e-2
 _MAX_BYTES = 2**31 - 2**20  # of weights: protobuf's limit for a file, less some space for the graph
 
 
@@ -71,15 +88,21 @@ class Exported:
         signature: what the file takes and returns; its inputs and outputs have these names.
         errors: the largest difference between the file in ONNX Runtime and the module, by the number of
             items: relative to the largest output, but absolute where that is below 1.
+        limits: the largest sizes of open axes that end with a table, such as one of positions, by name.
+        fixed: why axes that the file of an imported model leaves open are fixed in this one, by name.
     """
 
     path: Path
     size: int
     signature: Signature
     errors: Mapping[int, float] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{self.path}, {self.size:,} bytes", f"  {self.signature}"]
+        lines += [f"  {axis}: {limit}" for axis, limit in self.limits.items()]
+        lines += [f"  {axis}: fixed, since {reason}" for axis, reason in self.fixed.items()]
         lines += [f"  batch {batch}: largest error {error:.1e}" for batch, error in self.errors.items()]
         return "\n".join(lines)
 
@@ -100,22 +123,25 @@ def export(
     """Write a module as an ONNX file, in evaluation mode.
 
     Args:
-        model: any module; it is not changed. One on another device is exported from a copy on the CPU.
+        model: any module; it is not changed. Of one from `torch.compile`, the original. One on another device
+            is exported from a copy on the CPU.
         example: its inputs: a tensor, a tuple of arguments, a dict of keyword arguments, or a `Signature`.
         path: the file to write; an older one is replaced once the new one is complete.
         batch: a fixed number of items; by default the batch axis is open.
         open_axes: further axes of any size, by input and axis, with their names:
             ``{"tokens": {1: "sequence"}}``. Axes of one name have the same size; ``"batch"`` is the batch,
-            for inputs in which it is not the first axis.
+            for inputs in which it is not the first axis. None for those that the file of an imported model
+            leaves open, as far as they can be and `batch` is not fixed. Where a table of positions ends, an
+            axis does so, too.
         weights: ``"float32"``, or ``"float16"`` or ``"bfloat16"`` for matrices stored in 16 bits. The
             computation stays in float32, with the rounded weights.
         fold: compute weights anew where that saves work, as for a convolution with a norm after it; never
             those in 16 bits.
         metadata: texts to store in the file, beside the versions of burnt and torch and the signature.
         tolerance: the largest difference from the module that is accepted, relative to the largest output.
-            None for 1e-4, or 2e-2 where layers quantize their inputs: a number halfway between two integers
-            may be rounded to either, as the sums before it are rounded.
-        opset: the version of ONNX's operators, 18 to 23. None for 20, which all the runtimes in docs/ship.md
+            None for 1e-4; 4e-3 where parameters are float16; or 2e-2 where layers quantize their inputs: a
+            number halfway between two integers may be rounded to either, as the sums before it are rounded.
+        opset: the version of ONNX's operators, 18 to 25. None for 20, which all the runtimes in docs/ship.md
             read, or 21 for weights of 4 bits or blocks of float8. With 23, RMS norms, rotary embeddings and
             attention are ONNX's own ops instead of several; layer norms are since 17, GELU since 20.
 
@@ -132,6 +158,7 @@ def export(
         UnsupportedError: a package is missing, the module cannot be traced, ops or a quantization scheme have
             no translation, or the file would be larger than 2 GB.
         InputRuntimeError: an open axis cannot stay open, or the file computes something else.
+        InputTypeError: `model` is no module, or does not take the example.
         InputValueError: an option is invalid, or a weight is NaN or does not fit the dtype.
         OSError: the file cannot be written.
 
@@ -142,6 +169,14 @@ def export(
     input: float32[batch, 3] -> output: float32[batch, 2]
     """
     _require_packages()
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(
+            "model is no module",
+            expected="a torch.nn.Module",
+            found=type(model).__name__,
+            hint="call the function in the forward of a module" if callable(model) else None,
+        )
+    model = without_compilation(model)
     if weights not in _WEIGHTS:
         raise InputValueError(
             "weights= is invalid", expected=" or ".join(map(repr, _WEIGHTS)), found=repr(weights)
@@ -162,34 +197,73 @@ def export(
     require_numbers(model)
     dtype = _WEIGHTS[weights]
     with _in_evaluation_mode(model):
-        open_axes = open_axes or {}
         if isinstance(example, Signature):
             signature = example
         else:
-            signature = _named_as_imported(model, _signature(model, example, batch, open_axes))
+            signature = _named_as_imported(model, _signature(model, example, batch, open_axes or {}))
         _require_tensors(signature)
         if batch is not None:
             signature = _with_batch(signature, batch)
-        signature, axes = _with_open_axes(signature, open_axes)
-        source = _copy_for_export(model, dtype)
         layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
         _require_schemes(model, opset)
         if opset is None:
             opset = max([OPSET, *(_first_opset(layer.scheme) for layer in layers)])
         if tolerance is None:
-            has_quantized_inputs = any(layer.scheme.activations for layer in layers)
-            tolerance = _TOLERANCE_QUANTIZED if has_quantized_inputs else _TOLERANCE
-        written = _translate(source, signature, axes, opset, optimize=fold and dtype == torch.float32)
-        if dtype != torch.float32:
-            store_in_16_bits(written, dtype)
-        signature = _with_batch_axes_of_outputs(signature, written)
-        written.metadata_props.update(_metadata(signature, metadata))
-        written.graph.name = type(model).__name__
-        with replacing(target) as temporary:
-            _save(written, temporary)
-            batches = _BATCHES if batch is None else (batch,)
-            errors = compare(temporary, source, signature, axes, batches, tolerance)
-    return Exported(target, target.stat().st_size, signature, errors)
+            tolerance = _tolerance(model, layers)
+        batches = _BATCHES if batch is None else (batch,)
+        settings = _Settings(target, dtype, fold, metadata, opset, batches, tolerance)
+        source = _copy_for_export(model, dtype)
+        found = axes_of_imported(model, signature) if open_axes is None and batch is None else {}
+        if not found:
+            return _write(source, signature, open_axes or {}, settings)
+        try:
+            return _write(source, signature, found, settings)
+        except (InputRuntimeError, UnsupportedError) as error:
+            names = sorted({name for axes in found.values() for name in axes.values()})
+            reason = error.args[0] if error.found is None else f"{error.args[0]}: {error.found}"
+            exported = _write(source, signature, {}, settings)
+            return replace(exported, fixed=dict.fromkeys(names, reason))
+
+
+def _tolerance(model: nn.Module, layers: Sequence[Quantized]) -> float:
+    if any(layer.scheme.activations for layer in layers):
+        return _TOLERANCE_QUANTIZED
+    is_float16 = any(parameter.dtype == torch.float16 for parameter in model.parameters())
+    return _TOLERANCE_FLOAT16 if is_float16 else _TOLERANCE
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The options of `export` that say how a file is written."""
+
+    target: Path
+    dtype: torch.dtype
+    fold: bool
+    metadata: Mapping[str, str] | None
+    opset: int
+    batches: tuple[int, ...]
+    tolerance: float
+
+
+def _write(
+    source: nn.Module, signature: Signature, open_axes: Mapping[str, Mapping[int, str]], settings: _Settings
+) -> Exported:
+    """Write a module on the CPU with some open axes, and compare the file with it."""
+    signature, axes = with_open_axes(signature, open_axes)
+    optimize = settings.fold and settings.dtype == torch.float32
+    written, limits = _translate(source, signature, axes, settings.opset, optimize)
+    if settings.dtype != torch.float32:
+        store_in_16_bits(written, settings.dtype)
+    signature = _with_batch_axes_of_outputs(signature, written)
+    written.metadata_props.update(_metadata(signature, limits, settings.metadata))
+    written.graph.name = type(source).__name__
+    with replacing(settings.target) as temporary:
+        _save(written, temporary)
+        errors = compare(
+            temporary, source, signature, axes, settings.batches, settings.tolerance, limits=limits
+        )
+    ends = {name: limit for name, limit in limits.items() if limit.largest is not None}
+    return Exported(settings.target, settings.target.stat().st_size, signature, errors, ends)
 
 
 class _Flat(nn.Module):
@@ -211,7 +285,7 @@ def _signature(
     kwargs: dict[str, Any] = {}
     if isinstance(example, Mapping):
         args, kwargs = (), dict(example)
-    size = _size_of_batch(model, args, kwargs, open_axes) if batch is None else batch
+    size = size_of_batch(model, args, kwargs, open_axes) if batch is None else batch
     try:
         return signature_of(model, *args, batch_sizes=None if size is None else (size,), **kwargs)
     except ShapeError as error:
@@ -222,32 +296,14 @@ def _signature(
         raise
 
 
-def _size_of_batch(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    open_axes: Mapping[str, Mapping[int, str]],
-) -> int | None:
-    """Return the example's size along an axis that is opened as the batch, such as the second of a state.
-
-    Another size of all leading axes alone, which `signature_of` tries by default, would not fit the model.
-    """
-    try:
-        arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    except TypeError:
-        return None  # `signature_of` says what is wrong
-    for name, names in open_axes.items():
-        tensor = arguments.get(name)
-        for axis, symbol in names.items():
-            if symbol == "batch" and isinstance(tensor, Tensor) and axis < tensor.dim():
-                return tensor.shape[axis]
-    return None
-
-
 def _named_as_imported(model: nn.Module, signature: Signature) -> Signature:
     """Give the inputs and outputs of an imported model the names that they have in its file."""
     if not isinstance(model, ImportedModule):
         return signature
+
+    of_argument = dict(zip(model.program.inputs, model.input_names, strict=True))
+    inputs = [*model.input_names[: len(signature.args)]]  # the others are keywords, in any order
+    inputs += [of_argument.get(info.name, info.name) for info in signature.inputs[len(inputs) :]]
 
     def named(infos: tuple[TensorInfo, ...], names: list[str]) -> tuple[TensorInfo, ...]:
         if len(set(names)) != len(infos) or not all(names):
@@ -256,7 +312,7 @@ def _named_as_imported(model: nn.Module, signature: Signature) -> Signature:
 
     return replace(
         signature,
-        inputs=named(signature.inputs, model.input_names),
+        inputs=named(signature.inputs, inputs),
         outputs=named(signature.outputs, model.output_names),
     )
 
@@ -270,53 +326,6 @@ def _with_batch(signature: Signature, batch: int) -> Signature:
     return replace(signature, inputs=inputs, outputs=outputs)
 
 
-def _with_open_axes(
-    signature: Signature, open_axes: Mapping[str, Mapping[int, str]]
-) -> tuple[Signature, list[dict[int, str]]]:
-    """Return a signature with further batch axes, and the names of all open axes of each input.
-
-    Raises:
-        InputValueError: `open_axes` is about no input or axis, or the example's sizes do not fit it.
-    """
-    infos = {info.name: info for info in signature.inputs}
-    axes: dict[str, dict[int, str]] = {name: {} for name in infos}
-    sizes: dict[str, int] = {}
-    for name, info in infos.items():
-        if info.batch_axis is not None:
-            axes[name][info.batch_axis] = "batch"
-            sizes["batch"] = info.shape[info.batch_axis]
-    for name, names in open_axes.items():
-        if name not in infos:
-            raise InputValueError(
-                "open_axes= names no input", expected=" or ".join(map(repr, infos)), found=repr(name)
-            )
-        for axis, symbol in names.items():
-            shape, where = infos[name].shape, f"{name}: {{{axis}: {symbol!r}}}"
-            if axis not in range(len(shape)) or axis in axes[name]:
-                raise InputValueError(
-                    "open_axes= names no axis that can be opened",
-                    where=where,
-                    expected=f"an axis of {infos[name].shape_text()}, other than the batch",
-                )
-            if not symbol.isidentifier():
-                raise InputValueError(
-                    "open_axes= has an invalid name",
-                    where=where,
-                    expected="an identifier, such as 'sequence'",
-                )
-            if shape[axis] < 2 or shape[axis] != sizes.setdefault(symbol, shape[axis]):
-                raise InputValueError(
-                    "the example has an unsuitable size along an open axis",
-                    where=where,
-                    expected="at least 2, and the same along all axes of one name",
-                    found=shape[axis],
-                )
-            axes[name][axis] = symbol
-            if symbol == "batch":
-                infos[name] = replace(infos[name], batch_axis=axis)
-    return replace(signature, inputs=tuple(infos.values())), list(axes.values())
-
-
 def _copy_for_export(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Return the module on the CPU with rounded weights; the module itself if it needs no change."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -327,26 +336,14 @@ def _copy_for_export(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _translate(
     model: nn.Module, signature: Signature, axes: Sequence[Mapping[int, str]], opset: int, optimize: bool
-) -> Any:
-    """Return the model as an `onnx_ir.Model`.
+) -> tuple[Any, dict[str, Limit]]:
+    """Return the model as an `onnx_ir.Model`, and the limits of its open axes.
 
     Without `optimize` no weights are computed anew, such as those of a convolution with a norm folded in.
     """
     name = type(model).__name__
-    batches = [info.shape[info.batch_axis] for info in signature.inputs if info.batch_axis is not None]
-    # Sizes 0 and 1 would be taken for constants.
-    example = signature.example(max([2, *batches]))
-    dims = {symbol: torch.export.Dim(symbol) for names in axes for symbol in names.values()}
-    shapes = tuple({axis: dims[symbol] for axis, symbol in names.items()} or None for names in axes)
     with _quiet(), torch.no_grad():
-        try:
-            program = torch.export.export(
-                _Flat(model, signature), tuple(example), dynamic_shapes=(shapes,), strict=False
-            )
-        except UnsupportedError:  # from the model's own code, such as functions of an imported one
-            raise
-        except Exception as error:  # the model's code may raise anything when it is traced
-            raise _tracing_error(name, error) from error
+        program, limits = _traced(model, signature, axes)
         program = _decomposed(program, opset)
         changed = [
             buffer.removeprefix("model.") for buffer in program.graph_signature.buffers_to_mutate.values()
@@ -379,9 +376,39 @@ def _translate(
     if not optimize:
         _fold_constants(translated.model)
     store_packed_weights(translated.model)
+    quantize_in_shape(translated.model)
+    expand_masks(translated.model)
     _rename(translated.model, signature)
     _drop_source_lines(translated.model)
-    return translated.model
+    return translated.model, limits
+
+
+def _traced(
+    model: nn.Module, signature: Signature, axes: Sequence[Mapping[int, str]]
+) -> tuple[torch.export.ExportedProgram, dict[str, Limit]]:
+    """Return torch's graph of a model, and the limits of its open axes."""
+    batches = [info.shape[info.batch_axis] for info in signature.inputs if info.batch_axis is not None]
+    # Sizes 0 and 1 would be taken for constants.
+    example = signature.example(max([2, *batches]))
+    dims = {symbol: torch.export.Dim(symbol) for names in axes for symbol in names.values()}
+    limits: dict[str, Limit] = {}
+    while True:
+        shapes = tuple({axis: dims[symbol] for axis, symbol in names.items()} or None for names in axes)
+        try:
+            program = torch.export.export(
+                _Flat(model, signature), tuple(example), dynamic_shapes=(shapes,), strict=False
+            )
+        except UnsupportedError:  # from the model's own code, such as functions of an imported one
+            raise
+        except Exception as error:  # the model's code may raise anything when it is traced
+            found = None if limits else limits_in(str(error), model)
+            if found is None:
+                raise _tracing_error(model, error) from error
+            limits = found
+            for symbol, limit in limits.items():
+                dims[symbol] = torch.export.Dim(symbol, min=limit.smallest, max=limit.largest)
+        else:
+            return program, limits
 
 
 def _fold_constants(model: Any) -> None:
@@ -398,7 +425,8 @@ def _decomposed(program: torch.export.ExportedProgram, opset: int) -> torch.expo
     """Replace burnt's ops by ONNX's or by their references, an op that torch.onnx translates wrongly, and
     in-place ops."""
     targets = {node.target for node in program.graph.nodes}
-    known = {**decompositions(), **translations(opset)}
+    signed = not reads_only_quantized(program.graph)
+    known = {**decompositions(), **translations(opset, signed)}
     table = {op: function for op, function in known.items() if op in targets}
     cross_entropy = torch.ops.aten.cross_entropy_loss.default
     if cross_entropy in targets:  # the translation ignores label_smoothing
@@ -447,11 +475,15 @@ def _with_batch_axes_of_outputs(signature: Signature, model: Any) -> Signature:
     return replace(signature, outputs=tuple(outputs))
 
 
-def _metadata(signature: Signature, given: Mapping[str, str] | None) -> dict[str, str]:
+def _metadata(
+    signature: Signature, limits: Mapping[str, Limit], given: Mapping[str, str] | None
+) -> dict[str, str]:
+    largest = {name: limit.largest for name, limit in limits.items() if limit.largest is not None}
     return {
         "burnt.version": __version__,
         "torch.version": torch.__version__,
         "burnt.signature": json.dumps(signature.to_dict()),
+        **({"burnt.limits": json.dumps(largest)} if largest else {}),
         **(given or {}),
     }
 
@@ -470,41 +502,14 @@ def _save(model: Any, path: Path) -> None:
     ir.save(model, path)
 
 
-def _tracing_error(name: str, error: Exception) -> BurntError:
+def _tracing_error(model: nn.Module, error: Exception) -> BurntError:
     if "Constraints violated" in str(error):
-        return _fixed_axis_error(name, str(error))
+        return fixed_axis_error(model, str(error))
     return UnsupportedError(
-        f"{name} cannot be traced",
+        f"{type(model).__name__} cannot be traced",
         where=_user_line(error),
         found=first_line(error),
         hint="its code may depend on values: torch.where(c, a, b) instead of `if c`",
-    )
-
-
-def _fixed_axis_error(name: str, text: str) -> BurntError:
-    """Return the error for an open axis whose size the code fixes or limits, from torch's text about it."""
-    fixed = re.search(
-        r"marked (\w+) as dynamic but your code specialized it to be a constant \((\d+)\)", text
-    )
-    limited = re.search(r"values of (\w+) = (\S+) in the .* generated guard (.*)", text)
-    symbol, found = "an open axis", text
-    hint = "use -1 or x.shape[0] for it in the code"
-    if fixed:
-        symbol, found = fixed[1], f"code that fixes its size to {fixed[2]}"
-        hint += (
-            f", or fix it here, too: batch={fixed[2]}"
-            if symbol == "batch"
-            else ", or leave it out of open_axes="
-        )
-    elif limited:
-        symbol, found = limited[1], limited[3].replace(limited[2], limited[1])
-        if "//" in found:
-            hint = (
-                "a pool or a strided convolution compares a size of its output, and torch.export takes that "
-                "for a limit: leave the axis out of open_axes=, or try torch.onnx.export"
-            )
-    return InputRuntimeError(
-        f"the axis {symbol} of {name} cannot stay open", expected="any size", found=found, hint=hint
     )
 
 

@@ -10,6 +10,7 @@ it by an initializer.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,16 @@ from burnt.kernels.ops.quantized.scaled import finish_linear
 from burnt.kernels.ops.quantized.values import unpack
 from burnt.scheme import VALUES
 
-__all__ = ["FLOAT8", "OPSET_4_BITS", "OPSET_FLOAT8", "store_packed_weights", "translations"]
+__all__ = [
+    "FLOAT8",
+    "OPSET_4_BITS",
+    "OPSET_FLOAT8",
+    "expand_masks",
+    "quantize_in_shape",
+    "reads_only_quantized",
+    "store_packed_weights",
+    "translations",
+]
 
 OPSET_FLOAT8 = 19
 """The first opset with tensors of float8."""
@@ -39,16 +49,39 @@ FLOAT8 = {"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 _PACKED = "burnt"  # the domain of the op that stands for a packed weight
 
 
-def translations(opset: int) -> dict[Any, Callable[..., Any]]:
+def translations(opset: int, signed: bool = False) -> dict[Any, Callable[..., Any]]:
     """Return what is traced in place of burnt's ops: a function of the same arguments for each overload.
 
     Args:
         opset: the version of ONNX's ops, at least 18.
+        signed: `quantize_tensor` returns burnt's values, not ONNX's unsigned ones.
 
     >>> torch.ops.burnt.rms_norm.default in translations(23), torch.ops.burnt.rope.default in translations(20)
     (True, False)
     """
-    return _Translations(opset).table()
+    translated = _Translations(opset)
+    table = translated.table()
+    if signed:
+        table[torch.ops.burnt.quantize_tensor.default] = translated.signed_quantize_tensor
+    return table
+
+
+def reads_only_quantized(graph: torch.fx.Graph) -> bool:
+    """Whether only burnt's quantized ops read what `quantize_tensor` returns.
+
+    Their translations take ONNX's unsigned values; other ops would find numbers larger by 128.
+    """
+    ops = torch.ops.burnt
+    readers = {op.default for op in (ops.scaled_linear, ops.scaled_conv, ops.dequantize)}
+    passing = {operator.getitem, torch.ops.aten.view.default, torch.ops.aten.reshape.default}
+    values = [node for node in graph.nodes if node.target is ops.quantize_tensor.default]
+    while values:
+        for user in values.pop().users:
+            if user.target in passing:
+                values.append(user)
+            elif user.target not in readers:
+                return False
+    return True
 
 
 class _Translations:
@@ -63,7 +96,9 @@ class _Translations:
             ops.layer_norm.default: self.layer_norm,
             ops.layer_norm.residual: self.layer_norm,
             ops.dot_product_attention.default: self.attention,
+            torch.ops.aten.scaled_dot_product_attention.default: self.torch_attention,
             ops.quantize.default: self.quantize,
+            ops.quantize_tensor.default: self.quantize_tensor,
             ops.dequantize.default: self.dequantize,
             ops.quantized_linear.default: self.quantized_linear,
             ops.quantized_embedding.default: self.quantized_embedding,
@@ -136,6 +171,36 @@ class _Translations:
             return kernels.dot_product_attention.reference(*bound.args)
         return traceable_attention(*bound.args)
 
+    def torch_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        """torch's attention of any rank in the form that torch.onnx takes: 4 axes, heads equal or grouped."""
+        if not q.dim() == k.dim() == v.dim():
+            return NotImplemented
+        lead = q.shape[:-2]
+        options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        if q.dim() != 4:
+            padding = (None,) * (4 - q.dim())
+            q4, k4, v4 = (t.expand(*lead[:-1], *t.shape[-3:])[padding].flatten(0, -4) for t in (q, k, v))
+            if attn_mask is not None and attn_mask.dim() > 2:
+                attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:])[padding].flatten(0, -4)
+            out = F.scaled_dot_product_attention(q4, k4, v4, attn_mask, **options, enable_gqa=enable_gqa)
+            return out.reshape(*lead, q.shape[-2], v.shape[-1])
+        have_equal_heads = q.shape[1] == k.shape[1] == v.shape[1]
+        if enable_gqa != have_equal_heads:
+            return NotImplemented
+        k, v = (t.expand(-1, q.shape[1], -1, -1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
+
     def quantize(
         self,
         x: Tensor,
@@ -150,6 +215,22 @@ class _Translations:
         zero = torch.zeros((), dtype=torch.int8) if zero_point is None else zero_point.reshape(())
         inputs = (x, scale.float().reshape(()), zero)
         return self._call("QuantizeLinear", inputs, {}, x.shape, torch.int8)
+
+    def quantize_tensor(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """DynamicQuantizeLinear, whose values and zero point are larger than burnt's by 128: uint8."""
+        values, scale, zero_point = torch.onnx.ops.symbolic_multi_out(
+            "DynamicQuantizeLinear",
+            (x.float(),),
+            dtypes=(torch.uint8, torch.float32, torch.uint8),
+            shapes=(x.shape, (), ()),
+            version=self._opset,
+        )
+        return values, scale, zero_point
+
+    def signed_quantize_tensor(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, scale, zero_point = self.quantize_tensor(x)
+        signed = [(number.to(torch.int32) - 128).to(torch.int8) for number in (values, zero_point)]
+        return signed[0], scale.reshape(1, 1), signed[1].reshape(1, 1)
 
     def dequantize(
         self,
@@ -257,9 +338,20 @@ class _Translations:
         out_zero_point: Tensor | None = None,
         value: str = "int8",
         dtype: torch.dtype | None = None,
+        zero_point: Tensor | None = None,
     ) -> Tensor:
         """Static: the pattern DequantizeLinear, MatMul, which runtimes know. Dynamic: MatMulInteger."""
-        if value != "int8" or out_scale is not None or x.dim() != 2:
+        if x.dtype == torch.uint8 and value == "int8":
+            flat = () if scale.numel() == 1 else (-1,)
+            zeros = x_zero_point, None if zero_point is None else zero_point.reshape(flat)
+            shape = (*x.shape[:-1], values.shape[0])
+            sums = self._call("MatMulInteger", (x, values.t(), *zeros), {}, shape, torch.int32)
+            out = sums.to(torch.float32) * (x_scale * scale.float().reshape(flat))
+            out = out if bias is None else out + bias.float()
+            return _activated(out, activation).to(dtype or torch.float32)
+        has_row_scales = x_scale.numel() != 1
+        is_unknown = zero_point is not None and has_row_scales
+        if value != "int8" or out_scale is not None or x.dim() != 2 or is_unknown:
             return kernels.scaled_linear.reference(
                 x,
                 values,
@@ -272,10 +364,13 @@ class _Translations:
                 out_zero_point,
                 value,
                 dtype,
+                zero_point,
             )
-        if x_scale.numel() == 1:
+        if not has_row_scales:
             numbers = self._numbers(x, x_scale, x_zero_point)
-            out = F.linear(numbers, self._weight(values, scale, None, value, 0), _cast(bias, torch.float32))
+            out = F.linear(
+                numbers, self._weight(values, scale, zero_point, value, 0), _cast(bias, torch.float32)
+            )
             return _activated(out, activation).to(dtype or torch.float32)
         shape = (x.shape[0], values.shape[0])
         sums = self._call("MatMulInteger", (x, values.t()), {}, shape, torch.int32)
@@ -297,14 +392,17 @@ class _Translations:
         out_scale: Tensor | None = None,
         out_zero_point: Tensor | None = None,
         dtype: torch.dtype | None = None,
+        zero_point: Tensor | None = None,
     ) -> Tensor:
         """The pattern DequantizeLinear, Conv; a dynamic scale for each sample multiplies the input."""
         if out_scale is not None:
             raise UnsupportedError("quantized outputs of convolutions have no translation to ONNX")
         axes = values.dim() - 2
+        shape = (-1,) if scale.numel() > 1 else ()
+        zero_point = None if zero_point is None else zero_point.reshape(shape)
         weight = self._call(
             "DequantizeLinear",
-            (values, scale.float().reshape(-1) if scale.numel() > 1 else scale.float().reshape(())),
+            (values, scale.float().reshape(shape), zero_point),
             {"axis": 0},
             values.shape,
         )
@@ -315,6 +413,13 @@ class _Translations:
         conv: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
         sizes = [_expanded(size, axes) for size in (stride, padding, dilation)]
         out = conv(numbers, weight, _cast(bias, torch.float32), *sizes, groups)
+        if x.dtype == torch.uint8 and scale.numel() == 1:
+            attributes = {"strides": sizes[0], "pads": sizes[1] * 2, "dilations": sizes[2], "group": groups}
+            sums = self._call(
+                "ConvInteger", (x, values, x_zero_point, zero_point), attributes, out.shape, torch.int32
+            )
+            out = sums.to(torch.float32) * (x_scale * scale.float().reshape(()))
+            out = out if bias is None else out + bias.float().reshape(-1, *[1] * axes)
         return _activated(out, activation).to(dtype or torch.float32)
 
     def _numbers(self, x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None) -> Tensor:
@@ -381,3 +486,58 @@ def store_packed_weights(model: Any) -> None:
         if not source.uses():
             del graph.initializers[name]
     model.opset_imports.pop(_PACKED, None)
+
+
+def quantize_in_shape(model: Any) -> None:
+    """Quantize inputs with one scale in their own shape, instead of as the matrices that burnt's ops take.
+
+    Without reshapes between QuantizeLinear, DequantizeLinear and Conv, runtimes know the pattern. From opset
+    21 on, ONNX Runtime 1.32 refuses a file with a reshape between DequantizeLinear and Conv: it inserts a
+    QuantizeLinear there, of another type than its zero point.
+    """
+    graph = model.graph
+    for first in [node for node in graph if node.op_type == "Reshape"]:
+        if first.graph is None:  # removed with another one
+            continue
+        x, chain = first.inputs[0], [first]
+        while not _have_same_shape(chain[-1].outputs[0], x):
+            users = chain[-1].outputs[0].consumers()
+            if len(users) != 1 or not (users[0].op_type == "Reshape" or _has_one_scale(users[0])):
+                break
+            chain.append(users[0])
+        else:
+            for node in chain:
+                if node.op_type == "Reshape" and not node.outputs[0].is_graph_output():
+                    node.outputs[0].replace_all_uses_with(node.inputs[0])
+                    graph.remove(node, safe=True)
+                else:
+                    node.outputs[0].shape = x.shape
+
+
+def expand_masks(model: Any) -> None:
+    """Give masks of attention a row for each query and a column for each key.
+
+    ONNX's Attention broadcasts a mask such as ``[batch, 1, 1, keys]``; ONNX Runtime 1.32 refuses one whose
+    last two axes are not ``[queries, keys]``.
+    """
+    import onnx_ir as ir
+
+    graph = model.graph
+    for node in [node for node in graph if node.op_type == "Attention" and node.domain == ""]:
+        inputs: list[Any] = list(node.inputs)
+        q, k, mask = inputs[0], inputs[1], inputs[3] if len(inputs) > 3 else None
+        if mask is None or mask.shape[-2:] == (q.shape[2], k.shape[2]):
+            continue
+        sizes = [ir.node("Shape", [x], {"start": 2, "end": 3}) for x in (q, k)]
+        shape = ir.node("Concat", [size.outputs[0] for size in sizes], {"axis": 0})
+        expanded = ir.node("Expand", [mask, shape.outputs[0]])
+        graph.insert_before(node, (*sizes, shape, expanded))
+        node.replace_input_with(3, expanded.outputs[0])
+
+
+def _has_one_scale(node: Any) -> bool:
+    return node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.inputs[1].shape == ()
+
+
+def _have_same_shape(a: Any, b: Any) -> bool:
+    return a.shape is not None and a.shape == b.shape and not a.shape.has_unknown_dim()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from burnt._torch import is_compiled, version_of
 from burnt.errors import QuantError
+from burnt.inspect.signature import forward_signature
 from burnt.inspect.specs import map_tensors
 from burnt.nn.quantized import Quantized, QuantizedConv, QuantizedEmbedding, quantized_class
 from burnt.quant.flow import Flow
@@ -150,7 +150,7 @@ def call_model(model: torch.nn.Module, batch: Any) -> Any:
     """
     if isinstance(batch, Tensor):
         return model(batch)
-    parameters = inspect.signature(model.forward).parameters.values()
+    parameters = forward_signature(model).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if isinstance(batch, tuple | list):
         takes_all = any(p.kind is p.VAR_POSITIONAL for p in parameters)

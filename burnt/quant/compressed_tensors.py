@@ -207,12 +207,12 @@ def _arguments(scheme: QuantScheme) -> dict[str, Any]:
 def _input_arguments(scheme: QuantScheme) -> dict[str, Any] | None:
     if scheme.activations is None:
         return None
-    is_dynamic = scheme.activations == "dynamic"
+    is_by_row = scheme.activations == "dynamic"
     return {
         "num_bits": 8,
         "type": "float" if scheme.type.is_float else "int",
-        "symmetric": is_dynamic or scheme.type.is_float,
-        "strategy": "token" if is_dynamic else "tensor",
+        "symmetric": is_by_row or scheme.type.is_float,
+        "strategy": "token" if is_by_row else "tensor",
         "group_size": None,
-        "dynamic": is_dynamic,
+        "dynamic": scheme.activations != "static",
     }

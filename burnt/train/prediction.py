@@ -16,6 +16,7 @@ from burnt._torch import compiled_in_place
 from burnt.data import Batch, Loader, collate, move
 from burnt.errors import BurntError, ConfigError, DataError, DefinitionError, InputTypeError, nearest
 from burnt.inspect.meta import batch_size_of
+from burnt.inspect.signature import forward_signature
 from burnt.inspect.specs import at_path, tensors_in
 from burnt.train.gathering import gather, to_cpu
 from burnt.train.learner import Learner
@@ -404,7 +405,10 @@ class _InputFinder:
         self, model: torch.nn.Module, method: str, inputs: Inputs | None, trained: TrainedAs | None
     ) -> None:
         self._where = f"{type(model).__name__}.{method}"
-        self._signature = inspect.signature(getattr(model, method))
+        is_forward = method == "forward"
+        self._signature = (
+            forward_signature(model) if is_forward else inspect.signature(getattr(model, method))
+        )
         self._inputs = inputs
         self._trained = trained if trained is not None and trained.sources else None
         self._is_checked = False

@@ -68,3 +68,9 @@ def test_paths_that_are_no_model(model, capsys):
         assert text in capsys.readouterr().err
     assert main(["import", str(model), "--out", str(folder / "a b" / "net")]) == 2
     assert f"mkdir -p '{folder}/a b'" in capsys.readouterr().err
+    file = folder / "file"
+    file.touch()
+    assert main(["import", str(model), "--out", str(file / "deep" / "net")]) == 2
+    error = capsys.readouterr().err
+    assert "--out is below a file" in error
+    assert f"found     {file}\n" in error

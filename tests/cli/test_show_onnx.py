@@ -56,4 +56,4 @@ def test_errors(path, capsys):
     with open(path, "wb") as file:
         file.write(b"no model")
     assert main(["show", path]) != 0
-    assert "this is no ONNX model" in capsys.readouterr().err
+    assert "this is not an ONNX model" in capsys.readouterr().err

@@ -25,9 +25,9 @@ SCHEMES = [
         VALUES,
         ("tensor", "channel", "block4", "block32"),
         ("", "-asymmetric"),
-        ("", "-dynamic", "-static"),
+        ("", "-dynamic", "-dynamic_tensor", "-static"),
     )
-    if not zero or value in INTEGERS
+    if value in INTEGERS or not (zero or activations == "-dynamic_tensor")
 ]
 SOME = (
     "int8",
@@ -40,6 +40,8 @@ SOME = (
     "fp8-static",
     "int4-block32-static",
 )
+WHOLE = "int8-asymmetric-dynamic_tensor"
+MORE = [*SOME, pytest.param(WHOLE, marks=pytest.mark.full)]
 
 
 def hf_conv1d() -> nn.Module:
@@ -101,14 +103,14 @@ def test_every_scheme_computes_with_its_weight(name: str, part: int) -> None:
         found, expected = model(x), plain(x)
         assert (found.dtype, found.shape) == (dtype, expected.shape), scheme
         rounded = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
-        if scheme.endswith(("dynamic", "static")) and shape is not None:
+        if scheme.endswith(("dynamic", "dynamic_tensor", "static")) and shape is not None:
             rounded = 0.2 if "e5m2" in scheme else 0.05 if "f" in scheme else 0.03
         assert error(found, expected) <= rounded, scheme
         stored = sum(b.nbytes for b in (layer.values, layer.scale, layer.zero_point) if b is not None)
         assert layer.scheme.num_bytes(layer.rows, layer.columns) == stored, scheme
 
 
-@pytest.mark.parametrize("scheme", SOME)
+@pytest.mark.parametrize("scheme", MORE)
 def test_gradients_are_those_of_the_dequantized_layer(scheme: str) -> None:
     """To the bit or nearly, in transforms and twice too: rounding the input has the gradient one."""
     for build, shape in [*FAST[:3], LAYERS["causal"], LAYERS["reflect"], LAYERS["HF Conv1D"]]:
@@ -135,7 +137,7 @@ def test_gradients_are_those_of_the_dequantized_layer(scheme: str) -> None:
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("scheme", SOME)
+@pytest.mark.parametrize("scheme", MORE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_gives_the_dtype_of_a_plain_layer(scheme: str, dtype: torch.dtype) -> None:
     for build, shape in FAST:
@@ -163,7 +165,7 @@ def test_integers_are_summed_exactly_under_autocast() -> None:
     assert torch.equal(found, expected.bfloat16())
 
 
-@pytest.mark.parametrize("scheme", SOME)
+@pytest.mark.parametrize("scheme", [*SOME, WHOLE])
 def test_whatever_torch_does_to_a_module(scheme: str) -> None:
     for build, shape in FAST:
         x = inputs(shape)
@@ -192,7 +194,10 @@ def test_whatever_torch_does_to_a_module(scheme: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's Dynamo
 @pytest.mark.parametrize(
     "scheme",
-    ["int8-dynamic", *(pytest.param(s, marks=pytest.mark.full) for s in SOME if s != "int8-dynamic")],
+    [
+        "int8-dynamic",
+        *(pytest.param(s, marks=pytest.mark.full) for s in (*SOME, WHOLE) if s != "int8-dynamic"),
+    ],
 )
 def test_vmap_and_compile(scheme: str) -> None:
     for build, shape in FAST[:2]:
@@ -211,7 +216,7 @@ def test_vmap_and_compile(scheme: str) -> None:
             assert error(found, expected) < 1e-5
 
 
-@pytest.mark.parametrize("scheme", SOME)
+@pytest.mark.parametrize("scheme", [*SOME, WHOLE])
 def test_layouts_and_empty_batches(scheme: str) -> None:
     linear = quantized(lambda: nn.Linear(64, 8), scheme, torch.randn(5, 64))
     conv = quantized(lambda: nn.Conv2d(3, 4, 3), scheme, torch.randn(2, 3, 6, 6))
@@ -224,7 +229,7 @@ def test_layouts_and_empty_batches(scheme: str) -> None:
     torch.testing.assert_close(copy.deepcopy(conv).to(memory_format=torch.channels_last)(image), conv(image))
 
 
-@pytest.mark.parametrize("scheme", SOME)
+@pytest.mark.parametrize("scheme", MORE)
 def test_inputs_that_do_not_fit(scheme: str) -> None:
     linear = quantized(lambda: nn.Linear(40, 8), scheme, torch.randn(5, 40))
     for columns in (20, 50, 64):  # blocks of 32 are padded to 64

@@ -1,6 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +19,19 @@ def seed() -> None:
 
 
 @pytest.fixture
-def run_file() -> Callable[[Path, Mapping[str, Any]], dict[str, np.ndarray]]:
+def run_file() -> Callable[..., dict[str, np.ndarray]]:
     """Runs a file in ONNX Runtime without burnt: named tensors in, named arrays out."""
     return _run_file
 
 
-def _run_file(path: Path, inputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+def _run_file(
+    path: Path, inputs: Mapping[str, torch.Tensor], optimized: bool = True
+) -> dict[str, np.ndarray]:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names: Sequence[str] = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(None, {k: v.numpy() for k, v in inputs.items()}), strict=True))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import burnt
 from burnt import __version__
 from burnt.errors import (
     InputRuntimeError,
@@ -126,6 +127,55 @@ def test_further_axes_can_be_open(tmp_path: Path, run_file: Callable[..., Any]) 
         x, mask = torch.randn(batch, length, 3), torch.rand(batch, length)
         found = run_file(exported.path, {"x": x, "more.0": mask})["output"]
         torch.testing.assert_close(torch.from_numpy(found), model(x, mask))
+
+
+class _Positions(nn.Module):
+    """Adds rows of a table, as BERT its positions."""
+
+    def __init__(self, combine: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.rand(32, 3))
+        self.combine = combine
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.combine(x, self.positions)
+
+
+LENGTH = {"x": {1: "length"}}
+LENGTH_OF_INPUT = {"input": {1: "length"}}
+
+
+def test_an_open_axis_ends_with_its_table(tmp_path: Path, run_file: Callable[..., Any]) -> None:
+    model = _Positions(lambda x, table: x * table[: x.shape[1]])
+    exported = export(model, torch.rand(4, 6, 3), tmp_path / "m.onnx", open_axes=LENGTH)
+    assert "  length: at most 32, the size of positions\n" in str(exported)
+    found = {entry.key: entry.value for entry in onnx.load(exported.path).metadata_props}
+    assert json.loads(found["burnt.limits"]) == {"length": 32}
+    for length in (1, 7, 32):
+        x = torch.randn(2, length, 3)
+        array = run_file(exported.path, {"x": x})["output"]
+        torch.testing.assert_close(torch.from_numpy(array), model(x).detach())
+    with pytest.raises(Exception, match=r"33 by 32|32 by 33"):
+        run_file(exported.path, {"x": torch.randn(2, 33, 3)})
+
+
+def test_code_that_does_something_else_beyond_a_table_is_found(tmp_path: Path) -> None:
+    model = _Positions(lambda x, table: x * 2 if x.shape[1] <= len(table) else x + 1)
+    with pytest.raises(InputRuntimeError, match="something else") as caught:
+        export(model, torch.rand(4, 6, 3), tmp_path / "m.onnx", open_axes=LENGTH)
+    assert caught.value.where == "_Positions, length 33"
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_fixes_an_axis_is_named(tmp_path: Path) -> None:
+    model = _Positions(lambda x, table: x * table)
+    example = torch.rand(4, 32, 3)
+    with pytest.raises(InputRuntimeError, match="the axis length of _Positions") as caught:
+        export(model, example, tmp_path / "m.onnx", open_axes=LENGTH)
+    assert caught.value.found == "code that fixes its size to 32, the size of positions"
+    with pytest.raises(InputRuntimeError, match="the axis length of GRU") as caught:
+        export(nn.GRU(3, 2, batch_first=True), example, tmp_path / "m.onnx", open_axes=LENGTH_OF_INPUT)
+    assert "each step of a recurrent layer" in str(caught.value.hint)
 
 
 class _Stateful(torch.nn.Module):
@@ -344,6 +394,42 @@ def test_invalid_arguments(name: str, tmp_path: Path) -> None:
     with pytest.raises(kind, match=text):
         export(Forward(lambda x: x * 2), example, tmp_path / "m.onnx", **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.full
+def test_a_compiled_module_is_exported_as_the_original(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    exported = export(torch.compile(model), torch.rand(4, 3), tmp_path / "m.onnx")
+    assert str(exported.signature) == "input: float32[batch, 3] -> output: float32[batch, 2]"
+    assert {tensor.name for tensor in onnx.load(exported.path).graph.initializer} == set(model.state_dict())
+
+
+@pytest.mark.full
+def test_tied_weights_are_written_once(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 1000, bias=False))
+    model[1].weight = model[0].weight
+    for scheme, weight in ((None, 256_000), ("int8", 64_000)):
+        if scheme:
+            burnt.quantize(model, scheme)
+        exported = export(model, torch.randint(1000, (4, 5)), tmp_path / "m.onnx")
+        assert weight < exported.size < 1.3 * weight
+
+
+def test_what_onnx_runtime_lacks_for_16_bits_is_said(tmp_path: Path) -> None:
+    inside = Forward(lambda x: x)
+    inside.linear = nn.Linear(3, 2).bfloat16()
+    inside.function = lambda x: inside.linear(x.bfloat16()).float()
+    with pytest.raises(InputRuntimeError, match="ONNX Runtime refuses the file") as caught:
+        export(inside, torch.rand(4, 3), tmp_path / "m.onnx")
+    assert "export model.float()" in str(caught.value.hint)
+    exported = export(nn.Linear(64, 64).half(), torch.rand(4, 64).half(), tmp_path / "half.onnx")
+    assert max(exported.errors.values()) < 4e-3
+
+
+def test_a_function_is_no_module(tmp_path: Path) -> None:
+    with pytest.raises(InputTypeError, match="model is no module") as caught:
+        export(torch.relu, torch.rand(4, 3), tmp_path / "m.onnx")  # type: ignore[arg-type]
+    assert "forward of a module" in str(caught.value.hint)
 
 
 def test_a_path_that_is_none(tmp_path: Path) -> None:

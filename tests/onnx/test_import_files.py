@@ -21,6 +21,8 @@ MAKERS = (
     "bert.dynamo",
     "llama.legacy",
     "convnext.dynamo",
+    "gpt2_past.legacy",
+    "unet.dynamo",
     "lstm.legacy",
     "tfidf.sklearn",
     "gaps.xgboost",

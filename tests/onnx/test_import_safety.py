@@ -43,7 +43,7 @@ def _linear() -> Any:
 
 @pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x0a", b"PK\x03\x04" * 30, os.urandom(4096)])
 def test_bytes_that_are_no_model(data):
-    with pytest.raises(RecordError, match="this is no ONNX model"):
+    with pytest.raises(RecordError, match="this is not an ONNX model"):
         burnt.onnx.load(data)
 
 
@@ -65,6 +65,19 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path):
         burnt.onnx.load(path)
 
 
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"\n<!DOCTYPE html><title>404</title>", "a web page"),
+        (b"<html><title>404</title>", "a web page"),
+        (b"PK\x03\x04" * 30, "a zip archive, as torch.save writes"),
+    ],
+)
+def test_other_files_are_named(data, found):
+    with pytest.raises(RecordError, match=f"found +{found}\n +hint "):
+        burnt.onnx.load(data)
+
+
 def test_a_truncated_file():
     data = _linear().SerializeToString()
     burnt.onnx.load(data)
@@ -83,6 +96,19 @@ def test_a_newer_ir_version():
         RecordError, match="IR version is newer.*pip install --upgrade onnx".replace(".*", "(.|\n)*")
     ):
         burnt.onnx.load(model)
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_a_newer_operator_set(domain):
+    model = _linear()
+    latest = onnx.defs.onnx_opset_version()
+    del model.opset_import[:]
+    model.opset_import.add(domain=domain, version=latest + 1)
+    message = rf"operator set is newer(.|\n)*at most {latest}\n +found +{latest + 1}(.|\n)*--upgrade onnx"
+    with pytest.raises(RecordError, match=message):
+        burnt.onnx.load(model)
+    model.opset_import[0].version = latest
+    burnt.onnx.load(model)
 
 
 def test_a_cycle():
@@ -277,6 +303,12 @@ def test_external_data_outside_the_folder(kind, tmp_path):
     (folder / "linked").symlink_to(tmp_path)
     with pytest.raises(RecordError, match="external data of the model cannot be read"):
         burnt.onnx.load(_external(folder, location))
+
+
+def test_missing_external_data_is_named(tmp_path):
+    with pytest.raises(RecordError, match=r"no file 'none\.bin'\n +hint +copy it to ") as caught:
+        burnt.onnx.load(_external(tmp_path, "none.bin"))
+    assert str(tmp_path / "none.bin") in str(caught.value)
 
 
 @pytest.mark.parametrize(

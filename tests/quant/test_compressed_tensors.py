@@ -21,6 +21,7 @@ SCHEMES = {
     "int8-dynamic": "int-quantized",
     "int8-tensor-dynamic": "int-quantized",
     "int8-asymmetric-dynamic": "int-quantized",
+    "int8-asymmetric-dynamic_tensor": "int-quantized",
     "int4-block32": "pack-quantized",
     "int4-block32-asymmetric": "pack-quantized",
     "int4-channel": "pack-quantized",

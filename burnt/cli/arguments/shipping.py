@@ -125,7 +125,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--opset",
         type=int,
         metavar="N",
-        help="the version of ONNX's operators, 18 to 23; default: 20, or 21 where weights need it",
+        help="the version of ONNX's operators, 18 to 25; default: 20, or 21 where weights need it",
     )
     shipped.add_argument(
         "--no-fold", action="store_true", help="do not fold batch norms and other constants into weights"

@@ -8,18 +8,26 @@ from torch import Tensor
 __all__ = ["rotate"]
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """Return a rotary position embedding: ``x cos + [-x2, x1] sin``, where x1 and x2 are the halves of x.
 
     Args:
         x: ``[..., d]``.
         cos: broadcasts to x.
         sin: broadcasts to x.
+        interleaved: x1 are the even features and x2 the odd ones, each pair side by side, as in GPT-J and
+            Cohere; else they are halves, as in GPT-NeoX and Llama.
 
-    Su et al., 2021, in the order of halves that GPT-NeoX and Llama use.
+    Su et al., 2021.
 
     >>> rotate(torch.tensor([1.0, 2.0]), torch.tensor(0.0), torch.tensor(1.0))
     tensor([-2.,  1.])
+    >>> rotate(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor(0.0), torch.tensor(1.0), interleaved=True)
+    tensor([-2.,  1., -4.,  3.])
     """
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    if interleaved:
+        rotated = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    else:
+        first, second = x.chunk(2, dim=-1)
+        rotated = torch.cat((-second, first), dim=-1)
+    return x * cos + rotated * sin

@@ -51,7 +51,8 @@ def stft(
     """Return Fourier transforms of frames of a signal.
 
     Args:
-        x: ``[batch, samples, 1]`` (real) or ``[batch, samples, 2]``.
+        x: ``[batch, samples, 1]`` (real) or ``[batch, samples, 2]``; ``[batch, samples]`` is real, too, as
+            torch's exporter writes it and ONNX Runtime reads it.
         step: samples between the beginnings of frames.
         window: ``[length]``, multiplied with each frame; None: 1.
         length: of a frame; None: that of the window.
@@ -61,7 +62,8 @@ def stft(
         ``[batch, frames, bins, 2]``.
     """
     size = int(length) if length is not None else x.shape[1] if window is None else window.shape[0]
-    frames = (x[..., 0] if x.shape[-1] == 1 else _complex(x)).unfold(1, size, int(step))
+    signal = x if x.dim() == 2 else x[..., 0] if x.shape[-1] == 1 else _complex(x)
+    frames = signal.unfold(1, size, int(step))
     if window is not None:
         frames = frames * window
     if onesided and not frames.is_complex():

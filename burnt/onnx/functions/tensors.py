@@ -138,13 +138,13 @@ def slice_(
     axis_list = list(range(len(start_list))) if axes is None else to_ints(axes)
     step_list = [1] * len(start_list) if steps is None else to_ints(steps)
     for start, end, axis, step in zip(start_list, end_list, axis_list, step_list, strict=True):
-        size = x.shape[axis]
-        start, end = (start + size if start < 0 else start), (end + size if end < 0 else end)
-        if step > 0:
-            start, end = min(max(start, 0), size), min(max(end, 0), size)
-            where = (slice(None),) * (axis % x.dim())
-            x = x[(*where, slice(start, max(start, end), step))]
+        if step > 0:  # torch clamps bounds as ONNX does, and torch.export follows that for open sizes
+            # Of bounds far below zero torch warns.
+            start, end = (0 if isinstance(n, int) and n < -(2**62) else n for n in (start, end))
+            x = x[(*(slice(None),) * (axis % x.dim()), slice(start, end, step))]
         else:
+            size = x.shape[axis]
+            start, end = (start + size if start < 0 else start), (end + size if end < 0 else end)
             start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
             x = x.index_select(
                 axis, torch.arange(start, end, step, device=x.device) if start > end else _none(x)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.onnx.functions.regular_expressions import full_matcher
+from burnt.onnx.functions.regular_expressions import compile_pattern
 
 __all__ = [
     "normalize_strings",
@@ -60,9 +60,10 @@ def regex_full_match(x: np.ndarray[Any, Any], pattern: str, device: torch.device
     """Whether a regular expression of RE2's syntax matches the whole of each string, in linear time.
 
     Raises:
-        UnsupportedError: see `full_matcher`.
+        UnsupportedError: see `compile_pattern`.
     """
-    matches = list(map(full_matcher(pattern), x.reshape(-1).tolist()))
+    compiled = compile_pattern(pattern)
+    matches = [compiled.fullmatch(text) is not None for text in x.reshape(-1).tolist()]
     return torch.tensor(matches, dtype=torch.bool, device=device).reshape(x.shape)
 
 

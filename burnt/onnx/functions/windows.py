@@ -125,7 +125,7 @@ def _windows(
     auto_pad: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return elements ``[..., *out, window]``, whether each is in the input, and in the input or its pads."""
-    rank = len(kernel)
+    rank, lengths = len(kernel), []
     sizes = x.shape[-rank:]
     if auto_pad.startswith("SAME"):
         before, after = _same_pads(sizes, kernel, strides, dilations, auto_pad == "SAME_UPPER")
@@ -143,17 +143,19 @@ def _windows(
         if ceil_mode and (count - 1) * strides[i] >= sizes[i] + before[i]:
             count -= 1  # a window must start in the input or the pads before it
         start = torch.arange(count, device=x.device) * strides[i] - before[i]
-        place = start[:, None] + torch.arange(kernel[i], device=x.device) * dilations[i]
+        # A window may be far larger than the input: what is beyond it and its pads is left out.
+        lengths.append(max(1, min(kernel[i], (sizes[i] + before[i] + after[i] - 1) // dilations[i] + 1)))
+        place = start[:, None] + torch.arange(lengths[i], device=x.device) * dilations[i]
         view = [1] * 2 * rank
         view[i], view[rank + i] = place.shape
         place = place.reshape(view)
         flat = flat * sizes[i] + place.clamp(0, sizes[i] - 1)
         inside = inside & (place >= 0) & (place < sizes[i])
         in_pads = in_pads & (place < sizes[i] + after[i])
-    out, window = flat.shape[:rank], math.prod(kernel)
+    out, window = flat.shape[:rank], math.prod(lengths)
     flat = flat.reshape(*out, window)
     taken = x.flatten(-rank)[..., flat]
-    return taken, inside.reshape(*out, window), in_pads.expand((*out, *kernel)).reshape(*out, window)
+    return taken, inside.reshape(*out, window), in_pads.expand((*out, *lengths)).reshape(*out, window)
 
 
 def _lowest(dtype: torch.dtype) -> float | int:

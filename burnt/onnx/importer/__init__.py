@@ -10,12 +10,14 @@
     build.py       calls the handlers in order; each adds statements to a program
     ops/           the handlers, a file per family; their functions are in `burnt/onnx/functions/`
     quantized.py   quantized weights become quantized layers
-    integers.py    shape arithmetic, computed during the import
+    integers.py    shape arithmetic, computed during the import; fixed_sizes.py: sizes that weights fix
     program.py     the statements: calls of functions with names, numbers and sizes
-    blocks.py      what a program repeats becomes calls of one class of modules
+    blocks.py      what a program repeats becomes calls of one class of modules: repeats.py finds what
+                   follows itself, families.py what the names of weights show
+    templates.py   what blocks that differ in numbers have in common: one class with constructor arguments
     module.py      ImportedModule, which evaluates a program by evaluate.py
     python.py      the program as a Python file: body.py the statements, printing.py expressions,
-                   names.py names, kinds.py what is certainly a tensor
+                   members.py layers and tensors, names.py names, kinds.py what is certainly a tensor
     load.py        `load`, which calls them; summary.py, table.py and onnx2torch.py stand beside it
 
 A program is evaluated at run time and printed as a file from the same statements, so both compute the same.

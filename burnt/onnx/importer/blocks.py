@@ -1,7 +1,8 @@
 """Blocks: what a program repeats, each time with weights of its own, becomes calls of one class of modules.
 
-The twelve layers of a BERT come out of an exporter as one long list of statements. Here the longest sequence
-that follows itself is found, `Block` modules take its layers, and a loop over them takes its place::
+The twelve layers of a BERT come out of an exporter as one long list of statements. repeats.py finds the
+longest sequence that follows itself, families.py what the names of the weights show. Here `Block` modules
+take the layers, and a loop over them takes the place of the statements::
 
     for layer in self.encoder_layer:
         hidden = layer(hidden, mask)
@@ -9,17 +10,17 @@ that follows itself is found, `Block` modules take its layers, and a loop over t
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.onnx.importer.families import CLASS_LINES, Element, Family, find_family
 from burnt.onnx.importer.module import Block
 from burnt.onnx.importer.names import unique_kind, unique_name
 from burnt.onnx.importer.program import (
@@ -27,26 +28,27 @@ from burnt.onnx.importer.program import (
     Define,
     Device,
     Expr,
+    Leaf,
     Name,
     Program,
+    Reads,
     Repeat,
     Size,
     Statement,
-    leaves,
+    members_read,
+    name_of,
     names_in,
-    names_read,
     replace_leaves,
 )
-from burnt.onnx.importer.python import layer_source
+from burnt.onnx.importer.repeats import Found, find_repeat, gather_turn, signatures, split_counted
+from burnt.onnx.importer.templates import block_structure
 
 __all__ = ["group_blocks"]
 
-_LEAST_PERIOD = 4  # statements of a block
-_MOST_PERIOD = 400
 _MOST_STATEMENTS = 50_000
 _MOST_READ = 500_000  # statements of all rounds: about 20 seconds
-_MOST_CANDIDATES = 16  # of a round
-_FIRST_TURNS = 3  # by which the places where a turn may begin are compared
+
+_T = TypeVar("_T")
 
 # What arguments of a block are called, after the arguments of functions that they become.
 _ROLES = {
@@ -54,8 +56,6 @@ _ROLES = {
     ("ops.rotate", 1): "cos",
     ("ops.rotate", 2): "sin",
 }
-
-Leaf: TypeAlias = "Name | Size | Device"
 
 
 def group_blocks(
@@ -69,466 +69,275 @@ def group_blocks(
     Args:
         program: of the module; its results stay the same to the bit.
         tensors: of the module, by name; those of blocks are moved into them.
-        layers: likewise; a ``ModuleList`` for each sequence of blocks is added.
+        layers: likewise; a ``ModuleList`` for each sequence of blocks is added. Both get the order of use.
         used_names: of its variables.
     """
-    paths: dict[str, list[Block]] = {}
-    left = _MOST_READ
-    while len(program.statements) <= min(left, _MOST_STATEMENTS):
-        left -= len(program.statements)
-        ids = _signatures(program, tensors, layers)
-        found = _find(program, ids, layers)
-        if found is None:
-            break
-        if not _gather_turn(program, ids, found):
-            _replace(found, program, tensors, layers, used_names, paths)
-    _name_classes(paths)
+    grouping = _Grouping(program, dict(tensors), dict(layers), dict(used_names))
+    other = grouping.copied()
+    is_mixed = other.group_families(only_mixed=True)
+    for one in (grouping, other) if is_mixed else (grouping,):
+        one.group_repeats()
+        one.group_families(only_mixed=False)
+    best = min(grouping, other, key=_Grouping.lines) if is_mixed else grouping
+    program.statements, program.outputs = best.program.statements, best.program.outputs
+    used_names.update(best.used_names)
+    used = list(dict.fromkeys(members_read(program)))
+    _set(tensors, best.tensors, used)
+    _set(layers, best.layers, used)
+    _name_classes(best.paths)
+
+
+def _set(members: dict[str, _T], found: Mapping[str, _T], order: Sequence[str]) -> None:
+    """Replace members by those that were found, in the order of their use."""
+    members.clear()
+    members.update({name: found[name] for name in order if name in found})
+    members.update({name: member for name, member in found.items() if name not in members})
 
 
 @dataclass
-class _Found:
-    """A sequence of statements that follows itself, and what flows between its turns.
+class _Grouping:
+    program: Program
+    tensors: dict[str, Tensor]
+    layers: dict[str, torch.nn.Module]
+    used_names: dict[str, int]
+    paths: list[tuple[str, str, list[Block]]] = field(default_factory=list)
+    left: int = _MOST_READ
+
+    def copied(self) -> _Grouping:
+        """Return a copy that can be grouped in another way, of the same tensors and layers."""
+        program = Program(self.program.inputs, list(self.program.outputs))
+        program.statements = [
+            copy.deepcopy(s) if isinstance(s, Define) else s for s in self.program.statements
+        ]
+        return _Grouping(program, dict(self.tensors), dict(self.layers), dict(self.used_names))
+
+    def lines(self) -> int:
+        """Return about how many lines of Python the module takes."""
+        classes: dict[Hashable, int] = {}
+        for block in itertools.chain(*(found for _, _, found in self.paths)):
+            structure = block_structure(block)
+            lines = CLASS_LINES + len(block.program.statements) + len(block._modules)
+            classes[structure.members, structure.key] = lines
+        return len(self.program.statements) + len(self.layers) + sum(classes.values())
+
+    def reads_again(self) -> bool:
+        """Whether the program may be read in another round."""
+        size = len(self.program.statements)
+        self.left -= size
+        return self.left >= 0 and size <= _MOST_STATEMENTS
+
+    # --- repeats ------------------------------------------------------------------------------------------
+
+    def group_repeats(self) -> None:
+        """Replace sequences that follow themselves."""
+        known: dict[int, tuple[object, Hashable]] = {}
+        while self.reads_again():
+            ids = signatures(self.program, self.tensors, self.layers, known)
+            found = find_repeat(self.program, ids, self.layers)
+            if found is None:
+                return
+            if not gather_turn(self.program, ids, found):
+                self.replace_repeat(found)
+
+    def replace_repeat(self, found: Found) -> None:
+        """Put calls of blocks in the place of a repetition."""
+        program = self.program
+        span = slice(found.start, found.start + found.period * found.count)
+        statements = [s for s in program.statements[span] if isinstance(s, Statement)]
+        used: dict[str, int] = {}
+        members = [unique_name(member, used) for member in found.members]
+        # In the last turn every value that comes from the turn before has a name of its own.
+        body = _body(
+            statements[-found.period :],
+            {names[-1]: member for names, member in zip(found.own, members, strict=True)},
+            [one[-1] for one in found.arguments],
+            ["hidden" if i in found.carried else _hint(*one) for i, one in enumerate(found.arguments)],
+            found.outputs,
+        )
+        blocks = []
+        for k in range(1 if found.is_single else found.count):
+            own = {
+                names[k].removeprefix("self."): member
+                for names, member in zip(found.own, members, strict=True)
+            }
+            blocks.append(self.block(body, own))
+        hint = "block" if found.is_single else found.path or "blocks"
+        name = self.add(hint, blocks[0] if found.is_single else torch.nn.ModuleList(blocks))
+        self.paths.append((name, "", blocks))
+        module = f"self.{name}"
+
+        def made(k: int) -> tuple[str, ...]:
+            return tuple(statements[k * found.period + i].outputs[j] for i, j in found.outputs)
+
+        if not found.is_chain:
+            program.statements[span] = [
+                Statement(
+                    made(k),
+                    Call(
+                        module if found.is_single else f"{module}[{k}]",
+                        tuple(one[k] for one in found.arguments),
+                    ),
+                )
+                for k in range(found.count)
+            ]
+            return
+        carried = len(found.carried)
+        repeat = Repeat(
+            made(found.count - 1),
+            module,
+            tuple(one[0] for one in found.arguments[:carried]),
+            tuple(one[0] for one in found.arguments[carried:]),
+            found.count if found.is_single else None,
+        )
+        program.statements[span] = [repeat]
+        _name_carried(program, found.start, repeat, self.used_names)
+
+    # --- families -----------------------------------------------------------------------------------------
+
+    def group_families(self, *, only_mixed: bool) -> bool:
+        """Replace blocks that the names of their weights show; return whether there are any."""
+        is_found = False
+        while self.reads_again():
+            found = find_family(self.program, self.tensors, self.layers, only_mixed=only_mixed)
+            if found is None:
+                break
+            self.replace_family(found)
+            is_found = True
+        return is_found
+
+    def replace_family(self, family: Family) -> None:
+        """Put calls of blocks, and loops over lists of them, in the place of a family."""
+        blocks = self.family_blocks(family)
+        reads = Reads(self.program)
+        chains = {id(found): _is_chain(found, reads) for found in family.lists}
+        replaced: list[tuple[int, int, Statement | Repeat]] = []
+        for found in family.lists:
+            name = self.add(
+                "_".join(found[0].prefix[:-1]), torch.nn.ModuleList(blocks[e.start] for e in found)
+            )
+            first, last = found[0], found[-1]
+            if chains[id(found)]:
+                repeat = Repeat(
+                    (last.output,), f"self.{name}", tuple(first.inputs[:1]), tuple(first.inputs[1:])
+                )
+                replaced.append((first.start, last.end, repeat))
+            else:
+                for i, element in enumerate(found):
+                    call = Call(f"self.{name}[{i}]", tuple(element.inputs))
+                    replaced.append((element.start, element.end, Statement((element.output,), call)))
+        for element in family.single:
+            name = self.add("_".join(element.prefix), blocks[element.start])
+            call = Call(f"self.{name}", tuple(element.inputs))
+            replaced.append((element.start, element.end, Statement((element.output,), call)))
+        statements = self.program.statements
+        for start, end, statement in sorted(replaced, key=lambda one: -one[0]):
+            statements[start:end] = [statement]
+        for _, _, replacement in replaced:
+            if isinstance(replacement, Repeat):
+                at, repeat = next(
+                    (i, other)
+                    for i, other in enumerate(statements)
+                    if isinstance(other, Repeat) and other.modules == replacement.modules
+                )
+                _name_carried(self.program, at, repeat, self.used_names)
+
+    def family_blocks(self, family: Family) -> dict[int, Block]:
+        """Return the blocks of a family, by the number of their first statement."""
+        groups: dict[Hashable, list[Element]] = {}
+        for element in family.elements:
+            groups.setdefault(element.structure.key, []).append(element)
+        heads = {id(found[0]) for found in family.lists}
+        words = [word for word in family.elements[0].prefix if not word.isdecimal()]
+        blocks = {}
+        for group in groups.values():
+            members = _member_names_of(group)
+            for element in group:
+                own = dict(zip(element.members, members, strict=True))
+                statements = self.program.statements[element.start : element.end]
+                turn = [s for s in statements if isinstance(s, Statement)]
+                place = next(
+                    (i, j)
+                    for i, s in enumerate(turn)
+                    for j, name in enumerate(s.outputs)
+                    if name == element.output
+                )
+                renamed = {f"self.{name}": member for name, member in own.items()}
+                hints = ["hidden", *map(_hint, element.inputs[1:])]
+                blocks[element.start] = self.block(_body(turn, renamed, element.inputs, hints, [place]), own)
+            is_first = len(groups) > 1 and all(id(element) in heads for element in group)
+            path = "_".join(words)
+            self.paths.append((path, "First" if is_first else "", [blocks[e.start] for e in group]))
+        return blocks
+
+    # --- modules ------------------------------------------------------------------------------------------
+
+    def block(self, program: Program, own: Mapping[str, str]) -> Block:
+        """Return a block that takes layers and tensors, given the names that they have in it."""
+        return Block(
+            program,
+            {member: self.tensors.pop(name) for name, member in own.items() if name in self.tensors},
+            {member: self.layers.pop(name) for name, member in own.items() if name in self.layers},
+        )
+
+    def add(self, hint: str, module: torch.nn.Module) -> str:
+        """Add a block or a list of blocks to the module, and return its name."""
+        name = unique_name(hint, dict.fromkeys((*self.tensors, *self.layers), 1))
+        self.layers[name] = module
+        return name
+
+
+def _is_chain(elements: Sequence[Element], reads: Reads) -> bool:
+    """Whether a loop can call the blocks of a list: each hands on its result, and nothing else is read."""
+    for before, element in itertools.pairwise(elements):
+        others = reads.total[before.output] - reads.within(before.start, element.end)[before.output]
+        if element.start != before.end or element.inputs[0] != Name(before.output) or others:
+            return False
+        if element.inputs[1:] != elements[0].inputs[1:]:
+            return False
+    return len(elements) > 1
+
+
+def _member_names_of(group: Sequence[Element]) -> list[str]:
+    """Return the names of layers and tensors in blocks of one structure: what follows their prefix."""
+    used: dict[str, int] = {}
+    first = group[0]
+    stem = "_".join(first.prefix) + "_"
+    plain = [
+        name.removeprefix(stem) if name.startswith(stem) else re.sub(r"_\d+$", "", name)
+        for name in first.members
+    ]
+    plain = [f"{first.prefix[-1]}_{name}" if name[:1].isdigit() else name for name in plain]
+    return [unique_name(name, used) for name in plain]
+
+
+def _hint(*turns: Leaf) -> str:
+    """Return what an argument is called where nothing says it better, from what each of the blocks gets."""
+    if isinstance(turns[0], Size):
+        return "batch_size" if turns[0].axis == 0 else "size"
+    names = tuple(name_of(one).name for one in turns)
+    split = split_counted(names)  # past_0_key and past_1_key are past_key in the block
+    if split is not None and split[2]:
+        return f"{split[0]}_{split[2]}"
+    return re.sub(r"_\d+$", "", names[0].removeprefix("self."))
+
+
+def _body(
+    turn: Sequence[Statement],
+    members: Mapping[str, str],
+    arguments: Sequence[Leaf],
+    hints: Sequence[str],
+    results: Sequence[tuple[int, int]],
+) -> Program:
+    """Return the program of a block.
 
     Args:
-        start: the first statement.
-        period: the number of statements of a turn.
-        count: the number of turns.
-        arguments: what a turn reads from around it: an expression for each turn.
-        carried: arguments that the turn before computed: the statement in the turn, and which of its results.
-        outputs: results that are read outside of their turn, the carried ones first.
-        own: names of layers and tensors that a block takes: one for each turn.
-        is_chain: whether a loop can call the turns, as each hands on its outputs and nothing else is read.
-        is_single: whether all turns have the same layers.
-        path: what the names of the layers begin with, before the number of the turn.
-        members: the names of layers and tensors in their block.
-        begins_with_layer: whether a layer is called first.
+        turn: its statements.
+        members: the names in the block of its layers and tensors, which are ``self.name``.
+        arguments: what it reads from around it.
+        hints: what these are called, unless their use says it better.
+        results: the statement, and which of its results.
     """
-
-    start: int
-    period: int
-    count: int
-    arguments: list[tuple[Leaf, ...]] = field(default_factory=list)
-    carried: dict[int, tuple[int, int]] = field(default_factory=dict)
-    outputs: list[tuple[int, int]] = field(default_factory=list)
-    own: list[tuple[str, ...]] = field(default_factory=list)
-    is_chain: bool = True
-    is_single: bool = False
-    path: str = ""
-    members: list[str] = field(default_factory=list)
-    begins_with_layer: bool = False
-
-    def cost(self, count: int) -> tuple[Any, ...]:
-        """Return what is to be least among the places where a turn may begin, given the number of turns."""
-        return (
-            not self.path,
-            not self.is_chain,
-            len(self.outputs),
-            -count,
-            not self.begins_with_layer,
-            len(self.arguments),
-            self.start,
-        )
-
-
-# --- where a program repeats itself -----------------------------------------------------------------------
-
-
-def _signatures(
-    program: Program, tensors: dict[str, Tensor], layers: dict[str, torch.nn.Module]
-) -> np.ndarray[Any, Any]:
-    """Return a number for each statement: equal for those that do the same on other values."""
-    numbers: dict[Hashable, int] = {}
-    sources: dict[str, str] = {}
-
-    def layer(name: str) -> str:
-        if name not in sources:
-            module = layers[name]
-            is_list = isinstance(module, Block | torch.nn.ModuleList)
-            sources[name] = str(id(module)) if is_list else layer_source(module)
-        return sources[name]
-
-    signatures = (_signature(statement, tensors, layers, layer) for statement in program.statements)
-    return np.array([numbers.setdefault(signature, len(numbers)) for signature in signatures])
-
-
-def _find(
-    program: Program,
-    ids: np.ndarray[Any, Any],
-    layers: dict[str, torch.nn.Module],
-) -> _Found | None:
-    """Return the repetition that shortens the program most."""
-    reads = _Reads(program)
-    for start, length, period in _repetitions(ids)[:_MOST_CANDIDATES]:
-        places = []
-        for shift in range(min(period, length - 2 * period + 1)):
-            count = (length - shift) // period
-            first = _Found(start + shift, period, min(count, _FIRST_TURNS))
-            if _flow(program, reads, layers, first) is not None:
-                places.append((first.cost(count), _Found(start + shift, period, count)))
-        for _, place in sorted(places, key=lambda one: one[0]):
-            found = _flow(program, reads, layers, place)
-            if found is not None:
-                return found
-    return None
-
-
-def _gather_turn(program: Program, ids: np.ndarray[Any, Any], found: _Found) -> bool:
-    """Move what lies among the statements of the turn before a repetition, or after it, out of there.
-
-    What all layers read is often computed in the first one: the angles of a rotary embedding, or the bias of
-    relative positions. Returns whether anything was moved.
-    """
-    turn = ids[found.start : found.start + found.period].tolist()
-    statements = program.statements
-
-    def split(positions: list[int], wanted: list[int]) -> tuple[list[int], list[int]] | None:
-        """Return positions of the turn's statements and of others among them, None if it is not there."""
-        own: list[int] = []
-        others: list[int] = []
-        for position in positions:
-            if len(own) == len(wanted) or len(others) > 4 * found.period:
-                break
-            (own if ids[position] == wanted[len(own)] else others).append(position)
-        others = [position for position in others if own and min(own) < position < max(own)]
-        return (own, others) if len(own) == len(wanted) and others else None
-
-    before = split(list(range(found.start - 1, -1, -1)), turn[::-1])
-    if before is not None and not _is_read(statements, *before):
-        order = [*sorted(before[1]), *sorted(before[0])]
-        statements[min(order) : max(order) + 1] = [statements[i] for i in order]
-        return True
-    after = split(list(range(found.start + found.period * found.count, len(statements))), turn)
-    if after is not None and not _is_read(statements, after[1], after[0]):
-        order = [*sorted(after[0]), *sorted(after[1])]
-        statements[min(order) : max(order) + 1] = [statements[i] for i in order]
-        return True
-    return False
-
-
-def _is_read(statements: list[Statement | Define | Repeat], makers: list[int], readers: list[int]) -> bool:
-    """Whether some statements read results of others."""
-    made: set[str] = set()
-    for i in makers:
-        statement = statements[i]
-        made |= {statement.name} if isinstance(statement, Define) else set(statement.outputs)
-    for i in readers:
-        statement = statements[i]
-        names = (
-            statement.program.free_names() if isinstance(statement, Define) else set(names_read(statement))
-        )
-        if made & names:
-            return True
-    return False
-
-
-def _repetitions(ids: np.ndarray[Any, Any]) -> list[tuple[int, int, int]]:
-    """Return start, length and period of sequences that follow themselves, the most repeated first."""
-    found = []
-    for period in range(_LEAST_PERIOD, min(len(ids) // 2, _MOST_PERIOD) + 1):
-        same = np.concatenate([[False], ids[:-period] == ids[period:], [False]])
-        edges = np.flatnonzero(same[1:] != same[:-1])
-        for start, end in edges.reshape(-1, 2).tolist():
-            if end - start >= period:
-                found.append((start, end - start + period, period))
-    return sorted(found, key=lambda one: (one[2] * (1 - one[1] // one[2]), one[2]))
-
-
-def _signature(
-    statement: Statement | Define | Repeat,
-    tensors: dict[str, Tensor],
-    layers: dict[str, torch.nn.Module],
-    layer: Any,
-) -> Hashable:
-    """Return what a statement has in common with those that do the same on other values."""
-    if not isinstance(statement, Statement):
-        return id(statement)
-
-    def leaf(one: Leaf) -> Hashable:
-        name = _name(one).removeprefix("self.")
-        kind = (type(one).__name__, one.axis if isinstance(one, Size) else None)
-        if name != _name(one) and name in tensors:
-            tensor = tensors[name]
-            return (*kind, tuple(tensor.shape), tensor.dtype, isinstance(tensor, torch.nn.Parameter))
-        return kind
-
-    call = statement.call
-    name = call.function.removeprefix("self.")
-    function = layer(name) if name != call.function and name in layers else call.function
-    constants = repr((call.args, sorted(call.kwargs.items(), key=lambda item: item[0])))
-    for one in leaves((*call.args, *call.kwargs.values())):
-        constants = constants.replace(repr(_base(one)), "_")
-    parts = tuple(leaf(one) for one in leaves((*call.args, *call.kwargs.values())))
-    return function, len(statement.outputs), constants, parts
-
-
-def _base(leaf: Leaf) -> Name:
-    return leaf if isinstance(leaf, Name) else leaf.tensor
-
-
-def _is_member(name: str, members: Mapping[str, object]) -> bool:
-    """Whether a name is that of a layer or tensor; a variable may have the same one without ``self``."""
-    return name.startswith("self.") and name.removeprefix("self.") in members
-
-
-def _name(leaf: Leaf) -> str:
-    return _base(leaf).name
-
-
-# --- what flows between the turns -------------------------------------------------------------------------
-
-
-class _Reads:
-    """How often each name of a program is read, and where."""
-
-    def __init__(self, program: Program) -> None:
-        self.of_statement = [
-            Counter(s.program.free_names()) if isinstance(s, Define) else Counter(names_read(s))
-            for s in program.statements
-        ]
-        self.of_outputs = Counter(names_in(tuple(program.outputs)))
-        self.total = _sum([*self.of_statement, self.of_outputs])
-
-    def within(self, start: int, end: int) -> Counter[str]:
-        """Return the reads of statements."""
-        return _sum(self.of_statement[start:end])
-
-
-def _sum(counters: list[Counter[str]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for counter in counters:
-        total.update(counter)
-    return total
-
-
-def _slots(statement: Statement) -> list[Leaf]:
-    """Return the leaves of a statement; the layer that it calls is the first."""
-    call = statement.call
-    function = [Name(call.function)] if call.function.startswith("self.") else []
-    return [*function, *leaves((*call.args, *call.kwargs.values()))]
-
-
-def _flow(
-    program: Program,
-    reads: _Reads,
-    layers: dict[str, torch.nn.Module],
-    found: _Found,
-) -> _Found | None:
-    """Complete a repetition by what its turns read and hand on; None if they do not do the same."""
-    statements = program.statements[found.start : found.start + found.period * found.count]
-    turns = [statements[k * found.period : (k + 1) * found.period] for k in range(found.count)]
-    made: dict[str, tuple[int, int, int]] = {}
-    for k, turn in enumerate(turns):
-        for i, statement in enumerate(turn):
-            assert isinstance(statement, Statement)
-            made |= {name: (k, i, j) for j, name in enumerate(statement.outputs)}
-
-    first = turns[0][0]
-    assert isinstance(first, Statement)
-    found.begins_with_layer = _is_member(first.call.function, layers)
-    own: dict[tuple[str, ...], None] = {}
-    arguments: dict[tuple[Leaf, ...], tuple[int, int] | None] = {}
-    for same in zip(*turns, strict=True):
-        for one in zip(*(_slots(s) for s in same if isinstance(s, Statement)), strict=True):
-            names = tuple(_name(leaf) for leaf in one)
-            places = [made.get(name) for name in names]
-            is_layer = _is_member(names[0], layers)
-            if is_layer or (names[0].startswith("self.") and len(set(names)) == found.count):
-                own[names] = None
-            elif all(place is not None and place[0] == k for k, place in enumerate(places)):
-                if len({place[1:] for place in places if place is not None}) > 1:
-                    return None
-            elif places[0] is None and all(p is not None and p[0] == k for k, p in enumerate(places[1:])):
-                sources = {place[1:] for place in places if place is not None}
-                if len(sources) > 1:
-                    return None
-                arguments[tuple(map(Name, names))] = sources.pop()
-            elif any(place is not None for place in places):
-                return None
-            elif not isinstance(one[0], Device):
-                arguments.setdefault(one)
-    if not any(source is not None for source in arguments.values()):
-        return None
-    outputs = [[s.outputs for s in turn if isinstance(s, Statement)] for turn in turns]
-    return _complete(found, own, arguments, reads, layers, outputs)
-
-
-def _complete(
-    found: _Found,
-    own: dict[tuple[str, ...], None],
-    arguments: dict[tuple[Leaf, ...], tuple[int, int] | None],
-    reads: _Reads,
-    layers: dict[str, torch.nn.Module],
-    made: list[list[tuple[str, ...]]],
-) -> _Found | None:
-    """Decide which layers, arguments and outputs blocks have; None if layers are used elsewhere too."""
-    start, period, count = found.start, found.period, found.count
-    inside = [reads.within(start + k * period, start + (k + 1) * period) for k in range(count)]
-    spanned = _sum(inside)
-    is_layer = {names: _is_member(names[0], layers) for names in own}
-    if not any(is_layer.values()):
-        return None
-    if len({name for names in own for name in names}) < sum(len(set(names)) for names in own):
-        return None  # one layer in two places of a turn, where another turn has two layers
-    found.is_single = all(len(set(names)) == 1 for names in own)
-    for names in own:
-        if found.is_single:
-            taken = reads.total[names[0]] == spanned[names[0]]
-        else:
-            taken = len(set(names)) == count and all(
-                reads.total[name] == within[name] for name, within in zip(names, inside, strict=True)
-            )
-        if taken:
-            found.own.append(names)
-        elif is_layer[names]:
-            return None
-        else:
-            arguments.setdefault(tuple(map(Name, names)))
-
-    ordered = sorted(arguments.items(), key=lambda item: (item[1] is None, item[1] or (0, 0)))
-    passed = {one for one, _ in ordered if isinstance(one[0], Name)}
-    ordered = [
-        (one, source)
-        for one, source in ordered
-        if isinstance(one[0], Name) or tuple(_base(leaf) for leaf in one) not in passed
-    ]
-    found.arguments = [one for one, _ in ordered]
-    if len({one[-1] for one in found.arguments}) < len(ordered):
-        return None  # what is one value in the last turn are several in another
-    whole = {one[-1] for one in passed}
-    if any(isinstance(one[-1], Size) and one[-1].tensor in whole for one in found.arguments):
-        return None  # likewise, of a tensor and the size of one
-    found.carried = {i: source for i, (_, source) in enumerate(ordered) if source is not None}
-    sources = list(found.carried.values())
-    later: set[tuple[int, int]] = set()
-    for k, turn in enumerate(made):
-        for i, names in enumerate(turn):
-            for j, name in enumerate(names):
-                following = inside[k + 1][name] if k + 1 < count and (i, j) in sources else 0
-                if reads.total[name] > inside[k][name] + following:
-                    later.add((i, j))
-                    found.is_chain &= k == count - 1
-    found.outputs = [*dict.fromkeys(sources), *sorted(later - set(sources))]
-    found.is_chain &= found.outputs == sources and all(
-        len(set(one)) == 1 for i, one in enumerate(found.arguments) if i not in found.carried
-    )
-    found.path, found.members = _member_names(found.own, found.is_single)
-    return found
-
-
-def _member_names(own: list[tuple[str, ...]], is_single: bool) -> tuple[str, list[str]]:
-    """Return the path of a list of blocks, and the names in a block, from names such as ``layers_3_norm``.
-
-    Layers whose names have no such number keep those in the first block; if most are such, there is no path.
-    """
-    plain = [re.sub(r"_\d+$", "", names[0].removeprefix("self.")) for names in own]
-    splits = [None if is_single else _split(names) for names in own]
-    counted = [split for split in splits if split is not None and split[2]]
-    kinds = Counter((path, step) for path, _, _, step in counted)
-    if not kinds:
-        return "", plain
-    (path, step), times = kinds.most_common(1)[0]
-    firsts = [first for _, first, _, other in counted if other == step]
-    if not path or 2 * times < len(own) or max(firsts) - min(firsts) >= step:
-        return "", plain
-    members = []
-    for split, name in zip(splits, plain, strict=True):
-        if split is None or not split[2] or split[3] != step:
-            members.append(name)
-        else:
-            members.append(split[2] if step == 1 else f"{split[2]}_{split[1] - min(firsts)}")
-    return path, members
-
-
-def _split(names: tuple[str, ...]) -> tuple[str, int, str, int] | None:
-    """Return the path before the number that counts up, its first value, what follows, and its step."""
-    words = [name.removeprefix("self.").split("_") for name in names]
-    if len({len(one) for one in words}) > 1:
-        return None
-    varying = [t for t, column in enumerate(zip(*words, strict=True)) if len(set(column)) > 1]
-    if len(varying) != 1:
-        return None
-    t = varying[0]
-    column = [one[t] for one in words]
-    if not all(word.isdecimal() for word in column):
-        return None
-    values = [int(word) for word in column]
-    steps = {b - a for a, b in itertools.pairwise(values)}
-    if len(steps) != 1 or (step := steps.pop()) < 1:
-        return None
-    return "_".join(words[0][:t]), values[0], "_".join(words[0][t + 1 :]), step
-
-
-# --- blocks take their place ------------------------------------------------------------------------------
-
-
-def _replace(
-    found: _Found,
-    program: Program,
-    tensors: dict[str, Tensor],
-    layers: dict[str, torch.nn.Module],
-    used_names: dict[str, int],
-    paths: dict[str, list[Block]],
-) -> None:
-    """Put calls of blocks in the place of a repetition."""
-    span = slice(found.start, found.start + found.period * found.count)
-    statements = [s for s in program.statements[span] if isinstance(s, Statement)]
-    body, members = _body(found, statements[-found.period :])
-    blocks = []
-    for k in range(1 if found.is_single else found.count):
-        names = {
-            names[k].removeprefix("self."): member for names, member in zip(found.own, members, strict=True)
-        }
-        blocks.append(
-            Block(
-                body,
-                {member: tensors.pop(name) for name, member in names.items() if name in tensors},
-                {member: layers.pop(name) for name, member in names.items() if name in layers},
-            )
-        )
-    hint = "block" if found.is_single else found.path or "blocks"
-    name = unique_name(hint, dict.fromkeys((*tensors, *layers), 1))
-    layers[name] = blocks[0] if found.is_single else torch.nn.ModuleList(blocks)
-    paths[name] = blocks
-    module = f"self.{name}"
-
-    def made(k: int) -> tuple[str, ...]:
-        return tuple(statements[k * found.period + i].outputs[j] for i, j in found.outputs)
-
-    if not found.is_chain:
-        program.statements[span] = [
-            Statement(
-                made(k),
-                Call(
-                    module if found.is_single else f"{module}[{k}]", tuple(one[k] for one in found.arguments)
-                ),
-            )
-            for k in range(found.count)
-        ]
-        return
-    carried = len(found.carried)
-    repeat = Repeat(
-        made(found.count - 1),
-        module,
-        tuple(one[0] for one in found.arguments[:carried]),
-        tuple(one[0] for one in found.arguments[carried:]),
-        found.count if found.is_single else None,
-    )
-    program.statements[span] = [repeat]
-    _name_carried(program, found.start, repeat, used_names)
-
-
-def _body(found: _Found, turn: list[Statement]) -> tuple[Program, list[str]]:
-    """Return the program of a block, from the statements of the last turn, and the names of its members.
-
-    In the last turn every value that comes from the turn before has a name of its own.
-    """
-    used: dict[str, int] = {}
-    members = [unique_name(member, used) for member in found.members]
-    renamed: dict[Expr, Expr] = {
-        Name(names[-1]): Name(f"self.{member}") for names, member in zip(found.own, members, strict=True)
-    }
-    used = {}
-    inputs = []
+    renamed: dict[Expr, Expr] = {Name(name): Name(f"self.{member}") for name, member in members.items()}
     roles: dict[Expr, str] = {
         argument: role
         for statement in turn
@@ -537,23 +346,19 @@ def _body(found: _Found, turn: list[Statement]) -> tuple[Program, list[str]]:
         for argument in statement.call.args[position : position + 1]
         if isinstance(argument, Name)
     }
-    for i, one in enumerate(found.arguments):
-        plain = re.sub(r"_\d+$", "", _name(one[0]).removeprefix("self."))
-        hint = (
-            "hidden"
-            if i in found.carried
-            else "size"
-            if isinstance(one[0], Size)
-            else roles.get(one[-1], plain)
+    used: dict[str, int] = {}
+    inputs = []
+    for argument, hint in zip(arguments, hints, strict=True):
+        inputs.append(
+            unique_name(hint if hint in ("hidden", "size", "batch_size") else roles.get(argument, hint), used)
         )
-        inputs.append(unique_name(hint, used))
-        renamed[one[-1]] = Name(inputs[-1])
+        renamed[argument] = Name(inputs[-1])
     device = Device(Name(inputs[0]))
 
     def leaf(one: Leaf) -> Expr:
         if one in renamed:
             return renamed[one]
-        base = renamed.get(_base(one))
+        base = renamed.get(name_of(one))
         if isinstance(one, Device):
             return Device(base) if isinstance(base, Name) else device
         assert isinstance(one, Size)
@@ -571,31 +376,43 @@ def _body(found: _Found, turn: list[Statement]) -> tuple[Program, list[str]]:
         renamed |= {Name(old): Name(new) for old, new in zip(statement.outputs, outputs, strict=True)}
         assert isinstance(args, tuple)
         body.append(Statement(outputs, Call(function.name, args, kwargs)))
-    results = [renamed[Name(turn[i].outputs[j])] for i, j in found.outputs]
-    return Program(inputs, results, body), members
+    return Program(inputs, [renamed[Name(turn[i].outputs[j])] for i, j in results], body)
 
 
-def _name_classes(paths: dict[str, list[Block]]) -> None:
+def _name_classes(paths: Sequence[tuple[str, str, list[Block]]]) -> None:
     """Name the classes of blocks after the ends of the names of their lists, as long as they have to differ.
 
-    ``encoder_layers`` holds ``Layer``, or ``EncoderLayer`` if there is ``decoder_layers`` too.
+    ``encoder_layers`` holds ``Layer``, or ``EncoderLayer`` if there is ``decoder_layers`` too. Numbers do not
+    count: ``stages_0_layers`` and ``stages_1_layers`` both hold ``Layer``.
+
+    Args:
+        paths: the name of each list, what the name of the class begins with, and the blocks.
     """
-    words = {path: [word for word in path.split("_") if word] for path in paths}
+    plural: dict[str, tuple[str, ...]] = {}
+    singular: dict[str, tuple[str, ...]] = {}
+    for path, _, _ in paths:
+        words = [word for word in path.split("_") if word and not word.isdecimal()] or ["blocks"]
+        plural[path] = tuple(words)
+        singular[path] = *words[:-1], re.sub(r"(?<=[a-z]{2})s$", "", words[-1])
     used: set[str] = set()
-    for path, blocks in paths.items():
-        others = [words[other] for other in paths if other != path]
-        most = len(words[path])
+    kinds: dict[tuple[str, tuple[str, ...]], str] = {}
+    for path, first, blocks in paths:
+        own = singular[path]
+        # A list may have the name for itself: ``layers`` beside ``downsampling_layer``.
+        forms = singular if plural[path] == own else plural
+        others = [forms[other] for other in singular if singular[other] != own]
         size = next(
             (
                 n
-                for n in range(1, most)
-                if len(words[path][-n]) > 1 and all(words[path][-n:] != other[-n:] for other in others)
+                for n in range(1, len(own))
+                if len(own[-n]) > 1 and all(forms[path][-n:] != other[-n:] for other in others)
             ),
-            most,
+            len(own),
         )
-        name = "".join(word[:1].upper() + word[1:] for word in words[path][-size:])
-        name = re.sub(r"(?<=[a-z]{2})s$", "", name)
-        kind = unique_kind(name if name.isidentifier() and len(name) > 1 else f"Block{name}", used)
+        name = "".join(word[:1].upper() + word[1:] for word in own[-size:])
+        name = first + (name if name.isidentifier() and len(name) > 1 else f"Block{name}")
+        kind = kinds.get((first, own)) or unique_kind(name, used)
+        kinds[first, own] = kind
         for block in blocks:
             block.kind = kind
 
@@ -604,15 +421,14 @@ def _name_carried(program: Program, at: int, repeat: Repeat, used_names: dict[st
     """Give what a loop hands on one name: before it where nothing reads the old one later, and after it."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}
-    later = Counter(names_in((*repeat.args, *program.outputs)))
+    given = set(names_in(repeat.initial))
+    later = set(names_in((*repeat.args, *program.outputs)))
     for statement in program.statements[at + 1 :]:
-        later.update(
-            statement.program.free_names() if isinstance(statement, Define) else names_read(statement)
-        )
+        later |= given & statement.reads.keys()
     for initial, output in zip(repeat.initial, repeat.outputs, strict=True):
         name = unique_name("hidden", used_names)
         after[output] = name
         is_result = isinstance(initial, Name) and initial.name not in (*program.inputs, *before)
-        if isinstance(initial, Name) and is_result and not later[initial.name] and "." not in initial.name:
+        if isinstance(initial, Name) and is_result and initial.name not in later and "." not in initial.name:
             before[initial.name] = name
     program.rename(before | after)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from burnt.onnx.importer.arrange import arranged, with_named_sizes
 from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.names import is_named_after_argument, plain_name, variable_name
-from burnt.onnx.importer.printing import METHODS, Code, bracketed, broken, code_of
+from burnt.onnx.importer.printing import METHODS, Code, bracketed, broken, code_of, is_index
 from burnt.onnx.importer.program import (
     Arithmetic,
     Call,
@@ -17,18 +19,20 @@ from burnt.onnx.importer.program import (
     Device,
     Name,
     Program,
+    Reads,
     Repeat,
     Size,
     Statement,
     names_in,
-    names_read,
 )
 
 __all__ = ["body_lines"]
 
-_SHORT = 88
 _MOST_CALLS = 4  # of a line into which results are written in place
 _MOST_DEPTH = 2
+_MOST_ROUNDS = 6
+_TARGET = 14  # characters of a name and an assignment
+_FAR = 50  # lines over which an index is moved
 _MOST_REUSED = 64  # numbered names of one word that are tried before a new one is given
 
 
@@ -60,15 +64,20 @@ class _Line:
 
     def reads(self) -> Iterator[str]:
         """Yield the names of variables that it reads, as often as it does."""
-        if isinstance(self.statement, Define):
-            yield from self.statement.program.free_names()
-        elif isinstance(self.statement, Repeat):
-            yield from names_read(self.statement)
+        if self.statement is not None:
+            yield from self.statement.reads.elements()
         else:
             yield from (event for event in _events(self.tree) if event)
 
 
-def body_lines(program: Program, kinds: Kinds, width: int, indent: int) -> Iterator[str]:
+def body_lines(
+    program: Program,
+    kinds: Kinds,
+    width: int,
+    indent: int,
+    axes: Mapping[str, tuple[str, ...]] | None = None,
+    arguments: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[str]:
     """Yield the lines of a program's body, with ``return``.
 
     Args:
@@ -76,36 +85,62 @@ def body_lines(program: Program, kinds: Kinds, width: int, indent: int) -> Itera
         kinds: of its names.
         width: how long a line may be.
         indent: how far the lines are indented by the caller.
+        axes: what the axes of its inputs are called.
+        arguments: the names of the arguments of blocks that it calls.
     """
-    yield from _Body(kinds, width - indent, _SHORT - indent).lines(program, {})
+    program, sizes = with_named_sizes(arranged(program), axes or {})
+    kinds = {**kinds, **{name: "int" for names in sizes.values() for name in names}}
+    for value, names in sizes.items():
+        yield f"{', '.join(names)} = {value}"
+    more = [name for names in sizes.values() for name in names]
+    yield from _Body(kinds, width - indent, arguments or {}).lines(program, {}, more)
 
 
 @dataclass
 class _Body:
     kinds: Kinds
     width: int
-    short: int
+    arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    apart: set[str] = field(default_factory=set)  # results that are not written in place
+    too_long: set[str] = field(default_factory=set)  # those to be added
 
-    def lines(self, program: Program, outer: Mapping[str, str]) -> Iterator[str]:
-        """Yield the lines of a function.
+    def lines(self, program: Program, outer: Mapping[str, str], sizes: Sequence[str]) -> list[str]:
+        """Return the lines of a function.
 
         Args:
             program: of the function.
             outer: the names of variables around it that it reads.
+            sizes: variables that lines before these have set.
         """
-        lines = self.written_in_place(program)
-        names = _Names(lines, self.kinds, {name: name for name in program.inputs}, outer)
-        yield from self.function(lines, names, has_docstring=True)
+        inputs = {name: name for name in (*program.inputs, *sizes)}
+        return self.function(program, inputs, outer, has_docstring=True)
 
-    def function(self, lines: list[_Line], names: _Names, *, has_docstring: bool = False) -> Iterator[str]:
-        """Yield the lines of a function, with single blank lines around nested functions."""
-        blank = not has_docstring
-        for line in lines:
-            names.add(line)
-            for text in self.printed(line, names):
-                if text or not blank:
-                    yield text
-                blank = not text
+    def function(
+        self,
+        program: Program,
+        inputs: Mapping[str, str],
+        outer: Mapping[str, str],
+        *,
+        has_docstring: bool = False,
+    ) -> list[str]:
+        """Return the lines of a function, with single blank lines around nested functions.
+
+        Where a line turns out to be too long, it is written again with a result less in place.
+        """
+        for _ in range(_MOST_ROUNDS):
+            lines = self.written_in_place(program)
+            names = _Names(lines, self.kinds, inputs, outer, self.arguments)
+            self.too_long = set()
+            texts: list[str] = []
+            for line in lines:
+                names.add(line)
+                for text in self.printed(line, names):
+                    if text or (texts[-1] if texts else has_docstring):
+                        texts.append(text)
+            if not self.too_long:
+                break
+            self.apart |= self.too_long
+        return texts
 
     def printed(self, line: _Line, names: _Names) -> Iterator[str]:
         statement = line.statement
@@ -120,9 +155,29 @@ class _Body:
                     parts = [code_of(part, names.before, self.kinds) for part in line.tree]
                     code = bracketed("(", parts, ")", is_display=True)
                     code = replace(code, text=code.text[1:-1] if parts else code.text)
+                self.check_length(line.tree, len("return ") + len(code.text), names)
                 yield from broken(code, self.width, "return ")
             else:
+                targets = ", ".join(names.of[name] for name in line.outputs)
+                self.check_length(line.tree, len(f"{targets} = {code.text}"), names)
                 yield from self.assigned(line.outputs, code, names)
+
+    def check_length(self, tree: Any, length: int, names: _Names) -> None:
+        """Note what is not to be written in place, where a line is too long.
+
+        That is a call other than a method whose line and the rest both fit, if there is one.
+        """
+        if length <= self.width:
+            return
+        parts = list(_evaluated_first(tree))
+        sizes = [len(code_of(part, names.before, self.kinds).text) for part in parts]
+        fitting = [
+            (part.function.removeprefix("torch.") not in METHODS, size, part.hint)
+            for part, size in zip(parts, sizes, strict=True)
+            if size + _TARGET <= self.width and length - size + _TARGET <= self.width
+        ]
+        if parts:
+            self.too_long.add(max(fitting)[2] if fitting else parts[0].hint)
 
     def defined(self, define: Define, names: _Names) -> Iterator[str]:
         """Yield a nested function."""
@@ -131,12 +186,11 @@ class _Body:
         inputs: dict[str, str] = {}
         for name in program.inputs:
             inputs[name] = _unused(plain_name(name), {*free.values(), *inputs.values()})
-        inner = _Body(self.kinds, self.width - 4, self.short - 4)
-        lines = inner.written_in_place(program)
+        inner = _Body(self.kinds, self.width - 4)
         yield ""
         head = bracketed(f"{names.of[define.name]}(", list(map(Code, inputs.values())), ")")
         yield from broken(head, self.width, "def ", ":")
-        body = inner.function(lines, _Names(lines, self.kinds, inputs, free))
+        body = inner.function(program, inputs, free)
         yield from (f"    {text}" if text else text for text in body)
         yield ""
 
@@ -173,56 +227,90 @@ class _Body:
 
     def written_in_place(self, program: Program) -> list[_Line]:
         """Return the lines of a program, with results in place where only the next line reads them, once."""
-        reads: Counter[str] = Counter(names_in(tuple(program.outputs)))
-        for statement in program.statements:
-            if isinstance(statement, Define):
-                reads.update(statement.program.free_names())
-            else:
-                reads.update(names_read(statement))
+        reads = Reads(program).total
         lines: list[_Line] = []
         for statement in program.statements:
             if isinstance(statement, Statement):
-                tree = self.absorb(lines, statement.call, reads, statement.outputs)
+                tree = self.absorb(lines, statement.call, reads)
                 lines.append(_Line(statement.outputs, tree))
             elif isinstance(statement, Repeat):
                 lines.append(_Line(statement.outputs, None, statement))
             else:
                 lines.append(_Line((statement.name,), None, statement))
         outputs = program.outputs
-        tree = self.absorb(lines, outputs[0] if len(outputs) == 1 else outputs, reads, ("return",))
+        tree = self.absorb(lines, outputs[0] if len(outputs) == 1 else outputs, reads)
         lines.append(_Line((), tree, is_return=True))
         return lines
 
-    def absorb(self, lines: list[_Line], tree: Any, reads: Counter[str], targets: tuple[str, ...]) -> Any:
-        """Return an expression with results of the last lines in place, and remove these lines."""
-        prefix = f"{', '.join(map(plain_name, targets))} = "
+    def absorb(self, lines: list[_Line], tree: Any, reads: Counter[str]) -> Any:
+        """Return an expression with results of the last lines in place, and remove these lines.
+
+        Indices are removed from anywhere: ``x[:, 0]`` is the same wherever it is computed.
+        """
         while lines:
-            last = lines[-1]
-            if not isinstance(last.tree, Call) or len(last.outputs) != 1 or reads[last.outputs[0]] != 1:
+            once = {name for name in _events(tree) if reads[name] == 1} - self.apart
+            places = [
+                i
+                for i in range(len(lines) - 1, max(-1, len(lines) - 1 - _FAR), -1)
+                if len(lines[i].outputs) == 1
+                and lines[i].outputs[0] in once
+                and isinstance(lines[i].tree, Call)
+                and (i == len(lines) - 1 or _is_index(lines[i].tree))
+            ]
+            for i in places:
+                found = self.with_line(tree, lines[i])
+                if found is not None:
+                    del lines[i]
+                    tree = found
+                    break
+            else:
                 break
-            name = last.outputs[0]
-            if not _is_read_first(tree, name):
-                break
-            inner = _Inlined(last.tree.function, last.tree.args, last.tree.kwargs, name)
-            found = _with_call(tree, name, inner)
-            if name in _events(found):  # its size or its device is read
-                break
-            is_whole = isinstance(tree, Name)
-            if not is_whole and (_count(found) > _MOST_CALLS or _depth(found) > _MOST_DEPTH):
-                break
-            plain = {name: plain_name(name) for name in _events(found) if not name.startswith("self.")}
-            if not is_whole and len(prefix) + len(code_of(found, plain, self.kinds).text) > self.short:
-                break
-            numbered = {name: f"{other}_22" for name, other in plain.items()}  # as long as names may become
-            if not is_whole and len(prefix) + len(code_of(found, numbered, self.kinds).text) > self.width - 3:
-                break
-            tree = found
-            del lines[-1]
         return tree
+
+    def with_line(self, tree: Any, line: _Line) -> Any:
+        """Return an expression with the result of a line in place; None where it is not to be there."""
+        name, call = line.outputs[0], line.tree
+        if not _is_index(call) and not _is_read_first(tree, name):
+            return None
+        found = _with_call(tree, name, _Inlined(call.function, call.args, call.kwargs, name))
+        if name in _events(found):  # its size or its device is read
+            return None
+        is_whole = isinstance(tree, Name)
+        if not is_whole and (_count(found) > _MOST_CALLS or _depth(found) > _MOST_DEPTH):
+            return None
+        return found
+
+
+def _is_index(tree: Any) -> bool:
+    """Whether an expression is written as ``x[:, 0]``."""
+    return isinstance(tree, Call) and bool(tree.args) and isinstance(tree.args[0], Name) and is_index(tree)
+
+
+def _evaluated_first(tree: Any) -> Iterator[_Inlined]:
+    """Yield the calls in place of results that are evaluated before all others, from the outside."""
+    part = next(_inlined(tree), None)
+    while part is not None:
+        yield part
+        part = next(_inlined(part), None)
+
+
+def _inlined(tree: Any) -> Iterator[_Inlined]:
+    """Yield the outermost calls in an expression that are written in place of results."""
+    parts: Any = tree if isinstance(tree, tuple | list) else ()
+    if isinstance(tree, Call):
+        parts = (*tree.args, *tree.kwargs.values())
+    for part in parts:
+        if isinstance(part, _Inlined):
+            yield part
+        else:
+            yield from _inlined(part)
 
 
 def _events(tree: Any) -> Iterator[str]:
-    """Yield what happens when an expression is evaluated: the names that are read, and "" for a call."""
+    """Yield what happens when an expression is evaluated: the names that are read, and "" for a call.
+
+    Indices are no calls, as nothing depends on when they are evaluated.
+    """
     if isinstance(tree, Name):
         yield tree.name
     elif isinstance(tree, Size | Device):
@@ -236,7 +324,8 @@ def _events(tree: Any) -> Iterator[str]:
     elif isinstance(tree, Call):
         for part in (*tree.args, *tree.kwargs.values()):
             yield from _events(part)
-        yield ""
+        if not _is_index(tree):
+            yield ""
 
 
 def _is_read_first(tree: Any, name: str) -> bool:
@@ -309,14 +398,20 @@ class _Names:
     """
 
     def __init__(
-        self, lines: list[_Line], kinds: Kinds, inputs: Mapping[str, str], outer: Mapping[str, str]
+        self,
+        lines: list[_Line],
+        kinds: Kinds,
+        inputs: Mapping[str, str],
+        outer: Mapping[str, str],
+        arguments: Mapping[str, Sequence[str]],
     ) -> None:
         self.kinds = kinds
         self.of = {**outer, **inputs}
         self.before: dict[str, str] = {}
         self.plain = {name: plain_name(name) for name in inputs}
         self.position = -1
-        self.wanted = _wanted(lines)
+        self.wanted = _wanted(lines, arguments)
+        self.carried = _carried(lines)
         self.returned = set(_events(lines[-1].tree))
         self.last_read = {name: i for i, line in enumerate(lines) for name in line.reads()}
         self.kept = set(outer)  # what nested functions read, when they are called
@@ -343,11 +438,10 @@ class _Names:
             elif isinstance(line.statement, Define):
                 self.name(output, plain_name(output), set(), line)
             else:
-                plain = variable_name(line.tree, output, self.plain, self.kinds)
-                if plain in ("x", "selected", "part"):
-                    plain = self.wanted.get(output, plain)
-                elif plain == "weights" and output in self.returned:
+                plain = self.wanted.get(output) or variable_name(line.tree, output, self.plain, self.kinds)
+                if plain == "weights" and output in self.returned:
                     plain = "probabilities"
+                plain = self.carried.get(output, plain)
                 self.name(output, plain, set(), line)
 
     def name(self, output: str, plain: str, refused: set[str | None], line: _Line) -> None:
@@ -375,25 +469,68 @@ class _Names:
         return all(map(is_tensor, both)) and self.last_read.get(holder, -1) <= self.position
 
 
-def _wanted(lines: list[_Line]) -> dict[str, str]:
-    """Return better names of variables by what reads them: those of an attention."""
+_ROLES: dict[str, tuple[str, ...]] = {
+    "F.scaled_dot_product_attention": ("query", "key", "value", "mask"),
+    "torch.cos": ("angles",),
+    "torch.sin": ("angles",),
+    "ops.rotate": ("", "cos", "sin"),
+}
+"""What arguments of functions are called."""
+
+
+def _wanted(lines: list[_Line], arguments: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return better names of variables by what reads them."""
     wanted: dict[str, str] = {}
-    for line in reversed(lines):
-        if len(line.outputs) == 1 and line.outputs[0] in wanted:
+    last_read = {name: i for i, line in enumerate(lines) for name in line.reads()}
+    for i in reversed(range(len(lines))):
+        line = lines[i]
+        if isinstance(line.statement, Repeat):
+            repeat = line.statement
+            for initial, output in zip(repeat.initial, repeat.outputs, strict=True):
+                if isinstance(initial, Name) and (initial.name == output or last_read[initial.name] == i):
+                    _want(initial, plain_name(output), wanted)
+            _want_roles(repeat.args, arguments.get(repeat.modules, ())[len(repeat.initial) :], wanted)
+        if len(line.outputs) == 1 and wanted.get(line.outputs[0]):
             _want(line.tree, wanted[line.outputs[0]], wanted)
         for call in _calls(line.tree):
-            if call.function == "F.scaled_dot_product_attention":
-                for arg, name in zip(call.args, ("query", "key", "value", "mask"), strict=False):
-                    _want(arg, name, wanted)
+            _want_roles(call.args, _ROLES.get(call.function, ()), wanted)
+            _want_roles(call.args, arguments.get(call.function, ()), wanted)
+            if re.search("position_?emb|embed_positions|wpe", call.function):
+                _want_roles(call.args, ("positions",), wanted)
     return wanted
 
 
+def _want_roles(args: Sequence[Any], names: Sequence[str], wanted: dict[str, str]) -> None:
+    """Name arguments after what a function or a block calls them, where that is a role."""
+    for arg, name in zip(args, names, strict=False):
+        if name in ("query", "key", "value", "mask", "cos", "sin", "angles", "positions"):
+            _want(arg, name, wanted)
+
+
+def _carried(lines: list[_Line]) -> dict[str, str]:
+    """Return the names in loops of what enters them, where the program has one name for both."""
+    return {
+        output: plain_name(output)
+        for line in lines
+        if isinstance(line.statement, Repeat)
+        for output, first in zip(line.statement.outputs, line.statement.initial, strict=True)
+        if first == Name(output)
+    }
+
+
 def _want(tree: Any, name: str, wanted: dict[str, str]) -> None:
-    """Name the variable that an expression rearranges."""
-    while isinstance(tree, Call) and is_named_after_argument(tree):
-        tree = tree.args[0]
-    if isinstance(tree, Name):
-        wanted.setdefault(tree.name, name)
+    """Name the variable that an expression rearranges or scales; "" where two names fit."""
+    while isinstance(tree, Call):
+        parts = tree.args[0] if tree.function == "torch.cat" else ()
+        is_scaled = tree.function in ("torch.mul", "torch.div") and isinstance(tree.args[1], int | float)
+        if isinstance(parts, list) and len({str(part) for part in parts}) == 1:
+            tree = parts[0]
+        elif is_named_after_argument(tree) or is_scaled:
+            tree = tree.args[0]
+        else:
+            return
+    if isinstance(tree, Name) and not tree.name.startswith("self."):
+        wanted[tree.name] = name if wanted.get(tree.name, name) == name else ""
 
 
 def _calls(tree: Any) -> Iterator[Call]:

@@ -21,7 +21,10 @@ from burnt.errors import RecordError, UnsupportedError, quantity
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
+from burnt.onnx.importer.fixed_sizes import Sizes
+from burnt.onnx.importer.heads import Repeated
 from burnt.onnx.importer.integers import Ints, compute
+from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.names import tensor_hint, unique_name
 from burnt.onnx.importer.node import Node, shortest_decimal, to_text
 from burnt.onnx.importer.patterns import rewrite_patterns
@@ -76,9 +79,17 @@ class Build:
         absorbed: nodes that an earlier node has computed too (the bias of a linear layer), with their result.
         model_inputs: values of the graph that the program takes.
         main_input: the first input that is a tensor; empty if there is none.
-        ranks: the numbers of axes of tensors, where their shapes are read.
+        shapes: sizes of tensors, numbers and names, where their shapes are read.
         sizes: tensors of known elements that statements have made already.
         unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
+        fixed: the sizes that weights fix, of values whose shapes are read.
+        padded: for results of Pad with zeros, the tensor before and the numbers that F.pad takes.
+        reshaped: for results of Reshape, the tensor before, its sizes in the file, and those of the result.
+        permuted: for results of Transpose, the tensor before and the order of its axes.
+        rows: for matrices that merge all axes but the last, the tensor before and its sizes in the file.
+        sliced: for results of Slice, the tensor before, and start, end and step by axis.
+        rolled: for results of Roll, the tensor before, and shifts by axis.
+        repeated: for tensors that repeat others, what they repeat.
         weights: for constants, whether all nodes that read them have the same op and weights.
         unread: how often nodes that are still to come read a large constant.
     """
@@ -97,9 +108,17 @@ class Build:
     node: ir.Node | None = None
     model_inputs: set[Any] = field(default_factory=set)
     main_input: str = ""
-    ranks: dict[Name, int] = field(default_factory=dict)
+    shapes: dict[Name, list[Any]] = field(default_factory=dict)
     sizes: dict[Any, Name] = field(default_factory=dict)
     unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
+    fixed: dict[Any, Sizes] = field(default_factory=dict)
+    padded: dict[Name, tuple[Any, list[int]]] = field(default_factory=dict)
+    reshaped: dict[Name, tuple[Name, list[Any], list[Any]]] = field(default_factory=dict)
+    permuted: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
+    rows: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
+    sliced: dict[Name, tuple[Name, dict[int, tuple[Any, Any, Any]]]] = field(default_factory=dict)
+    rolled: dict[Name, tuple[Name, dict[int, int]]] = field(default_factory=dict)
+    repeated: dict[Name, Repeated] = field(default_factory=dict)
     weights: dict[Any, bool] = field(default_factory=dict)
     unread: dict[Any, int] = field(default_factory=dict)
 
@@ -109,7 +128,7 @@ class Build:
         """Return the expression of an input: None if it is not given, `Ints` for known integers."""
         if not node.has(index):
             return None
-        return self._find(node.node.inputs[index])
+        return self.find(node.node.inputs[index])
 
     def tensor(self, node: Node, index: int) -> Any:
         """Return an input as the name of a tensor; None if it is not given."""
@@ -179,6 +198,45 @@ class Build:
         shape = value.shape if value is not None else None
         return None if shape is None else len(shape)
 
+    def is_size(self, size: Any, x: Name, axis: int, sizes: Sequence[Any]) -> bool:
+        """Whether an expression is the size of an axis of a tensor: by its number, its name or as it is.
+
+        Args:
+            size: an integer expression.
+            x: the tensor.
+            axis: of the tensor, at least 0.
+            sizes: of the tensor in the file: numbers, names, or None for those that are not known.
+        """
+        if size == Size(x, axis):
+            return True
+        if isinstance(size, Size) and size.axis is not None:
+            known = self.root.shapes.get(size.tensor)
+            size = None if known is None else known[size.axis]
+        return size is not None and type(size) is type(sizes[axis]) and bool(size == sizes[axis])
+
+    def size_of(self, name: Any) -> Any:
+        """Return a size as an expression, by its name in the file: that of the first input with such an axis.
+
+        A number is returned as it is; None if no input has such an axis.
+        """
+        if not isinstance(name, str):
+            return name
+        root = self.root
+        for value, expr in root.values.items():
+            if value not in root.model_inputs:
+                return None  # the inputs come first
+            if name in (sizes := shape_of(value)):
+                root.shapes.setdefault(expr, sizes)
+                return Size(expr, sizes.index(name))
+        return None
+
+    def is_shape(self, shape: Sequence[Any], x: Name, sizes: Sequence[Any]) -> bool:
+        """Whether sizes to reshape to, of which one may be -1, are those of a tensor."""
+        is_other = (
+            size not in (-1, 0) and not self.is_size(size, x, axis, sizes) for axis, size in enumerate(shape)
+        )
+        return len(shape) == len(sizes) and list(shape).count(-1) <= 1 and not any(is_other)
+
     def is_weight(self, node: Node, index: int) -> bool:
         """Whether a constant input is read by this node alone, or by nodes of the same weights.
 
@@ -191,6 +249,11 @@ class Build:
         if value not in weights:
             weights[value] = _call_one_layer([use.node for use in value.uses()])
         return weights[value]
+
+    def may_be_trained(self, node: Node, index: int) -> bool:
+        """Whether a constant input may be a weight, and not a number of a computation."""
+        value = node.node.inputs[index]
+        return value is not None and _may_be_trained(value)
 
     def dtype(self, node: Node, index: int) -> torch.dtype | None:
         """Return the dtype of an input, where it is known."""
@@ -214,6 +277,48 @@ class Build:
         self.program.statements.append(Statement(names, Call(function, arguments, keywords)))
         return tuple(map(Name, names))
 
+    def unsqueeze(self, x: Name, axes: list[int], rank: int, *, is_only_use: bool = True) -> Name:
+        """Add a statement that inserts axes of size 1; a chain of them is one call.
+
+        Args:
+            x: the tensor.
+            axes: in order, counted in the result.
+            rank: the number of axes of the result.
+            is_only_use: whether nothing else reads the tensor.
+        """
+        if x in self.unsqueezed and is_only_use:
+            x, before = self.unsqueezed[x]
+            rest = [axis for axis in range(rank) if axis not in axes]
+            axes = sorted([*axes, *(rest[axis] for axis in before)])
+        function, where = ("torch.unsqueeze", axes[0]) if len(axes) == 1 else ("ops.unsqueeze", axes)
+        result = self.call(function, x, where, hint="x")
+        self.unsqueezed[result] = x, axes
+        return result
+
+    def permute(self, x: Any, axes: Sequence[int], *, is_only_use: bool = True) -> Any:
+        """Add a statement that permutes axes; a chain of them is one call.
+
+        Args:
+            x: the tensor.
+            axes: for each axis of the result, that of the tensor.
+            is_only_use: whether nothing else reads the tensor.
+        """
+        if x in self.permuted and is_only_use:
+            x, before = self.permuted[x]
+            axes = [before[axis] for axis in axes]
+        axes = list(axes)
+        swapped = [i for i, axis in enumerate(axes) if i != axis]
+        if not swapped:
+            return x
+        if len(swapped) == 2:
+            result = self.call("torch.transpose", x, *swapped, hint="transposed")
+        else:
+            result = self.call("torch.permute", x, tuple(axes), hint="transposed")
+        self.permuted[result] = x, axes
+        if (repeated := self.repeated.get(x)) is not None and repeated.is_merged:
+            self.repeated[result] = repeated.permuted(self.permute(repeated.source, axes), axes)
+        return result
+
     def device(self, *values: Any) -> Device:
         """Return the device of a tensor that is created from expressions.
 
@@ -230,7 +335,8 @@ class Build:
         """
         root = self.root
         node, weights = self.node, () if self.node is None else tuple(self.node.inputs[1:])
-        key = None if node is None or not any(weights) else (node.op_type, weights)
+        has_weights = any(weights) and any(True for _ in (*module.parameters(), *module.buffers()))
+        key = None if node is None or not has_weights else (node.op_type, weights)
         path = None if node is None else layer_path(node)
         name = None if key is None else root.shared_layers.get(key)
         if name is None:
@@ -314,7 +420,7 @@ class Build:
     def _shape_of(self, sizes: Sequence[Any]) -> Size | None:
         """Return all sizes of a tensor, in order, as its shape."""
         first = sizes[0] if sizes else None
-        if not isinstance(first, Size) or self.root.ranks.get(first.tensor) != len(sizes):
+        if not isinstance(first, Size) or len(self.root.shapes.get(first.tensor, ())) != len(sizes):
             return None
         is_shape = all(size == Size(first.tensor, axis) for axis, size in enumerate(sizes))
         return Size(first.tensor, None) if is_shape else None
@@ -363,7 +469,7 @@ class Build:
         for node in graph:
             self.add_node(node)
             self._free_weights(node)
-        self.program.outputs = [self.as_tensor(self._find(value)) for value in graph.outputs]
+        self.program.outputs = [self.as_tensor(self.find(value)) for value in graph.outputs]
 
     def add_node(self, node: ir.Node) -> None:
         """Add the statements of a node, or its results where they can be computed now."""
@@ -478,8 +584,8 @@ class Build:
                 found[node.node.inputs[index]] = array
         return found
 
-    def _find(self, value: Any) -> Any:
-        """Return the expression of a value; a constant becomes a literal, a parameter or a buffer."""
+    def find(self, value: Any) -> Any:
+        """Return the expression of a value of the graph; constants become literals, parameters or buffers."""
         build: Build | None = self
         while build is not None:
             if value in build.values:
@@ -527,6 +633,9 @@ def layer_path(node: ir.Node) -> str | None:
     added = [value for reader in readers[:1] if reader.op_type == "Add" for value in reader.inputs]
     own = [value for value in added if value is not None and len(value.uses()) == 1]
     for value in (*node.inputs[1:], *own):
+        before = None if value is None else value.producer()
+        if before is not None and before.op_type == "DequantizeLinear":
+            value = before.inputs[0]
         if value is not None and value.is_initializer() and value.name and "." in value.name:
             return value.name.rsplit(".", 1)[0]
     scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")  # a list as text, of torch's exporter
@@ -639,7 +748,7 @@ def build_program(model: ir.Model, where: str) -> Build:
             where=where,
             expected="ops in the table of docs/import-export.md",
             found="\n".join(lines),
-            hint="an exporter may write other ops with another opset, or without operators of its own",
+            hint="export it again with another opset, or without operators of the exporter's own",
         )
     build = Build(Program([]), prefix=common_prefix(model.graph))
     build.add_graph(model.graph)

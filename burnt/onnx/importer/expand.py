@@ -5,12 +5,13 @@ Shapes and dtypes are inferred afterwards, so that handlers see those of the nod
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from burnt.errors import RecordError
 from burnt.onnx.importer.qoperators import expand_qoperators
 from burnt.onnx.importer.registry import find_handler
+from burnt.onnx.importer.shapes import infer_shapes
+from burnt.onnx.importer.symbols import name_symbols
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -44,6 +45,7 @@ def expand(model: ir.Model, where: str, max_nodes: int) -> None:
     _infer(model)
     for _ in range(_MAX_ROUNDS):
         if not _add_bodies(model):
+            name_symbols(model)
             return
         _check_size(model, where, max_nodes)
         InlinePass()(model)
@@ -59,18 +61,10 @@ def version_of(node: ir.Node) -> int:
 
 
 def _infer(model: ir.Model) -> None:
-    """Infer shapes and dtypes; where that fails, for models that say too little, they stay unknown."""
-    from onnx_ir.passes.common import ShapeInferencePass, shape_inference
-
-    logger = logging.getLogger(shape_inference.__name__)
-    infer = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)
-    was_disabled, logger.disabled = logger.disabled, True  # it logs a traceback, and goes on
-    try:
-        infer(model)
-        if _infer_preprocessing(model):
-            infer(model)
-    finally:
-        logger.disabled = was_disabled
+    """Infer shapes and dtypes."""
+    infer_shapes(model)
+    if _infer_preprocessing(model):
+        infer_shapes(model)
 
 
 def _infer_preprocessing(model: ir.Model) -> bool:

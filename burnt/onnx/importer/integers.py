@@ -20,7 +20,7 @@ from burnt.onnx.importer.dtypes import to_array, torch_dtype
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.program import Arithmetic, Expr, Size
 
-__all__ = ["Ints", "compute", "maximum", "minimum", "product"]
+__all__ = ["Ints", "compute", "maximum", "minimum", "multiply", "product"]
 
 _MOST_ELEMENTS = 64  # of a tensor
 _MOST_OPERATIONS = 24  # of an element; where nodes read one result twice, expressions would double each time
@@ -119,6 +119,13 @@ def add(a: Any, b: Any) -> Any:
     """Return ``a + b``."""
     if _are_constant(a, b):
         return a + b
+    for one, other in ((a, b), (b, a)):
+        if type(one) is int and one < 0:
+            return Arithmetic("-", other, -one)
+        if isinstance(one, Arithmetic) and one.symbol == "*" and one.left == -1:
+            return subtract(other, one.right)
+        if isinstance(one, Arithmetic) and one.symbol == "-" and one.right == other:
+            return one.left
     return b if a == 0 else a if b == 0 else Arithmetic("+", a, b)
 
 
@@ -147,6 +154,8 @@ def divide(a: Any, b: Any) -> Any:
         return quotient if (a < 0) == (b < 0) else -quotient
     if b == 1:
         return a
+    if isinstance(a, Arithmetic) and a.symbol == "*" and b in (a.left, a.right):
+        return a.left if a.right == b else a.right
     return Arithmetic("//" if _is_never_negative(a, b) else "ops.truncated_div", a, b)
 
 
@@ -390,6 +399,14 @@ def _reduce(node: Node, inputs: list[Ints]) -> Ints | None:
 @_rule("Shape")
 def _shape(node: Node, inputs: list[Ints]) -> Ints:
     return Ints.of(inputs[0].values.shape[node.attr("start", 0) : node.attr("end")])
+
+
+@_rule("ConstantOfShape")
+def _constant_of_shape(node: Node, inputs: list[Ints]) -> Ints | None:
+    sizes, fill = inputs[0].fixed(), node.attr("value", np.zeros(1, np.float32))
+    if sizes is None or np.prod(sizes) > _MOST_ELEMENTS:
+        return None
+    return Ints.constant(np.full(sizes, fill.reshape(-1)[0]))
 
 
 @_rule("Size")

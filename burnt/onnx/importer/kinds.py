@@ -12,7 +12,16 @@ from burnt.onnx import functions
 from burnt.onnx.importer.module import Block
 from burnt.onnx.importer.program import Arithmetic, Call, Define, Name, Program, Repeat, Size
 
-__all__ = ["Kind", "Kinds", "common_kind", "is_tensor", "kind_of", "program_kinds", "result_kinds"]
+__all__ = [
+    "Kind",
+    "Kinds",
+    "called_blocks",
+    "common_kind",
+    "is_tensor",
+    "kind_of",
+    "program_kinds",
+    "result_kinds",
+]
 
 Kind: TypeAlias = Literal["tensor", "bool", "int", "float", "any"]
 """``bool`` is a tensor of truth values; ``int`` and ``float`` are Python's; ``any`` is not known."""
@@ -27,10 +36,18 @@ _TRUTH = {
 }
 _KEEPS_ELEMENTS = {
     *("torch.reshape", "torch.transpose", "torch.permute", "torch.unsqueeze", "torch.squeeze", "torch.t"),
-    *("torch.flatten", "torch.select", "torch.split", "torch.bitwise_and"),
-    *("torch.bitwise_or", "torch.bitwise_xor", "torch.bitwise_not", "ops.reshape", "ops.flatten"),
-    *("ops.expand", "ops.slice_", "ops.gather", "ops.gather_nd", "ops.gather_elements", "ops.squeeze"),
-    *("ops.unsqueeze", "ops.permute", "ops.split", "ops.tile"),
+    *("torch.flatten", "torch.unflatten", "torch.select", "torch.split", "torch.chunk", "torch.roll"),
+    *("torch.bitwise_and", "torch.bitwise_or", "torch.bitwise_xor", "torch.bitwise_not"),
+    *("torch.Tensor.expand", "ops.reshape", "ops.flatten", "ops.expand", "ops.slice_", "ops.gather"),
+    *(
+        "ops.gather_nd",
+        "ops.gather_elements",
+        "ops.squeeze",
+        "ops.unsqueeze",
+        "ops.permute",
+        "ops.split",
+        "ops.tile",
+    ),
 }
 """Functions whose result has the dtype of the arguments that are tensors, except for indices."""
 
@@ -57,6 +74,8 @@ def kind_of(tree: Any, kinds: Kinds) -> Kind:
         return kinds.get(tree.name, "any")
     if isinstance(tree, Call):
         return result_kinds(tree, 1, kinds)[0]
+    if isinstance(tree, Size) and tree.axis is None:
+        return "any"
     if isinstance(tree, Size | Arithmetic) or type(tree) is int:
         return "int"
     return "float" if type(tree) is float else "any"
@@ -67,7 +86,7 @@ def result_kinds(call: Call, count: int, kinds: Kinds) -> list[Kind]:
     namespace, _, name = call.function.partition(".")
     if namespace == "self":
         return [kinds.get(call.function, "any")] * count
-    if call.function in _TRUTH:
+    if call.function in _TRUTH or (call.function == "torch.Tensor.to" and torch.bool in call.args[1:]):
         return ["bool"] * count
     first = kind_of(call.args[0], kinds) if call.args else "any"
     if call.function in _KEEPS_ELEMENTS and first == "bool":
@@ -117,6 +136,18 @@ def program_kinds(
     blocks: dict[int, tuple[Kind, ...]] = {}
     _add_kinds(module.program, kinds, members, blocks)
     return kinds, blocks
+
+
+def called_blocks(module: Block) -> dict[str, Block]:
+    """Return the blocks that a module's program calls, by their names in it; of a list, its first."""
+    found: dict[str, Block] = {}
+    for name, layer in module._modules.items():
+        if isinstance(layer, torch.nn.ModuleList):
+            found |= {f"self.{name}[{i}]": block for i, block in enumerate(layer) if isinstance(block, Block)}
+            layer = layer[0] if len(layer) else None
+        if isinstance(layer, Block):
+            found[f"self.{name}"] = layer
+    return found
 
 
 def _layer_kind(layer: torch.nn.Module) -> Kind:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
 from burnt.errors import InputValueError
 from burnt.onnx.importer.blocks import group_blocks
 from burnt.onnx.importer.build import build_program, is_tensor_value
+from burnt.onnx.importer.gated import gather_gated
 from burnt.onnx.importer.module import ImportedModule, Signature
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
+from burnt.onnx.importer.sizes import axis_names, name_sizes, read_sizes_from_inputs
 from burnt.onnx.importer.source import read_model
 
 if TYPE_CHECKING:
@@ -33,11 +38,11 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
             with ``pip install burnt[onnx2torch]``.
 
     Returns:
-        A module in evaluation mode. Inputs are positional, in the order of the graph; it returns one tensor,
-        or a tuple of several.
+        A module in evaluation mode. Inputs are positional, in the order of the graph, or keywords by their
+        names in the file; it returns one tensor, or a tuple of several.
 
     Raises:
-        RecordError: this is no ONNX model, or it is damaged.
+        RecordError: this is not an ONNX model, or it is damaged.
         UnsupportedError: it has ops that the engine does not support (burnt's names all of them), or
             onnx2torch is missing.
         InputValueError: there is no such engine.
@@ -60,13 +65,37 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
         return convert(model)
     if engine != "burnt":
         raise InputValueError("engine= is invalid", expected="'burnt' or 'onnx2torch'", found=repr(engine))
+    with _garbage_kept():
+        return _load(model)
+
+
+@contextlib.contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Context without garbage collection, which would visit the nodes of large graphs again and again.
+
+    That is a third of the time for 100,000 initializers.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _load(model: object) -> ImportedModule:
     parsed, where = read_model(model)
     signature = _signature(parsed)
     build = build_program(parsed, where)
+    gather_gated(build.program, build.layers, build.member_names)
     group_blocks(build.program, build.tensors, build.layers, build.used_names)
-    inputs = [v.name or "" for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
+    read_sizes_from_inputs(build)
+    values = [v for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
+    inputs = [v.name or "" for v in values]
     outputs = [v.name or "" for v in parsed.graph.outputs]
     module = ImportedModule(build.program, build.tensors, build.layers, (inputs, outputs), signature)
+    name_sizes(module, axis_names(values, build.program.inputs))
     return module.eval()
 
 
@@ -84,7 +113,14 @@ def _signature(model: ir.Model) -> Signature:
         tuple(map(_described, graph.outputs)),
         tuple(map(is_tensor_value, inputs)),
         origin or operators.capitalize(),
+        tuple(map(_open_axes, inputs)),
     )
+
+
+def _open_axes(value: ir.Value) -> dict[int, str]:
+    """Return the names of the axes without a fixed size."""
+    sizes = enumerate(value.shape or ())
+    return {axis: size.value for axis, size in sizes if not isinstance(size, int) and size.value}
 
 
 def _described(value: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import keyword
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.errors import InputTypeError
+from burnt.errors import InputTypeError, ShapeError, nearest, quantity
 from burnt.module import Module
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.program import Program
 
-__all__ = ["Block", "ImportedModule", "Signature"]
+__all__ = ["Block", "ImportedModule", "Signature", "in_order", "signature_of_inputs"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class Signature:
         outputs: likewise.
         tensors: for each input, whether it is a tensor.
         origin: what wrote the file, and its operator set.
+        axes: for each input, the names of its open axes.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     tensors: tuple[bool, ...]
     origin: str
+    axes: tuple[Mapping[int, str], ...] = ()
 
 
 class Block(Module, init=False):
@@ -44,7 +48,8 @@ class Block(Module, init=False):
         layers: its layers, and lists of them, by name.
         kind: the name of its class, where it is written as Python.
 
-    One output is returned as it is, several as a tuple.
+    One output is returned as it is, several as a tuple. `axes` has the names of the axes of arguments, "" for
+    those without one.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Block(Module, init=False):
         super().__init__()
         self.program = program
         self.kind = kind
+        self.axes: dict[str, tuple[str, ...]] = {}
         for name, tensor in tensors.items():
             if isinstance(tensor, torch.nn.Parameter):
                 self.register_parameter(name, tensor)
@@ -87,7 +93,8 @@ class ImportedModule(Block, init=False):
         names: of inputs and outputs in the file.
         signature: what the file says of inputs and outputs.
 
-    Inputs are positional, in the order of the graph.
+    Inputs are positional, in the order of the graph, or keywords: their names in the file, or those of the
+    arguments in written Python, which differ where a name is no identifier.
     """
 
     def __init__(
@@ -101,25 +108,26 @@ class ImportedModule(Block, init=False):
         super().__init__(program, tensors, layers)
         self.input_names, self.output_names = names
         self.signature = signature
+        self._shared_axes = {} if signature is None else _shared_axes(signature.axes)
+        self.__signature__ = signature_of_inputs(self.input_names, program.inputs)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Compute the outputs of the model.
 
         Args:
-            inputs: as many as `input_names`, in that order: tensors, or numpy arrays of texts.
+            inputs: in the order of `input_names`: tensors, or numpy arrays of texts.
+            **named: the others by name.
 
         Raises:
-            InputTypeError: there are more or fewer inputs.
+            InputTypeError: an input is missing, unknown or given twice.
+            ShapeError: axes that have one name in the file have different sizes.
 
         What torch raises for an input of a wrong dtype or shape has a note on what the file declares.
         """
-        if len(inputs) != len(self.input_names):
-            raise InputTypeError(
-                "the model takes another number of inputs",
-                where=type(self).__name__,
-                expected=f"{len(self.input_names)}: {', '.join(self.input_names)}",
-                found=len(inputs),
-            )
+        if named or len(inputs) != len(self.input_names):
+            inputs = in_order(inputs, named, self.input_names, self.program.inputs, type(self).__name__)
+        if self._shared_axes and not torch.compiler.is_compiling():
+            self._check_axes(inputs)
         try:
             return super().forward(*inputs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -127,6 +135,34 @@ class ImportedModule(Block, init=False):
                 given = ", ".join(map(_described, inputs))
                 error.add_note(f"the file declares: {'; '.join(self.signature.inputs)}\ngiven: {given}")
             raise
+
+    def _check_axes(self, inputs: Sequence[Any]) -> None:
+        """Refuse sizes that differ where the file says that they are equal, on which the program relies."""
+        for name, places in self._shared_axes.items():
+            sizes = {
+                (i, axis): inputs[i].shape[axis]
+                for i, axis in places
+                if isinstance(inputs[i], Tensor) and axis < inputs[i].dim()
+            }
+            if len(set(sizes.values())) > 1:
+                raise ShapeError(
+                    f"axes that the file calls {name!r} have different sizes",
+                    where=type(self).__name__,
+                    expected="one size for all of them",
+                    found=", ".join(
+                        f"{size} (axis {axis} of {self.input_names[i]})" for (i, axis), size in sizes.items()
+                    ),
+                    hint="give them one size; expand() repeats an axis of size 1",
+                )
+
+
+def _shared_axes(axes: Sequence[Mapping[int, str]]) -> dict[str, list[tuple[int, int]]]:
+    """Return the names of several axes, with the position of each axis: that of the input, and in it."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for i, names in enumerate(axes):
+        for axis, name in names.items():
+            places.setdefault(name, []).append((i, axis))
+    return {name: found for name, found in places.items() if len(found) > 1}
 
 
 def _described(value: Any) -> str:
@@ -136,3 +172,82 @@ def _described(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"array of {value.dtype} {list(value.shape)}"
     return type(value).__name__
+
+
+def in_order(
+    inputs: tuple[Any, ...],
+    named: Mapping[str, Any],
+    names: Sequence[str],
+    arguments: Sequence[str],
+    where: str,
+) -> tuple[Any, ...]:
+    """Return the inputs of a model in the order of its file.
+
+    Args:
+        inputs: the first ones.
+        named: the others, by their names in the file or those of arguments.
+        names: of all inputs in the file.
+        arguments: likewise, identifiers.
+        where: the model's class, for messages.
+
+    Raises:
+        InputTypeError: an input is missing, unknown or given twice.
+
+    >>> in_order((1,), {"input_2": 3, "mask": 2}, ["ids", "mask", "input.2"], ["ids", "mask", "input_2"], "")
+    (1, 2, 3)
+    """
+    expected = f"{len(names)}: {', '.join(names)}" if names else "no inputs"
+    if len(inputs) > len(names):
+        raise InputTypeError(
+            "the model takes fewer inputs", where=where, expected=expected, found=f"{len(inputs)} positional"
+        )
+    positions = {name: i for i, name in enumerate(arguments)} | {name: i for i, name in enumerate(names)}
+    values = dict(enumerate(inputs))
+    given = ", ".join([*([f"{len(inputs)} positional"] if inputs else []), *named]) or "none"
+    for name, value in named.items():
+        position = positions.get(name)
+        if position is None:
+            close = nearest(name, positions)
+            raise InputTypeError(
+                f"the model has no input {name!r}",
+                where=where,
+                expected=expected,
+                found=given,
+                hint=f"did you mean {close!r}?" if close else None,
+            )
+        if position in values:
+            raise InputTypeError(
+                f"the input {names[position]!r} is given twice",
+                where=where,
+                expected=expected,
+                found=given,
+                hint="positional inputs are the first ones of the file",
+            )
+        values[position] = value
+    missing = [name for position, name in enumerate(names) if position not in values]
+    if missing:
+        raise InputTypeError(
+            f"the model lacks {quantity(len(missing), 'input')}: {', '.join(missing)}",
+            where=where,
+            expected=expected,
+            found=given,
+        )
+    return tuple(values[position] for position in range(len(names)))
+
+
+def signature_of_inputs(names: Sequence[str], arguments: Sequence[str]) -> inspect.Signature:
+    """Return the signature of a model's ``forward``: its inputs by their names in the file.
+
+    Those that are no identifiers have the names of arguments.
+
+    >>> signature_of_inputs(["input.1", "Mask"], ["input_1", "mask"])
+    <Signature (input_1, Mask)>
+    """
+    chosen = [
+        name if name.isidentifier() and not keyword.iskeyword(name) else argument
+        for name, argument in zip(names, arguments, strict=True)
+    ]
+    if len(set(chosen)) < len(chosen):
+        chosen = list(arguments)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, kind) for name in chosen])

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "shortest_decimal", "to_text"]
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 class Node:
     """A node with its attributes as Python values.
@@ -67,5 +69,9 @@ def to_text(value: Any) -> str:
 
 
 def shortest_decimal(value: float) -> float:
-    """Return the shortest decimal that rounds to a float32: 1e-12 for 9.999999960041972e-13."""
-    return float(str(np.float32(value)))
+    """Return the shortest decimal that rounds to a float32: 1e-12 for 9.999999960041972e-13.
+
+    The largest float32 stays as it is: torch refuses 3.4028235e38 as too large.
+    """
+    short = float(str(np.float32(value)))
+    return short if abs(short) <= _LARGEST and np.float32(short) == value else value

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnt.errors import UnsupportedError
 from burnt.module import Module
+from burnt.onnx.importer.module import in_order
 from burnt.onnx.importer.source import read_model
 
 __all__ = ["ConvertedModule", "convert"]
@@ -24,7 +25,8 @@ class ConvertedModule(Module, init=False):
         converted: onnx2torch's module, a `torch.fx.GraphModule`.
         names: of inputs and outputs in the file.
 
-    Inputs are positional, in the order of the graph; one output is returned as it is, several as a tuple.
+    Inputs are positional, in the order of the graph, or keywords by their names in the file. One output is
+    returned as it is, several as a tuple.
     """
 
     def __init__(self, converted: torch.nn.Module, names: tuple[list[str], list[str]]) -> None:
@@ -32,8 +34,14 @@ class ConvertedModule(Module, init=False):
         self.converted = converted
         self.input_names, self.output_names = names
 
-    def forward(self, *inputs: Tensor) -> Any:
-        """Compute the outputs of the graph."""
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
+        """Compute the outputs of the graph.
+
+        Raises:
+            InputTypeError: an input is missing, unknown or given twice.
+        """
+        if named or len(inputs) != len(self.input_names):
+            inputs = in_order(inputs, named, self.input_names, self.input_names, type(self).__name__)
         outputs = self.converted(*inputs)
         return outputs if isinstance(outputs, Tensor) else tuple(outputs)
 
@@ -48,7 +56,7 @@ def convert(model: object) -> ConvertedModule:
         A module in evaluation mode.
 
     Raises:
-        RecordError: this is no ONNX model, or it is damaged.
+        RecordError: this is not an ONNX model, or it is damaged.
         UnsupportedError: onnx2torch or torchvision is missing, or does not support the model.
         OSError: the file does not exist or cannot be read.
     """

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from burnt.onnx import functions
 from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.program import Arithmetic, Call, Device, Name, Size
 
-__all__ = ["METHODS", "Code", "bracketed", "broken", "code_of", "prefixed"]
+__all__ = ["METHODS", "Code", "bracketed", "broken", "code_of", "is_index", "parameter_name", "prefixed"]
 
 _ATOM, _POWER, _UNARY, _COMPARISON = 13, 12, 11, 4
 _STRENGTHS = {
@@ -57,22 +59,28 @@ _NUMBER_FIRST = ("torch.add", "torch.sub", "torch.mul", "torch.pow")
 
 METHODS = {
     *("reshape", "transpose", "permute", "unsqueeze", "squeeze", "flatten", "softmax", "select"),
-    *("log_softmax", "mean", "sum", "amax", "amin", "argmax", "argmin", "split", "t", "unflatten", "clamp"),
+    *("log_softmax", "mean", "sum", "amax", "amin", "argmax", "argmin", "split", "t"),
+    *("chunk", "unflatten", "clamp"),
 }
 """Functions of torch that are written as methods of their first argument."""
 
-_SPREAD = {"torch.reshape", "torch.permute"}  # the method takes what the function takes as a tuple
+_SPREAD = {"torch.reshape", "torch.permute", "torch.Tensor.expand"}
+"""Functions whose methods take what they take as a tuple."""
 _REDUCTIONS = {f"torch.{name}" for name in ("mean", "sum", "amax", "amin")}
+
+_LONGEST_PART = 96  # characters of a slice
 
 _NO_DEFAULT = object()
 _KEEPDIM = (None, None, ("keepdim", False))
 _PARAMETERS: dict[str, tuple[tuple[str, Any] | None, ...]] = {
     "torch.cat": (None, ("dim", 0)),
     "torch.split": (None, None, ("dim", 0)),
+    "torch.chunk": (None, None, ("dim", 0)),
     "torch.softmax": (None, ("dim", _NO_DEFAULT)),
     "torch.log_softmax": (None, ("dim", _NO_DEFAULT)),
     "torch.triu": (None, ("diagonal", 0)),
     "torch.tril": (None, ("diagonal", 0)),
+    "torch.roll": (None, ("shifts", _NO_DEFAULT), ("dims", _NO_DEFAULT)),
     **{f"torch.{name}": _KEEPDIM for name in ("mean", "sum", "amax", "amin", "argmax", "argmin")},
     "torch.addmm": (None, None, None, ("beta", 1.0), ("alpha", 1.0)),
     "F.gelu": (None, ("approximate", "none")),
@@ -99,7 +107,7 @@ class Code:
         items: of a call, list or tuple.
         tail: what comes after its items.
         is_display: whether this is a list or tuple, whose items get a line each where it is broken.
-        operands: the left operand, and the operator with the right one.
+        operands: the leftmost operand, and each operator with the one to its right.
     """
 
     text: str
@@ -163,6 +171,14 @@ def code_of(tree: Any, names: Mapping[str, str] | None = None, kinds: Kinds | No
     '(x + 1) * y'
     """
     return _Source(names or {}, kinds or {}).code(tree)
+
+
+def is_index(call: Call) -> bool:
+    """Whether a call is written with brackets, ``x[:, 0]``."""
+    return call.function in _INDICES and _Source({}, {}).index(call) is not None
+
+
+_INDICES = ("torch.select", "ops.slice_", "ops.unsqueeze")
 
 
 @dataclass(frozen=True)
@@ -229,8 +245,8 @@ class _Source:
         namespace, _, name = call.function.partition(".")
         receiver = arguments[0][1] if arguments and arguments[0][0] is None else None
         is_method = namespace == "torch" and name in METHODS
-        if call.function == "torch.Tensor.type_as":
-            is_method, name = True, "type_as"
+        if call.function.startswith("torch.Tensor."):
+            is_method, name = True, name.removeprefix("Tensor.")
         if is_method and isinstance(receiver, Name | Call):
             head = f"{_wrapped(self.code(receiver), _ATOM)}.{name}("
             del arguments[0]
@@ -297,13 +313,15 @@ class _Source:
         else:
             return None
         axes = sorted(parts)
+        if any(len(part) > _LONGEST_PART for part in parts.values()):
+            return None  # a call can be broken into lines
         if axes == [-1]:
             inner = ["...", parts[-1]]
         elif axes and axes[0] >= 0 and axes[-1] <= 4:
             inner = [parts.get(axis, ":") for axis in range(axes[-1] + 1)]
         else:
             return None
-        return Code(f"{_wrapped(self.code(call.args[0]), _ATOM)}[{', '.join(inner)}]")
+        return bracketed(f"{_wrapped(self.code(call.args[0]), _ATOM)}[", list(map(Code, inner)), "]")
 
     def slices(self, call: Call) -> dict[int, str] | None:
         """Return what stands in brackets for the axes of a slice; None where bounds or axes are not known."""
@@ -320,13 +338,13 @@ class _Source:
             return None
         parts = {}
         for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-            if not all(isinstance(v, Size | Arithmetic) or type(v) is int for v in (start, end)):
+            if not all(kind_of(v, self.kinds) == "int" for v in (start, end)):
                 return None
             has_start = type(start) is not int or -(2**31) < start != 0
             has_end = type(end) is not int or end < 2**31 - 1
             bounds = [start] if has_start else [], [end] if has_end else []
             first, last = ("".join(self.code(v).text for v in bound) for bound in bounds)
-            is_simple = all(type(v) is int for bound in bounds for v in bound)
+            is_simple = all(type(v) is int or isinstance(v, Name) for bound in bounds for v in bound)
             before = " " if first and not is_simple else ""
             after = " " if last and not is_simple else ""
             parts[axis] = f"{first}{before}:{after}{last}" + (f":{step}" if step != 1 and is_simple else "")
@@ -350,7 +368,8 @@ def _binary(symbol: str, left: Code, right: Code) -> Code:
         return Code(f"{first}{space}**{space}{second}", strength)
     first = _wrapped(left, strength + (strength == _COMPARISON))
     second = _wrapped(right, strength + 1)
-    return Code(f"{first} {symbol} {second}", strength, operands=(first, f"{symbol} {second}"))
+    chain = left.operands if left.strength == strength else (first,)  # of operators that bind alike
+    return Code(f"{first} {symbol} {second}", strength, operands=(*(chain or (first,)), f"{symbol} {second}"))
 
 
 def _wrapped(code: Code, strength: int) -> str:
@@ -364,9 +383,19 @@ def _is_simple(operand: str) -> bool:
     return all(part.isidentifier() for part in plain.split(".")) or plain[:1].isdigit()
 
 
+_LIMITS = {
+    getattr(torch.finfo(dtype), limit): f"torch.finfo({dtype}).{limit}"
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for limit in ("min", "max")
+}
+"""The smallest and largest numbers of dtypes, which fill masks."""
+
+
 def _literal(value: Any) -> Code:
     if isinstance(value, float) and not math.isfinite(value):
         return Code(f'float("{value}")')
+    if isinstance(value, float) and value in _LIMITS:
+        return Code(_LIMITS[value])
     text = repr(value).replace("e+", "e") if isinstance(value, float) else repr(value)
     if isinstance(value, str) and text[0] == "'" and '"' not in text:
         text = f'"{text[1:-1]}"'
@@ -413,6 +442,17 @@ def _arguments(call: Call) -> Iterator[tuple[str | None, Any]]:
     for key, value in kwargs.items():
         if not (key in defaults and _is_literal(value) and _is_same(value, defaults[key])):
             yield key, value
+
+
+def parameter_name(function: str, position: int) -> str:
+    """Return the name of a function's parameter that has a default; "" if it is not known.
+
+    >>> parameter_name("F.leaky_relu", 1)
+    'negative_slope'
+    """
+    parameters = _parameters(function)
+    parameter = parameters[position] if position < len(parameters) else None
+    return "" if parameter is None else parameter[0]
 
 
 @functools.cache

@@ -7,8 +7,11 @@ their own, and see the names around them, as nested functions do.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -22,16 +25,21 @@ __all__ = [
     "Define",
     "Device",
     "Expr",
+    "Leaf",
     "Name",
     "Program",
+    "Reads",
     "Repeat",
     "Size",
     "Statement",
     "getter",
     "leaves",
+    "members_read",
+    "name_of",
     "names_in",
     "names_read",
     "replace_leaves",
+    "sum_reads",
 ]
 
 
@@ -83,6 +91,9 @@ Expr: TypeAlias = (
     "| list[Expr] | None"
 )
 
+Leaf: TypeAlias = "Name | Size | Device"
+"""What an expression reads."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -106,6 +117,11 @@ class Statement:
     outputs: tuple[str, ...]
     call: Call
 
+    @functools.cached_property
+    def reads(self) -> Counter[str]:
+        """How often each name is read, that of the function included; not to be changed."""
+        return Counter(names_read(self))
+
 
 @dataclass(frozen=True)
 class Define:
@@ -113,6 +129,11 @@ class Define:
 
     name: str
     program: Program
+
+    @property
+    def reads(self) -> Counter[str]:
+        """The names that it reads from around it, once each."""
+        return Counter(self.program.free_names())
 
 
 @dataclass(frozen=True)
@@ -132,6 +153,11 @@ class Repeat:
     initial: tuple[Expr, ...]
     args: tuple[Expr, ...] = ()
     count: int | None = None
+
+    @functools.cached_property
+    def reads(self) -> Counter[str]:
+        """How often each name is read, that of the list included; not to be changed."""
+        return Counter(names_read(self))
 
 
 @dataclass
@@ -195,6 +221,8 @@ class Program:
         for i, statement in enumerate(self.statements):
             if isinstance(statement, Define):
                 statement.program.rename(names)
+                continue
+            if names.keys().isdisjoint(statement.outputs) and names.keys().isdisjoint(statement.reads):
                 continue
             outputs = tuple(names.get(name, name) for name in statement.outputs)
             if isinstance(statement, Repeat):
@@ -276,6 +304,48 @@ def names_read(statement: Statement | Repeat) -> Iterator[str]:
     else:
         yield statement.call.function
         yield from names_in((*statement.call.args, *statement.call.kwargs.values()))
+
+
+def members_read(program: Program) -> Iterator[str]:
+    """Yield the names of layers, parameters and buffers in the order of their use."""
+    for statement in program.statements:
+        if isinstance(statement, Define):
+            yield from members_read(statement.program)
+        else:
+            call = [statement.modules] if isinstance(statement, Repeat) else [statement.call.function]
+            for name in (*call, *names_read(statement)):
+                if name.startswith("self."):
+                    yield re.sub(r"\[\d+\]$", "", name.removeprefix("self."))
+
+
+def name_of(leaf: Leaf) -> Name:
+    """Return the name that a leaf of an expression reads: of ``x.shape[0]`` it is ``x``."""
+    return leaf if isinstance(leaf, Name) else leaf.tensor
+
+
+class Reads:
+    """How often each name of a program is read, and where.
+
+    Args:
+        program: is not changed afterwards.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.of_statement = [statement.reads for statement in program.statements]
+        self.of_outputs = Counter(names_in(tuple(program.outputs)))
+        self.total = sum_reads([*self.of_statement, self.of_outputs])
+
+    def within(self, start: int, end: int) -> Counter[str]:
+        """Return the reads of statements."""
+        return sum_reads(self.of_statement[start:end])
+
+
+def sum_reads(counters: Iterable[Counter[str]]) -> Counter[str]:
+    """Return how often names are read in all of several places."""
+    total: Counter[str] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return total
 
 
 _SYMBOLS: dict[str, Callable[[Any, Any], Any]] = {

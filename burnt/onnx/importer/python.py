@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import ast
-import inspect
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from burnt._files import replacing
-from burnt.config import qualified_name
-from burnt.errors import UnsupportedError
-from burnt.nn.quantized import Quantized
 from burnt.onnx.importer.body import body_lines
-from burnt.onnx.importer.kinds import Kind, kind_of, program_kinds
+from burnt.onnx.importer.kinds import Kind, called_blocks, kind_of, program_kinds
+from burnt.onnx.importer.members import layer_code, layer_source, tensor_code
 from burnt.onnx.importer.module import Block, ImportedModule
 from burnt.onnx.importer.names import unique_kind
 from burnt.onnx.importer.printing import Code, bracketed, broken, code_of, prefixed
-from burnt.onnx.importer.program import Define, Program, Repeat, names_read
+from burnt.onnx.importer.program import members_read
+from burnt.onnx.importer.templates import (
+    Constructor,
+    Structure,
+    block_structure,
+    constructor,
+    with_attributes,
+)
 
-__all__ = ["WEIGHTS", "layer_source", "module_source", "write_package"]
+__all__ = ["WEIGHTS", "module_source", "write_package"]
 
 WEIGHTS = "weights.safetensors"
 """The name of the file with the weights, beside the Python file."""
 
 _WIDTH = 110
-_MAX_CONSTANT = 4  # elements of a buffer that is written with its values
+_MOST_LISTED = 88  # characters of the names of outputs in a docstring of one line
+_LEAST_RUN = 3  # equal blocks of a list that are written as one
 
 _IMPORTS = (
     ("burnt", "import burnt"),
@@ -59,8 +66,6 @@ _CLASS = '''
 class {name}(burnt.Module):
     """{title}"""
 
-    def __init__(self) -> None:
-        super().__init__()
 '''
 
 _FOOTER = '''
@@ -107,11 +112,11 @@ def module_source(module: ImportedModule, name: str, title: str) -> str:
     if signature is not None:
         inputs = ["tensor" if given else "any" for given in signature.tensors]
     classes = _Classes({name})
-    outputs = ", ".join(map(_one_line, module.output_names)) or "nothing"
-    own = classes.text(module, f"Return {outputs}.", inputs)
+    found = classes.add_blocks(module, inputs)
     text = ""
-    for body, kind in classes.kinds.items():
+    for kind, body in classes.bodies.items():
         text += _CLASS.format(name=kind, title="A block of the model.") + body
+    own = classes.body(found, Constructor(), f"Return {_listed(module.output_names)}.")
     text += _CLASS.format(name=name, title=_one_line(title)) + own
     text += _FOOTER.format(name=name, weights=WEIGHTS)
     used = {
@@ -155,10 +160,38 @@ def _details(module: ImportedModule, title: str) -> Iterator[str]:
         yield f"{_one_line(signature.origin)}."
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Return names as they may stand in one line of a docstring, the first of them where there are many."""
+    shown = list(map(_one_line, names))
+    for count in range(len(shown), 0, -1):
+        rest = f" and {len(shown) - count} more" if count < len(shown) else ""
+        text = ", ".join(shown[:count]) + rest
+        if len(text) <= _MOST_LISTED:
+            return text
+    return shown[0] if shown else "nothing"
+
+
 def _one_line(text: str) -> str:
     """Return text of a file as it may stand in a docstring."""
     printable = "".join(c if c.isprintable() else "?" for c in text)
     return printable.replace("\\", "/").replace('"', "'")[:80].rstrip()
+
+
+@dataclass
+class _Used:
+    """A block with what it is called with.
+
+    Args:
+        block: with its program.
+        inputs: the kinds of its arguments.
+        kinds: of the names of its program.
+        height: how deep blocks are nested in it; 0 for one without blocks.
+    """
+
+    block: Block
+    inputs: Sequence[Kind]
+    kinds: dict[str, Kind]
+    height: int
 
 
 class _Classes:
@@ -170,151 +203,142 @@ class _Classes:
 
     def __init__(self, taken: set[str]) -> None:
         self.taken = taken
-        self.kinds: dict[str, str] = {}  # names of the classes of blocks, by their text
+        self.bodies: dict[str, str] = {}  # the text of each class, by its name
+        self.calls: dict[int, Code] = {}  # what creates a block, by its id
 
-    def text(self, module: Block, returns: str, inputs: Sequence[Kind]) -> str:
-        """Return the lines of a class after ``super().__init__()``, and add the classes of its blocks.
+    def add_blocks(self, module: Block, inputs: Sequence[Kind]) -> _Used:
+        """Add the classes of the blocks in a module; blocks that differ in numbers alone have one."""
+        used: dict[int, _Used] = {}
+        found = _add_used(module, inputs, used)
+        for height in range(found.height):
+            groups: dict[Hashable, list[tuple[_Used, Structure]]] = {}
+            for one in used.values():
+                if one.height == height:
+                    structure = block_structure(one.block, self.nested)
+                    key = tuple(one.inputs), structure.members, structure.key
+                    groups.setdefault(key, []).append((one, structure))
+            for group in groups.values():
+                self.add_class(group)
+        return found
+
+    def nested(self, module: torch.nn.Module) -> Hashable:
+        """Return what counts of a block in another one: the call that creates it."""
+        return self.calls[id(module)].text if isinstance(module, Block) else id(module)
+
+    def add_class(self, group: list[tuple[_Used, Structure]]) -> None:
+        """Add one class for blocks of a structure, or several where one took too many arguments."""
+        found = constructor([structure for _, structure in group], group[0][1].members)
+        if found is None:
+            parts: dict[Hashable, list[tuple[_Used, Structure]]] = {}
+            for one, structure in group:
+                of_forward = [repr(n.value) for n in structure.numbers if not n.member]
+                parts.setdefault(tuple(of_forward), []).append((one, structure))
+            if len(parts) == 1:
+                parts = {}
+                for one, structure in group:
+                    parts.setdefault(structure.exact, []).append((one, structure))
+            for part in parts.values():
+                self.add_class(part)
+            return
+        first = group[0][0]
+        kind = unique_kind(_common_name([one.block.kind for one, _ in group]), self.taken)
+        self.bodies[kind] = self.body(first, found, "Return what the next block or the model reads.")
+        for i, (one, _) in enumerate(group):
+            arguments = []
+            for parameter in found.parameters:
+                code = code_of(parameter.values[i])
+                arguments.append(code if parameter.is_width else prefixed(f"{parameter.name}=", code))
+            self.calls[id(one.block)] = bracketed(f"{kind}(", arguments, ")")
+
+    def body(self, used: _Used, given: Constructor, returns: str) -> str:
+        """Return the lines of a class after its docstring.
 
         Args:
-            module: with its program.
+            used: the module or one of the blocks.
+            given: the arguments of the constructor.
             returns: the docstring of ``forward``.
-            inputs: the kinds of its arguments.
         """
-        kinds, blocks = program_kinds(module, inputs)
-
-        def name_of(block: Block) -> str:
-            unknown: list[Kind] = ["any"] * len(block.program.inputs)
-            given = blocks.get(id(block), unknown)
-            text = self.text(block, "Return what the next block or the model reads.", given)
-            if text not in self.kinds:
-                self.kinds[text] = unique_kind(block.kind, self.taken)
-            return self.kinds[text]
-
-        program = module.program
+        program, kinds = used.block.program, used.kinds
+        if given.attributes():
+            program = with_attributes(program, given.of_forward())
+            hints: dict[str, Kind] = {"int": "int", "float": "float"}
+            kinds = kinds | {f"self.{p.name}": hints[p.hint] for p in given.parameters if p.hint in hints}
+        parameters = [Code(f"{parameter.name}: {parameter.hint}") for parameter in given.parameters]
+        created = bracketed("__init__(", [Code("self"), *parameters], ")")
         arguments = [
-            Code(f"{name}: {_HINTS[kind]}") for name, kind in zip(program.inputs, inputs, strict=True)
+            Code(f"{name}: {_HINTS[kind]}") for name, kind in zip(program.inputs, used.inputs, strict=True)
         ]
         found = [_HINTS[kind_of(output, kinds)] for output in program.outputs]
         hint = found[0] if len(found) == 1 else "tuple[Any, ...]"
         if len(found) > 1:
             hint = "tuple[Tensor, ...]" if set(found) == {"Tensor"} else f"tuple[{', '.join(found)}]"
+        called = {name: block.program.inputs for name, block in called_blocks(used.block).items()}
+        body = body_lines(program, kinds, _WIDTH, 8, used.block.axes, called)
         definition = bracketed("forward(", [Code("self"), *arguments], ")")
-        lines = [f"        {line}" for line in _init_lines(module, name_of)]
+        lines = [f"    {line}" for line in broken(created, _WIDTH - 4, "def ", " -> None:")]
+        lines += ["        super().__init__()"]
+        lines += [f"        self.{name} = {name}" for name in given.attributes()]
+        lines += [f"        {line}" for line in self.init_lines(used.block, given)]
         lines += ["", *(f"    {line}" for line in broken(definition, _WIDTH - 4, "def ", f" -> {hint}:"))]
         lines += [f'        """{returns}"""']
-        lines += [f"        {line}" if line else "" for line in body_lines(program, kinds, _WIDTH, 8)]
+        lines += [f"        {line}" if line else "" for line in body]
         return "\n".join(lines) + "\n"
+
+    def init_lines(self, module: Block, given: Constructor) -> Iterator[str]:
+        """Yield the lines that create layers, parameters and buffers, in the order of their use."""
+        order = {name: i for i, name in enumerate(dict.fromkeys(members_read(module.program)))}
+
+        def by_use(members: dict[str, Any]) -> list[tuple[str, Any]]:
+            found = [(name, member) for name, member in members.items() if member is not None]
+            return sorted(found, key=lambda item: order.get(item[0], len(order)))
+
+        for name, layer in by_use(module._modules):
+            if isinstance(layer, torch.nn.ModuleList):
+                code = self.list_code(layer)
+            elif isinstance(layer, Block):
+                code = self.calls[id(layer)]
+            else:
+                code = layer_code(layer, {key: Code(value) for key, value in given.of_layer(name).items()})
+            yield from broken(code, _WIDTH - 8, f"self.{name} = ")
+        for name, tensor in (*by_use(module._parameters), *by_use(module._buffers)):
+            code = tensor_code(tensor, {axis: Code(value) for axis, value in given.of_tensor(name).items()})
+            yield from broken(code, _WIDTH - 8, f"self.{name} = ")
+
+    def list_code(self, layers: torch.nn.ModuleList) -> Code:
+        """Return the call that creates a list, with equal blocks in a row written once."""
+        calls = [self.calls[id(x)] if isinstance(x, Block) else Code(layer_source(x)) for x in layers]
+        runs = [list(run) for _, run in itertools.groupby(calls, key=lambda call: call.text)]
+        several = [Code(f"{run[0].text} for _ in range({len(run)})") for run in runs]
+        if len(runs) == 1:
+            return bracketed("torch.nn.ModuleList(", several, ")")
+        items: list[Code] = []
+        for run, loop in zip(runs, several, strict=True):
+            items += [bracketed("*(", [loop], ")")] if len(run) >= _LEAST_RUN else run
+        display = bracketed("[", items, "]", is_display=True)
+        return bracketed("torch.nn.ModuleList(", [display], ")")
+
+
+def _common_name(kinds: Sequence[str]) -> str:
+    """Return the words that all names end with, or the first name where these are none."""
+    words = [re.findall(r"[A-Z][^A-Z]*", kind)[::-1] for kind in dict.fromkeys(kinds)]
+    columns = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
+    return "".join(column[0] for column in list(columns)[::-1]) or kinds[0]
+
+
+def _add_used(block: Block, inputs: Sequence[Kind], used: dict[int, _Used]) -> _Used:
+    """Add the blocks in a module, in the order of their use, and return the module itself."""
+    kinds, given = program_kinds(block, inputs)
+    names = dict.fromkeys([*members_read(block.program), *block._modules])
+    height = 0
+    for layer in (block._modules.get(name) for name in names):
+        for child in layer if isinstance(layer, torch.nn.ModuleList) else [layer]:
+            if not isinstance(child, Block):
+                continue
+            unknown: list[Kind] = ["any"] * len(child.program.inputs)
+            one = used.get(id(child)) or _add_used(child, given.get(id(child), unknown), used)
+            used[id(child)] = one
+            height = max(height, one.height + 1)
+    return _Used(block, inputs, kinds, height)
 
 
 _HINTS: dict[Kind, str] = {"tensor": "Tensor", "bool": "Tensor", "int": "int", "float": "float", "any": "Any"}
-
-
-def _init_lines(module: Block, kind: Callable[[Block], str]) -> Iterator[str]:
-    """Yield the lines that create layers, parameters and buffers, in the order of their use."""
-    order = {name: i for i, name in enumerate(dict.fromkeys(_members_read(module.program)))}
-
-    def by_use(members: dict[str, Any]) -> list[tuple[str, Any]]:
-        given = [(name, member) for name, member in members.items() if member is not None]
-        return sorted(given, key=lambda item: order.get(item[0], len(order)))
-
-    for name, layer in by_use(module._modules):
-        if isinstance(layer, torch.nn.ModuleList):
-            calls = [
-                f"{kind(block)}()" if isinstance(block, Block) else layer_source(block) for block in layer
-            ]
-            same = len(set(calls)) == 1
-            items = [Code(f"{calls[0]} for _ in range({len(calls)})")]
-            if not same:
-                items = [bracketed("[", list(map(Code, calls)), "]", is_display=True)]
-            code = bracketed("torch.nn.ModuleList(", items, ")")
-        else:
-            code = Code(f"{kind(layer)}()") if isinstance(layer, Block) else _layer_code(layer)
-        yield from broken(code, _WIDTH - 8, f"self.{name} = ")
-    for name, parameter in by_use(module._parameters):
-        code = bracketed("torch.nn.Parameter(", [_empty(parameter)], ")")
-        yield from broken(code, _WIDTH - 8, f"self.{name} = ")
-    for name, buffer in by_use(module._buffers):
-        code = bracketed("torch.nn.Buffer(", [_constant(buffer)], ")")
-        yield from broken(code, _WIDTH - 8, f"self.{name} = ")
-
-
-def _members_read(program: Program) -> Iterator[str]:
-    """Yield the names of layers, parameters and buffers in the order of their use."""
-    for statement in program.statements:
-        if isinstance(statement, Define):
-            yield from _members_read(statement.program)
-        else:
-            call = [statement.modules] if isinstance(statement, Repeat) else [statement.call.function]
-            for name in (*call, *names_read(statement)):
-                if name.startswith("self."):
-                    yield re.sub(r"\[\d+\]$", "", name.removeprefix("self."))
-
-
-def _empty(tensor: torch.Tensor) -> Code:
-    items = list(map(code_of, tensor.shape)) or [Code("()")]
-    if tensor.dtype != torch.float32:
-        items.append(Code(f"dtype={tensor.dtype}"))
-    return bracketed("torch.empty(", items, ")")
-
-
-def _constant(buffer: torch.Tensor) -> Code:
-    """Return a buffer of few elements with its values, which hold in a block that is added, too."""
-    is_plain = buffer.dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
-    if not is_plain or not 1 <= buffer.numel() <= _MAX_CONSTANT or buffer.isnan().any():
-        return _empty(buffer)
-    items = [code_of(buffer.tolist())]
-    if buffer.dtype in (torch.float64, torch.int32):
-        items.append(Code(f"dtype={buffer.dtype}"))
-    return bracketed("torch.tensor(", items, ")")
-
-
-def layer_source(layer: torch.nn.Module) -> str:
-    """Return the call that builds a layer of burnt.nn, with the arguments that differ from their defaults.
-
-    Raises:
-        UnsupportedError: an argument of the layer is not among its attributes.
-
-    >>> from burnt import nn
-    >>> layer_source(nn.Conv2d(3, 8, 3, padding=1, bias=False))
-    'nn.Conv2d(3, 8, (3, 3), padding=(1, 1), bias=False)'
-    """
-    return _layer_code(layer).text
-
-
-def _layer_code(layer: torch.nn.Module) -> Code:
-    if isinstance(layer, Quantized):
-        scheme = bracketed("QuantScheme.parse(", [code_of(layer.scheme.name)], ")")
-        return bracketed(f"nn.quantized.{type(layer).__name__}(", [_layer_code(layer.restore()), scheme], ")")
-    cls = type(layer)
-    prefix = "nn" if cls.__module__.startswith("burnt.nn") else "torch.nn"
-    positional, keywords = [], []
-    for parameter in inspect.signature(cls.__init__).parameters.values():
-        if parameter.name in ("self", "device", "dtype"):
-            continue
-        value = _attribute(layer, parameter.name)
-        if parameter.default is parameter.empty:
-            positional.append(code_of(value))
-        elif value != parameter.default and value != _spread(parameter.default, value):
-            keywords.append(prefixed(f"{parameter.name}=", code_of(value)))
-    weight = next(layer.parameters(), None)
-    if weight is not None and weight.dtype != torch.float32:
-        keywords.append(Code(f"dtype={weight.dtype}"))
-    return bracketed(f"{prefix}.{cls.__name__}(", [*positional, *keywords], ")")
-
-
-def _attribute(layer: torch.nn.Module, name: str) -> Any:
-    value = getattr(layer, name, inspect.Parameter.empty)
-    if name in ("bias", "affine", "elementwise_affine") and not isinstance(value, bool):
-        return value is not None and value is not inspect.Parameter.empty
-    if value is inspect.Parameter.empty:
-        raise UnsupportedError(
-            f"{qualified_name(type(layer))} cannot be written as Python",
-            expected=f"an attribute {name!r}, as its argument",
-            found="none",
-        )
-    return value
-
-
-def _spread(default: Any, value: Any) -> Any:
-    """Return a default number as the tuple that a layer keeps of it: 1 as (1, 1)."""
-    return (default,) * len(value) if isinstance(value, tuple) and not isinstance(default, tuple) else default

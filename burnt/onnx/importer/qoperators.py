@@ -1,8 +1,11 @@
-"""Ops on quantized values (ONNX Runtime's QOperator format) as DequantizeLinear, the op, and QuantizeLinear.
+"""Ops on quantized values as DequantizeLinear, the op, and QuantizeLinear.
 
 What is written so becomes burnt's quantized layers where the weights are constant, as files in QDQ format do.
-The result is rounded from float32 instead of integers: it may differ by one quantization step, at ties.
-QLinearConv and QLinearMatMul of two inputs stay as they are, and are exact.
+
+- ONNX Runtime's QOperator format. The result is rounded from float32 instead of integers: it may differ by
+  one quantization step, at ties. QLinearConv and QLinearMatMul of two inputs stay as they are, and are exact.
+- What its `quantize_dynamic` writes: MatMulInteger and ConvInteger after DynamicQuantizeLinear, and Gather of
+  a quantized table before DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burnt.onnx.importer.matching import array_of, insert, producer_of
+from burnt.onnx.importer.matching import Found, Pattern, array_of, insert, match, producer_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -150,8 +153,62 @@ def _where(node: ir.Node) -> bool:
     return _quantize(node, insert(node, "", "Where", inputs, {}), 7)
 
 
+_INTEGERS: list[Pattern] = [
+    ("Mul", ("Cast", (f"{op}:integers", "x", "weight")), ("Mul:scales", "one", "other"))
+    for op in ("MatMulInteger", "ConvInteger")
+]
+
+
+def _product_of_integers(node: ir.Node) -> bool:
+    """Match the product of an input that DynamicQuantizeLinear quantized with a weight, times both scales."""
+    found: Found = {}
+    if not any(match(pattern, node.outputs[0], found) for pattern in _INTEGERS):
+        return False
+    integers, weight, scales = found["integers"], found["weight"], list(found["scales"].inputs)
+    x_zero, zero = _inputs(integers, 4)[2:]
+    dynamic = producer_of(found["x"], "DynamicQuantizeLinear")
+    if dynamic is None or dynamic.outputs[1] not in scales or x_zero is not dynamic.outputs[2]:
+        return False
+    scales.remove(dynamic.outputs[1])
+    (scale,) = scales
+    is_conv, sizes = integers.op_type == "ConvInteger", (_size(scale), _size(zero))
+    if not _size(weight) or not sizes[0] or (zero is not None and sizes[0] != sizes[1]):
+        return False
+    if is_conv and sizes[0] > 1:  # the axis along which the product is scaled depends on its rank
+        return False
+    x = insert(node, "", "DequantizeLinear", [found["x"], dynamic.outputs[1], x_zero], {})
+    op, axis = ("Conv", 0) if is_conv else ("MatMul", 1)
+    inputs = [x, _shared_weight(integers, scale, axis)]
+    insert(node, "", op, inputs, dict(integers.attributes), node.outputs[0])
+    return True
+
+
+def _shared_weight(integers: ir.Node, scale: ir.Value, axis: int) -> ir.Value:
+    """Return a dequantized weight: one for all that multiply by it, as they call one layer."""
+    weight, zero = integers.inputs[1], _inputs(integers, 4)[3]
+    assert weight is not None
+    parts = [weight, scale, *([] if zero is None else [zero])]
+    for use in weight.uses():
+        if use.node.op_type == "DequantizeLinear" and list(use.node.inputs) == parts:
+            return use.node.outputs[0]
+    return insert(integers, "", "DequantizeLinear", parts, {"axis": axis})
+
+
+def _dequantize_first(node: ir.Node) -> bool:
+    """Dequantize a table before rows are gathered, instead of the rows."""
+    gather, parts = producer_of(node.inputs[0], "Gather"), list(node.inputs[1:])
+    table = None if gather is None else gather.inputs[0]
+    if gather is None or not _size(table) or any(_size(part) != 1 for part in parts):
+        return False
+    whole = insert(gather, "", "DequantizeLinear", [table, *parts], {})
+    insert(node, "", "Gather", [whole, gather.inputs[1]], dict(gather.attributes), node.outputs[0])
+    return True
+
+
 _WINDOW = "auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides"
 _RULES: dict[tuple[str, str], Callable[[ir.Node], bool]] = {
+    ("", "Mul"): _product_of_integers,
+    ("", "DequantizeLinear"): _dequantize_first,
     ("", "QLinearConv"): _conv,
     ("", "QLinearMatMul"): _matmul,
     (MS, "QGemm"): _gemm,

@@ -13,6 +13,7 @@ from burnt.nn.quantized import Quantized, quantized_class
 from burnt.onnx.functions.quantization import dequantize_linear
 from burnt.onnx.importer.build import Build, Dequantized, Node
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.matching import producer_of
 from burnt.scheme import QuantScheme
 
 __all__ = ["QuantizedWeight", "add_quantized", "fill_layer", "quantized_weight"]
@@ -58,7 +59,7 @@ def quantized_weight(
         is_transposed: whether it is ``[columns, rows]``.
     """
     value = build.known(node, index)
-    if not isinstance(value, Dequantized) or not node.is_only_use(index):
+    if not isinstance(value, Dequantized) or not _is_own(build, node, index):
         return None
     inner = value.node
     values, scale, zero_point = (value.build.constant(inner, i) for i in range(3))
@@ -94,13 +95,10 @@ def quantized_weight(
     kind, offset = _VALUES[values.dtype.name]
     assert parts[0] is not None
     zeros = (np.zeros(parts[0].shape) if parts[1] is None else parts[1]).astype(np.int64) - offset
-    scheme = QuantScheme(
-        kind,
-        level,
-        size,
-        symmetric=not zeros.any(),
-        scale=_SCALES[scale.dtype.name],
-    )
+    # Of unsigned weights quantized by their range, some happen to be symmetric: layers of a loop are alike.
+    is_ranged = offset == 128 and _dynamic_source(node.node) is not None
+    is_symmetric = not zeros.any() and not is_ranged
+    scheme = QuantScheme(kind, level, size, symmetric=is_symmetric, scale=_SCALES[scale.dtype.name])
     shape = scheme.scale_shape(weight.shape[0], weight[0].numel())
     if scale.size != shape[0] * shape[1]:
         return None
@@ -108,29 +106,49 @@ def quantized_weight(
         scheme,
         weight,
         to_tensor(np.ascontiguousarray(parts[0])).reshape(shape),
-        torch.from_numpy(np.ascontiguousarray(zeros)).to(torch.int8).reshape(shape) if zeros.any() else None,
+        torch.from_numpy(np.ascontiguousarray(zeros)).to(torch.int8).reshape(shape)
+        if not is_symmetric
+        else None,
     )
 
 
-def fill_layer(layer: torch.nn.Module, found: QuantizedWeight, activations: Any = None) -> Quantized | None:
+def _is_own(build: Build, node: Node, index: int) -> bool:
+    """Whether one layer has a weight: that of this node, or of several which quantize inputs by range."""
+    if node.is_only_use(index):
+        return True
+    value = node.node.inputs[index]
+    assert value is not None
+    return build.is_weight(node, index) and all(map(_dynamic_source, (use.node for use in value.uses())))
+
+
+def _dynamic_source(reader: Any) -> Any:
+    """Return what was quantized by its own range, and dequantized as the first input of a node; else None."""
+    dequantize = producer_of(reader.inputs[0], "DequantizeLinear")
+    dynamic = None if dequantize is None else producer_of(dequantize.inputs[0], "DynamicQuantizeLinear")
+    if dynamic is None or dequantize is None:
+        return None
+    return dynamic.inputs[0] if list(dequantize.inputs) == list(dynamic.outputs) else None
+
+
+def fill_layer(
+    layer: torch.nn.Module, found: QuantizedWeight, activations: Any = None, static: Any = None
+) -> Quantized | None:
     """Return the quantized layer for a layer; None if it would not compute with the same weight.
 
     Args:
         layer: with its bias; gets the weight.
         found: its weight.
-        activations: scale and zero point of the input, in signed values; None if it is not quantized.
+        activations: the scheme's; None if the input is not quantized.
+        static: scale and zero point of the input, in signed values, for static activations.
     """
     kind = quantized_class(layer)
     if kind is None:
         return None
-    scheme = found.scheme
-    if activations is not None:
-        scheme = dataclasses.replace(scheme, activations="static")
     layer.weight = torch.nn.Parameter(found.weight)
-    quantized = kind(layer, scheme)
+    quantized = kind(layer, dataclasses.replace(found.scheme, activations=activations))
     quantized.set_weight(found.weight.flatten(1), found.scale, found.zero_point)
-    if activations is not None and quantized.input_scale is not None:
-        scale, zero_point = activations
+    if static is not None and quantized.input_scale is not None:
+        scale, zero_point = static
         quantized.input_scale.fill_(scale)
         if quantized.input_zero_point is not None:
             quantized.input_zero_point.fill_(zero_point)
@@ -150,22 +168,26 @@ def add_quantized(
         hint: of the layer's name.
         x: what the layer is called with, where it is not the node's first input.
     """
-    static = None if x is not None else _static_input(build, node, 0, weight.scheme)
-    quantized = fill_layer(layer, weight, None if static is None else static[1])
+    activations, source, static = None, None, None
+    if x is None and not weight.scheme.type.is_float:
+        source = _dynamic_source(node.node)
+        if source is not None:
+            activations, x = "dynamic_tensor", build.as_tensor(build.find(source))
+        elif (found := _static_input(build, node, 0)) is not None:
+            activations, x, static = "static", build.as_tensor(found[0]), found[1]
+    quantized = fill_layer(layer, weight, activations, static)
     if quantized is None:
         return None
-    if x is None:
-        x = build.tensor(node, 0) if static is None else build.as_tensor(static[0])
-    return build.layer(quantized, x, hint=hint)
+    return build.layer(quantized, build.tensor(node, 0) if x is None else x, hint=hint)
 
 
-def _static_input(build: Build, node: Node, index: int, scheme: QuantScheme) -> tuple[Any, Any] | None:
+def _static_input(build: Build, node: Node, index: int) -> tuple[Any, Any] | None:
     """Return the tensor before an input's quantization, and (scale, zero point) of it; None if it has none.
 
     Only 8-bit integers with one scale, beside weights of integers, are what a scheme can say.
     """
     value = build.known(node, index)
-    if not isinstance(value, Dequantized) or value.source is None or scheme.type.is_float:
+    if not isinstance(value, Dequantized) or value.source is None:
         return None
     scale, zero_point = (value.build.constant(value.node, i) for i in (1, 2))
     if scale is None or zero_point is None or zero_point.dtype not in (np.int8, np.uint8):

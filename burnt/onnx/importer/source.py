@@ -39,7 +39,7 @@ def read_model(model: object) -> tuple[ir.Model, str]:
         model: the path of a file, its bytes, or an ``onnx.ModelProto``.
 
     Raises:
-        RecordError: it is no ONNX model, damaged, too large, or refers to files outside of its folder.
+        RecordError: it is not an ONNX model, damaged, too large, or refers to files outside of its folder.
         OSError: the file does not exist or cannot be read.
     """
     import onnx
@@ -121,7 +121,7 @@ def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
     """Check what can be seen before parsing: versions, sizes, nesting, paths of external data."""
     if not proto.ir_version or not proto.HasField("graph"):
         raise RecordError(
-            "this is no ONNX model",
+            "this is not an ONNX model",
             where=where,
             expected="a model with an IR version and a graph",
             found="no graph" if proto.ir_version else "no IR version",
@@ -134,6 +134,16 @@ def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
             where=where,
             expected=f"at most {onnx.IR_VERSION}",
             found=proto.ir_version,
+            hint="pip install --upgrade onnx",
+        )
+    latest = onnx.defs.onnx_opset_version()
+    opset = max((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+    if opset > latest:  # handlers of older versions would run, though the ops may have changed
+        raise RecordError(
+            "the model's operator set is newer than this onnx package",
+            where=where,
+            expected=f"at most {latest}",
+            found=opset,
             hint="pip install --upgrade onnx",
         )
     nodes = 0
@@ -172,7 +182,7 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     parts = PurePosixPath(location.replace("\\", "/"))
-    problem, hint = None, None
+    problem, found, hint = None, repr(location[:200]), None
     if folder is None:
         problem = "tensors in the model: one in memory has no folder"
         hint = "load it by its path, or onnx.load(path), which reads the tensors"
@@ -183,7 +193,7 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
         if not path.is_relative_to(folder):
             problem = "a path in the model's own folder; this one is a link out of it"
         elif not path.is_file():
-            problem = "a file beside the model"
+            problem, found = "a file beside the model", f"no file {found}"
             hint = f"copy it to {path}"
         else:
             numbers = [entries.get(key, "") or "0" for key in ("offset", "length")]
@@ -197,7 +207,7 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
             "external data of the model cannot be read",
             where=f"{where}: {tensor.name}",
             expected=problem,
-            found=repr(location[:200]),
+            found=found,
             hint=hint,
         )
 
@@ -225,14 +235,21 @@ def _wrong_size(tensor: Any, where: str, expected: str, found: str) -> RecordErr
 def _damaged(where: str, data: bytes, problem: str) -> RecordError:
     if data.startswith(b"version https://git-lfs"):
         found, hint = "a pointer of Git LFS", "git lfs pull"
+    elif data.lstrip()[:14].lower().startswith((b"<!doctype html", b"<html")):
+        found, hint = "a web page", "download the file itself, not the page that shows it"
+    elif data.startswith(b"PK\x03\x04"):
+        found = "a zip archive, as torch.save writes"
+        hint = "burnt.load_weights reads weights; for ONNX, torch.onnx.export the model"
     else:
         found, hint = f"{problem[:200]}, in {len(data):,} bytes", "was it downloaded or copied as a whole?"
-    return RecordError("this is no ONNX model", where=where, expected="an ONNX model", found=found, hint=hint)
+    return RecordError(
+        "this is not an ONNX model", where=where, expected="an ONNX model", found=found, hint=hint
+    )
 
 
 def _not_onnx(where: str, found: str) -> RecordError:
     return RecordError(
-        "this is no ONNX model",
+        "this is not an ONNX model",
         where=where,
         expected="the path of an .onnx file, its bytes, or an onnx.ModelProto",
         found=found[:200],

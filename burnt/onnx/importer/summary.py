@@ -56,7 +56,7 @@ def summarize(model: object) -> Summary:
         model: the path of a file, its bytes, or an ``onnx.ModelProto``.
 
     Raises:
-        RecordError: this is no ONNX model, or it is damaged.
+        RecordError: this is not an ONNX model, or it is damaged.
         OSError: the file does not exist or cannot be read.
     """
     parsed, where = read_model(model)

@@ -172,6 +172,14 @@ def quantized_by_hand(
     return torch.stack(packed, 1).to(torch.int8 if bits == 8 else torch.uint8)  # type: ignore[arg-type]
 
 
+def whole_tensor_by_hand(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    scale = (high - low) / 255
+    zero = (-low / scale).round() - 128
+    values = ((x / scale).round() + zero).clamp(-128, 127).to(torch.int8)
+    return values, scale.view(1, 1), zero.to(torch.int8).view(1, 1)
+
+
 def scaled_by_hand(total: Tensor, *rest: Any) -> Tensor:
     """Scale the sums ``[m, n]``; the result is float or int8."""
     x_scale, scale, bias, activation, out_scale, out_zero = rest
@@ -589,6 +597,7 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
             x.abs().amax(-1, True) / 127,
         ),
     ),
+    "quantize_tensor": (kernels.quantize_tensor, (randn(3, 17) * 3,), whole_tensor_by_hand),
     "quantized_linear": (
         kernels.quantized_linear,
         (randn(3, 37), *packed(11, 37, "int8"), randn(11), "relu", "int8", 0),
@@ -618,8 +627,11 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
             None,
             "int8",
             None,
+            ints(256, 11, 1).to(torch.int8),
         ),
-        lambda x, v, xs, s, z, *rest: scaled_by_hand((x.double() - z) @ v.double().t(), xs, s, *rest[:-2]),
+        lambda x, v, xs, s, z, *rest: scaled_by_hand(
+            (x.double() - z) @ (v.double() - rest[-1]).t(), xs, s, *rest[:-3]
+        ),
     ),
     "scaled_linear, quantized again": (
         kernels.scaled_linear,
@@ -635,8 +647,9 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
             torch.tensor(-7, dtype=torch.int8),
             "int8",
             None,
+            None,
         ),
-        lambda x, v, xs, s, z, *rest: scaled_by_hand(x.double() @ v.double().t(), xs, s, *rest[:-2]),
+        lambda x, v, xs, s, z, *rest: scaled_by_hand(x.double() @ v.double().t(), xs, s, *rest[:-3]),
     ),
     "scaled_conv": (
         kernels.scaled_conv,
@@ -655,9 +668,11 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
             None,
             None,
             None,
+            ints(256, 6, 1).to(torch.int8),
         ),
         lambda x, v, xs, s, z, b, a, *rest: scaled_by_hand(
-            conv_by_hand(x.double() - z, v.double(), *rest[:-3]).movedim(1, -1), xs, s, b, a, None, None
+            conv_by_hand(x.double() - z, v.double() - rest[-1].view(-1, 1, 1, 1), *rest[:-4]).movedim(1, -1),
+            *(xs, s, b, a, None, None),
         ).movedim(-1, 1),
     ),
     "embedding": (kernels.embedding, (ints(11, 3, 5), randn(11, 4), 1), lambda i, w, p: F.embedding(i, w, p)),
@@ -803,7 +818,7 @@ def test_torchs_own_checks_of_a_declared_op(name: str) -> None:
     given = [a.detach().clone().requires_grad_() if is_float(a) else a for a in args]
     overload = op.overloads[paired]
     # torch adds up the sums of all results, of which it cannot add a float to an integer.
-    integer_first = op is kernels.quantize_rows
+    integer_first = op in (kernels.quantize_rows, kernels.quantize_tensor)
     checks = {"test_utils": ("test_schema", "test_faketensor")} if integer_first else {}
     torch.library.opcheck(overload, tuple(op.as_schema_args(given)), **checks)
 

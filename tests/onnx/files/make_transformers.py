@@ -16,7 +16,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import onnxruntime
 import torch
 import transformers as t
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {
@@ -52,6 +53,18 @@ class First(nn.Module):
         return out[0] if isinstance(out, tuple) else out
 
 
+class WithPast(First):
+    """A decoder that gets and returns the keys and values of all layers, as optimum exports it."""
+
+    def forward(self, input_ids: Tensor, *past: Tensor) -> Any:
+        """Return the logits, then key and value of each layer."""
+        cache = t.DynamicCache()
+        for i in range(len(past) // 2):
+            cache.update(past[2 * i], past[2 * i + 1], i)
+        logits, cache = self.model(input_ids, past_key_values=cache, use_cache=True, return_dict=False)
+        return (logits, *(one for layer in cache.layers for one in (layer.keys, layer.values)))
+
+
 @dataclass
 class Example:
     """A module with inputs to export it with.
@@ -61,18 +74,34 @@ class Example:
         inputs: example inputs by name.
         axes: names of the axes of inputs that stay open, the batch first.
         output: the name of the output.
+        own_axes: names of open axes, by their number, of inputs for which they are others than `axes`.
+        more_outputs: names of further outputs.
     """
 
     module: nn.Module
     inputs: dict[str, Tensor]
     axes: tuple[str, ...]
     output: str
+    own_axes: dict[str, dict[int, str]] = field(default_factory=dict)
+    more_outputs: tuple[str, ...] = ()
+
+    def open_axes(self, count: int) -> dict[str, dict[int, str]]:
+        """Return the open axes of each input, where only the first of `axes` are to be open."""
+        closed = self.axes[count:]
+        return {
+            name: {
+                i: axis
+                for i, axis in self.own_axes.get(name, dict(enumerate(self.axes))).items()
+                if axis not in closed
+            }
+            for name in self.inputs
+        }
 
 
-def _from_config(auto: Any, config: Any) -> nn.Module:
-    config._attn_implementation = "eager"
+def _from_config(auto: Any, config: Any, attention: str = "eager") -> nn.Module:
+    config._attn_implementation = attention
     model: nn.Module = (
-        auto.from_config(config, attn_implementation="eager")
+        auto.from_config(config, attn_implementation=attention)
         if hasattr(auto, "from_config")
         else auto(config)
     )
@@ -83,9 +112,11 @@ def _output(auto: Any) -> str:
     return "logits" if "For" in auto.__name__ else "last_hidden_state"
 
 
-def _text(config: Any, auto: Any = t.AutoModel, mask: bool = True, **fixed: Any) -> Example:
+def _text(
+    config: Any, auto: Any = t.AutoModel, mask: bool = True, attention: str = "eager", **fixed: Any
+) -> Example:
     inputs = {"input_ids": IDS, "attention_mask": MASK} if mask else {"input_ids": IDS}
-    model = First(_from_config(auto, config), tuple(inputs), **fixed)
+    model = First(_from_config(auto, config, attention), tuple(inputs), **fixed)
     return Example(model, inputs, ("batch", "sequence"), _output(auto))
 
 
@@ -103,6 +134,31 @@ def _whisper() -> Example:
     inputs = {"input_features": torch.randn(2, 8, 40)}
     model = First(_from_config(t.AutoModel, config).encoder, tuple(inputs))
     return Example(model, inputs, ("batch",), "last_hidden_state")
+
+
+def _past(config: Any, layers: int, *shape: int) -> Example:
+    """A decoder with the keys and values of its layers, of a shape with an open batch and length."""
+    names = [f"{i}.{part}" for i in range(layers) for part in ("key", "value")]
+    inputs = {"input_ids": IDS} | {f"past_key_values.{name}": torch.randn(shape) for name in names}
+    own = {name: {0: "batch", 2: "past"} for name in inputs if name != "input_ids"}
+    model = WithPast(_from_config(t.AutoModelForCausalLM, config), tuple(inputs))
+    presents = tuple(f"present.{name}" for name in names)
+    return Example(model, inputs, ("batch", "sequence"), "logits", own, presents)
+
+
+def _audio(config: Any, auto: Any) -> Example:
+    inputs = {"input_values": torch.randn(2, 400)}
+    return Example(First(_from_config(auto, config), tuple(inputs)), inputs, ("batch",), _output(auto))
+
+
+def _unet() -> Example:
+    inputs = {
+        "sample": torch.randn(2, 4, 8, 8),
+        "timestep": torch.tensor([3, 10]),
+        "context": torch.randn(2, 5, 6),
+    }
+    own = {"sample": {0: "batch"}, "timestep": {0: "batch"}}
+    return Example(UNet(), inputs, ("batch", "sequence"), "noise", own)
 
 
 def _layers(module: nn.Module, size: int) -> Example:
@@ -162,7 +218,86 @@ MODELS: dict[str, Callable[[], Example]] = {
     "gru": lambda: _layers(_Recurrent(nn.GRU(6, 5, batch_first=True)), 6),
     "torch_transformer": lambda: _layers(nn.TransformerEncoder(
         nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 3, enable_nested_tensor=False), 16),
+    "bert_sdpa": lambda: _text(
+        t.BertConfig(**SMALL), t.AutoModelForTokenClassification, attention="sdpa"),
+    "deberta_v2": lambda: _text(t.DebertaV2Config(
+        **SMALL, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"], norm_rel_ebd="layer_norm",
+        share_att_key=True)),
+    "gpt2_past": lambda: _past(
+        t.GPT2Config(n_embd=16, n_layer=3, n_head=2, n_inner=24, vocab_size=40, n_positions=32), 3, 2, 2, 4, 8),
+    "wav2vec2": lambda: _audio(t.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, vocab_size=20,
+        conv_dim=(8, 8, 8), conv_stride=(5, 2, 2), conv_kernel=(10, 3, 3), num_feat_extract_layers=3,
+        num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2), t.AutoModelForCTC),
+    "unet": _unet,
 }  # fmt: skip
+
+
+class _Residual(nn.Module):
+    """Convolutions of a diffusion model, with the embedding of its time step."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(2, inputs), nn.GroupNorm(2, outputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.time, self.skip = nn.Linear(8, outputs), nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """Return images of other channels."""
+        y = self.conv1(F.silu(self.norm1(x))) + self.time(F.silu(time))[:, :, None, None]
+        out: Tensor = self.skip(x) + self.conv2(F.silu(self.norm2(y)))
+        return out
+
+
+class _CrossAttention(nn.Module):
+    """Attention of the pixels of an image to a text, and a gated unit."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm, self.norm1, self.norm2 = nn.GroupNorm(2, size), nn.LayerNorm(size), nn.LayerNorm(size)
+        self.query, self.key = nn.Linear(size, size, bias=False), nn.Linear(6, size, bias=False)
+        self.value, self.out = nn.Linear(6, size, bias=False), nn.Linear(size, size)
+        self.gate, self.down = nn.Linear(size, 4 * size), nn.Linear(2 * size, size)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """Return images of the same shape."""
+        batch, channels, height, width = x.shape
+        y = self.norm(x).flatten(2).transpose(1, 2)
+        query, key, value = (
+            layer(one).view(batch, -1, 2, channels // 2).transpose(1, 2)
+            for layer, one in ((self.query, self.norm1(y)), (self.key, context), (self.value, context))
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        y = y + self.out(mixed.transpose(1, 2).reshape(batch, -1, channels))
+        up, gate = self.gate(self.norm2(y)).chunk(2, -1)
+        y = y + self.down(up * F.gelu(gate))
+        return x + y.transpose(1, 2).reshape(batch, channels, height, width)
+
+
+class UNet(nn.Module):
+    """A small network of the kind that diffusion models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8))
+        self.first, self.down = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.residuals = nn.ModuleList([_Residual(4, 4), _Residual(4, 8), _Residual(8, 8)])
+        self.attentions = nn.ModuleList([_CrossAttention(8), _CrossAttention(8)])
+        self.up, self.last_residual = nn.Conv2d(8, 8, 3, padding=1), _Residual(12, 4)
+        self.norm, self.last = nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, sample: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        """Return the noise in a sample."""
+        angles = timestep[:, None].float() * torch.tensor([[1.0, 0.1, 0.01, 0.001]])
+        time = self.embedding(torch.cat([angles.cos(), angles.sin()], -1))
+        skip = self.residuals[0](self.first(sample), time)
+        x = self.attentions[0](self.residuals[1](self.down(skip), time), context)
+        x = self.attentions[1](self.residuals[2](x, time), context)
+        x = self.up(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        x = self.last_residual(torch.cat([x, skip], 1), time)
+        out: Tensor = self.last(F.silu(self.norm(x)))
+        return out
 
 
 class _Recurrent(nn.Module):
@@ -197,8 +332,8 @@ def export(example: Example, exporter: str) -> onnx.ModelProto:
     """Export a model; axes after the batch stay open where the exporter manages."""
     for count in range(len(example.axes), 0, -1):
         try:
-            model = export_with_axes(example, exporter, example.axes[:count])
-            check_other_sizes(model, example, count)
+            model = export_with_axes(example, exporter, example.open_axes(count))
+            check_other_sizes(model, example, example.open_axes(count))
         except Exception as error:  # exporters fail in many ways; fewer open axes may do
             if count == 1:
                 raise
@@ -208,19 +343,24 @@ def export(example: Example, exporter: str) -> onnx.ModelProto:
     raise AssertionError("no axes")
 
 
-def export_with_axes(example: Example, exporter: str, axes: tuple[str, ...]) -> onnx.ModelProto:
-    """Export a model with some open axes."""
-    inputs, open_axes = tuple(example.inputs.values()), dict(enumerate(axes))
-    names: Any = {"input_names": list(example.inputs), "output_names": [example.output]}
+def export_with_axes(example: Example, exporter: str, axes: dict[str, dict[int, str]]) -> onnx.ModelProto:
+    """Export a model with some open axes of each input."""
+    inputs, outputs = tuple(example.inputs.values()), [example.output, *example.more_outputs]
+    names: Any = {"input_names": list(example.inputs), "output_names": outputs}
     if exporter == "legacy":
         written = io.BytesIO()
-        dynamic = dict.fromkeys((*example.inputs, example.output), open_axes)
+        first = next(iter(axes.values())) if not example.own_axes else {0: "batch"}
+        past = {name: {0: "batch", 2: "total"} for name in example.more_outputs}
+        dynamic = {**axes, example.output: first, **past}
         torch.onnx.export(
             example.module, inputs, written, dynamo=False, opset_version=17, dynamic_axes=dynamic, **names
         )
         return onnx.load_from_string(written.getvalue())
-    shapes: Any = tuple(open_axes for _ in inputs)
-    shapes = (shapes,) if isinstance(example.module, First) else shapes  # its inputs are one *argument
+    shapes: Any = tuple(axes.values())
+    if isinstance(example.module, WithPast):
+        shapes = (shapes[0], shapes[1:])
+    elif isinstance(example.module, First):
+        shapes = (shapes,)  # its inputs are one *argument
     program = torch.onnx.export(
         example.module, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False, **names
     )
@@ -228,17 +368,18 @@ def export_with_axes(example: Example, exporter: str, axes: tuple[str, ...]) -> 
     return program.model_proto
 
 
-def check_other_sizes(model: onnx.ModelProto, example: Example, count: int) -> None:
-    """Compare ONNX Runtime with the module where the first axes are one longer than in the export."""
+def check_other_sizes(model: onnx.ModelProto, example: Example, axes: dict[str, dict[int, str]]) -> None:
+    """Compare ONNX Runtime with the module where the open axes are one longer than in the export."""
     inputs = dict(example.inputs)
     for name, tensor in inputs.items():
-        for axis in range(count):
+        for axis in axes[name]:
             tensor = torch.cat([tensor, tensor.narrow(axis, 0, 1)], axis)
         inputs[name] = tensor
     session = onnxruntime.InferenceSession(model.SerializeToString())
     found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
     with torch.no_grad():
         expected = example.module(*inputs.values())
+    expected = expected[0] if isinstance(expected, tuple) else expected
     torch.testing.assert_close(
         torch.from_numpy(found), expected, rtol=0, atol=1e-4 * float(expected.abs().max())
     )

@@ -179,15 +179,25 @@ def test_sizes_of_an_outer_tensor_are_arguments(tmp_path):
     body = "s = Shape(z) "
     for i, x in enumerate(["x", "h0", "h1"]):
         body += _layer(i, x, f"t{i}") + f"h{i} = Expand(t{i}, s)"
-    inputs = "float[n, 6] x, float[n, 6] z"
+    inputs = "float[n, 6] x, float[k, 6] z"
     module = _check(_model(body + "y = Relu(h2)", inputs=inputs), tmp_path, (1, 6), (5, 6))
     assert len(_blocks(module)) == 3
 
 
 def test_layers_that_differ_are_left_alone(tmp_path):
+    """The activation of the second is another."""
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1").replace("LeakyRelu", "Elu") + _layer(2, "h1", "y")
+    assert _blocks(_check(_model(body), tmp_path)) == []
+
+
+def test_layers_that_differ_in_a_number_are_one_class(tmp_path):
     """The slope of the second is another."""
     body = _layer(0, "x", "h0") + _layer(1, "h0", "h1", slope=0.3) + _layer(2, "h1", "y")
-    assert _blocks(_check(_model(body), tmp_path)) == []
+    module = _check(_model(body), tmp_path)
+    source = module_source(module, "Net", "A net.")
+    layers = ", ".join(f"Layer(negative_slope={slope})" for slope in (0.1, 0.3, 0.1))
+    assert f"torch.nn.ModuleList(\n            [{layers}]\n        )" in source
+    assert "F.leaky_relu(self.up(hidden), negative_slope=self.negative_slope)" in source
 
 
 def test_a_value_of_two_turns_before_is_not_a_block(tmp_path):
@@ -229,11 +239,14 @@ def test_a_result_inside_of_the_last_layer_is_returned_by_all(tmp_path):
     assert [len(s.outputs) for s in module.program.statements] == [2, 2, 2, 1, 1, 1]
 
 
+@pytest.mark.parametrize("is_same", [True, False])
 @pytest.mark.parametrize("lists", [("encoder.layers", "decoder.layers"), ("left.stack", "right.stack")])
-def test_classes_of_two_lists_have_names_that_differ(lists, tmp_path):
+def test_classes_of_two_lists_have_names_that_differ(lists, is_same, tmp_path):
+    """Where they differ in numbers alone, they are one class, and the slope is its argument."""
     body, x = "", "x"
     for i in range(6):
-        body += _layer(i, x, f"h{i}", slope=0.1 if i < 3 else 0.2)
+        layer = _layer(i, x, f"h{i}", slope=0.1 if i < 3 else 0.2)
+        body += layer if is_same or i < 3 else layer.replace("LeakyRelu", "Elu")
         x = f"h{i}"
     model = _model(body + f"y = Tanh({x})", weights=6)
     for i in range(6):
@@ -247,7 +260,10 @@ def test_classes_of_two_lists_have_names_that_differ(lists, tmp_path):
     kinds = [block.kind for block in _blocks(module)]
     first, second = (name.title().replace(".", "").removesuffix("s") for name in lists)
     assert kinds == [first] * 3 + [second] * 3
-    assert f"class {second}(burnt.Module):" in module_source(module, "Net", "A net.")
+    source = module_source(module, "Net", "A net.")
+    assert (f"class {second}(burnt.Module):" in source) != is_same
+    common = second.removeprefix("Decoder").removeprefix("Right")
+    assert (f"ModuleList({common}(negative_slope=0.2) for _ in range(3))" in source) == is_same
 
 
 def test_what_the_first_layer_computes_of_its_own_stays_in_it(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 import burnt
 from burnt.errors import UnsupportedError
 from burnt.onnx.importer.module import Block
+from burnt.onnx.importer.python import write_package
+from tests.onnx.test_import_files import import_package
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -168,6 +171,14 @@ def test_a_global_pool_of_an_input_without_a_shape(op: str) -> None:
     _check(model, {"x": x})
 
 
+@pytest.mark.parametrize("include", [0, 1])
+def test_a_window_far_larger_than_the_input(include: int) -> None:
+    """As EfficientNet pools, whose window is as large as there are channels: one of 2560 x 2560."""
+    options = f"kernel_shape=[2560, 2560], strides=[2560, 2560], ceil_mode=1, count_include_pad={include}"
+    text = f"g (float[N, 2, H, W] x) => (float[N, 2, a, b] y) {{ y = AveragePool<{options}>(x) }}"
+    _check(_model(text), {"x": _floats(3, 2, 4, 5)})
+
+
 def test_logic_with_a_constant_truth_value() -> None:
     text = "g (bool[N] x) => (bool[N] a, bool[N] b, bool[N] c) { a = And(x, t)  b = Or(x, t)  c = Xor(x, t) }"
     _check(_model(text, {"t": np.array(True)}), {"x": np.array([True, False])})
@@ -317,3 +328,80 @@ def test_a_label_encoder_finds_nan_since_version_4(version: int) -> None:
 def test_a_scaler_of_float64_returns_float32() -> None:
     text = "g (double[N, 2] x) => (float[N, 2] y) { y = ai.onnx.ml.Scaler<offset = [1.5], scale = [2.0]>(x) }"
     _check(_model(text), {"x": np.array([[1.0, 2.0]])})
+
+
+# --- found by random graphs -------------------------------------------------------------------------------
+
+
+def test_a_mask_that_is_true_everywhere_adds_its_axes() -> None:
+    text = """g (bool[2, n] x) => (bool[a, b, c] y) <int64 z = {0}, int64 o = {1}, int64[2] axes = {0, 2}> {
+        s = Shape(x)  n = Gather(s, o)  r = Range(z, n, o)  g = GreaterOrEqual(r, z)
+        u = Unsqueeze(g, axes)  both = And(x, u)  y = Not(both)
+    }"""
+    for size in (1, 2):
+        _check(_model(text), {"x": _floats(2, size) > 0})
+
+
+def test_a_slice_that_ends_at_the_size_of_what_it_cuts(tmp_path: Path) -> None:
+    text = """g (float[n, 6] x) => (float[a, b] y)
+    <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] four = {4}> {
+        inner = Slice(x, one, four, one)  s = Shape(inner)  end = Slice(s, one, two)
+        y = Slice(inner, zero, end, zero)
+    }"""
+    inputs = {"x": _floats(3, 6)}
+    module = _check(_model(text), inputs)
+    write_package(module, tmp_path / "sliced_twice", name="Sliced", title="Sliced.")
+    written = import_package(tmp_path / "sliced_twice").load()
+    torch.testing.assert_close(written(torch.from_numpy(inputs["x"])), module(torch.from_numpy(inputs["x"])))
+
+
+def test_a_size_of_a_constant_is_a_constant() -> None:
+    text = """g (float[n, 4] x) => (float[a, b] y)
+    <int64 one = {1}, int64[1] zero = {0}, float[2, 3] w = {1, 2, 3, 4, 5, 6}> {
+        s = Shape(w)  size = Gather(s, one)  end = Unsqueeze(size, zero)  y = Slice(x, zero, end, zero)
+    }"""
+    _check(_model(text), {"x": _floats(5, 4)})
+
+
+def test_weights_may_have_the_names_of_attributes_of_modules() -> None:
+    names = ["load", "program", "kind", "axes", "signature", "summary"]
+    text = "g (float[n, 4] x) => (float[n, 4] y) { "
+    for before, name, after in zip(["x", *"abcde"], names, [*"abcde", "y"], strict=True):
+        text += f"{after} = Add({before}, {name}) "
+    _check(_model(text + "}", {name: _floats(4) for name in names}), {"x": _floats(2, 4)})
+
+
+def test_a_size_that_a_reshape_has_twice() -> None:
+    text = """g (float[n, m, 4] x) => (float[a, b, c] y)
+    <int64 zero = {0}, int64[1] open = {-1}, int64[1] axis = {0}> {
+        s = Shape(x)  n = Gather(s, zero)  v = Unsqueeze(n, axis)  t = Concat<axis = 0>(v, v, open)
+        r = Reshape(x, t)  y = Relu(r)
+    }"""
+    _check(_model(text), {"x": _floats(2, 3, 4)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "declared"),
+    [
+        ((2, 3, 4), (-1, 6), "n, 6"),
+        ((2, 12), (-1, 3, 2), "n, 3, 2"),
+        ((4, 5, 6), (-1, 2), "n, m"),
+    ],
+)
+def test_results_need_not_have_the_sizes_that_the_file_declares(
+    shape: tuple[int, ...], sizes: tuple[int, ...], declared: str
+) -> None:
+    """ONNX Runtime warns of a batch that is not that of the input, and returns what the nodes compute."""
+    given = ", ".join(["n", *map(str, shape[1:])])
+    model = _model(
+        f"g (float[{given}] x) => (float[{declared}] y) {{ y = Reshape(x, sizes) }}",
+        {"sizes": np.array(sizes)},
+    )
+    _check(model, {"x": _floats(*shape)})
+
+
+def test_names_of_the_axes_of_outputs_are_not_relied_on() -> None:
+    text = """g (float[n, m] x) => (float[n, m] y, float[a, b] z) {
+        y = Transpose(x)  e = Exp(y)  s = Shape(e)  z = Reshape(x, s)
+    }"""
+    _check(_model(text), {"x": _floats(2, 3)})

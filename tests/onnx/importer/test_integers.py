@@ -120,8 +120,7 @@ def test_expand_as_torch_exports_it() -> None:
         e = Equal(v, negative) w = Where(e, ones, v) u = Unsqueeze(x, axis_1) y = Expand(u, w) }"""
     arrays = {name: np.array(n) for name, n in {"zero": 0, "one": 1, "minus_1": -1}.items()}
     arrays |= {name: np.array([n]) for name, n in {"axis": 0, "axis_1": 1, "minus_one": -1}.items()}
-    module = _check(body, "torch.unsqueeze", "ops.expand", **arrays)
-    assert "[x.shape[0], 1, x.shape[1]]" in module_source(module, "M", "m")
+    _check(body, "torch.unsqueeze", **arrays)  # the sizes are those that it has
 
 
 def test_padding_as_torch_exports_it() -> None:
@@ -157,10 +156,9 @@ def test_shapes_of_a_tensor() -> None:
         u = Unsqueeze(x, axis) v = Unsqueeze(u, axis) s = Shape(v) r = Reshape(x, s) t = Slice(s, axis, two)
         w = Concat<axis=0>(t, minus_one) y = Reshape(r, w) }"""
     arrays = {"axis": np.array([0]), "two": np.array([2]), "minus_one": np.array([-1])}
-    module = _check(body, "ops.unsqueeze", "torch.reshape", "torch.reshape", **arrays)
+    module = _check(body, "ops.unsqueeze", "torch.reshape", **arrays)  # the first one changes nothing
     text = module_source(module, "M", "m")
     (name,) = re.findall(r"(\w+) = x\[None, None\]", text)
-    assert f"x.reshape({name}.shape)" in text
     assert f".reshape(*{name}.shape[:2], -1)" in text
 
 

@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("onnx")
 
 import onnx
+import onnx.parser
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional as F
 
 import burnt
@@ -179,6 +180,7 @@ def test_methods_are_the_functions():
         "narrow": (1, 0, 2),
         "select": (1, 0),
         "split": ([1, 2], 1),
+        "chunk": (3, 1),
         "t": (),
         "unflatten": (2, (2, 2)),
         "clamp": (-0.5, 0.5),
@@ -287,13 +289,11 @@ def test_loops_carry_what_is_theirs():
     both = Repeat(("b_2", "a_2"), "self.layers", (Name("a"), Name("b")))
     found = lines(*before, both, returns=[Name("a_2"), Name("b_2")], a_2="tensor", b_2="tensor")
     assert found == text("""
-        a = self.f(x)
-        b = self.g(x)
-        b_2 = a
-        a_2 = b
+        b = self.f(x)
+        a = self.g(x)
         for block in self.layers:
-            b_2, a_2 = block(b_2, a_2)
-        return a_2, b_2
+            b, a = block(b, a)
+        return a, b
     """)
 
 
@@ -321,11 +321,138 @@ def test_nested_functions_read_what_they_did():
     """)
 
 
+def test_indices_are_written_where_they_are_read():
+    """Slices of slices are one, and so are axes that are added; nothing else is moved over calls."""
+    found = lines(
+        ("a", call("ops.slice_", X, [0], [2**63 - 1], axes=[1], steps=[2])),
+        ("b", call("ops.slice_", Name("a"), [0], [4], axes=[2])),
+        ("c", call("torch.unsqueeze", Y, 0)),
+        ("d", call("self.f", Y)),
+        ("e", call("ops.slice_", Name("a"), [1], [3], axes=[2])),
+        ("f", call("ops.unsqueeze", Name("c"), [0, 3])),
+        ("g", call("torch.cat", [Name("d"), Name("b"), Name("e")], 1)),
+        returns=[Name("g"), Name("f")],
+    )
+    joined = "torch.cat([self.f(y), x[:, ::2, :4], x[:, ::2, 1:3]], dim=1)"
+    assert found == f"return {joined}, y[None, None, :, None]"
+    overlapping = lines(
+        ("a", call("ops.slice_", X, [1], [4], axes=[1])),
+        ("b", call("ops.slice_", Name("a"), [1], [3], axes=[1])),
+        returns=Name("b"),
+    )
+    assert overlapping == "return x[:, 1:4][:, 1:3]"
+
+
+def test_an_attention_has_the_usual_names():
+    """Rearrangements follow what they rearrange, and lines are as long as they may be."""
+    heads = [("q", "self.query"), ("k", "self.query"), ("v", "self.query")]
+    found = lines(
+        *((name, call(layer, X)) for name, layer in heads),
+        *((f"{name}1", call("torch.reshape", Name(name), (2, 3, -1, 8))) for name, _ in heads),
+        *((f"{name}2", call("torch.transpose", Name(f"{name}1"), 1, 2)) for name, _ in heads),
+        ("w", call("torch.where", MASK, 0.0, 1.0)),
+        ("a", call("F.scaled_dot_product_attention", *(Name(f"{n}2") for n, _ in heads), Name("w"))),
+        ("b", call("torch.transpose", Name("a"), 1, 2)),
+        ("c", call("torch.reshape", Name("b"), (2, 3, -1))),
+        returns=[Name("c"), Name("w")],
+    )
+    assert found == text("""
+        query = self.query(x).reshape(2, 3, -1, 8).transpose(1, 2)
+        key = self.query(x).reshape(2, 3, -1, 8).transpose(1, 2)
+        value = self.query(x).reshape(2, 3, -1, 8).transpose(1, 2)
+        mask = torch.where(mask, 0.0, 1.0)
+        attention = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return attention.transpose(1, 2).reshape(2, 3, -1), mask
+    """)
+
+
+def test_a_long_line_is_parted_at_a_call():
+    layer = f"self.{'long_' * 10}"
+    found = lines(
+        ("a", call(layer, X)),
+        ("b", call("torch.reshape", Name("a"), (2, 3, -1, 8))),
+        ("c", call("torch.transpose", Name("b"), 1, 2)),
+        ("d", call("torch.add", Name("c"), X)),
+        returns=[Name("d"), Name("d")],
+        **{layer: "tensor"},
+    )
+    first, second, *_ = found.splitlines()
+    assert first.endswith(f" = {layer}(x)")
+    assert ".reshape(2, 3, -1, 8).transpose(1, 2) + x" in second
+
+
+def test_sizes_that_are_read_twice_are_variables():
+    size, other = Size(X, 0), Size(X, 1)
+    statements = [
+        Statement(("a",), call("torch.reshape", Y, (size, other, -1))),
+        Statement(("b",), call("torch.reshape", Name("a"), (other, -1))),
+    ]
+    program = Program(["x", "y"], [Name("a"), Name("b")], statements)
+    kinds: dict[str, Kind] = dict.fromkeys(("x", "y", "a", "b"), "tensor")
+
+    def body(**axes: tuple[str, ...]) -> list[str]:
+        return list(body_lines(program, kinds, 110, 8, axes))
+
+    assert body(x=("batch", "length"))[0] == "batch, length = x.shape"
+    assert body(x=("batch", "length", ""))[:2] == [
+        "batch, length = x.shape[:2]",
+        "y = y.reshape(batch, length, -1)",
+    ]
+    assert body(x=("y", "torch"))[0] == "y_2, torch_ = x.shape"
+    assert body(x=("batch", ""))[0] == "y = y.reshape(*x.shape[:2], -1)"
+    assert body()[0] == "y = y.reshape(*x.shape[:2], -1)"
+
+
 def test_floats_of_a_file_are_short():
     assert shortest_decimal(9.999999960041972e-13) == 1e-12
     rng = np.random.default_rng(0)
     for value in rng.standard_normal(100).astype(np.float32):
         assert np.float32(shortest_decimal(float(value))) == value
+    largest = torch.finfo(torch.float32).max
+    assert shortest_decimal(-largest) == -largest
+    assert torch.full((1,), shortest_decimal(largest))[0] == largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_limits_of_dtypes_have_their_names(dtype):
+    limits = torch.finfo(dtype)
+    for value, name in ((limits.min, "min"), (limits.max, "max")):
+        source = code_of(call("torch.where", MASK, 0.0, value)).text
+        assert source == f"torch.where(mask, 0.0, torch.finfo({dtype}).{name})"
+        assert eval(code_of(value).text, {"torch": torch}) == value
+    assert code_of(limits.min / 2).text == repr(limits.min / 2).replace("e+", "e")
+
+
+def test_float32_constants_are_short():
+    """Also where they are 0-dimensional; what is computed is the same to the bit."""
+    numbers = np.array([1.0, 0.1, 0.01, -3e-7], np.float32)
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        m (float[n,4] x, double[n] z) => (float[n,4] y, double[n] w) {
+            a = Mul(x, numbers) b = Add(a, tenth) c = Max(b, limit) y = Div(c, tenth) w = Mul(z, wide)
+        }"""
+    )
+    for name, value in {
+        "numbers": numbers,
+        "tenth": np.float32(0.1),
+        "limit": np.finfo(np.float32).min,
+        "wide": np.float64(np.float32(0.1)),
+    }.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    model.graph.initializer[0].name = model.graph.node[0].input[1] = "inv_freq"
+    module = burnt.onnx.load(model)
+    x, z = torch.randn(50, 4), torch.randn(50, dtype=torch.float64)
+    tenth = torch.tensor(0.1)
+    expected = torch.maximum(
+        x * torch.from_numpy(numbers) + tenth, torch.tensor(torch.finfo(torch.float32).min)
+    )
+    y, w = module(x, z)
+    assert torch.equal(y, expected / tenth)
+    assert torch.equal(w, z * float(np.float32(0.1)))
+    source = module_source(module, "Net", "A net.")
+    assert "torch.tensor([1.0, 0.1, 0.01, -3e-07])" in source
+    assert "+ 0.1" in source
+    assert "* 0.10000000149011612" in source
 
 
 @pytest.mark.parametrize("name", ["bert.dynamo", "lstm.legacy", "pca_neighbors.sklearn"])

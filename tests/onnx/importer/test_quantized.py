@@ -17,7 +17,7 @@ import onnxruntime
 import torch
 
 import burnt.onnx
-from burnt.nn.quantized import Quantized
+from burnt.nn.quantized import Quantized, QuantizedConv, QuantizedEmbedding, QuantizedLinear
 from burnt.onnx.importer.program import Statement
 from burnt.onnx.importer.python import write_package
 from tests.onnx.importer_files import tensor
@@ -225,22 +225,120 @@ def test_files_of_the_static_quantizer_are_quantized_layers(
         assert (error < 0.01 * step).mean() > 0.9
 
 
-@pytest.mark.parametrize("per_channel", [True, False])
-def test_files_of_the_dynamic_quantizer_are_exact(net: Path, per_channel: bool) -> None:
-    """One scale for a whole input, with a zero point, is no scheme of burnt's: functions compute it."""
+@pytest.mark.parametrize(
+    ("kind", "per_channel", "conv", "linear"),
+    [
+        ("QInt8", False, "int8-tensor-dynamic_tensor", "int8-tensor-dynamic_tensor"),
+        ("QUInt8", True, "int8-tensor-asymmetric-dynamic_tensor", "int8-asymmetric-dynamic_tensor"),
+    ],
+)
+def test_files_of_the_dynamic_quantizer(
+    net: Path, kind: str, per_channel: bool, conv: str, linear: str
+) -> None:
     tools = pytest.importorskip("onnxruntime.quantization")
     path = net.with_name("dynamic.onnx")
-    tools.quantize_dynamic(net, path, per_channel=per_channel, weight_type=tools.QuantType.QInt8)
+    tools.quantize_dynamic(net, path, per_channel=per_channel, weight_type=tools.QuantType[kind])
     assert {"ConvInteger", "MatMulInteger"} <= {node.op_type for node in onnx.load(path).graph.node}
     module = burnt.onnx.load(path)
-    calls = _calls(module)
-    assert {"ops.conv_integer", "ops.matmul_integer_to_float"} <= set(calls)
-    assert "ops.matmul_integer" not in calls
+    assert {(type(layer), layer.scheme.name) for layer in _layers(module)} == {
+        (QuantizedConv, conv),
+        (QuantizedLinear, linear),
+    }
+    assert not [name for name in _calls(module) if "quant" in name or "integer" in name]
     x = np.random.default_rng(3).standard_normal((5, 3, 6, 6)).astype(np.float32)
     with torch.no_grad():
         results = module(torch.from_numpy(x))
     for found, want in zip(results, _run_all(path, x), strict=True):
         np.testing.assert_allclose(found.numpy(), want, rtol=0, atol=1e-5 * float(np.abs(want).max()))
+
+
+DYNAMIC = """<ir_version: 8, opset_import: ["": 17]>
+    m (int64[batch,length] ids) => (float[batch,length,6] y, float[batch,length,6] z)
+    <uint8[9,6] table, float s = {0.5}, uint8 t = {3}, int8[6,6] w, int8 zero = {0}, float u = {0.25},
+     float[6] a, float[6] b>
+    {
+        rows = Gather(table, ids)
+        x = DequantizeLinear(rows, s, t)
+        q, qs, qz = DynamicQuantizeLinear(x)
+        i = MatMulInteger(q, w, qz, zero)
+        f = Cast<to = 1>(i)
+        scales = Mul(qs, u)
+        g = Mul(f, scales)
+        y = Add(g, a)
+        h = Tanh(y)
+        q2, qs2, qz2 = DynamicQuantizeLinear(h)
+        i2 = MatMulInteger(q2, w, qz2, zero)
+        f2 = Cast<to = 1>(i2)
+        scales2 = Mul(u, qs2)
+        g2 = Mul(scales2, f2)
+        z = Add(OTHER, g2)
+    }"""
+
+
+def _dynamic(bias: str) -> Any:
+    model = onnx.parser.parse_model(DYNAMIC.replace("OTHER", bias))
+    rng = np.random.default_rng(0)
+    arrays = {
+        "table": rng.integers(0, 256, (9, 6)).astype(np.uint8),
+        "w": rng.integers(-127, 128, (6, 6)).astype(np.int8),
+        "a": rng.standard_normal(6).astype(np.float32),
+        "b": rng.standard_normal(6).astype(np.float32),
+    }
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in arrays]
+    del model.graph.initializer[:]
+    named = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    model.graph.initializer.extend([*kept, *named])
+    return model
+
+
+@pytest.mark.parametrize("bias", ["a", "b"])
+def test_products_of_one_integer_weight_call_one_layer(bias: str) -> None:
+    """Also where their biases differ, which are added after it then."""
+    model = _dynamic(bias)
+    module = burnt.onnx.load(model)
+    (linear,) = [layer for layer in _layers(module) if isinstance(layer, QuantizedLinear)]
+    assert (linear.bias is not None) == (bias == "a")
+    tables = [layer for layer in _layers(module) if isinstance(layer, QuantizedEmbedding)]
+    assert [table.scheme.name for table in tables] == ["int8-tensor-asymmetric"]
+    ids = np.array([[1, 8, 0], [3, 3, 2]])
+    wants = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"ids": ids})
+    with torch.no_grad():
+        for result, want in zip(module(torch.from_numpy(ids)), wants, strict=True):
+            np.testing.assert_allclose(result.numpy(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_dynamic_import_trains_and_dequantizes() -> None:
+    module, ids = burnt.onnx.load(_dynamic("a")), torch.tensor([[1, 8, 0], [3, 3, 2]])
+    before = module(ids)
+    before[1].sum().backward()
+    assert [name for name, parameter in module.named_parameters() if parameter.grad is not None] == [
+        "linear.bias"
+    ]
+    burnt.dequantize(module)
+    assert not _layers(module)
+    with torch.no_grad():
+        for one, other in zip(module(ids), before, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0.01 * float(other.abs().max()))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["QInt8", "QUInt8"])
+def test_a_dynamic_import_is_written_as_it_was(net: Path, tmp_path: Path, kind: str) -> None:
+    tools = pytest.importorskip("onnxruntime.quantization")
+    path, written = tmp_path / "dynamic.onnx", tmp_path / "again.onnx"
+    tools.quantize_dynamic(net, path, weight_type=tools.QuantType[kind])
+    module, x = burnt.onnx.load(path), torch.randn(5, 3, 6, 6)
+    burnt.onnx.export(module, x, written)
+    counts = [
+        [[node.op_type for node in onnx.load(file).graph.node].count(op) for file in (path, written)]
+        for op in ("ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
+    ]
+    assert all(before == after > 0 for before, after in counts), counts
+    again = burnt.onnx.load(written)
+    assert [(type(a), a.scheme) for a in _layers(again)] == [(type(a), a.scheme) for a in _layers(module)]
+    with torch.no_grad():
+        for one, other in zip(again(x), module(x), strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def _calls(module: Any) -> list[str]:

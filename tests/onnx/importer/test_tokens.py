@@ -27,6 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
     "maybe_nothing": {"tokenexp": r"\w*o?"},
     "boundaries": {"tokenexp": r"\b\w\w+\b"},
     "at_the_start": {"tokenexp": "^[ab]"},
+    "any_but_a_newline": {"tokenexp": "a.b|b.a"},
+    "lines": {"tokenexp": "(?m)^[a-z]"},
     "the_longest": {"tokenexp": "b|ba|go+?d?"},
     "repeated_groups": {"tokenexp": "([ab]+-?)+"},
     "marks": {"tokenexp": "[a-z]+", "mark": 1},
@@ -35,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "separators": {"separators": [", ", " ", "X"], "mincharnum": 2},
     "separators_one_after_the_other": {"separators": [" ", ", "]},
     "separators_by_expression": {"separators": ["[ ,]", "o+|a$"]},
+    "the_longest_separators": {"separators": ["g|go|-.", "é"]},
 }
 
 
@@ -68,9 +71,10 @@ def test_rows_of_texts() -> None:
     compare(model_of({"tokenexp": "[a-z]+", "pad_value": ""}, axes=2), TEXTS.reshape(2, 3))
 
 
-def test_random_expressions_equal_onnxruntime() -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.full)])
+def test_random_expressions_equal_onnxruntime(count: int) -> None:
     """Classes, groups, alternatives, repetitions and anchors in any order."""
-    draw = random.Random(0)
+    draw = random.Random(count)
 
     def part(depth: int) -> str:
         atoms = ["a", "b", "[ab]", "[^a]", ".", r"\w", r"\W", r"\b", r"\B", "^", "$"]
@@ -81,8 +85,8 @@ def test_random_expressions_equal_onnxruntime() -> None:
     def whole(depth: int = 0) -> str:
         return draw.choice(["", "|"]).join(part(depth) for _ in range(draw.randint(1, 3)))
 
-    texts = np.array(["ab ba", "aab", "b-a_b", "", "bbab a"], dtype=object)
-    for _ in range(40):
+    texts = np.array(["ab ba", "aab", "b-a_b", "", "bbéab\na"], dtype=object)
+    for _ in range(count):
         compare(model_of({"tokenexp": whole()}), texts)
 
 
@@ -96,6 +100,14 @@ def test_a_separator_of_nothing_is_refused() -> None:
     """Each place between two characters would separate."""
     with pytest.raises(UnsupportedError, match="a separator of tokens matches an empty text"):
         functions.tokenize(TEXTS, separators=["x*"])
+
+
+@pytest.mark.parametrize("how", [{"pattern": r"\C"}, {"separators": [r"b\C"]}])
+def test_characters_are_not_cut(how: dict[str, Any]) -> None:
+    r"""``\C`` matches one byte of several."""
+    with pytest.raises(UnsupportedError, match="cuts characters into bytes") as caught:
+        functions.tokenize(np.array(["bé"], dtype=object), **how)
+    assert r"\\C" in str(caught.value.found)
 
 
 def test_hostile_expressions_take_bounded_time() -> None:

@@ -1,7 +1,7 @@
 """Quantized ops.
 
 - `values`: how quantized values lie in memory.
-- `quantize`: `quantize`, `dequantize`, `quantize_rows`.
+- `quantize`: `quantize`, `dequantize`, `quantize_rows`, `quantize_tensor`.
 - `weight_only`: `quantized_linear`, `quantized_embedding`: quantized weights, floating-point inputs.
 - `weight_only_gpu`, `weight_only_config`, `weight_only_triton`: their Triton candidate, its block sizes, its
   kernels; `weight_only_sum`: a few rows as one generated reduction, on Metal.

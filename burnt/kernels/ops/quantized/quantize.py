@@ -1,4 +1,4 @@
-"""`quantize`, `dequantize` and `quantize_rows`: elementwise ops, which fuse with what is around them."""
+"""`quantize`, `dequantize`, `quantize_rows`, `quantize_tensor`: they fuse with what is around them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from burnt.kernels.interface.checks import check_floating, check_one_device
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, expand_scale, value_type
 from burnt.scheme import VALUES
 
-__all__ = ["check_scale", "dequantize", "is_floating", "quantize", "quantize_rows", "quantized_example"]
+__all__ = [
+    "check_scale",
+    "dequantize",
+    "is_floating",
+    "quantize",
+    "quantize_rows",
+    "quantize_tensor",
+    "quantized_example",
+]
 
 
 def check_scale(
@@ -268,3 +276,42 @@ def quantize_rows(x: Tensor, value: str = "int8") -> tuple[Tensor, Tensor]:
     scale = amax / VALUES[value].largest
     scaled = torch.where(scale == 0, 0.0, wide / torch.where(scale == 0, 1.0, scale))
     return encode(scaled, value, None, VALUES[value].smallest + (value == "int8")), scale
+
+
+def _check_quantize_tensor(x: Tensor) -> None:
+    check_floating("quantize_tensor", x=x)
+
+
+def _tensor_examples(device: torch.device) -> list[tuple[object, ...]]:
+    return [(torch.randn(shape, device=device),) for shape in ((1024, 1024), (8, 128, 768), (5, 7))]
+
+
+@op(check=_check_quantize_tensor, examples=_tensor_examples)
+def quantize_tensor(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize a tensor by the range of all its elements and 0, as ONNX's DynamicQuantizeLinear does.
+
+    Args:
+        x: ``[*]``, floating-point.
+
+    Returns:
+        values ``[*]``, int8; a scale ``[1, 1]``, float32 (float64 for float64): ``(max - min) / 255``, or 1
+        if all elements are 0; and a zero point ``[1, 1]``, int8. Values and zero point are ONNX's less 128,
+        which are unsigned.
+
+    Raises:
+        InputUnsupportedError: `x` is not floating-point.
+
+    >>> quantize_tensor(torch.tensor([3.0, -0.5, 4.6]))
+    (tensor([  47, -128,  127], dtype=torch.int8), tensor([[0.0200]]), tensor([[-103]], dtype=torch.int8))
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    ends = (wide.amin(), wide.amax()) if x.numel() else (wide.new_zeros(()),) * 2
+    low, high = ends[0].clamp(max=0), ends[1].clamp(min=0)
+    smallest, largest = VALUES["int8"].smallest, VALUES["int8"].largest
+    scale = (high - low) / (largest - smallest)
+    scale = torch.where(scale == 0, 1.0, scale)
+    # Not rounded to int8 and back: generated loops with conversions of a number run four times slower.
+    zero = torch.clamp(torch.round(-low / scale) + smallest, smallest, largest)
+    zero = torch.where(zero.isnan(), 0.0, zero)
+    values = encode(wide / scale, "int8", zero, smallest)
+    return values, scale.reshape(1, 1), zero.to(torch.int8).reshape(1, 1)

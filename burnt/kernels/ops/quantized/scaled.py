@@ -19,7 +19,16 @@ from burnt.kernels.ops.quantized.quantize import check_scale, is_floating, quant
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, value_type
 from burnt.kernels.ops.quantized.weight_only import check_bias
 
-__all__ = ["exact_conv", "exact_linear", "finish_conv", "finish_linear", "scaled_conv", "scaled_linear"]
+__all__ = [
+    "exact_conv",
+    "exact_linear",
+    "finish_conv",
+    "finish_linear",
+    "less_zero_point",
+    "scaled_conv",
+    "scaled_linear",
+    "sum_rows",
+]
 
 _EXACT = 1 << 10  # products of 8-bit integers whose sum float32 holds exactly: 2^24 / 2^14
 
@@ -70,6 +79,7 @@ def _check_linear(
     out_zero_point: Tensor | None,
     value: str,
     dtype: torch.dtype | None,
+    zero_point: Tensor | None,
 ) -> None:
     name = "scaled_linear"
     check_activation(name, activation)
@@ -102,7 +112,8 @@ def _check_linear(
             found=list(x_scale.shape),
         )
     _check_zero_point(name, x_zero_point, value)
-    check_scale(name, values.shape[0], values.shape[1], scale, None, 0)
+    _check_integers(name, zero_point, value)
+    check_scale(name, values.shape[0], values.shape[1], scale, zero_point, 0)
     check_bias(name, values.shape[0], bias)
     _check_output(name, out_scale, out_zero_point, dtype)
 
@@ -116,6 +127,16 @@ def _check_zero_point(name: str, x_zero_point: Tensor | None, value: str) -> Non
             where=f"burnt.kernels.{name}",
             expected="None, or with int8 values an int8 tensor with one element",
             found=f"{x_zero_point.dtype} {list(x_zero_point.shape)} with {value}",
+        )
+
+
+def _check_integers(name: str, zero_point: Tensor | None, value: str) -> None:
+    if zero_point is not None and value != "int8":
+        raise InputValueError(
+            f"{value} has no zero points",
+            where=f"burnt.kernels.{name}",
+            expected="zero_point=None, or int8 values",
+            found=f"zero_point {list(zero_point.shape)}",
         )
 
 
@@ -133,7 +154,8 @@ def _linear_examples(device: torch.device) -> list[tuple[object, ...]]:
         zero_point = torch.tensor(3, dtype=torch.int8, device=device) if zero else None
         x_scale = x_scale[:1, 0] if zero else x_scale
         bias = torch.randn(n, device=device)
-        examples.append((x, values, x_scale, scale, zero_point, bias, None, None, None, value, torch.float32))
+        rest = (bias, None, None, None, value, torch.float32, None)
+        examples.append((x, values, x_scale, scale, zero_point, *rest))
     return examples
 
 
@@ -151,6 +173,17 @@ def _finish(
     return encode(out / out_scale.to(out.dtype), value, out_zero_point, value_type("scaled", value).smallest)
 
 
+def sum_rows(values: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the sums of the rows of a weight ``[rows, columns]`` less its zero points: ``[rows]``."""
+    sums = values.sum(1, dtype=dtype)
+    return sums if zero_point is None else sums - values.shape[1] * zero_point.reshape(-1).to(dtype)
+
+
+def less_zero_point(values: Tensor, zero_point: Tensor) -> Tensor:
+    """Subtract zero points ``[rows, 1]`` or ``[1, 1]`` from values ``[rows, ...]``: int16."""
+    return values.to(torch.int16) - zero_point.reshape(-1, *[1] * (values.dim() - 1))
+
+
 def finish_linear(
     sums: Tensor,
     x_scale: Tensor,
@@ -163,6 +196,8 @@ def finish_linear(
     out_zero_point: Tensor | None,
     value: str,
     dtype: torch.dtype | None,
+    zero_point: Tensor | None = None,
+    row_sums: Tensor | None = None,
 ) -> Tensor:
     """Scale the sums of products ``[rows, out_features]``, and do what `scaled_linear` does with the result.
 
@@ -171,17 +206,21 @@ def finish_linear(
         x_scale: as in `scaled_linear`, as are the arguments without a comment.
         scale: see `x_scale`.
         x_zero_point: see `x_scale`.
-        column_sums: ``[out_features]``: sums of the weight's rows, with `x_zero_point`.
+        column_sums: ``[out_features]``: sums of the weight's rows less `zero_point`, with `x_zero_point`.
         bias: see `x_scale`.
         activation: see `x_scale`.
         out_scale: see `x_scale`.
         out_zero_point: see `x_scale`.
         value: see `x_scale`.
         dtype: see `x_scale`.
+        zero_point: see `x_scale`.
+        row_sums: ``[rows, 1]``: sums of the rows of `x`, with `zero_point`.
     """
     wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
     if x_zero_point is not None and column_sums is not None:
         sums = sums - x_zero_point.to(sums.dtype) * column_sums
+    if zero_point is not None and row_sums is not None:
+        sums = sums - row_sums * zero_point.to(sums.dtype).reshape(-1)
     row_scale = x_scale.reshape(-1, 1) if x_scale.numel() != 1 else x_scale.reshape(())
     out = sums.to(wide) * row_scale.to(wide) * scale.to(wide).reshape(-1)
     if bias is not None:
@@ -202,8 +241,9 @@ def scaled_linear(
     out_zero_point: Tensor | None = None,
     value: str = "int8",
     dtype: torch.dtype | None = None,
+    zero_point: Tensor | None = None,
 ) -> Tensor:
-    r"""Multiply quantized inputs by a quantized weight: :math:`f((x - z)\, W^\top s_x s_w + b)`.
+    r"""Multiply quantized inputs by a quantized weight: :math:`f((x - z_x) (W - z_w)^\top s_x s_w + b)`.
 
     Args:
         x: ``[*, in_features]``, values of 8 bits: int8, or uint8 for float8.
@@ -217,6 +257,7 @@ def scaled_linear(
         out_zero_point: one int8 element, of the result.
         value: ``"int8"``, ``"float8_e4m3"`` or ``"float8_e5m2"``.
         dtype: of the result, None for float32, unless `out_scale` is given.
+        zero_point: int8, in the shape of `scale`; only with int8 values.
 
     Returns:
         ``[*, out_features]``, in `dtype`; with `out_scale` values of 8 bits.
@@ -233,15 +274,16 @@ def scaled_linear(
     tensor([[125.]])
     """
     rows = x.reshape(-1, x.shape[-1])
-    column_sums = None
+    column_sums = row_sums = None
     if value == "int8":
         sums = exact_linear(rows, values)
-        column_sums = None if x_zero_point is None else values.sum(1, dtype=torch.int64)
+        column_sums = None if x_zero_point is None else sum_rows(values, zero_point, torch.int64)
+        row_sums = None if zero_point is None else rows.sum(1, keepdim=True, dtype=torch.int64)
     else:
         wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
         sums = decode(rows, value, wide) @ decode(values, value, wide).t()
     rest = (bias, activation, out_scale, out_zero_point, value, dtype)
-    out = finish_linear(sums, x_scale, scale, x_zero_point, column_sums, *rest)
+    out = finish_linear(sums, x_scale, scale, x_zero_point, column_sums, *rest, zero_point, row_sums)
     return out.reshape(*x.shape[:-1], values.shape[0])
 
 
@@ -263,7 +305,7 @@ def exact_conv(
 
     Args:
         numbers: ``[batch, channels, *axes]``, of any dtype.
-        weight: ``[out_channels, channels / groups, *kernel]``, int8.
+        weight: ``[out_channels, channels / groups, *kernel]``, integers of any dtype.
         stride: one number for each axis, as are the next two.
         padding: see `stride`.
         dilation: see `stride`.
@@ -300,6 +342,7 @@ def _check_conv(
     out_scale: Tensor | None,
     out_zero_point: Tensor | None,
     dtype: torch.dtype | None,
+    zero_point: Tensor | None,
 ) -> None:
     name = "scaled_conv"
     check_activation(name, activation)
@@ -327,7 +370,7 @@ def _check_conv(
             found=list(x_scale.shape),
         )
     _check_zero_point(name, x_zero_point, "int8")
-    check_scale(name, values.shape[0], values[0].numel() if values.shape[0] else 0, scale, None, 0)
+    check_scale(name, values.shape[0], values[0].numel() if values.shape[0] else 0, scale, zero_point, 0)
     check_bias(name, values.shape[0], bias)
     _check_output(name, out_scale, out_zero_point, dtype)
 
@@ -347,9 +390,8 @@ def _conv_examples(device: torch.device) -> list[tuple[object, ...]]:
         zero_point = torch.tensor(-5, dtype=torch.int8, device=device) if zero else None
         bias = torch.randn(weight_shape[0], device=device)
         sizes = ([stride] * (len(shape) - 2), [padding] * (len(shape) - 2), [1] * (len(shape) - 2), groups)
-        examples.append(
-            (x, values, x_scale, scale, zero_point, bias, None, *sizes, None, None, torch.float32)
-        )
+        rest = (bias, None, *sizes, None, None, torch.float32, None)
+        examples.append((x, values, x_scale, scale, zero_point, *rest))
     return examples
 
 
@@ -369,6 +411,7 @@ def scaled_conv(
     out_scale: Tensor | None = None,
     out_zero_point: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    zero_point: Tensor | None = None,
 ) -> Tensor:
     """Convolve int8 inputs with an int8 kernel, with fused scales, bias and activation.
 
@@ -387,6 +430,7 @@ def scaled_conv(
         out_scale: one element: the result is quantized again, by this scale.
         out_zero_point: one int8 element, of the result.
         dtype: of the result, None for float32, unless `out_scale` is given.
+        zero_point: int8, in the shape of `scale`.
 
     Returns:
         ``[batch, out_channels, *axes]``, in `dtype`; with `out_scale` int8.
@@ -405,8 +449,12 @@ def scaled_conv(
     numbers, terms = x.float(), _EXACT
     if x_zero_point is not None:
         numbers, terms = numbers - x_zero_point.float(), _EXACT // 2  # differences have one bit more
+    weight = values
+    if zero_point is not None:
+        weight = less_zero_point(values, zero_point)
+        terms //= 2
     step, around, spread = (expand_sizes(size, axes) for size in (stride, padding, dilation))
-    total = exact_conv(numbers, values, step, around, spread, groups, terms)
+    total = exact_conv(numbers, weight, step, around, spread, groups, terms)
     return finish_conv(total, x_scale, scale, bias, activation, out_scale, out_zero_point, dtype)
 
 

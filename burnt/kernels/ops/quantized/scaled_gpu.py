@@ -27,12 +27,15 @@ __all__ = ["result_dtype", "sum_unsupported_reason", "uses_float8_units"]
 
 _MAX_TERMS = 1 << 17
 """Products of two int8 values whose sum might not fit into int32: each is at most 2^14. With a zero point,
-half as many."""
+half as many, with one of the weight too an eighth."""
 
 
-def sum_unsupported_reason(terms: int, x_zero_point: Tensor | None) -> str | None:
+def sum_unsupported_reason(
+    terms: int, x_zero_point: Tensor | None, zero_point: Tensor | None = None
+) -> str | None:
     """Return why int32 cannot hold a sum of so many products of int8 values, or None."""
     limit = _MAX_TERMS if x_zero_point is None else _MAX_TERMS // 2
+    limit = limit if zero_point is None else _MAX_TERMS // 8
     return None if terms < limit else f"sums of {terms} products, which may exceed int32"
 
 
@@ -60,10 +63,12 @@ def _linear_float8(x: Tensor, out_scale: Tensor | None, value: str, dtype: torch
 
 
 def _linear_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
-    _, _, x_zero_point, _, _, _, _, value, _ = rest
+    _, _, x_zero_point, _, _, _, _, value, _, zero_point = rest
     target = target_of(x.device)
     if isinstance(target, str):
         return target
+    if zero_point is not None:
+        return "zero points of the weight"
     if 0 in (x.numel(), values.numel()):
         return "an empty tensor"
     return sum_unsupported_reason(x.shape[-1], x_zero_point) if value == "int8" else None
@@ -72,7 +77,7 @@ def _linear_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | N
 def _linear_configs(x: Tensor, values: Tensor, *rest: Any) -> list[dict[str, str]]:
     from burnt.codegen.runtime.triton_compile_pool import limits_of
 
-    out_scale, _, value, dtype = rest[5:]
+    out_scale, _, value, dtype, _ = rest[5:]
     use = "int8" if value == "int8" else "float8" if _linear_float8(x, out_scale, value, dtype) else "float16"
     rows = x.numel() // x.shape[-1]
     found = configs(rows, values.shape[0], x.shape[-1], limits_of(x.device), use)  # type: ignore[arg-type]
@@ -82,7 +87,7 @@ def _linear_configs(x: Tensor, values: Tensor, *rest: Any) -> list[dict[str, str
 def _compile_linear(config: Mapping[str, str], x: Tensor, *rest: Any) -> Future[None]:
     from burnt.kernels.ops.quantized.scaled_triton import linear_launches
 
-    *tensors, value, dtype = rest
+    *tensors, value, dtype, _ = rest
     arguments = meta_tensors(x.reshape(-1, x.shape[-1]), *tensors, value, result_dtype(dtype))
     arguments.append(MatmulConfig.of(config["tiles"]))
     launches, _ = linear_launches(*arguments, float8=_linear_float8(x, tensors[6], value, dtype))
@@ -100,7 +105,7 @@ def _compile_linear(config: Mapping[str, str], x: Tensor, *rest: Any) -> Future[
 def _(x: Tensor, *rest: Any, config: Mapping[str, str]) -> Tensor:
     from burnt.kernels.ops.quantized.scaled_triton import scaled_linear_triton
 
-    *tensors, value, dtype = rest
+    *tensors, value, dtype, _ = rest
     float8 = _linear_float8(x, tensors[6], value, dtype)
     blocks = MatmulConfig.of(config["tiles"])
     return scaled_linear_triton(x, *tensors, value, result_dtype(dtype), blocks, float8=float8)
@@ -115,7 +120,9 @@ def _conv_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | Non
         return target
     if 0 in (x.numel(), values.numel()):
         return "an empty tensor"
-    _, _, x_zero_point, _, _, _, padding, dilation, *_ = rest
+    _, _, x_zero_point, _, _, _, padding, dilation, *_, zero_point = rest
+    if zero_point is not None:
+        return "zero points of the weight"
     axes = values.dim() - 2
     for axis in range(axes):
         spread = (values.shape[2 + axis] - 1) * expand_sizes(dilation, axes)[axis] + 1
@@ -136,7 +143,7 @@ def _conv_configs(x: Tensor, values: Tensor, *rest: Any) -> list[dict[str, str]]
 
 def _conv_arguments(rest: tuple[Any, ...], axes: int) -> list[Any]:
     """Return the arguments after `x` with one number for each axis, and the result's dtype."""
-    *arguments, dtype = rest
+    *arguments, dtype, _ = rest
     for position in (6, 7, 8):  # stride, padding, dilation
         arguments[position] = expand_sizes(arguments[position], axes)
     return [*arguments, result_dtype(dtype)]

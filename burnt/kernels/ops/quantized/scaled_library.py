@@ -14,7 +14,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen import fuse
 from burnt.device import device_info
-from burnt.kernels.ops.quantized.scaled import finish_linear, scaled_linear
+from burnt.kernels.ops.quantized.scaled import finish_linear, scaled_linear, sum_rows
 from burnt.kernels.ops.quantized.scaled_gpu import result_dtype, sum_unsupported_reason, uses_float8_units
 from burnt.kernels.ops.quantized.values import FLOAT8
 from burnt.kernels.ops.quantized.weight_only_gpu import DTYPES
@@ -45,9 +45,9 @@ def shape_unsupported_reason(x: Tensor, values: Tensor, value: str) -> str | Non
 
 
 def _unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
-    _, _, x_zero_point, _, _, out_scale, _, value, dtype = rest
+    _, _, x_zero_point, _, _, out_scale, _, value, dtype, zero_point = rest
     if value == "int8":
-        reason = sum_unsupported_reason(x.shape[-1], x_zero_point)
+        reason = sum_unsupported_reason(x.shape[-1], x_zero_point, zero_point)
     else:
         architecture = device_info(x.device).architecture
         has_units = uses_float8_units(architecture, value, out_scale, dtype)
@@ -57,7 +57,7 @@ def _unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
 
 def _is_best(x: Tensor, values: Tensor, *rest: Any) -> bool:
     """Whether it is one call of the library."""
-    _, _, _, bias, activation, out_scale, _, value, dtype = rest
+    _, _, _, bias, activation, out_scale, _, value, dtype, _ = rest
     is_bfloat16 = result_dtype(dtype) == torch.bfloat16
     return value != "int8" and is_bfloat16 and _is_only_scaled(bias, activation, out_scale)
 
@@ -74,6 +74,7 @@ def scaled_linear_library(
     out_zero_point: Tensor | None,
     value: str,
     dtype: torch.dtype | None,
+    zero_point: Tensor | None = None,
 ) -> Tensor:
     """Compute `burnt.kernels.scaled_linear`; the arguments are the op's."""
     rows, weight = x.reshape(-1, x.shape[-1]).contiguous(), values.contiguous()
@@ -88,7 +89,8 @@ def scaled_linear_library(
             return _torch.float8_mm(rows, weight, row_scale, column_scale, torch.bfloat16).view(shape)
         one = torch.ones((), device=x.device)
         total = _torch.float8_mm(rows, weight, one, one, torch.float32)
-    column_sums = None if x_zero_point is None else weight.sum(1, dtype=torch.int32)
+    column_sums = None if x_zero_point is None else sum_rows(weight, zero_point, torch.int32)
+    row_sums = None if zero_point is None else rows.sum(1, keepdim=True, dtype=torch.int32)
     out: Tensor = _finish(
         total,
         x_scale,
@@ -101,6 +103,8 @@ def scaled_linear_library(
         out_zero_point,
         value,
         dtype,
+        zero_point,
+        row_sums,
     )
     return out.view(shape)
 

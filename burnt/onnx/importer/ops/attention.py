@@ -37,15 +37,19 @@ def _attention(build: Build, node: Node) -> Any:
     names = ["past_key", "past_value", "lengths"]
     extra = {name: v for name, v in zip(names, inputs[4:], strict=False) if v is not None}
     plain = not extra and set(options) <= {"scale", "is_causal"} and build.rank(node, 0) == 4
-    if plain and len(inputs) == 3 and _same_heads(node) and not options.get("is_causal"):
+    count = _queries_per_head(node)
+    if plain and len(inputs) == 3 and count and not options.get("is_causal"):
+        options |= {"enable_gqa": True} if count > 1 else {}
         return build.call("F.scaled_dot_product_attention", *inputs, hint="attention", **options)
     return build.call("ops.attention", *inputs[:4], hint="attention", **extra, **options)
 
 
-def _same_heads(node: Node) -> bool:
-    """Whether query and key are known to have the same number of heads."""
-    query, key = (shape_of(value)[1:2] for value in node.node.inputs[:2])
-    return query == key and bool(query) and isinstance(query[0], int)
+def _queries_per_head(node: Node) -> int:
+    """Return how many heads of the query there are for each of keys and values; 0 where it is not known."""
+    heads = [shape_of(value)[1] if shape_of(value) else None for value in node.node.inputs[:3]]
+    if not all(type(number) is int for number in heads) or heads[1] != heads[2]:
+        return 0
+    return heads[0] // heads[1] if heads[1] and heads[0] % heads[1] == 0 else 0
 
 
 @handler("FlexAttention", domain="ai.onnx.preview")

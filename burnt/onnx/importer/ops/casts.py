@@ -12,6 +12,11 @@ from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.registry import handler
 
 _NAMES = {8: "string", 21: "uint4", 22: "int4", 23: "float4", 25: "uint2", 26: "int2"}
+_PLAIN = (
+    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+"""Dtypes between which torch's conversion is ONNX's."""
 
 
 def _cast(build: Build, node: Node, to: int) -> Any:
@@ -22,7 +27,9 @@ def _cast(build: Build, node: Node, to: int) -> Any:
         options["round_mode"] = node.attr("round_mode", "up")
     if is_strings(node, 0):
         options["device"] = build.device()
-    dtype = _NAMES.get(to) or torch_dtype(to)
+    dtype, before = _NAMES.get(to) or torch_dtype(to), build.dtype(node, 0)
+    if before in _PLAIN and dtype in _PLAIN:
+        return build.call("torch.Tensor.to", build.tensor(node, 0), dtype, hint="cast")
     return build.call("ops.cast", build.tensor(node, 0), dtype, hint="cast", **options)
 
 

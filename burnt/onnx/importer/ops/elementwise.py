@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.integers import Ints
+from burnt.onnx.importer.node import shortest_decimal
 from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
 
@@ -71,7 +73,7 @@ _MIRRORED = {
     "torch.ge": "torch.le",
 }
 """Comparisons, which take no number on the left, with the operands swapped."""
-_NEUTRAL = {"Mul": 1, "Div": 1, "And": True, "Or": False}
+_NEUTRAL = {"Mul": 1, "Div": 1, "And": True, "Or": False, "Equal": True}
 """The operand on the right that makes the result that on the left."""
 
 
@@ -82,8 +84,9 @@ def _unary(build: Build, node: Node) -> Any:
     return build.call(_UNARY[node.op], build.tensor(node, 0), hint=node.op)
 
 
-@handler(*_BINARY)
-def _binary(build: Build, node: Node) -> Any:
+@handler(*(op for op in _BINARY if op != "And"))
+def binary(build: Build, node: Node) -> Any:
+    """Add an op of two operands."""
     function, wide = _BINARY[node.op]
     same = _unchanged(build, node)
     if same is not None:
@@ -113,8 +116,10 @@ def _unchanged(build: Build, node: Node) -> int | None:
     """Return which input is the result, as the other one is neutral; None if neither is."""
     if node.op not in _NEUTRAL:
         return None
+    neutral = _NEUTRAL[node.op]
     for index in (0, 1) if node.op != "Div" else (0,):
-        if literal(build, node, 1 - index) == _NEUTRAL[node.op]:
+        found = literal(build, node, 1 - index)
+        if found == neutral and isinstance(found, bool) == isinstance(neutral, bool):
             return index
     return None
 
@@ -166,9 +171,14 @@ def literal(build: Build, node: Node, index: int) -> Any:
         values = known.values if isinstance(known, Ints) else None
         return values.item() if values is not None and values.size == 1 and values.ndim <= rank else None
     is_number = array.dtype.name in _LITERALS and array.size == 1 and array.ndim <= rank
-    if not is_number or (array.ndim and array.dtype.name.startswith(("float", "bfloat"))):
+    if not is_number:
         return None
-    return array.item() if array.dtype.kind in "iub" else float(array.item())
+    if array.ndim and array.dtype.name.startswith(("float", "bfloat")) and build.may_be_trained(node, index):
+        return None
+    if array.dtype.kind in "iub":
+        return array.item()
+    number = float(array.item())
+    return shortest_decimal(number) if array.dtype == np.float32 else number
 
 
 @handler("Pow")

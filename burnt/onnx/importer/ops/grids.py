@@ -1,7 +1,8 @@
-"""GatherND, and what it is where its indices are the positions of the table's own axes.
+"""Lookups whose indices are the positions of the table's own axes.
 
-torch's exporter writes the lookup of a mask, ``mask[batch[:, None], position[None, :]]`` with the ranges of
-both axes, as a table of all pairs of indices: the mask with more axes.
+torch's exporters write the lookup of a mask, ``mask[batch[:, None], position[None, :]]`` with the ranges of
+both axes, as GatherND with a table of all pairs of indices, and before that as a Gather from the flat mask:
+the mask with more axes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.matching import integers_of, number_of, producer_of, shape_of
+from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
 
 if TYPE_CHECKING:
@@ -40,6 +42,49 @@ def _added_axes(node: Node) -> list[int] | None:
     return others if in_order and all(result[axis] == 1 for axis in others) else None
 
 
+def grid_axes(build: Build, node: Node) -> list[int] | None:
+    """Return the axes of size 1 that a Gather from a flat matrix adds to it; None if it does more than that.
+
+    The flat matrix has one column, which is the last axis of the result. The indices are ``row * width +
+    column`` for all rows and columns.
+    """
+    flat, total = producer_of(node.node.inputs[0], "Flatten"), producer_of(node.node.inputs[1], "Add")
+    axis = None if flat is None else flat.attributes.get("axis")
+    sizes, result = shape_of(flat.inputs[0]) if flat is not None else [], shape_of(node.node.outputs[0])
+    if flat is None or total is None or len(sizes) != 2 or axis is None or axis.value != 2:
+        return None
+    for column, row in (total.inputs, reversed(total.inputs)):
+        product = producer_of(row, "Mul")
+        if product is None:
+            continue
+        for i in (0, 1):
+            width = build.known_ints(Node(product, node.version), 1 - i)
+            matrix = build.tensor(Node(flat, node.version), 0)
+            if width is None or width.values.size != 1 or not isinstance(matrix, Name):
+                continue
+            if not build.is_size(width.values.reshape(-1)[0], matrix, 1, sizes):
+                continue
+            first, second = _positions(product.inputs[i], sizes[0]), _positions(column, sizes[1])
+            others = [axis for axis in range(len(result)) if axis not in (first, second)]
+            is_ordered = first is not None and second is not None and first < second
+            if is_ordered and all(result[axis] == 1 for axis in others):
+                return others
+    return None
+
+
+def _positions(value: ir.Value | None, size: Any) -> int | None:
+    """Return the axis along which a tensor counts from 0 to a size, if all others have the size 1."""
+    shape = shape_of(value)
+    places = [axis for axis, length in enumerate(shape) if length != 1]
+    while (node := producer_of(value, "Unsqueeze")) is not None:
+        value = node.inputs[0]
+    numbers = producer_of(value, "Range")
+    if numbers is None or len(places) != 1 or size is None:
+        return None
+    counts = (number_of(numbers.inputs[0]), number_of(numbers.inputs[2])) == (0, 1)
+    return places[0] if counts and shape_of(value) == [size] else None
+
+
 def _place(column: ir.Value | None, size: Any, rank: int) -> int | None:
     """Return the axis along which indices count from 0 to a size, if they are the same along all others."""
     node = producer_of(column, "Unsqueeze")
@@ -48,15 +93,7 @@ def _place(column: ir.Value | None, size: Any, rank: int) -> int | None:
     value = node.inputs[0]
     expand = producer_of(value, "Expand")
     value = value if expand is None else expand.inputs[0]
-    shape = shape_of(value)
-    places = [axis for axis, length in enumerate(shape) if length != 1]
-    while (node := producer_of(value, "Unsqueeze")) is not None:
-        value = node.inputs[0]
-    numbers = producer_of(value, "Range")
-    if numbers is None or len(shape) != rank or len(places) != 1 or size is None:
-        return None
-    counts = (number_of(numbers.inputs[0]), number_of(numbers.inputs[2])) == (0, 1)
-    return places[0] if counts and shape_of(value) == [size] else None
+    return _positions(value, size) if len(shape_of(value)) == rank else None
 
 
 def _axes(node: ir.Node) -> list[int] | None:

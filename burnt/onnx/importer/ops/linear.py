@@ -29,13 +29,20 @@ def _count(value: Any) -> int:
 
 
 def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> Any:
-    """Add a linear layer with a weight ``[out, in]``."""
+    """Add a linear layer with a weight ``[out, in]``; of rows, it takes the tensor whose rows they are."""
     tensor = to_tensor(weight)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     layer.weight = torch.nn.Parameter(tensor)
     if bias is not None:
         layer.bias = torch.nn.Parameter(to_tensor(bias))
-    return build.layer(layer, x, hint="linear")
+    if x not in build.rows:
+        return build.layer(layer, x, hint="linear")
+    source, sizes = build.rows[x]
+    result = build.layer(layer, source, hint="linear")
+    rows = build.call("torch.flatten", result, 0, len(sizes) - 2, hint="linear")
+    build.rows[rows] = result, [*sizes[:-1], weight.shape[0]]
+    build.reshaped[rows] = *build.rows[rows], [None, weight.shape[0]]
+    return rows
 
 
 def _quantized_linear(

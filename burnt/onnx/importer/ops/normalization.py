@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,9 @@ def _layer_norm(build: Build, node: Node) -> Any:
         and scale.ndim == (-axis if axis < 0 else rank - axis)
         and not _is_broadcast(node, scale)
     ):
+        if _is_plain(node, scale, bias):
+            layer = nn.LayerNorm(scale.shape, eps, elementwise_affine=False)
+            return build.layer(layer, build.tensor(node, 0), hint="norm")
         if bias is None and not node.has(2):
             layer = set_weights(nn.LayerNorm(scale.shape, eps, bias=False), weight=scale)
             return build.layer(layer, build.tensor(node, 0), hint="norm")
@@ -67,6 +71,14 @@ def _layer_norm(build: Build, node: Node) -> Any:
     if only_y:
         return build.call("ops.layer_norm", *arguments, hint="norm")
     return build.calls("ops.layer_norm_statistics", *arguments, count=3, hint="norm")
+
+
+def _is_plain(node: Node, scale: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> bool:
+    """Whether scale and bias are ones and zeros that an exporter wrote, where a layer has no weights."""
+    if not (scale == 1).all() or (node.has(2) and (bias is None or (bias != 0).any())):
+        return False
+    given = [value for value in node.node.inputs[1:3] if value is not None]
+    return all(not v.is_initializer() or re.match(r"onnx::|val_\d+$", v.name or "") for v in given)
 
 
 def _is_broadcast(node: Node, scale: np.ndarray[Any, Any]) -> bool:

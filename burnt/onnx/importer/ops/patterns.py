@@ -8,6 +8,7 @@ from typing import Any
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.matching import DOMAIN
+from burnt.onnx.importer.ops.heads import grouped_heads
 from burnt.onnx.importer.ops.windows import float_constant, set_weights
 from burnt.onnx.importer.registry import handler
 
@@ -75,15 +76,34 @@ def _flat_weights(build: Build, node: Node) -> list[Any]:
     ]
 
 
+@handler("Roll", domain=DOMAIN)
+def _roll(build: Build, node: Node) -> Any:
+    x, shifts = build.tensor(node, 0), {node.attr("axis"): node.attr("shift")}
+    if x in build.rolled and node.is_only_use(0) and node.attr("axis") not in build.rolled[x][1]:
+        x, before = build.rolled[x]
+        shifts = before | shifts
+    axes = sorted(shifts)
+    both = [tuple(shifts[axis] for axis in axes), tuple(axes)]
+    result = build.call("torch.roll", x, *(one if len(one) > 1 else one[0] for one in both), hint="rolled")
+    build.rolled[result] = x, shifts
+    return result
+
+
 @handler("Rotary", domain=DOMAIN)
 def _rotary(build: Build, node: Node) -> Any:
-    return build.call("ops.rotate", *build.tensors_of(node), hint="rotated")
+    extra = {"interleaved": True} if node.attr("interleaved", 0) else {}
+    return build.call("ops.rotate", *build.tensors_of(node), hint="rotated", **extra)
 
 
 @handler("Attention", domain=DOMAIN)
 def _attention(build: Build, node: Node) -> Any:
     scale, value = node.attr("scale"), node.node.inputs[0]
     size = value.shape[-1] if value is not None and value.shape is not None else None
-    is_default = isinstance(size, int) and math.isclose(scale, size**-0.5, rel_tol=1e-6)
-    extra = {} if is_default else {"scale": scale}
-    return build.call("F.scaled_dot_product_attention", *build.tensors_of(node), hint="attention", **extra)
+    is_default = isinstance(size, int) and scale is not None and math.isclose(scale, size**-0.5, rel_tol=1e-6)
+    extra = {} if is_default or scale is None else {"scale": scale}
+    query, *both, mask = [*build.tensors_of(node), None][:4]
+    grouped = grouped_heads(build, node, *both)
+    if grouped is not None:
+        both, extra["enable_gqa"] = list(grouped), True
+    inputs = [query, *both] if mask is None else [query, *both, mask]
+    return build.call("F.scaled_dot_product_attention", *inputs, hint="attention", **extra)

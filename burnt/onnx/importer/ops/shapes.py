@@ -11,9 +11,12 @@ import torch
 from burnt import nn
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.fixed_sizes import fixed_sizes
 from burnt.onnx.importer.integers import Ints, product
+from burnt.onnx.importer.matching import producer_of, shape_of
 from burnt.onnx.importer.ops.elementwise import is_strings
-from burnt.onnx.importer.program import Name, Size
+from burnt.onnx.importer.ops.grids import grid_axes
+from burnt.onnx.importer.program import Name, Size, names_in
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
@@ -39,8 +42,14 @@ def _shape(build: Build, node: Node) -> Any:
     rank = build.rank(node, 0)
     if rank is None or not isinstance(x, Name):
         return build.call("ops.shape", x, start, end, hint="shape")
-    build.root.ranks[x] = rank
-    return Ints.of([Size(x, axis) for axis in range(rank)[start:end]])
+    known = shape_of(node.node.inputs[0])
+    build.root.shapes[x] = known
+    fixed = fixed_sizes(node.node.inputs[0], build.root.fixed)
+    sizes = [Size(x, axis) if size is None else size for axis, size in enumerate(fixed)]
+    if node.node.inputs[0] in build.root.model_inputs:
+        found = [build.size_of(size) if isinstance(size, str) else None for size in known]
+        sizes = [one or size for one, size in zip(found, sizes, strict=True)]
+    return Ints.of(sizes[start:end])
 
 
 @handler("Size")
@@ -60,41 +69,13 @@ def _identity(build: Build, node: Node) -> Any:
     return build.value(node, 0)  # a weight that is an output too stays one parameter
 
 
-@handler("Reshape")
-def _reshape(build: Build, node: Node) -> Any:
-    shape = node.attr("shape") or build.ints(node, 1)
-    x = build.tensor(node, 0)
-    allow_zero = bool(node.attr("allowzero", 0))
-    if is_strings(node, 0):  # a numpy array
-        return build.call(
-            "ops.reshape",
-            x,
-            build.tensor(node, 1) if shape is None else shape,
-            *([True] if allow_zero else []),
-            hint="reshaped",
-        )
-    if shape is not None and (allow_zero or all(size != 0 for size in shape)) and isinstance(x, Name):
-        return build.call("torch.reshape", x, tuple(shape), hint="reshaped")
-    if shape is not None and not allow_zero and build.rank(node, 0) is not None:
-        sizes = tuple(Size(x, i) if type(s) is int and s == 0 else s for i, s in enumerate(shape))
-        return build.call("torch.reshape", x, sizes, hint="reshaped")
-    if shape is None:
-        shape = build.tensor(node, 1)
-    return build.call("ops.reshape", x, shape, *([True] if allow_zero else []), hint="reshaped")
-
-
 @handler("Transpose")
 def _transpose(build: Build, node: Node) -> Any:
     axes, rank = node.attr("perm"), build.rank(node, 0)
     if axes is None and rank is None:
         return build.call("ops.permute", build.tensor(node, 0), hint="transposed")
     axes = list(range(rank or 0))[::-1] if axes is None else axes
-    swapped = [i for i, axis in enumerate(axes) if i != axis]
-    if not swapped:
-        return build.tensor(node, 0)
-    if len(swapped) == 2:
-        return build.call("torch.transpose", build.tensor(node, 0), *swapped, hint="transposed")
-    return build.call("torch.permute", build.tensor(node, 0), tuple(axes), hint="transposed")
+    return build.permute(build.tensor(node, 0), axes, is_only_use=node.is_only_use(0))
 
 
 @handler("Flatten")
@@ -121,20 +102,14 @@ def _unsqueeze(build: Build, node: Node) -> Any:
     if rank is None or not isinstance(axes, list) or not all(type(axis) is int for axis in axes):
         return build.call("ops.unsqueeze", x, axes, hint="x")
     total = rank + len(axes)
-    axes = sorted(axis % total for axis in axes)
-    if x in build.unsqueezed and node.is_only_use(0):  # a chain of nodes is one call
-        x, before = build.unsqueezed[x]
-        rest = [axis for axis in range(total) if axis not in axes]
-        axes = sorted([*axes, *(rest[axis] for axis in before)])
-    function, where = ("torch.unsqueeze", axes[0]) if len(axes) == 1 else ("ops.unsqueeze", axes)
-    result = build.call(function, x, where, hint="x")
-    build.unsqueezed[result] = x, axes
-    return result
+    return build.unsqueeze(x, sorted(axis % total for axis in axes), total, is_only_use=node.is_only_use(0))
 
 
 @handler("Concat")
 def _concat(build: Build, node: Node) -> Any:
     axis, tensors = node.attr("axis", 1), build.tensors_of(node)
+    if len(tensors) == 1:
+        return tensors[0]
     if build.dtype(node, 0) is None:
         return build.call("ops.concat", tensors, axis, hint="concat")
     return build.call("torch.cat", tensors, axis, hint="concat")
@@ -149,6 +124,9 @@ def _split(build: Build, node: Node) -> Any:
     if isinstance(sizes, list):
         return build.calls("torch.split", x, sizes, axis, count=node.num_outputs, hint="part")
     sizes = node.num_outputs if sizes is None else sizes
+    length = shape_of(node.node.inputs[0])[axis] if build.rank(node, 0) else None
+    if sizes == node.num_outputs and isinstance(length, int) and length % sizes == 0 and length:
+        return build.calls("torch.chunk", x, sizes, axis, count=sizes, hint="part")
     return build.calls("ops.split", x, sizes, axis, count=node.num_outputs, hint="part")
 
 
@@ -171,14 +149,54 @@ def _slice(build: Build, node: Node) -> Any:
             where[axis] = slice(starts[i], ends[i], step_list[i])
         if array.size <= 4096 and min(step_list) > 0:
             return np.ascontiguousarray(array[tuple(where)])
-    return build.call("ops.slice_", build.tensor(node, 0), starts, ends, hint="sliced", **extra)
+    x = build.tensor(node, 0)
+    found = _named_slices(build, node, starts, ends, axes, steps)
+    if found is None:
+        return build.call("ops.slice_", x, starts, ends, hint="sliced", **extra)
+    value = node.node.inputs[0]
+    if x in build.sliced and value is not None and not value.is_graph_output():
+        source, before = build.sliced[x]
+        is_read_by_slices = all(use.node.op_type == "Slice" for use in value.uses())
+        is_apart = not before.keys() & found.keys() and x.name not in names_in(list(found.values()))
+        if is_read_by_slices and is_apart:
+            x, found = source, before | found
+    named = sorted(found)
+    starts, ends, steps = ([found[axis][i] for axis in named] for i in range(3))
+    extra = {} if steps == [1] * len(steps) else {"steps": steps}
+    if len(named) == 1 and named[0] == (build.rank(node, 0) or 0) - 1 > 1:
+        named = [-1]  # x[..., :4]
+    result = build.call("ops.slice_", x, starts, ends, hint="sliced", axes=named, **extra)
+    build.sliced[result] = x, found
+    return result
+
+
+def _named_slices(
+    build: Build, node: Node, starts: Any, ends: Any, axes: Any, steps: Any
+) -> dict[int, tuple[Any, Any, Any]] | None:
+    """Return start, end and step by axis; None where they are not known, or an axis is named twice."""
+    rank = build.rank(node, 0)
+    axes = list(range(len(starts))) if axes is None and isinstance(starts, list) else axes
+    steps = [1] * len(axes) if steps is None and isinstance(axes, list) else steps
+    known = [starts, ends, axes, steps]
+    if not rank or not all(isinstance(one, list) and len(one) == len(starts) for one in known):
+        return None
+    if not all(type(axis) is int and -rank <= axis < rank for axis in axes):
+        return None
+    found = {axis % rank: bounds for axis, *bounds in zip(axes, starts, ends, steps, strict=True)}
+    return {axis: (a, b, c) for axis, (a, b, c) in found.items()} if len(found) == len(axes) else None
 
 
 @handler("Gather")
 def _gather(build: Build, node: Node) -> Any:
     axis = node.attr("axis", 0)
     indices = build.constant(node, 1)
-    quantized = quantized_weight(build, node, 0) if axis == 0 and indices is None else None
+    is_row = indices is not None and not indices.ndim
+    added = grid_axes(build, node) if axis == 0 and indices is None else None
+    if added is not None:
+        flat = producer_of(node.node.inputs[0], "Flatten")
+        assert flat is not None
+        return build.unsqueeze(build.tensor(Node(flat, node.version), 0), added, len(added) + 2)
+    quantized = quantized_weight(build, node, 0) if axis == 0 and not is_row else None
     if quantized is not None and quantized.weight.dim() == 2:
         size, features = quantized.weight.shape
         table = nn.Embedding(size, features, device="meta", dtype=quantized.weight.dtype)
@@ -188,7 +206,7 @@ def _gather(build: Build, node: Node) -> Any:
             return result
     x = build.constant(node, 0)
     if x is not None and indices is not None and x.size <= 4096:
-        return np.take(x, indices, axis=axis)
+        return np.asarray(np.take(x, indices, axis=axis))  # numpy returns a single element as a number
     is_table = x is not None and axis == 0 and x.ndim == 2 and x.dtype.kind == "f"
     if x is not None and is_table and indices is None and node.is_only_use(0):
         layer = nn.Embedding(x.shape[0], x.shape[1], device="meta")
@@ -205,7 +223,7 @@ def embedding_indices(build: Build, node: Node, size: int) -> Any:
     Those of the model's input are taken as they are: ids below zero are mistakes there.
     """
     indices = build.tensor(node, 1)
-    if _is_never_negative(node.node.inputs[1], build.root.model_inputs):
+    if is_never_negative(node.node.inputs[1], build.root.model_inputs):
         return indices
     return build.call("ops.wrap_indices", indices, size, hint="indices")
 
@@ -217,7 +235,7 @@ _REARRANGING = {
 """Ops whose elements are elements of their first input."""
 
 
-def _is_never_negative(value: Any, ids: Collection[Any]) -> bool:
+def is_never_negative(value: Any, ids: Collection[Any]) -> bool:
     """Whether integers of the graph cannot be negative, by the ops that compute them, or are `ids`."""
     for _ in range(32):
         if value in ids:
@@ -239,9 +257,9 @@ def _is_never_negative(value: Any, ids: Collection[Any]) -> bool:
             attribute = node.attributes.get("value")
             return attribute is not None and bool((attribute.value.numpy() >= 0).all())
         if node.op_type == "Range":
-            return all(_is_never_negative(node.inputs[i], ids) for i in (0, 2))
+            return all(is_never_negative(node.inputs[i], ids) for i in (0, 2))
         if node.op_type == "Concat":
-            return all(_is_never_negative(part, ids) for part in node.inputs)
+            return all(is_never_negative(part, ids) for part in node.inputs)
         if node.op_type not in _REARRANGING:
             return False
         value = node.inputs[0]
@@ -273,6 +291,8 @@ def _pad(build: Build, node: Node) -> Any:
     if node.has(2):
         constant = build.constant(node, 2)
         value = build.tensor(node, 2) if constant is None else constant.reshape(()).item()
+    if isinstance(pads, list) and pads and all(type(size) is int and size == 0 for size in pads):
+        return build.tensor(node, 0)
     rank = build.rank(node, 0)
     has_axes = axes is None or (isinstance(axes, list) and all(type(a) is int for a in axes))
     is_constant = mode == "constant" and not isinstance(value, Name)
@@ -282,8 +302,14 @@ def _pad(build: Build, node: Node) -> Any:
         numbers = [n for axis in range(rank - 1, -1, -1) for n in both.get(axis, (0, 0))]
         while len(numbers) > 2 and numbers[-2:] == [0, 0]:
             del numbers[-2:]
+        x = build.tensor(node, 0)
+        if numbers == [0, 0]:
+            return x
         extra = {"value": value} if value else {}
-        return build.call("F.pad", build.tensor(node, 0), tuple(numbers), hint="padded", **extra)
+        padded = build.call("F.pad", x, tuple(numbers), hint="padded", **extra)
+        if not value and all(type(n) is int for n in numbers):
+            build.padded[padded] = x, numbers
+        return padded
     extra = {} if axes is None else {"axes": axes}
     return build.call("ops.pad", build.tensor(node, 0), pads, mode, value, hint="padded", **extra)
 
@@ -291,11 +317,6 @@ def _pad(build: Build, node: Node) -> Any:
 @handler("Tile")
 def _tile(build: Build, node: Node) -> Any:
     return build.call("ops.tile", build.tensor(node, 0), sizes_of(build, node, 1), hint="tiled")
-
-
-@handler("Expand")
-def _expand(build: Build, node: Node) -> Any:
-    return build.call("ops.expand", build.tensor(node, 0), sizes_of(build, node, 1), hint="expanded")
 
 
 @handler("DepthToSpace", "SpaceToDepth")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from burnt.onnx.functions.regular_expressions import compile_pattern
 from burnt.onnx.functions.tokens import tokenize
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.registry import handler
@@ -31,10 +32,12 @@ def _string_split(build: Build, node: Node) -> Any:
 
 @handler("RegexFullMatch")
 def _regex_full_match(build: Build, node: Node) -> Any:
+    pattern = node.text("pattern", "")
+    compile_pattern(pattern)  # refuses what is not supported during the import
     return build.call(
         "ops.regex_full_match",
         build.tensor(node, 0),
-        node.text("pattern", ""),
+        pattern,
         device=build.device(),
         hint="matches",
     )

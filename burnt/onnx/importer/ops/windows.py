@@ -50,8 +50,10 @@ def _conv(build: Build, node: Node) -> Any:
         and pads_of_layer
         and (bias is not None or not node.has(2))
     ):
-        shape = quantized.weight.shape
+        shape, add = quantized.weight.shape, None
         rank = len(shape) - 2
+        if bias is None and node.is_only_use(1):
+            bias, add = _constant_after(build, node.node, "Add", shape[0], len(shape))
         layer = _CONV[rank](
             shape[1] * groups,
             shape[0],
@@ -68,6 +70,8 @@ def _conv(build: Build, node: Node) -> Any:
             layer.bias = torch.nn.Parameter(to_tensor(bias))
         result = add_quantized(build, node, layer, quantized, hint="conv")
         if result is not None:
+            if add is not None:
+                build.absorbed[add] = result
             return result
     x = build.tensor(node, 0)
     if weight is not None and weight.ndim - 2 in _CONV:
@@ -84,6 +88,7 @@ def _conv(build: Build, node: Node) -> Any:
                 pads = [0] * 2 * rank
         elif auto_pad == "VALID":
             pads = [0] * 2 * rank
+        x, pads = _with_pads_before(build, x, pads)
         if pads[:rank] != pads[rank:] or min(pads) < 0:
             numbers = tuple(n for i in range(rank - 1, -1, -1) for n in (pads[i], pads[rank + i]))
             x, pads = build.call("F.pad", x, numbers, hint="padded"), [0] * 2 * rank
@@ -102,6 +107,19 @@ def _conv(build: Build, node: Node) -> Any:
         return _finish(build, node, y, bias, last)
     arguments = (x, build.tensor(node, 1), build.tensor(node, 2), strides, pads, dilations, groups, auto_pad)
     return build.call("ops.conv", *arguments, hint="conv")
+
+
+def _with_pads_before(build: Build, x: Any, pads: list[int]) -> tuple[Any, list[int]]:
+    """Return what a convolution reads without the zeros that a Pad puts around it, and the pads of both."""
+    if x not in build.padded or min(pads) < 0:
+        return x, pads
+    (source, numbers), rank = build.padded[x], len(pads) // 2
+    if len(numbers) > 2 * rank or min(numbers) < 0:  # the batch or the channels too, or elements are cut off
+        return x, pads
+    low, high = ([*reversed(numbers[side::2])] for side in (0, 1))  # F.pad begins with the last axis
+    before = [0] * (rank - len(low))
+    both = [a + b for a, b in zip(pads, [*before, *low, *before, *high], strict=True)]
+    return (source, both) if both[:rank] == both[rank:] else (x, pads)
 
 
 def _finish(build: Build, node: Node, y: Any, bias: Any, last: Any) -> Any:

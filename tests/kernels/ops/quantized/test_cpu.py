@@ -145,6 +145,38 @@ def test_sums_of_integers_are_numpys(k: int, zero: int | None, extreme: str) -> 
         assert np.array_equal(call().numpy(), sums.astype(np.float32)), name
 
 
+@pytest.mark.parametrize("per_tensor", [True, False])
+@pytest.mark.parametrize("x_zero", [None, -128, 7])
+def test_zero_points_of_weights(x_zero: int | None, per_tensor: bool) -> None:
+    """Also with groups, whose inputs are summed each for itself, and padding by the input's zero point."""
+    zero = None if x_zero is None else torch.tensor(x_zero, dtype=torch.int8)
+    one, rows = torch.tensor(1.0), 1 if per_tensor else 6
+    scale, zeros = torch.ones(rows, 1), int8(rows, 1, seed=2)
+    for k in (2, 300, 3000):
+        x, values = int8(4, k), int8(6, k, seed=1)
+        sums = (x.double() - (x_zero or 0)) @ (values.double() - zeros.double()).t()
+        args = (x, values, one, scale, zero, None, None, None, None, "int8", None, zeros)
+        for name, call in scaled_candidates(kernels.scaled_linear, args):
+            assert torch.equal(call(), sums.float()), name
+    image, kernel = int8(2, 4, 9, 7), int8(6, 2, 3, 2, seed=1)
+    sums = F.conv2d(
+        image.double() - (x_zero or 0), kernel.double() - zeros.double().view(-1, 1, 1, 1), None, 1, 1, 1, 2
+    )
+    args = (image, kernel, one, scale, zero, None, None, 1, 1, 1, 2, None, None, None, zeros)
+    for name, call in scaled_candidates(kernels.scaled_conv, args):
+        assert torch.equal(call(), sums.float()), name
+
+
+def test_changed_zero_points_are_summed_again() -> None:
+    x, values, zeros = int8(3, 40), int8(5, 40, seed=1), int8(5, 1, seed=2)
+    zero, one = torch.tensor(9, dtype=torch.int8), torch.tensor(1.0)
+    for _ in range(2):
+        sums = (x.long() - 9) @ (values.long() - zeros.long()).t()
+        args = (x, values, one, one.view(1, 1), zero, None, None, None, None, "int8", None, zeros)
+        assert torch.equal(kernels.scaled_linear(*args[:3], torch.ones(5, 1), *args[4:]), sums.float())
+        zeros.neg_()
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="an instruction set of x86")
 def test_sums_are_exact_without_vnni() -> None:
     code = """
@@ -211,6 +243,23 @@ def test_quantize_and_dequantize_are_onnx_runtimes() -> None:
     flat = {"q": values, "s": scale.view(-1), "z": zero.view(-1)}
     theirs = run_onnx([("DequantizeLinear", ["q", "s", "z"], ["y"], {"axis": 0})], **flat)
     np.testing.assert_allclose(kernels.dequantize(values, scale, zero).numpy(), theirs, rtol=3e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["mixed", "positive", "negative", "zero", "ties"])
+def test_quantize_tensor_is_onnx_runtimes(kind: str) -> None:
+    x = {
+        "mixed": torch.randn(7, 33) * 5,
+        "positive": torch.rand(7, 33) + 1,
+        "negative": -torch.rand(7, 33) - 1,
+        "zero": torch.zeros(7, 33),
+        "ties": torch.arange(-255, 256) / 2,
+    }[kind]
+    outputs = ["q", "s", "z"]
+    for i, ours in enumerate(kernels.quantize_tensor(x)):
+        nodes = [("DynamicQuantizeLinear", ["x"], outputs, {}), ("Identity", [outputs[i]], ["y"], {})]
+        theirs = run_onnx(nodes, x=x)
+        expected = torch.from_numpy(theirs.astype(np.float32)) - (0 if i == 1 else 128)
+        assert torch.equal(ours.float().reshape(expected.shape), expected)
 
 
 # Its own int8 products saturate without VNNI (reduce_range); weights of 7 bits are exact everywhere.

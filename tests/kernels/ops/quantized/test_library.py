@@ -22,15 +22,24 @@ def arguments(value: str, **changes: Any) -> tuple[Any, ...]:
     call = {
         "x": x, "values": values, "x_scale": x_scale, "scale": scale, "x_zero_point": None, "bias": None,
         "activation": None, "out_scale": None, "out_zero_point": None, "value": value,
-        "dtype": torch.bfloat16,
+        "dtype": torch.bfloat16, "zero_point": None,
     }  # fmt: skip
     return tuple((call | changes).values())
 
 
 def test_int8_is_the_reference_to_the_bit() -> None:
     zero, bias = torch.tensor(-9, dtype=torch.int8), torch.randn(32)
-    for x_zero, out_scale in itertools.product((None, zero), (None, torch.tensor(0.2))):
-        call = arguments("int8", x_zero_point=x_zero, bias=bias, activation="relu", out_scale=out_scale)
+    zeros = torch.arange(-16, 16, dtype=torch.int8).view(32, 1)
+    choices = (None, zero), (None, torch.tensor(0.2)), (None, zeros)
+    for x_zero, out_scale, zero_point in itertools.product(*choices):
+        call = arguments(
+            "int8",
+            x_zero_point=x_zero,
+            bias=bias,
+            activation="relu",
+            out_scale=out_scale,
+            zero_point=zero_point,
+        )
         ours, theirs = scaled_linear_library(*call), kernels.scaled_linear.reference(*call)
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)

@@ -57,6 +57,18 @@ def test_elementwise_ops(value: str) -> None:
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("special", [None, torch.nan, torch.inf])
+def test_a_whole_tensor(special: float | None) -> None:
+    x = torch.randn(6, 24)
+    if special is not None:
+        x[2, 3] = special
+    whole = kernels.quantize_tensor.reference
+    fused = Function(whole, target=METAL_SHIM)
+    assert fused.fallback_reason(x) is None
+    for ours, theirs in zip(fused(x), whole(x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("rows", "value", "block", "activation", "dtype"),

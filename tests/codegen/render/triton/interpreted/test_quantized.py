@@ -13,7 +13,13 @@ from burnt.codegen.function import Function
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.kernels.ops.quantized import scaled_triton, weight_only_triton
-from burnt.kernels.ops.quantized.quantize import dequantize, quantize, quantize_rows, quantized_example
+from burnt.kernels.ops.quantized.quantize import (
+    dequantize,
+    quantize,
+    quantize_rows,
+    quantize_tensor,
+    quantized_example,
+)
 from burnt.kernels.ops.quantized.scaled import scaled_conv, scaled_linear
 from burnt.kernels.ops.quantized.values import FLOAT8
 from burnt.kernels.ops.quantized.weight_only import quantized_embedding, quantized_linear
@@ -202,6 +208,17 @@ def test_generated_kernels(value: str) -> None:
     for ours, theirs in pairs:
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("special", [None, torch.nan, torch.inf, -torch.inf])
+def test_quantize_tensor(special: float | None) -> None:
+    x = torch.randn(3, 40)
+    if special is not None:
+        x[1, 2] = special
+    found, expected = triton(quantize_tensor.reference)(x), quantize_tensor.reference(x)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("float8", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)

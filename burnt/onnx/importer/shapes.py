@@ -1,0 +1,103 @@
+"""Shapes and dtypes of a model's values, by ONNX's shape inference.
+
+onnx_ir has a pass for this. Its time is quadratic in the number of initializers, and it parses the whole
+result into a second model; here the inferred types alone are read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+__all__ = ["infer_shapes"]
+
+_MOST_BYTES = 1000  # of an initializer whose values shapes may depend on
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Infer shapes and dtypes, in place; if that fails, for models that say too little, they stay unknown."""
+    import onnx
+
+    proto = _without_weights(model)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):  # the last two: C++, protobuf
+        return
+    _adopt(model.graph, inferred.graph)
+
+
+def _without_weights(model: ir.Model) -> onnx.ModelProto:
+    """Return a model whose large initializers are inputs: protobuf holds 2 GB, and would copy them twice."""
+    import onnx
+    import onnx_ir as ir
+
+    proto = onnx.ModelProto(ir_version=model.ir_version)
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    graph, initializers = model.graph, model.graph.initializers
+    proto.graph.name = graph.name or "graph"
+    for value in initializers.values():
+        tensor = value.const_value
+        if tensor is None:
+            continue
+        if value.shape is None:
+            value.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+        value.dtype = tensor.dtype if value.dtype is None else value.dtype
+        if tensor.nbytes <= _MOST_BYTES:
+            ir.serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
+            proto.graph.initializer[-1].name = value.name or ""
+    others = [value for value in graph.inputs if value.name not in initializers]
+    for value in (*others, *initializers.values()):
+        ir.serde.serialize_value_into(proto.graph.input.add(), value)
+    for node in graph:
+        ir.serde.serialize_node_into(proto.graph.node.add(), node)
+        for output in node.outputs:
+            if output.type is not None and output.name and not output.is_graph_output():
+                ir.serde.serialize_value_into(proto.graph.value_info.add(), output)
+    for value in graph.outputs:
+        ir.serde.serialize_value_into(proto.graph.output.add(), value)
+        # Users name the axes of outputs (dynamic_axes of torch.onnx.export), and nothing checks the names.
+        for size in proto.graph.output[-1].type.tensor_type.shape.dim:
+            size.ClearField("dim_param")
+    return proto
+
+
+def _adopt(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    """Take over the types of a graph's values and of those of the graphs in it, where they are known."""
+    types = {info.name: info.type for info in (*proto.input, *proto.value_info, *proto.output)}
+    known: dict[bytes, tuple[ir.DataType | None, ir.Shape | None]] = {}
+    for value in graph.inputs:
+        _set_type(value, types.get(value.name or ""), known)
+    for node, node_proto in zip(graph, proto.node, strict=True):
+        for output in node.outputs:
+            _set_type(output, types.get(output.name or ""), known)
+        for attribute in node_proto.attribute:
+            if attribute.HasField("g"):
+                _adopt(node.attributes[attribute.name].as_graph(), attribute.g)
+            elif attribute.graphs:
+                bodies = node.attributes[attribute.name].as_graphs()
+                for body, body_proto in zip(bodies, attribute.graphs, strict=True):
+                    _adopt(body, body_proto)
+
+
+def _set_type(
+    value: ir.Value, proto: Any, known: dict[bytes, tuple[ir.DataType | None, ir.Shape | None]]
+) -> None:
+    """Set dtype and shape of a value; those of many values are the same, and are parsed once."""
+    import onnx_ir as ir
+
+    if proto is None:
+        return
+    key = proto.SerializeToString()
+    if key not in known:
+        kind = ir.serde.deserialize_type_proto_for_type(proto)
+        shape = ir.serde.deserialize_type_proto_for_shape(proto)
+        known[key] = None if kind is None else kind.dtype, shape
+    dtype, shape = known[key]
+    if dtype is not None and value.dtype != dtype:
+        value.type = ir.serde.deserialize_type_proto_for_type(proto)  # of its own: it can be changed
+    if shape is not None and value.shape != shape:
+        value.shape = shape.copy()
