@@ -247,7 +247,7 @@ class _Grouping:
         for element in family.elements:
             groups.setdefault(element.structure.key, []).append(element)
         heads = {id(found[0]) for found in family.lists}
-        words = [word for word in family.elements[0].prefix if not word.isdecimal()]
+        words = [re.sub(r"\d+$", "", word) for word in family.elements[0].prefix if not word.isdecimal()]
         blocks = {}
         for group in groups.values():
             members = _member_names_of(group)

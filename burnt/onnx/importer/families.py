@@ -9,6 +9,7 @@ Blocks of one structure (see templates.py) become one class, whatever their numb
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -180,10 +181,10 @@ class _Search:
         for prefix, found in names.items():
             longest[prefix[:-1]] = max(len(found), longest.get(prefix[:-1], 0))
         for prefix, found in names.items():
-            pattern = tuple("#" if word.isdecimal() else word for word in prefix)
-            is_list = pattern[-1] == "#"
+            pattern = tuple(re.sub(r"\d+$", "#", word) for word in prefix)  # layer1 and layer2, too
+            is_list = prefix[-1].isdecimal()
             is_whole = longest.get(prefix, 0) < len(found)
-            if "#" not in pattern or not (is_list or (is_whole and not only_lists)):
+            if pattern == prefix or not (is_list or (is_whole and not only_lists)):
                 continue
             if only_lists and len(prefix) < 2:
                 continue

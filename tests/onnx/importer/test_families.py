@@ -132,6 +132,19 @@ class Net(burnt.Module):
     assert sorted(module.state_dict()) == sorted(names)
 
 
+def test_stages_whose_names_end_with_a_number(tmp_path):
+    """As torchvision calls them: layer1, layer2 ... of two layers each, the first one without a shortcut."""
+    net, x = Net(), "x"
+    for i in range(2):
+        x = net.layer(x, f"layer1.{i}", 6, 5)
+    for i, (width, hidden, out) in enumerate(STAGES, 2):
+        x = net.first(x, f"layer{i}.0", width, hidden, out)
+        x = net.layer(x, f"layer{i}.1", out, hidden)
+    source = _classes(_check(net.model(net.op("Tanh", x)), tmp_path))
+    assert "self.layer2 = torch.nn.ModuleList([FirstLayer(6, 3, 8), Layer(8, 3)])\n" in source
+    assert "self.layer4 = torch.nn.ModuleList([FirstLayer(12, 5, 10), Layer(10, 5)])\n" in source
+
+
 def test_results_of_layers_that_are_read_elsewhere(tmp_path):
     """There are calls in the place of the loop whose layers others read."""
     net = Net()
