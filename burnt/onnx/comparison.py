@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -167,6 +168,7 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type and the first line of a third-party error, without its advice for developers."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    """Return the type and the first line of a third-party error, without colours and advice."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", str(error))
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

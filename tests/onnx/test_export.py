@@ -26,7 +26,7 @@ from burnt.errors import (
 )
 from burnt.inspect import Signature, TensorSpec, signature_of
 from burnt.onnx import export
-from burnt.onnx.comparison import compare
+from burnt.onnx.comparison import compare, first_line
 
 EXPORT = importlib.import_module("burnt.onnx.export")
 
@@ -466,3 +466,8 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         export(nn.Linear(3, 2), torch.rand(4, 3), tmp_path / "m.onnx")
     assert caught.value.found == "no onnxscript, no onnxruntime"
     assert caught.value.hint == "pip install 'burnt[onnx]'"
+
+
+def test_errors_of_others_are_told_in_one_line_without_colours() -> None:
+    error = RuntimeError("\n\x1b[96mFailed\x1b[0m to convert \x1b[1;31mit\x1b[0m\nGo to an address")
+    assert first_line(error) == "RuntimeError: Failed to convert it"
