@@ -368,7 +368,7 @@ def _binary(symbol: str, left: Code, right: Code) -> Code:
         return Code(f"{first}{space}**{space}{second}", strength)
     first = _wrapped(left, strength + (strength == _COMPARISON))
     second = _wrapped(right, strength + 1)
-    chain = left.operands if left.strength == strength else (first,)  # of operators that bind alike
+    chain = left.operands if left.strength == strength else (first,)  # of operators of one strength
     return Code(f"{first} {symbol} {second}", strength, operands=(*(chain or (first,)), f"{symbol} {second}"))
 
 

@@ -95,7 +95,7 @@ def quantized_weight(
     kind, offset = _VALUES[values.dtype.name]
     assert parts[0] is not None
     zeros = (np.zeros(parts[0].shape) if parts[1] is None else parts[1]).astype(np.int64) - offset
-    # Of unsigned weights quantized by their range, some happen to be symmetric: layers of a loop are alike.
+    # Of unsigned weights quantized by range, some happen to be symmetric: layers of a loop have one scheme.
     is_ranged = offset == 128 and _dynamic_source(node.node) is not None
     is_symmetric = not zeros.any() and not is_ranged
     scheme = QuantScheme(kind, level, size, symmetric=is_symmetric, scale=_SCALES[scale.dtype.name])
