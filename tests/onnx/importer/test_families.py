@@ -312,7 +312,7 @@ def test_structures():
 
 
 def test_numbers_of_forward_become_attributes():
-    """They are counted alike where keyword arguments stand in another order."""
+    """They count the same where keyword arguments stand in another order."""
     x = Name("x")
     one = Statement(("y",), Call("ops.layer_norm", (x,), {"eps": 0.5, "beta": 0.25}))
     other = Statement(("y",), Call("ops.layer_norm", (x,), {"beta": 0.125, "eps": 0.75}))
