@@ -31,7 +31,7 @@ from burnt.config import qualified_name
 from burnt.errors import ConfigError, InputValueError, RecordError, quantity
 from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
-from burnt.record import FORMAT, check_format, read_tensors, write_tensors
+from burnt.record import FORMAT, check_format, read_tensors, read_weights, write_tensors
 
 __all__ = ["load_lora", "lora", "merge_lora", "remove_lora", "save_lora", "unmerge_lora", "without_lora"]
 
@@ -319,14 +319,17 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
         path: a file that `save_lora` wrote, or a folder that peft's ``save_pretrained`` wrote.
 
     Returns:
-        The paths of the layers with an adapter. Other parameters in the file are loaded and trained too.
+        The paths of the layers with an adapter. Other parameters in the file are loaded and trained too;
+        weights of adapted embeddings and heads that peft repeats in its file stay frozen.
 
     Raises:
         ConfigError: the model has adapters already.
-        RecordError: the file is damaged, is no adapter, or does not fit the model, which is then unchanged.
+        RecordError: the file is damaged, is no adapter, or does not fit the model, which is then unchanged;
+            or peft's options have one that is not applied here; or the file has a weight of its own for one
+            of several layers that share one in the model.
         OSError: the file cannot be read.
     """
-    tensors, groups = _read_peft(Path(path)) if os.path.isdir(path) else _read(path)
+    tensors, groups = _read_peft(model, Path(path)) if os.path.isdir(path) else _read(path)
     modules = dict(model.named_modules())
     if present := [name for name, module in modules.items() if hasattr(module, "lora_adapter")]:
         raise ConfigError(
@@ -374,46 +377,131 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], list[_Group]
         ) from None
 
 
+_PEFT_INERT = {
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+    *("r", "rank_pattern", "target_modules", "exclude_modules", "target_parameters", "modules_to_save"),
+    *(
+        "layers_to_transform",
+        "layers_pattern",
+        "eva_config",
+        "corda_config",
+        "loftq_config",
+        "lora_ga_config",
+    ),
+    *("megatron_core", "qalora_group_size", "runtime_config"),
+}
+"""Options of peft that only decide which tensors an adapter has, and how they were initialized."""
+
+
 class _PeftConfig(msgspec.Struct):
-    """The part of peft's ``adapter_config.json`` that matters here."""
+    """The options in peft's ``adapter_config.json`` that `load_lora` applies."""
 
     peft_type: Literal["LORA"]
     lora_alpha: float
     lora_dropout: float = 0.0
     use_rslora: bool = False
-    use_dora: Literal[False] = False
-    fan_in_fan_out: Literal[False] = False
     init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal"] = True  # others change the base, too
-    alora_invocation_tokens: None = None
-    alpha_pattern: dict[str, float] = {}
+    bias: Literal["none", "all", "lora_only"] = "none"
+    ensure_weight_tying: bool = False
 
 
-def _read_peft(folder: Path) -> tuple[dict[str, Tensor], list[_Group]]:
-    file = folder / "adapter_config.json"
+def _read_peft_config(file: Path) -> _PeftConfig:
+    """Read the options of peft's adapter; another option that is on is refused by name."""
     try:
-        config = msgspec.json.decode(file.read_bytes(), type=_PeftConfig)
+        options = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        config = msgspec.convert(options, _PeftConfig)
     except msgspec.MsgspecError as error:
+        problem = str(error)
+    else:
+        others = options.keys() - _PEFT_INERT - set(_PeftConfig.__struct_fields__)
+        problem = ", ".join(f"{name}={options[name]!r}" for name in sorted(others) if options[name])
+        if not problem:
+            return config
+    raise RecordError(
+        "peft's adapter cannot be read",
+        where=str(file),
+        expected="a LoRA beside unchanged weights, with one alpha and no variant such as DoRA",
+        found=problem,
+        hint="merge the adapter into the base model with peft, and load the merged weights",
+    )
+
+
+def _read_peft(model: nn.Module, folder: Path) -> tuple[dict[str, Tensor], list[_Group]]:
+    config = _read_peft_config(folder / "adapter_config.json")
+    files = [folder / f"adapter_model{ending}" for ending in (".safetensors", ".bin")]
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
         raise RecordError(
-            "peft's adapter cannot be read",
-            where=str(file),
-            expected="a LoRA beside unchanged weights, without DoRA and fan_in_fan_out",
-            found=str(error),
-        ) from None
-    if config.alpha_pattern:
-        raise RecordError(
-            "peft's adapter cannot be read", where=str(file), expected="one alpha", found="an alpha_pattern"
+            "the folder has no weights of an adapter",
+            where=str(folder),
+            expected=" or ".join(file.name for file in files),
+            found=", ".join(sorted(entry.name for entry in folder.iterdir())),
         )
-    saved, _ = read_tensors(folder / "adapter_model.safetensors")
-    tensors = {name.removeprefix("base_model.model."): value for name, value in saved.items()}
+    saved = {name.removeprefix("base_model.model."): t for name, t in read_weights(file).tensors.items()}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tensors: dict[str, Tensor] = {}
+    for name, value in saved.items():
+        # peft calls an adapted layer's own tensors those of its base_layer: biases that are trained, and the
+        # weights of embeddings and heads, which are the base model's unless its vocabulary was resized.
+        inner = name not in parameters and "base_layer" in name.split(".") and not _is_of_adapter(name)
+        own = ".".join(part for part in name.split(".") if part != "base_layer") if inner else name
+        trained = config.bias != "none" and own.endswith("bias")
+        if not inner or trained or own not in parameters or not _is_same(parameters[own], value):
+            tensors[own] = value
     groups: dict[int, list[str]] = {}
     for name, value in tensors.items():
         for ending in (".lora_A.weight", ".lora_embedding_A"):
             if name.endswith(ending):
                 groups.setdefault(len(value), []).append(name.removesuffix(ending))
+    _check_ties(model, file, tensors, [path for paths in groups.values() for path in paths], config)
     return tensors, [
         _Group(rank, config.lora_alpha, config.lora_dropout, config.use_rslora, targets=targets)
         for rank, targets in groups.items()
     ]
+
+
+def _is_same(base: Tensor, value: Tensor) -> bool:
+    """Whether a tensor in a file is the model's, perhaps in another dtype."""
+    base = base.detach().to(value.device)
+    return base.shape == value.shape and (
+        torch.equal(base.to(value.dtype), value) or torch.equal(base, value.to(base.dtype))
+    )
+
+
+def _check_ties(
+    model: nn.Module, file: Path, tensors: dict[str, Tensor], targets: Sequence[str], config: _PeftConfig
+) -> None:
+    """Refuse what would change another layer: peft gives each layer of a tied weight its own copy.
+
+    Tensors that have equal values for all layers of a weight become one.
+    """
+    ties: dict[Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        ties.setdefault(parameter, []).append(name)
+    for names in ties.values():
+        given = [name for name in names if name in tensors]
+        if len(names) == 1 or not given:
+            continue
+        if len(given) < len(names) or any(not torch.equal(tensors[given[0]], tensors[n]) for n in given):
+            raise RecordError(
+                "the adapter has a weight of its own for a layer that shares one in the model",
+                where=f"{file}: {given[0]}",
+                expected="the same values for " + " and ".join(names),
+                found=f"{' and '.join(given)}{' with different values' if len(given) > 1 else ' only'}",
+                hint="give the layers weights of their own first: "
+                f"layer.weight = torch.nn.Parameter(layer.weight.clone()) for {names[-1]!r}",
+            )
+        for name in given[1:]:
+            del tensors[name]
+    tied = {name.rpartition(".")[0] for names in ties.values() if len(names) > 1 for name in names}
+    if config.ensure_weight_tying and (adapted := sorted(tied.intersection(targets))):
+        raise RecordError(
+            "peft's adapter cannot be read",
+            where=str(file.with_name("adapter_config.json")),
+            expected="adapters that are independent of each other",
+            found=f"ensure_weight_tying=True with an adapter of {adapted[0]!r}, whose weight is tied",
+            hint="merge the adapter into the base model with peft, and load the merged weights",
+        )
 
 
 # --- parts ------------------------------------------------------------------------------------------------

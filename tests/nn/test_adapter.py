@@ -1,4 +1,5 @@
 import copy
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -605,8 +607,8 @@ def test_a_learner_trains_only_the_adapter(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("use_rslora", [False, True])
-def test_peft_s_adapter_loads_and_computes_the_same(tmp_path: Path, use_rslora: bool) -> None:
+@pytest.mark.parametrize(("use_rslora", "bias"), [(False, "lora_only"), (True, "all"), (True, "none")])
+def test_peft_s_adapter_loads_and_computes_the_same(tmp_path: Path, use_rslora: bool, bias: Any) -> None:
     import peft
 
     config = peft.LoraConfig(
@@ -616,6 +618,7 @@ def test_peft_s_adapter_loads_and_computes_the_same(tmp_path: Path, use_rslora: 
         modules_to_save=["head"],
         rank_pattern={"layers.1": 2},
         use_rslora=use_rslora,
+        bias=bias,
     )
     theirs = peft.get_peft_model(net(), config)
     with torch.no_grad():
@@ -639,7 +642,16 @@ def test_peft_s_adapter_loads_and_computes_the_same(tmp_path: Path, use_rslora: 
             "Invalid enum value 'pissa'",
         ),
         ('{"peft_type": "LORA", "lora_alpha": 8, "alora_invocation_tokens": [1]}', "alora_invocation_tokens"),
-        ('{"peft_type": "LORA", "lora_alpha": 8, "alpha_pattern": {"0": 2}}', "an alpha_pattern"),
+        ('{"peft_type": "LORA", "lora_alpha": 8, "alpha_pattern": {"0": 2}}', "alpha_pattern={'0': 2}"),
+        (
+            '{"peft_type": "LORA", "lora_alpha": 8, "layer_replication": [[0, 2]]}',
+            "layer_replication=[[0, 2]]",
+        ),
+        (
+            '{"peft_type": "LORA", "lora_alpha": 8, "lora_bias": true, "of_tomorrow": 1, "off": null}',
+            "lora_bias=True, of_tomorrow=1",
+        ),
+        ('{"peft_type": "LORA", "lora_alpha": 8, "bias": "some"}', "Invalid enum value 'some'"),
         ("{", "truncated"),
     ],
 )
@@ -648,3 +660,121 @@ def test_other_adapters_of_peft_are_refused(tmp_path: Path, text: str, found: st
     with pytest.raises(RecordError, match="peft's adapter cannot be read") as caught:
         nn.load_lora(net(), tmp_path)
     assert found in str(caught.value.found)
+
+
+def peft_folder(
+    folder: Path, tensors: dict[str, Tensor], file: str = "adapter_model.safetensors", **options: object
+) -> Path:
+    """Write an adapter's folder as peft does."""
+    named = {f"base_model.model.{name}": value for name, value in tensors.items()}
+    if file.endswith(".bin"):
+        torch.save(named, folder / file)
+    else:
+        save_file(named, folder / file)
+    config = {"peft_type": "LORA", "lora_alpha": 4, "bias": "none", "use_dora": False, **options}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(11, 6)
+        self.middle = torch.nn.Linear(6, 6)
+        self.head = torch.nn.Linear(6, 11)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.middle(self.embed(ids)))  # type: ignore[no-any-return]
+
+
+def middle(rank: int = 2) -> dict[str, Tensor]:
+    return {
+        "middle.lora_A.weight": torch.randn(rank, 6) * 0.3,
+        "middle.lora_B.weight": torch.randn(6, rank) * 0.3,
+    }
+
+
+def with_middle(base: Tied, adapter: dict[str, Tensor], hidden: Tensor) -> Tensor:
+    change = hidden @ adapter["middle.lora_A.weight"].t() @ adapter["middle.lora_B.weight"].t()
+    return base.middle(hidden) + change * (4 / 2)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_peft_s_biases_are_those_of_the_base_layer(tmp_path: Path, file: str) -> None:
+    change = middle()
+    tensors = {**change, "middle.base_layer.bias": torch.randn(6), "head.bias": torch.randn(11)}
+    model, base = Tied(), Tied()
+    assert nn.load_lora(model, peft_folder(tmp_path, tensors, file, bias="all")) == ["middle"]
+    with torch.no_grad():
+        base.middle.bias.copy_(tensors["middle.base_layer.bias"])
+        base.head.bias.copy_(tensors["head.bias"])
+    torch.testing.assert_close(model(IDS), base.head(with_middle(base, change, base.embed(IDS))))
+    trained = [path for path, p in model.named_parameters() if p.requires_grad and "lora" not in path]
+    assert trained == ["middle.bias", "head.bias"]
+
+
+def test_peft_s_copies_of_adapted_weights_stay_frozen(tmp_path: Path) -> None:
+    change = {"head.lora_A.weight": torch.randn(2, 6), "head.lora_B.weight": torch.randn(11, 2)}
+    copies = {"head.base_layer.weight": Tied().head.weight.detach(), "head.base_layer.bias": Tied().head.bias}
+    model, base = Tied(), Tied()
+    nn.load_lora(model, peft_folder(tmp_path, {**change, **copies}))
+    hidden = base.middle(base.embed(IDS))
+    low = hidden @ change["head.lora_A.weight"].t()
+    torch.testing.assert_close(model(IDS), base.head(hidden) + low @ change["head.lora_B.weight"].t() * 2)
+    assert [path for path, p in model.named_parameters() if p.requires_grad and "lora" not in path] == []
+
+
+def test_a_resized_vocabulary_in_peft_s_file_is_loaded(tmp_path: Path) -> None:
+    change = {"embed.lora_embedding_A": torch.randn(2, 11), "embed.lora_embedding_B": torch.randn(6, 2)}
+    other = torch.randn(11, 6)
+    model = net()
+    nn.load_lora(model, peft_folder(tmp_path, {**change, "embed.base_layer.weight": other}))
+    expected = other + (change["embed.lora_embedding_B"] @ change["embed.lora_embedding_A"]).t() * 2
+    torch.testing.assert_close(model.embed(torch.arange(11)), expected)
+    nn.save_lora(model, tmp_path / "again.safetensors")
+    again = net()
+    nn.load_lora(again, tmp_path / "again.safetensors")
+    assert torch.equal(again(IDS), model(IDS))
+
+
+def test_a_weight_of_its_own_for_one_of_two_tied_layers_is_refused(tmp_path: Path) -> None:
+    model, saved = Tied(), torch.randn(11, 6)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for tensors, found in (
+        ({"embed.weight": saved}, "embed.weight only"),
+        ({"head.weight": saved}, "head.weight only"),
+        ({"embed.weight": saved, "head.weight": saved + 1}, "with different values"),
+        ({"embed.base_layer.weight": saved}, "embed.weight only"),
+    ):
+        with pytest.raises(RecordError, match="shares one in the model") as caught:
+            nn.load_lora(model, peft_folder(tmp_path, {**middle(), **tensors}))
+        assert found in str(caught.value.found)
+        assert "'head.weight'" in str(caught.value.hint)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert len(before) == len(model.state_dict())
+    change = middle()
+    both = {"embed.weight": saved, "head.weight": saved.clone()}
+    nn.load_lora(model, peft_folder(tmp_path, {**change, **both}))
+    base = Tied()
+    with torch.no_grad():
+        base.embed.weight.copy_(saved)
+    torch.testing.assert_close(model(IDS), base.head(with_middle(base, change, base.embed(IDS))))
+
+
+def test_tied_adapters_of_peft_are_refused(tmp_path: Path) -> None:
+    change = {"head.lora_A.weight": torch.randn(2, 6), "head.lora_B.weight": torch.randn(11, 2)}
+    nn.load_lora(Tied(), peft_folder(tmp_path, change))
+    nn.load_lora(Tied(), peft_folder(tmp_path, middle(), ensure_weight_tying=True))
+    with pytest.raises(RecordError, match="peft's adapter cannot be read") as caught:
+        nn.load_lora(Tied(), peft_folder(tmp_path, change, ensure_weight_tying=True))
+    assert "ensure_weight_tying=True with an adapter of 'head'" in str(caught.value.found)
+
+
+def test_an_adapter_folder_without_weights_says_what_is_there(tmp_path: Path) -> None:
+    peft_folder(tmp_path, middle()).joinpath("adapter_model.safetensors").unlink()
+    with pytest.raises(RecordError, match="no weights of an adapter") as caught:
+        nn.load_lora(Tied(), tmp_path)
+    assert caught.value.expected == "adapter_model.safetensors or adapter_model.bin"
+    assert caught.value.found == "adapter_config.json"
