@@ -392,6 +392,9 @@ _PEFT_INERT = {
 }
 """Options of peft that only decide which tensors an adapter has, and how they were initialized."""
 
+_PEFT_COPIES = {"modules_to_save", "original_module"}
+"""Parts of the names under which ``bias="all"`` repeats the biases of layers that are saved as a whole."""
+
 
 class _PeftConfig(msgspec.Struct):
     """The options in peft's ``adapter_config.json`` that `load_lora` applies."""
@@ -441,6 +444,8 @@ def _read_peft(model: nn.Module, folder: Path) -> tuple[dict[str, Tensor], list[
     parameters = dict(model.named_parameters(remove_duplicate=False))
     tensors: dict[str, Tensor] = {}
     for name, value in saved.items():
+        if _PEFT_COPIES & set(name.split(".")):
+            continue
         # peft calls an adapted layer's own tensors those of its base_layer: biases that are trained, and the
         # weights of embeddings and heads, which are the base model's unless its vocabulary was resized.
         inner = name not in parameters and "base_layer" in name.split(".") and not _is_of_adapter(name)
