@@ -41,6 +41,10 @@ __all__ = ["MAGIC", "Gguf", "llama", "open_gguf"]
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = "general.alignment"
+_HEADS = (
+    "llama.attention.head_count",
+    "llama.attention.head_count_kv",
+)  # a number, or an array with one a layer
 _MOST_AXES = 4
 _DEEPEST = 8  # arrays in arrays
 _CHUNK = 32 << 20
@@ -118,7 +122,7 @@ class Gguf(NamedTuple):
     Args:
         tensors: by name; of a quantized weight its values and scales.
         quantized: what a record would say of the quantized layers, by path.
-        metadata: the entries that are no arrays.
+        metadata: the entries that are no arrays, and the numbers of heads.
         notes: what was renamed.
     """
 
@@ -227,8 +231,8 @@ class _Header:
     def text(self) -> str:
         return self.take(self.number("Q")).decode("utf-8", "replace")
 
-    def value(self, kind: int, depth: int = 0) -> Any:
-        """Read a value of the metadata; arrays are skipped, and None."""
+    def value(self, kind: int, keeps: bool = False, depth: int = 0) -> Any:
+        """Read a value of the metadata; arrays are skipped, and None, unless `keeps` wants numbers."""
         if kind == _STRING:
             return self.text()
         if kind in _SCALARS:
@@ -236,6 +240,9 @@ class _Header:
         if kind != _ARRAY or depth > _DEEPEST:
             raise _damaged(self.path, f"metadata of type {kind}" + (" in arrays of arrays" * bool(depth)))
         item, count = self.number("I"), self.number("Q")
+        if item in _SCALARS and keeps:
+            self.check(count)
+            return [self.number(_SCALARS[item]) for _ in range(count)]
         if item in _SCALARS:
             self.skip(count * struct.calcsize("<" + _SCALARS[item]))
             return None
@@ -244,7 +251,7 @@ class _Header:
             if item == _STRING:
                 self.skip(self.number("Q"))
             else:
-                self.value(item, depth + 1)
+                self.value(item, depth=depth + 1)
         return None
 
 
@@ -295,7 +302,7 @@ def _read_header(header: _Header) -> tuple[dict[str, Any], list[_Description]]:
     metadata: dict[str, Any] = {}
     for _ in range(num_entries):
         key = header.text()
-        value = header.value(header.number("I"))
+        value = header.value(header.number("I"), keeps=key in _HEADS)
         if value is not None:
             metadata[key] = value
     descriptions = []
@@ -392,15 +399,24 @@ def _as_hugging_face(
     metadata: Mapping[str, Any],
     path: Path,
 ) -> tuple[dict[str, StoredTensor], dict[str, dict[str, Any]]]:
-    heads = metadata.get("llama.attention.head_count")
-    counts = {"attn_q": heads, "attn_k": metadata.get("llama.attention.head_count_kv", heads)}
+    heads, kv_heads = (metadata.get(key) for key in _HEADS)
+    counts = {"attn_q": heads, "attn_k": heads if kv_heads is None else kv_heads}
     for name, stored in tensors.items():
         parts = name.split(".")
         if len(parts) < 2 or parts[-2] not in counts:
             continue
         count = counts[parts[-2]]
+        if isinstance(count, list):  # one number for each layer
+            layer = int(parts[1]) if parts[0] == "blk" and parts[1].isdecimal() else -1
+            count = count[layer] if 0 <= layer < len(count) else None
         if type(count) is not int or count < 1 or not stored.shape or stored.shape[0] % (2 * count):
-            raise _damaged(path, f"{name[:200]!r} of shape {stored.shape} with {count!r} heads")
+            raise RecordError(
+                "a GGUF file does not say how the rows of queries or keys are arranged",
+                where=f"{path}: {name[:200]}",
+                expected=f"a number of heads in {' and '.join(_HEADS)} that divides the rows by pairs",
+                found=f"{'no number' if count is None else repr(count)}, for shape {stored.shape}",
+                hint="convert the model again with a recent llama.cpp",
+            )
         tensors[name] = _HalvesOfHeads(stored.shape, stored.dtype, (stored,), count)
     arranged = llama.arrange(tensors).tensors
     names = llama.arrange({layer: next(iter(tensors.values())) for layer in quantized}).origins

@@ -72,11 +72,16 @@ def permute(weight, heads):
     return rows.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(path, model, kind):
-    """Write a Llama as llama.cpp's converter does, and return what its layers hold afterwards."""
+def write(path, model, kind, heads=HEADS, kv_heads=KV_HEADS):
+    """Write a Llama as llama.cpp's converter does, and return what its layers hold afterwards.
+
+    `heads` and `kv_heads` are what the header says: numbers, lists with one a layer, or None.
+    """
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
+    if heads is not None:
+        writer.add_head_count(heads)
+    if kv_heads is not None:
+        writer.add_head_count_kv(kv_heads)
     writer.add_string("general.name", "tiny")
     writer.add_array("tokenizer.ggml.tokens", ["a", "b", "cd"])
     writer.add_array("tokenizer.ggml.scores", [0.5, 1.5])
@@ -92,8 +97,8 @@ def write(path, model, kind):
             number, layer = layer.removeprefix("model.layers.").split(".", 1)
             prefix = f"blk.{number}."
         value = tensor.detach().numpy()
-        heads = {"self_attn.q_proj": HEADS, "self_attn.k_proj": KV_HEADS}.get(layer)
-        stored = value if heads is None else permute(value, heads)
+        count = {"self_attn.q_proj": HEADS, "self_attn.k_proj": KV_HEADS}.get(layer)
+        stored = value if count is None else permute(value, count)
         own = kind if value.ndim == 2 else F32
         data = gguf.quants.quantize(stored, own)
         writer.add_tensor(f"{prefix}{NAMES[layer]}.weight", data, raw_dtype=own)
@@ -134,6 +139,34 @@ def test_a_llama_of_llama_cpp_becomes_one_of_hugging_face(kind, tied, tmp_path):
     assert torch.equal(
         model.lm_head.weight, expected["model.embed_tokens.weight" if tied else "lm_head.weight"]
     )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(HEADS, [KV_HEADS] * 2), ([HEADS] * 2, [KV_HEADS] * 3)])
+def test_numbers_of_heads_may_be_arrays_with_one_a_layer(heads, kv_heads, tmp_path):
+    torch.manual_seed(0)
+    expected = write(tmp_path / "m.gguf", Llama(False), F16, heads, kv_heads)
+    model = Llama(False)
+    burnt.load_weights(model, tmp_path / "m.gguf")
+    for path, weight in expected.items():
+        assert torch.equal(model.get_submodule(path.removesuffix(".weight")).weight, weight), path
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "name", "found"),
+    [
+        (HEADS, [KV_HEADS], "blk.1.attn_k", "no number"),
+        (HEADS, [0, KV_HEADS], "blk.0.attn_k", "0, for shape"),
+        ([HEADS, 5], KV_HEADS, "blk.1.attn_q", "5, for shape"),
+        (HEADS, [2.0, 2.0], "blk.0.attn_k", "2.0, for shape"),
+        (None, None, "blk.0.attn_q", "no number"),
+    ],
+)
+def test_a_number_of_heads_that_is_missing_or_does_not_fit_is_refused(heads, kv_heads, name, found, tmp_path):
+    write(tmp_path / "m.gguf", Llama(False), F16, heads, kv_heads)
+    with pytest.raises(RecordError, match="how the rows of queries or keys are arranged") as caught:
+        burnt.load_weights(Llama(False), tmp_path / "m.gguf")
+    assert name in str(caught.value.where)
+    assert found in str(caught.value.found)
 
 
 def other_model(path, kind, shape=(6, 64), name="0.weight", architecture="other"):
