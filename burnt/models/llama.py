@@ -152,8 +152,11 @@ class LlamaConfig(PretrainedConfig):
         # What several spellings say keeps the one that it was read in.
         if _ACTIVATIONS.get(document.get("hidden_act", "")) != self.activation:
             document["hidden_act"] = next(k for k, value in _ACTIVATIONS.items() if value == self.activation)
+        if isinstance(self.rope, rope_scaling.DynamicNtk):  # transformers scales from this length on
+            document["max_position_embeddings"] = self.rope.original_max_len
+        max_len = document["max_position_embeddings"]
         is_written = "rope_theta" in document or "rope_parameters" in document
-        if not is_written or read_rope(document, self.max_len, "other") != (self.rope_base, self.rope):
+        if not is_written or read_rope(document, max_len, "other") != (self.rope_base, self.rope):
             document.pop("rope_parameters", None)
             document |= write_rope(self.rope_base, self.rope, "rope")
         return document

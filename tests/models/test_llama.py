@@ -171,6 +171,24 @@ def test_a_new_config_means_the_same_to_transformers(kind: Any, tmp_path: Path) 
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("max_len", [5, 64])
+@pytest.mark.parametrize("variant", ["dynamic", "yarn-options"])
+def test_another_longest_sequence_leaves_the_saved_rotary_encoding_as_it_is(
+    variant: str, max_len: int, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    peer = build_peer(variant)
+    peer.save_pretrained(tmp_path / "theirs")
+    model = Llama.from_pretrained(tmp_path / "theirs", max_len=max_len)
+    model.save_pretrained(tmp_path / "ours")
+    tokens, _ = tokens_and_padding(None)  # longer than the length that dynamic scaling starts from
+    expected = outputs_of(peer, tokens, None)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert_close(outputs_of(again, tokens, None), expected)
+    assert_close(Llama.from_pretrained(tmp_path / "ours")(tokens), expected)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("variant", ["llama", "qwen2-window", "mistral-window"])
 def test_steps_with_a_cache_are_the_whole(variant: str, padded: bool, tmp_path: Path) -> None:
