@@ -23,7 +23,7 @@ from torch import Tensor
 from burnt._files import replacing
 from burnt._json import parse_json
 from burnt.errors import RecordError
-from burnt.record.stored import MemoryTensor, StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor, describe_indirect
 
 MOST_TENSORS = 500_000
 """Files with more tensors are refused. The largest published checkpoints have some 150,000."""
@@ -220,10 +220,9 @@ def check_dense(name: str, tensor: Tensor) -> None:
     """Refuse a tensor that has no value in memory for each element.
 
     Raises:
-        RecordError: it is sparse, or a tensor subclass that holds other tensors.
+        RecordError: it is sparse or quantized, or a tensor subclass that holds other tensors.
     """
-    if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__"):
-        found = f"a {type(tensor).__name__} of layout {tensor.layout}"
+    if found := describe_indirect(tensor):
         raise _not_storable(name, found, "save tensor.to_dense(), or the tensors that it holds")
 
 

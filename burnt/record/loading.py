@@ -35,7 +35,7 @@ from burnt.record.record import Record, static_fields_of, unwrapped
 from burnt.record.report import LoadReport
 from burnt.record.source import Source
 from burnt.record.sources import open_source
-from burnt.record.stored import MemoryTensor, StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, describe_indirect
 from burnt.record.wrappers import WRAPPERS, without_wrappers
 
 _PARALLEL = "module."
@@ -409,6 +409,9 @@ def _load(
         raise _misfit(fit, model, incoming, partial)
     _check_values(fit.shared, chosen, found, source.path)
     read = {path: found[path] for path in loaded.values()}
+    for path in read:
+        hint = "load the weights before the model is quantized, sharded or distributed"
+        check_plain(targets[path].tensor, f"the model: {path}", hint)
     wanted = _wanted_dtypes(
         {path: target.tensor.dtype for path, target in targets.items()},
         read,
@@ -562,7 +565,7 @@ def _targets(module: torch.nn.Module) -> dict[str, _Target]:
                 hint="call the model once with an example, then load",
             )
         if isinstance(value, Tensor):
-            memory = value.data_ptr() if not value.is_meta else 0
+            memory = value.data_ptr() if not value.is_meta and describe_indirect(value) is None else 0
             key = (memory, value.shape, value.stride(), value.dtype) if memory else identities.get(path, path)
             targets[without_wrappers(path)] = _Target(path, value.detach(), key)
     return targets

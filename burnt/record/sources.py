@@ -25,7 +25,7 @@ from burnt.record.gguf_file import open_gguf
 from burnt.record.npz_file import open_npz
 from burnt.record.record import Record, parse_metadata
 from burnt.record.source import Source, find_state_dict
-from burnt.record.stored import MemoryTensor, StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor, check_plain
 from burnt.record.torch_file import is_legacy, read_torch
 
 _INDEX = ".index.json"
@@ -70,10 +70,10 @@ def open_source(source: object, stack: ExitStack) -> Source:
         OSError: the file does not exist or cannot be read.
     """
     if isinstance(source, Record):
-        return Source("record", _in_memory(source.tensors), record=source)
+        return Source("record", _in_memory(source.tensors, "record"), record=source)
     if isinstance(source, Mapping):
         state, notes = find_state_dict(source, "state dict")
-        return Source("state dict", _in_memory(state), notes=notes)
+        return Source("state dict", _in_memory(state, "state dict"), notes=notes)
     if not isinstance(source, str | os.PathLike):
         raise RecordError(
             "weights cannot be loaded from this",
@@ -107,7 +107,10 @@ def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | Record) ->
     return dataclasses.replace(opened.record, tensors=tensors)
 
 
-def _in_memory(tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
+def _in_memory(tensors: Mapping[str, Tensor], where: str) -> dict[str, StoredTensor]:
+    for name, tensor in tensors.items():
+        hint = "convert it: to_dense(), dequantize(), full_tensor(), or burnt.quant.from_torchao(model)"
+        check_plain(tensor, f"{where}: {name}", hint)
     return {name: MemoryTensor.of(tensor) for name, tensor in tensors.items()}
 
 
@@ -121,7 +124,7 @@ def _open_file(path: Path, stack: ExitStack) -> Source:
     if is_zip or is_legacy(start):
         state, notes = read_torch(where, legacy=is_legacy(start))
         kind = "PyTorch, before 1.6" if is_legacy(start) else "PyTorch"
-        return Source("file", _in_memory(state), where, notes=notes, format=kind)
+        return Source("file", _in_memory(state, where), where, notes=notes, format=kind)
     if start.startswith(MAGIC):
         tensors, document, notes = open_burnpack(path, stack)
         record = parse_metadata(document, tensors, where)

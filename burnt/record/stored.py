@@ -11,6 +11,32 @@ from torch import Tensor
 from burnt.errors import RecordError
 
 
+def describe_indirect(tensor: Tensor) -> str | None:
+    """Return what a tensor is that has no value in memory for each element, as a sparse one; else None."""
+    kind = type(tensor)
+    if tensor.is_nested or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return f"a nested {kind.__name__}" if tensor.is_nested else f"a {kind.__name__}"
+    if tensor.layout is not torch.strided:
+        return f"a {kind.__name__} of layout {tensor.layout}"
+    return f"a {kind.__name__} of {tensor.dtype}" if tensor.is_quantized else None
+
+
+def check_plain(tensor: Tensor, where: str, hint: str) -> None:
+    """Refuse a tensor that torch cannot copy to or from a plain one: sparse, quantized, nested or sharded.
+
+    Raises:
+        RecordError: the tensor has no value in memory for each of its elements.
+    """
+    if found := describe_indirect(tensor):
+        raise RecordError(
+            "a tensor is not stored as plain values",
+            where=where,
+            expected="a dense tensor with a value for each element",
+            found=found,
+            hint=hint,
+        )
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor in a source: its shape and dtype, and a way to read its values."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from burnt.errors import RecordError
 from burnt.record.files import check_count
 from burnt.record.source import find_state_dict
+from burnt.record.stored import check_plain
 
 _MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The first pickle of a file that torch before 1.6 wrote, and writes still on request."""
@@ -198,20 +199,17 @@ def _holds_objects(path: str, found: str) -> RecordError:
 
 
 def _check_tensor(name: str, tensor: Tensor, path: str, size: int) -> None:
-    problem = None
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        problem = f"a {type(tensor).__name__} of layout {tensor.layout}"
-    elif tensor.is_quantized or tensor.is_meta:
-        problem = f"dtype {tensor.dtype} on {tensor.device}"
-    elif tensor.numel() * tensor.element_size() > min(tensor.untyped_storage().nbytes(), size):
-        problem = f"shape {tuple(tensor.shape)} from {tensor.untyped_storage().nbytes()} bytes"
-    if problem:
+    check_plain(tensor, f"{path}: {name}", "save it again as tensor.to_dense() or tensor.dequantize()")
+    stored = min(tensor.untyped_storage().nbytes(), size)
+    if tensor.is_meta or tensor.numel() * tensor.element_size() > stored:
         raise RecordError(
             "a tensor is not stored as plain values",
             where=f"{path}: {name}",
             expected="a dense tensor with a value in the file for each element",
-            found=problem,
-            hint="save it again as tensor.contiguous() or tensor.to_dense()",
+            found="a tensor on the meta device"
+            if tensor.is_meta
+            else f"shape {tuple(tensor.shape)} from {stored} bytes",
+            hint="save it again as tensor.contiguous()",
         )
 
 

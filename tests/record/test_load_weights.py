@@ -565,3 +565,35 @@ def test_an_expanded_buffer_is_replaced(device):
     value = torch.arange(6.0).view(2, 3)
     load_weights(module, {"x": value})
     assert torch.equal(module.x, value)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch announces the end of its quantized tensors, and prototypes
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "torch.sparse_coo"),
+        (lambda: torch.eye(2).to_sparse_csr(), "torch.sparse_csr"),
+        (lambda: torch.eye(2).to_mkldnn(), "torch._mkldnn"),
+        (lambda: torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.qint8), "torch.qint8"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]), "nested"),
+        (lambda: torch.masked.masked_tensor(torch.eye(2), torch.eye(2).bool()), "MaskedTensor"),
+    ],
+)
+@pytest.mark.parametrize("where", ["source", "model"])
+def test_tensors_without_plain_values_leave_the_model_as_it_was(make, found, where):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    before = model[0].weight.clone()
+    state = {"0.weight": torch.ones(2, 2), "1.weight": torch.ones(2, 2)}
+    if where == "source":
+        state["1.weight"] = make()
+    elif found == "nested":
+        return  # a nested parameter has no shape that a source could fit
+    else:
+        del model[1].weight
+        model[1].register_buffer("weight", make())
+    with pytest.raises(RecordError, match="not stored as plain values") as caught:
+        load_weights(model, state)
+    assert found in str(caught.value.found)
+    assert ("state dict: " if where == "source" else "the model: ") + "1.weight" in str(caught.value.where)
+    assert torch.equal(model[0].weight, before)
