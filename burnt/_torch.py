@@ -497,6 +497,11 @@ def is_plain_call() -> bool:
     )
 
 
+def is_recorded() -> bool:
+    """Whether a compiler, an export or ``torch.jit.trace`` records the ops of a call for other programs."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def is_plain_backward() -> bool:
     """Whether a backward may run kernels: it is a plain call, and its ops are not recorded in a graph.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt import kernels
+from burnt import _torch, kernels
 from burnt._torch import BatchNormBase, InstanceNormBase
 from burnt.config import Config, suggest_value
 from burnt.errors import ConfigError, InputValueError, ShapeError
@@ -87,7 +87,7 @@ class BatchNorm(Module, BatchNormBase):
         """Normalise `input` ``[batch, num_features, *]``."""
         self._check_input_dim(input)
         if not (self.training and self.track_running_stats and self.momentum is None):
-            if torch.compiler.is_compiling():
+            if _torch.is_recorded():
                 return super().forward(input)
             return self._normalised(input)
         mean, var, batches = self.running_mean, self.running_var, self.num_batches_tracked
@@ -211,7 +211,7 @@ class GroupNorm(Module, torch.nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[batch, num_channels, *]``, normalised."""
         _check_channels(f"GroupNorm({self.num_groups}, {{}})", input, self.num_channels, 2)
-        if torch.compiler.is_compiling():
+        if _torch.is_recorded():
             return super().forward(input)
         return kernels.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
@@ -270,7 +270,7 @@ class InstanceNorm(Module, InstanceNormBase):
         _check_channels("InstanceNorm({})", input, self.num_features, 3)
         mean, var = self.running_mean, self.running_var
         by_sample = self.training or not self.track_running_stats
-        if torch.compiler.is_compiling() or (by_sample and mean is not None):
+        if _torch.is_recorded() or (by_sample and mean is not None):
             return F.instance_norm(
                 input, mean, var, self.weight, self.bias, by_sample, self.momentum or 0.0, self.eps
             )
@@ -365,7 +365,7 @@ class LayerNorm(Module, torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, *normalized_shape]``, normalised."""
-        if torch.compiler.is_compiling() or self.weight is None:
+        if _torch.is_recorded() or self.weight is None:
             return super().forward(input)
         return kernels.layer_norm(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
 
@@ -406,7 +406,7 @@ class RmsNorm(Module, torch.nn.RMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, *normalized_shape]``, normalised."""
-        if torch.compiler.is_compiling() or self.weight is None:
+        if _torch.is_recorded() or self.weight is None:
             return super().forward(input)
         return kernels.rms_norm(input, self.weight, self.eps)  # type: ignore[return-value]
 

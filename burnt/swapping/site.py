@@ -230,7 +230,7 @@ def _burnt_method(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -
 
     @functools.wraps(theirs)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if _torch.is_recorded():
             return theirs(self, *args, **kwargs)
         if fallback_reason is not None and fallback_reason(self, *args, **kwargs) is not None:
             return theirs(self, *args, **kwargs)
@@ -254,7 +254,7 @@ def _recording_method(kind: Kind, original: type[Any], theirs: Callable[..., Any
 
     @functools.wraps(theirs)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if _torch.is_recorded():
             return theirs(self, *args, **kwargs)
         token = _holder.set(self)
         try:
@@ -270,7 +270,7 @@ def _measuring_method(kind: Kind, original: Any, theirs: Callable[..., Any]) -> 
 
     @functools.wraps(theirs)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        site = None if torch.compiler.is_compiling() else site_of(self)
+        site = None if _torch.is_recorded() else site_of(self)
         if site is not None and site.state == "waiting" and can_measure(self, args, kwargs):
             site.why = _modified_reason(self, kind)
             if site.why is None:

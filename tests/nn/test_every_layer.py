@@ -218,6 +218,7 @@ def test_torch_jit_traces(case: Case) -> None:
         with pytest.raises(TypeError):  # torch's cannot be traced either
             torch.jit.trace(case.twin(), inputs)
         return
+    assert "burnt::" not in str(traced.inlined_graph)  # a program without burnt can load it
     for other in inputs, case.inputs(3):
         assert_same(traced(*other), layer(*other))
 

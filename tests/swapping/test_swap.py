@@ -262,6 +262,12 @@ def test_what_waits_is_compiled_and_goes_on_waiting(always):
     assert len(report.waiting) == 6
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_torch_jit_traces_the_original(swapped):
+    traced = torch.jit.trace(swapped, (TOKENS,), strict=False)
+    assert "burnt::" not in str(traced.inlined_graph)
+
+
 def test_export_sees_the_original(swapped):
     exported = torch.export.export(swapped, (TOKENS,))
     assert not [node for node in exported.graph.nodes if "burnt" in str(node.target)]

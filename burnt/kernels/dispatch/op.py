@@ -350,13 +350,11 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         """Call the op through ``torch.ops.burnt``, which dispatch modes, transforms and compilers see.
 
         While `burnt.codegen` traces a function that calls the op, call the reference, to fuse it with the
-        rest. So does a call that returns a pair under `torch.jit.trace`: TorchScript selects an overload by
-        the arguments alone, which the overload that returns a single tensor accepts too.
+        rest. So does `torch.jit.trace`, whose files are loaded by programs without burnt.
         """
-        returns_pair = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
-        in_jit_trace = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        if is_tracing() or (returns_pair and in_jit_trace):
+        if is_tracing() or torch._C._get_tracing_state() is not None:
             return self.reference(*args)  # type: ignore[call-arg]
+        returns_pair = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
         # An int, since Dynamo of torch 2.11 does not accept a bool as an index.
         return self.overloads[int(returns_pair)](*self.as_schema_args(args))
 
