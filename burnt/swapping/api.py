@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from burnt.errors import SwapError, nearest
+from burnt.errors import SwapError, nearest, quantity
 from burnt.swapping.first_call import FirstCall, differences, unregister
 from burnt.swapping.kind import KINDS, Kind, is_swapped
 from burnt.swapping.measure import context_of, device_of
@@ -100,7 +100,8 @@ def swap(
         SwapError: the model, or a part of it, is already swapped; a word in `only` or `skip` is no path,
             class or kind; an unknown mode; `defer_logits` for a model without such a loss; `decisions` that
             are no report, have no decisions, are of another model, or come with `remeasure`; the model or the
-            batch is on the meta device; or the model fails with the batch, and is left unchanged.
+            batch is on the meta device; or the model, or measuring it, fails with the batch. The model is
+            left unchanged.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Softmax(-1))
@@ -185,7 +186,7 @@ def swap(
         elif any(site.state == "waiting" for site in sites) or any(map(_constructs_sites, model.modules())):
             first_call.register(model)
     except BaseException:
-        unswap(model)
+        _restore(model)
         raise
     return report
 
@@ -211,12 +212,13 @@ def _take(decisions: Any, model: nn.Module, plan: SwapPlan) -> Report | None:
     report = decisions if isinstance(decisions, Report) else Report.load(decisions)
     where = None if isinstance(decisions, Report) else str(decisions)
     earlier = {site.path: site for site in report.plan.sites}
-    if not any(site.signature for site in earlier.values()):
+    waiting = [site.path for site in earlier.values() if site.state == "waiting" and site.why is None]
+    if waiting and not any(site.signature for site in earlier.values()):
         raise SwapError(
             "the report has no decisions",
             where=where,
             expected="a report that was saved after the model's first call",
-            found=f"{len(earlier)} sites, none measured",
+            found=f"{quantity(len(waiting), 'site')} waiting for that call, none measured",
             hint="swap with verify=batch, or call the model once before report.save(path)",
         )
     names = [
@@ -293,6 +295,12 @@ def unswap(model: nn.Module) -> None:
             expected="a torch.nn.Module",
             found=type(model).__name__,
         )
+    if not _restore(model):
+        raise SwapError("the model is not swapped", found=type(model).__name__, hint="burnt.swap(model)")
+
+
+def _restore(model: nn.Module) -> bool:
+    """Restore the original classes of a model; return whether any was swapped."""
     any_swapped = False
     for module in model.modules():
         any_swapped |= module.__dict__.pop(_MARK, None) is not None
@@ -307,8 +315,7 @@ def unswap(model: nn.Module) -> None:
                 found=" <- ".join(cls.__qualname__ for cls in type(module).__mro__[:3]),
                 hint="undo that change first; remove_parametrizations undoes a parametrization",
             )
-    if not any_swapped:
-        raise SwapError("the model is not swapped", found=type(model).__name__, hint="burnt.swap(model)")
+    return any_swapped
 
 
 def _fallback_reason(module: nn.Module, kind: Kind) -> str | None:
@@ -377,7 +384,7 @@ def _verify(model: nn.Module, mode: str, batch: Any, first_call: FirstCall) -> N
     """Call a model so that its sites are measured, then restore its state and the random generators.
 
     Raises:
-        SwapError: the model fails, or the model or the batch is on the meta device.
+        SwapError: the model fails, or the measuring; or the model or the batch is on the meta device.
     """
     args, kwargs = as_arguments(batch)
     inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -394,7 +401,19 @@ def _verify(model: nn.Module, mode: str, batch: Any, first_call: FirstCall) -> N
         first_call.before(model, args, kwargs)
         try:
             output = model(*args, **kwargs)
-        except Exception as error:  # a user's model may raise any exception
+        except Exception as failure:  # a user's model may raise any exception
+            _restore(model)
+            try:
+                model(*args, **kwargs)
+            except Exception as own:
+                error = own
+            else:
+                raise SwapError(
+                    "the model works with the batch of verify=, but burnt failed to measure it",
+                    where=type(model).__name__,
+                    found=f"{type(failure).__name__}: {failure}",
+                    hint="nothing was swapped; skip= leaves out a layer. Please report this error",
+                ) from failure
             raise SwapError(
                 "the model fails with the batch of verify=",
                 where=type(model).__name__,

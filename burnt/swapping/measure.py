@@ -318,7 +318,7 @@ def twin(
         if "hooks" in name and isinstance(value, dict):
             state[name] = OrderedDict()
     state["_parameters"] = {
-        name: None if p is None else nn.Parameter(_cast(p.detach(), dtype), p.requires_grad)
+        name: None if p is None else _parameter(_cast(p.detach(), dtype), p.requires_grad)
         for name, p in module._parameters.items()
     }
     with torch.inference_mode(False):  # buffers with a version counter, as the module's have
@@ -333,6 +333,13 @@ def twin(
         }
     copy.__dict__.update(state)
     return copy
+
+
+def _parameter(value: Tensor, requires_grad: bool) -> nn.Parameter:
+    """Make a parameter of values, which takes gradients unless they were made in inference mode."""
+    return nn.Parameter(
+        value, requires_grad and (not value.is_inference() or torch.is_inference_mode_enabled())
+    )
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -536,7 +543,7 @@ def _float64_results(
 
     def to_float64(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
-            copy = value.detach().double().requires_grad_(value.requires_grad)
+            copy = value.detach().to(torch.float64, copy=True).requires_grad_(value.requires_grad)
             return copies.setdefault(id(value), copy)
         return value
 

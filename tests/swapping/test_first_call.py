@@ -338,7 +338,10 @@ def test_decisions_that_are_none(always, tmp_path):
         (3, "(?s)decisions= of swap has the wrong type.*found +int"),
         (tmp_path / "missing.json", r"(?s)a report of swap cannot be read.*missing\.json.*No such file"),
         (tmp_path / "other.json", "(?s)the file is not a report of swap.*other.json.*KeyError: 'format'"),
-        (burnt.swap(build()), "(?s)the report has no decisions.*found +3 sites, none measured"),
+        (
+            burnt.swap(build()),
+            "(?s)the report has no decisions.*found +3 sites waiting for that call, none measured",
+        ),
         (
             swapped(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))),
             r"(?s)decisions are of another model.*expected +'0' \(LayerNorm\).*found +'0' \(Linear\), '1'",
@@ -351,6 +354,18 @@ def test_decisions_that_are_none(always, tmp_path):
         assert not model._forward_hooks
     with pytest.raises(SwapError, match="remeasure=True ignores what decisions= gives"):
         burnt.swap(model, decisions=swapped(), remeasure=True)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize(
+    "layer", [lambda: nn.RNN(4, 8), lambda: nn.LSTM(4, 8, proj_size=3)], ids=["none", "left"]
+)
+def test_decisions_of_a_model_without_sites_to_measure(always, layer, tmp_path):
+    burnt.swap(layer(), verify=torch.randn(5, 2, 4)).save(tmp_path / "d.json")
+    model = layer()
+    report = burnt.swap(model, decisions=tmp_path / "d.json")
+    model(torch.randn(5, 2, 4))
+    assert report.swapped == []
 
 
 # --- copies

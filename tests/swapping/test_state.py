@@ -171,6 +171,36 @@ def test_a_model_that_fails_with_the_batch_has_its_state(always):
     assert state(model) == before
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parameters_and_inputs_made_in_inference_mode(always, dtype):
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval().to(dtype)
+        x = torch.randn(3, 4, dtype=dtype)
+        expected = model(x)
+    report = burnt.swap(model, verify=x, mode="infer")
+    assert report.swapped == ["0", "1"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), expected)
+    burnt.unswap(model)
+    with pytest.raises(SwapError, match="the model fails with the batch of verify=") as caught:
+        burnt.swap(model, verify=x, mode="train")
+    assert "nference tensor" in str(caught.value.found)
+
+
+def test_a_failure_to_measure_is_not_blamed_on_the_model(always, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("of the measurement")
+
+    monkeypatch.setattr("burnt.swapping.site.measure", fail)
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    before = state(model)
+    with pytest.raises(SwapError, match="but burnt failed to measure it") as caught:
+        burnt.swap(model, verify=torch.randn(3, 4))
+    assert caught.value.found == "RuntimeError: of the measurement"
+    assert [type(layer) for layer in model] == [nn.Linear, nn.LayerNorm]
+    assert state(model) == before
+
+
 def test_a_first_call_changes_no_more_than_one_call_does(always):
     """A user's layer is probed and measured with its own parameters and attributes."""
 
