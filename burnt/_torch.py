@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -41,6 +42,7 @@ __all__ = [
     "has_saved_tensor_hooks",
     "in_forward_ad",
     "in_transform",
+    "interpolate_antialiased",
     "is_autocast",
     "is_compiled",
     "is_fake",
@@ -762,3 +764,30 @@ def float8_mm(
     """
     result: torch.Tensor = torch._scaled_mm(x, weight.t(), x_scale, scale, out_dtype=dtype)
     return result
+
+
+def interpolate_antialiased(
+    image: torch.Tensor, size: Any, scale_factor: Any, mode: str, *options: bool | None
+) -> torch.Tensor:
+    """Return ``F.interpolate`` of ``[N, C, H, W]`` with antialiasing, also where the result is 1 pixel wide.
+
+    `options` are `align_corners` and `recompute_scale_factor`. For a width of 1, torch 2.13 repeats the first
+    row on the CPU, and of uint8 a result of 1 x 1 is an internal assertion. So one axis is resized after the
+    other there, with two columns.
+    """
+    sizes, factors = (
+        (value, value) if isinstance(value, int | float) else value for value in (size, scale_factor)
+    )
+    width = sizes[1] if sizes is not None else torch.sym_int(image.shape[-1] * factors[1])
+    # Exported programs name the op, and have no branch on a size that is open.
+    if width != 1 or torch.compiler.is_exporting():
+        return F.interpolate(image, size, scale_factor, mode, *options, antialias=True)
+
+    def resize_rows(image: torch.Tensor, axis: int) -> torch.Tensor:
+        columns = max(image.shape[-1], 2)
+        wide = image.expand(*image.shape[:-1], columns) if image.shape[-1] == 1 else image
+        size = None if sizes is None else (sizes[axis], columns)
+        factor = None if factors is None else (factors[axis], 1.0)
+        return F.interpolate(wide, size, factor, mode, *options, antialias=True)[..., : image.shape[-1]]
+
+    return resize_rows(resize_rows(image.mT, 1).mT, 0)

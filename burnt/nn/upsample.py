@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt._torch import interpolate_antialiased
 from burnt.errors import InputValueError, nearest
 from burnt.module import Module
 from burnt.nn.misfit import FAILURES, input_error
@@ -123,9 +124,11 @@ class Upsample(Module, torch.nn.Upsample):
             raise better from error
 
     def _resize(self, input: Tensor) -> Tensor:
-        options = self.align_corners, self.recompute_scale_factor, self.antialias
+        options = self.align_corners, self.recompute_scale_factor
+        if self.antialias and input.dim() == 4:
+            return interpolate_antialiased(input, self.size, self.scale_factor, self.mode, *options)
         if self.mode != "cubic":
-            return F.interpolate(input, self.size, self.scale_factor, self.mode, *options)
+            return F.interpolate(input, self.size, self.scale_factor, self.mode, *options, self.antialias)
         # torch has cubic filters for images alone: a sequence is an image of one row.
         size, factor = _of_row(self.size, 1), _of_row(self.scale_factor, 1.0)
         return F.interpolate(input.unsqueeze(-2), size, factor, "bicubic", *options).squeeze(-2)
