@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnt.data.batch import Batch
+from burnt.data.fitting import fill_values
 from burnt.data.samplers import _array, _digest, read_lengths
 from burnt.errors import DataError
 
@@ -169,11 +170,14 @@ class Pack:
                         hint="drop other fields by item_transform=, which must keep the lengths",
                     )
         first = next(iter(fields.values()))
-        fill = dict.fromkeys(first, 0) | {self.field: self.pad, "labels": self.ignore_index}
-        out = {name: column.new_full((rows, self.length), fill[name]) for name, column in first.items()}
-        derived = "labels" not in out
-        if derived:
-            out["labels"] = torch.full((rows, self.length), self.ignore_index, dtype=torch.int64)
+        derived = "labels" not in first
+        fills: dict[str, tuple[Any, str]] = dict.fromkeys(first, (0, "Pack"))
+        fills |= {self.field: (self.pad, "pad"), "labels": (self.ignore_index, "ignore_index")}
+        dtypes = {"labels": torch.int64} | {name: column.dtype for name, column in first.items()}
+        out = {
+            name: fill_values(fills[name][0], dtype, fills[name][1]).repeat(rows, self.length)
+            for name, dtype in dtypes.items()
+        }
         out |= {name: torch.zeros(rows, self.length, dtype=torch.int64) for name in ("positions", "segments")}
         last_row, segment = -1, 0
         for row, column, index, start, size in pieces.tolist():

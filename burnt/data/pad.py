@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnt.data.batch import Batch, collate
+from burnt.data.fitting import fill_values
 from burnt.errors import DataError
 
 __all__ = ["Pad"]
@@ -121,7 +122,8 @@ class Pad:
         # Of an empty list, neither the dtype nor other axes are known.
         first = next((sequence for sequence in sequences if len(sequence)), sequences[0])
         size = self._size(max(len(sequence) for sequence in sequences))
-        out = first.new_full((len(sequences), size, *first.shape[1:]), value)
+        shape = len(sequences), size, *first.shape[1:]
+        out = fill_values(value, first.dtype, f"Pad({name!r})").to(first.device).expand(shape).clone()
         for row, sequence in zip(out, sequences, strict=True):
             if len(sequence) and (sequence.shape[1:] != first.shape[1:] or sequence.dtype != first.dtype):
                 raise DataError(

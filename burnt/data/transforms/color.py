@@ -99,7 +99,7 @@ class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation, of images in floating point.
 
     Args:
-        mean: one for each channel, or one for all; that of ImageNet by default.
+        mean: one for each channel, or one for all of 1 or 3; that of ImageNet by default.
         std: the same.
 
     >>> normalize = Normalize(mean=[0.5], std=[0.25])
@@ -128,10 +128,10 @@ class Normalize(Transform):
 
 @dataclass(frozen=True)
 class Grayscale(Transform):
-    """Convert images to grey.
+    """Convert images to grey; an alpha channel stays.
 
     Args:
-        channels: 1, or 3 equal ones.
+        channels: 1, or 3 equal ones; and the alpha channel of an image that has one.
 
     >>> Grayscale()(torch.zeros(3, 4, 4)).shape
     torch.Size([1, 4, 4])
@@ -170,7 +170,7 @@ class RandomGrayscale(Transform):
 
     def transform_image(self, image: Tensor, params: Any) -> Tensor:
         """Convert the image."""
-        return functional.grayscale(image, 3 if image.shape[-3] == 3 else 1)
+        return functional.grayscale(image, 3 if image.shape[-3] >= 3 else 1)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,8 @@ class RandomErasing(Transform):
         scale: the least and the greatest part of the image's area.
         ratio: the least and the greatest height divided by width.
         value: what to erase with: a number, one for each channel, or ``"random"`` for each pixel: standard
-            normal numbers in floating point, or any byte.
+            normal numbers in floating point, or any byte. Alpha, the last of 2 or 4 channels, is unchanged,
+            unless there is a value for each channel.
 
     Nothing is erased if ten drawn rectangles do not fit. Zhong et al., 2017.
 
@@ -303,19 +304,20 @@ class RandomErasing(Transform):
         return functional.erase(image, *params)
 
     def _pixels(self, channels: int, size: tuple[int, int], is_float: bool, generator: Generator) -> Tensor:
-        shape, device = (channels, *size), generator.device
+        colours = channels - (channels in (2, 4))  # without alpha
+        shape, device = (colours, *size), generator.device
         if self.value == "random":
             if is_float:
                 return torch.randn(shape, generator=generator, device=device)
             return torch.randint(256, shape, generator=generator, device=device)
         values = _values(self.value)
-        if len(values) not in (1, channels):
+        if len(values) not in (1, colours, channels):
             raise DataError(
                 "value does not fit the channels of an image",
                 expected=f"{channels} values, or a number",
                 found=f"{len(values)} values",
             )
-        return torch.tensor(values)[:, None, None].expand(shape)
+        return torch.tensor(values)[:, None, None].expand(max(colours, len(values)), *size)
 
 
 def _values(value: float | tuple[float, ...] | list[float]) -> list[float]:

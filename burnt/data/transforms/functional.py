@@ -3,19 +3,25 @@
 An image is ``[..., C, H, W]``, uint8 from 0 to 255 or floating point from 0 to 1; a mask is ``[..., H, W]``.
 Results have the dtype of the image, and no function changes its argument. Values are those of the functions
 of the same names in torchvision v2; where they differ, the docstring says so.
+
+The last of 2 or 4 channels is alpha, which functions of colours and tones leave unchanged, unlike those of
+torchvision; functions that move, resize or blur pixels treat it as any channel.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from burnt._torch import interpolate_antialiased
+from burnt.data.fitting import fill_values
 from burnt.errors import DataError
 
 __all__ = [
@@ -49,7 +55,29 @@ __all__ = [
 Interpolation = Literal["bilinear", "bicubic", "nearest"]
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 
+P = ParamSpec("P")
+
 _GREY = (0.2989, 0.587, 0.114)
+
+
+def has_alpha(image: Tensor) -> bool:
+    """Whether the last channel of an image is alpha."""
+    return image.shape[-3] in (2, 4)
+
+
+def _of_colours(
+    function: Callable[Concatenate[Tensor, P], Tensor],
+) -> Callable[Concatenate[Tensor, P], Tensor]:
+    """Let a function change the colours of an image alone."""
+
+    @functools.wraps(function)
+    def keep_alpha(image: Tensor, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        if not has_alpha(image):
+            return function(image, *args, **kwargs)
+        colours, alpha = image[..., :-1, :, :], image[..., -1:, :, :]
+        return torch.cat([function(colours, *args, **kwargs), alpha], -3)
+
+    return keep_alpha
 
 
 def resized_size(
@@ -98,9 +126,7 @@ def resize(
     if interpolation == "nearest":
         resized = F.interpolate(flat, (height, width), mode="nearest-exact")
     else:
-        resized = F.interpolate(
-            flat, (height, width), mode=interpolation, align_corners=False, antialias=True
-        )
+        resized = interpolate_antialiased(flat, (height, width), None, interpolation, False, None)
     return resized.reshape(*image.shape[:-2], height, width)
 
 
@@ -161,7 +187,7 @@ def to_float(image: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def normalize(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Subtract a mean and divide by a standard deviation, one for each channel or one for all.
+    """Subtract a mean and divide by a standard deviation, one for each channel, or one for 1 or 3 channels.
 
     Raises:
         DataError: the image is not in floating point, or has another number of channels.
@@ -174,32 +200,37 @@ def denormalize(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     return image.mul(_channels(image, std, "std")).add_(_channels(image, mean, "mean"))
 
 
+@_of_colours
 def grayscale(image: Tensor, channels: Literal[1, 3] = 1) -> Tensor:
     """Convert an image of 3 channels to grey, ``0.2989 R + 0.587 G + 0.114 B``.
 
     Args:
-        image: ``[..., 3, H, W]`` or ``[..., 1, H, W]``.
+        image: ``[..., 3, H, W]`` or ``[..., 1, H, W]``, or with one more channel, alpha, which stays.
         channels: 3 repeats the grey channel.
     """
     grey = _luma(image).to(image.dtype)
     return grey if channels == 1 else grey.expand(*grey.shape[:-3], 3, *grey.shape[-2:]).contiguous()
 
 
+@_of_colours
 def adjust_brightness(image: Tensor, factor: float) -> Tensor:
     """Multiply an image by a factor: 0 is black, 1 leaves it as it is."""
     return _to_range(image * float(factor), image.dtype)  # bytes times a whole number would overflow
 
 
+@_of_colours
 def adjust_contrast(image: Tensor, factor: float) -> Tensor:
     """Scale an image's distance from its mean grey: 0 is grey, 1 leaves it as it is."""
     return _blend(image, _luma(image, whole=True).mean((-3, -2, -1), keepdim=True), factor)
 
 
+@_of_colours
 def adjust_saturation(image: Tensor, factor: float) -> Tensor:
     """Scale the distance of each pixel from its grey: 0 is a grey image, 1 leaves it as it is."""
     return image if image.shape[-3] == 1 else _blend(image, _luma(image, whole=True), factor)
 
 
+@_of_colours
 def adjust_hue(image: Tensor, shift: float) -> Tensor:
     """Turn the hue of each pixel in the HSV colour space.
 
@@ -225,6 +256,7 @@ def adjust_hue(image: Tensor, shift: float) -> Tensor:
     return turned.mul_(255).round_().to(torch.uint8) if image.dtype == torch.uint8 else turned
 
 
+@_of_colours
 def adjust_sharpness(image: Tensor, factor: float) -> Tensor:
     """Scale the difference of an image and a smoothed one: 0 is smooth, 1 leaves it as it is.
 
@@ -245,21 +277,25 @@ def adjust_sharpness(image: Tensor, factor: float) -> Tensor:
     return sharpened
 
 
+@_of_colours
 def invert(image: Tensor) -> Tensor:
     """Make light dark and dark light."""
     return 1 - image if image.is_floating_point() else 255 - image
 
 
+@_of_colours
 def solarize(image: Tensor, threshold: float) -> Tensor:
     """Invert all values from a threshold on."""
     return torch.where(image >= threshold, invert(image), image)
 
 
+@_of_colours
 def posterize(image: Tensor, bits: int) -> Tensor:
     """Keep the highest bits of each value of an image of uint8."""
     return check_bytes(image) & (256 - (1 << (8 - bits)))
 
 
+@_of_colours
 def autocontrast(image: Tensor) -> Tensor:
     """Stretch each channel to the whole range, from its least to its greatest value."""
     low, high = image.amin((-2, -1), keepdim=True), image.amax((-2, -1), keepdim=True)
@@ -268,6 +304,7 @@ def autocontrast(image: Tensor) -> Tensor:
     return torch.where(high > low, _to_range(stretched, image.dtype), image)
 
 
+@_of_colours
 def equalize(image: Tensor) -> Tensor:
     """Make all values of each channel equally frequent, as far as possible, in an image of uint8."""
     channels = check_bytes(image).reshape(-1, image.shape[-2] * image.shape[-1]).long()
@@ -304,9 +341,11 @@ def gaussian_blur(image: Tensor, kernel_size: tuple[int, int], sigma: float) -> 
 
 
 def erase(image: Tensor, top: int, left: int, value: Tensor) -> Tensor:
-    """Replace a rectangle of an image by `value`, ``[C, height, width]``."""
+    """Replace a rectangle of an image by `value`, ``[C, height, width]``, or of its first channels."""
     image = image.clone()
-    image[..., top : top + value.shape[-2], left : left + value.shape[-1]] = value.to(image)
+    value = fill_values(value, image.dtype, "value").to(image.device)
+    channels, height, width = value.shape[-3:]
+    image[..., :channels, top : top + height, left : left + width] = value
     return image
 
 
@@ -384,12 +423,28 @@ def _sample(
     into = np.array([2 / image.shape[-1], 2 / image.shape[-2]])  # torch counts from -1 to 1
     theta = np.column_stack([into[:, None] * inverse * np.array([size[1] / 2, size[0] / 2]), into * offset])
     flat = image.reshape(-1, *image.shape[-3:])
-    source = flat if image.is_floating_point() else flat.float()
-    filling = _fill(source, fill)
-    matrix = torch.from_numpy(theta).to(source).expand(len(flat), 2, 3)
-    grid = F.affine_grid(matrix, [len(flat), 1, *size], align_corners=False)
-    # Outside is 0 for grid_sample, so that 0 must stand for `fill` meanwhile.
-    sampled = F.grid_sample(source - filling, grid, interpolation, "zeros", align_corners=False) + filling
+    filling = _fill(image, fill)
+    if interpolation == "nearest":  # by the numbers of the pixels: float32 would round classes above 2**24
+        height, width = image.shape[-2:]
+        source = torch.arange(1, height * width + 1, device=image.device).view(1, 1, height, width)
+        source = (
+            source.double() if image.dtype == torch.float64 or source.numel() >= 1 << 24 else source.float()
+        )
+    else:
+        source = flat if image.is_floating_point() else flat.float()
+    matrix = torch.from_numpy(theta).to(source).expand(len(source), 2, 3)
+    grid = F.affine_grid(matrix, [len(source), 1, *size], align_corners=False)
+    # Outside is 0 for grid_sample.
+    sampled = F.grid_sample(source, grid, interpolation, "zeros", align_corners=False)
+    if interpolation == "nearest":
+        outside = filling.reshape(-1, 1).expand(*flat.shape[:2], 1)
+        pixels = torch.cat([outside, flat.flatten(2)], 2)
+        return pixels[..., sampled.long().flatten()].reshape(*image.shape[:-2], *size)
+    if filling.any():
+        ones = torch.ones_like(source[:, :1])
+        inside = F.grid_sample(ones, grid, interpolation, "zeros", align_corners=False)
+        # Rounded weights of pixels inside would add parts of a large value.
+        sampled = torch.where(inside > 1 - 1e-5, sampled, sampled + (1 - inside) * filling)
     sampled = sampled.reshape(*image.shape[:-2], *size)
     return sampled if image.is_floating_point() else sampled.round_().to(image.dtype)
 
@@ -440,25 +495,27 @@ def _channels(image: Tensor, values: Sequence[float], name: str) -> Tensor:
             found=str(image.dtype),
             hint="ToFloat() before Normalize()",
         )
-    if len(values) not in (1, image.shape[-3]):
+    if len(values) not in ((image.shape[-3],) if has_alpha(image) else (1, image.shape[-3])):
         raise DataError(
             f"{name} does not fit the channels of an image",
-            expected=f"{image.shape[-3]} values, or 1",
+            expected=f"{image.shape[-3]} values" + ("" if has_alpha(image) else ", or 1"),
             found=f"{len(values)} values for an image of shape {tuple(image.shape)}",
+            hint="a mean of 0 and a std of 1 leave alpha, the last channel, unchanged"
+            if has_alpha(image)
+            else None,
         )
     return torch.tensor(values, dtype=image.dtype, device=image.device)[:, None, None]
 
 
 def _fill(image: Tensor, fill: float | Sequence[float]) -> Tensor:
     """The filling in the image's dtype: ``[1, 1]``, or ``[C, 1, 1]`` of one value for each channel."""
-    values = torch.tensor([fill] if isinstance(fill, int | float) else fill, device=image.device)
+    values = fill_values(fill, image.dtype, "fill").to(image.device).reshape(-1)
     if len(values) not in (1, image.shape[-3] if image.dim() > 2 else 1):
         raise DataError(
             "fill does not fit the channels of an image",
             expected=f"{image.shape[-3]} values, or a number",
             found=f"{len(values)} values",
         )
-    values = values.to(image.dtype)
     return values[:, None] if len(values) == 1 else values[:, None, None]
 
 
