@@ -7,12 +7,13 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.data.fitting import fill_values
 from burnt.errors import DataError, UnsupportedError
 
 __all__ = ["ImageMode", "read_image", "read_mask"]
@@ -21,9 +22,18 @@ if TYPE_CHECKING:
     from PIL import Image
 
 ImageMode = Literal["RGB", "L", "RGBA"]
+Colour = tuple[int, int, int]
 
 _ORIENTATION = 0x0112  # the tag of EXIF
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+
+
+class _Samples(NamedTuple):
+    """How a file stores its samples, if Pillow changes them when it decodes: None, if not or if unknown."""
+
+    largest: int | None = None  # which becomes 255, or 65535 in mode I
+    inverted: bool = False  # 0 is white
+    colours_are_cut: bool = False  # from 16 bits to 8
 
 
 def read_image(
@@ -44,15 +54,16 @@ def read_image(
         mode: ``"RGB"``, ``"L"`` for grey, or ``"RGBA"``, which keeps the alpha channel.
         dtype: ``torch.uint8`` from 0 to 255, or ``torch.float32`` from 0 to 1, which keeps the precision of
             grey pictures of 16 bits.
-        background: the colour behind transparent pixels in the modes RGB and L; None drops the alpha channel,
-            as Pillow and torchvision do.
+        background: the colour behind transparent pixels in the modes RGB and L, from 0 to 255; None drops the
+            alpha channel, as Pillow and torchvision do.
 
     Returns:
         ``[C, H, W]`` of `dtype`, where C is 3, 1 or 4. The channels of a pixel are adjacent in memory, which
         makes resizing fast; `transforms.ToFloat` makes the image contiguous.
 
     Raises:
-        DataError: the picture cannot be read or decoded; it names the file.
+        DataError: the picture cannot be read or decoded, or has more pixels than
+            ``PIL.Image.MAX_IMAGE_PIXELS``, 89,478,485 unless you set it; it names the file.
         UnsupportedError: Pillow is not installed.
 
     >>> import io
@@ -66,11 +77,13 @@ def read_image(
         raise DataError("unknown mode of images", expected='"RGB", "L" or "RGBA"', found=repr(mode))
     if dtype not in (torch.uint8, torch.float32):
         raise DataError("images have no such dtype", expected="torch.uint8 or torch.float32", found=dtype)
-    with _decoding(source) as image:
+    colour = None if background is None else _colour(background)
+    with _decoding(source) as (image, samples):
         image = _upright(image)
         if image.mode in _SIXTEEN_BITS or image.mode in ("I", "F"):
-            return _deep_grey(np.asarray(image), image.mode, mode, dtype)
-        pixels = np.array(_convert(image, mode, background))  # a copy, which torch may write to
+            return _deep_grey(image, samples, mode, dtype, colour)
+        # A copy, which torch may write to.
+        pixels = np.array(_convert(image, samples, mode, colour))
     tensor = torch.from_numpy(pixels)
     tensor = tensor[None] if tensor.dim() == 2 else tensor.permute(2, 0, 1)
     return tensor if dtype == torch.uint8 else tensor.to(dtype).div_(255)
@@ -79,6 +92,9 @@ def read_image(
 def read_mask(source: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
     """Decode a segmentation mask, whose values are classes: grey values or the indices of a palette.
 
+    Grey values are those of the file. Pillow stretches those of 2 and 4 bits, and of PGM files, over the
+    whole range, which cannot be undone in an image of Pillow that is loaded already.
+
     Args:
         source: as of `read_image`.
 
@@ -86,15 +102,23 @@ def read_mask(source: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
         ``[H, W]`` of uint8, or of int64 for masks of more than 8 bits.
 
     Raises:
-        DataError: the mask has colours, or cannot be read or decoded; it names the file.
+        DataError: the mask has colours, or a format where 0 is white, or cannot be read or decoded; it names
+            the file.
         UnsupportedError: Pillow is not installed.
 
     >>> from PIL import Image
     >>> read_mask(Image.new("P", (3, 2), 7)).tolist()
     [[7, 7, 7], [7, 7, 7]]
     """
-    with _decoding(source) as image:
+    with _decoding(source) as (image, samples):
         image = _upright(image)
+        if samples.inverted:
+            raise DataError(
+                "a mask is stored in a format where 0 is white, so that its classes are ambiguous",
+                expected="grey values that are classes, or palette indices",
+                found=f"{image.format}, mode {image.mode}, with inverted values",
+                hint="save the masks as class numbers, in PNG files",
+            )
         if image.mode not in ("P", "L", "1", "I", *_SIXTEEN_BITS):
             raise DataError(
                 "a mask has colours where classes are expected",
@@ -103,7 +127,10 @@ def read_mask(source: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
                 hint="save the masks as class numbers, in PNG files",
             )
         is_deep = image.mode not in ("P", "L", "1")
-        return torch.from_numpy(np.array(image).astype(np.int64 if is_deep else np.uint8))
+        values = np.array(image)
+        if samples.largest is not None and image.mode in ("L", "I"):
+            values = np.rint(values * (samples.largest / (255 if image.mode == "L" else 65535)))
+        return torch.from_numpy(values.astype(np.int64 if is_deep else np.uint8))
 
 
 def import_pillow(where: str | None = None) -> Any:
@@ -124,7 +151,7 @@ def import_pillow(where: str | None = None) -> Any:
 
 
 @contextmanager
-def _decoding(source: Any) -> Iterator[Image.Image]:
+def _decoding(source: Any) -> Iterator[tuple[Image.Image, _Samples]]:
     """Open and decode a picture; whatever fails in the block becomes a DataError that names the file."""
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else None
     pillow = import_pillow(name)
@@ -135,20 +162,26 @@ def _decoding(source: Any) -> Iterator[Image.Image]:
     try:
         if isinstance(source, pillow.Image):
             name = getattr(source, "filename", "") or "an image of Pillow"
-            source.load()  # opened and not read yet, perhaps
-            yield source
+            yield source, _load(source)
             return
         with (
             open(source, "rb") if name is not None else io.BytesIO(source) as file,
             pillow.open(file) as image,
         ):
-            image.load()
-            yield image
+            yield image, _load(image)
     except MemoryError:
         raise
     except DataError as error:
         error.where = name
         raise
+    except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+        raise DataError(
+            "a picture has too many pixels",
+            where=name or f"{len(source)} bytes",
+            expected=f"at most {pillow.MAX_IMAGE_PIXELS:,} pixels, which is PIL.Image.MAX_IMAGE_PIXELS",
+            found=str(error),
+            hint="set PIL.Image.MAX_IMAGE_PIXELS if you trust the file: 3 or 4 bytes a pixel, several times",
+        ) from error
     except Exception as error:  # of Pillow's many plugins: OSError, SyntaxError, ValueError, struct.error ...
         system = error.strerror if isinstance(error, OSError) and error.errno is not None else None
         raise DataError(
@@ -178,42 +211,86 @@ def _upright(image: Image.Image) -> Image.Image:
     return ImageOps.exif_transpose(image) if turned else image
 
 
-def _convert(image: Image.Image, mode: str, background: int | tuple[int, int, int] | None) -> Image.Image:
-    if image.mode == mode:
+def _load(image: Image.Image) -> _Samples:
+    """Decode an image, if it is only opened, and return how its file stores the samples."""
+    from PIL import Image
+
+    limit = Image.MAX_IMAGE_PIXELS
+    if getattr(image, "fp", None) is not None and limit is not None and image.width * image.height > limit:
+        raise Image.DecompressionBombError(f"{image.width} x {image.height}")
+    tiles: Any = getattr(image, "tile", None)
+    image.load()
+    if not tiles:
+        return _Samples()
+    arguments = tiles[0][3] if isinstance(tiles[0][3], tuple) else (tiles[0][3],)
+    raw = arguments[0] if arguments and isinstance(arguments[0], str) else ""
+    bits = raw.partition(";")[2]
+    largest = None
+    if tiles[0][0] in ("ppm", "ppm_plain") and isinstance(arguments[-1], int):
+        largest = arguments[-1]
+    elif raw == "I;12" or raw.startswith(("L;2", "L;4")):
+        largest = (1 << int(bits.rstrip("IR"))) - 1
+    return _Samples(largest, raw[:1] in ("L", "1") and "I" in bits, raw.startswith("RGB;16"))
+
+
+def _convert(image: Image.Image, samples: _Samples, mode: str, background: Colour | None) -> Image.Image:
+    transparent = image.info.get("transparency")
+    if image.mode == mode and (transparent is None or background is None):
         return image
-    has_alpha = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
-    if not has_alpha or mode == "RGBA":
+    if image.mode not in ("RGBA", "LA", "PA", "RGBa", "La") and transparent is None:
         return image.convert(mode)
+    are_cut = samples.colours_are_cut or (isinstance(transparent, tuple) and max(transparent) > 255)
+    if are_cut and transparent is not None and (mode == "RGBA" or background is not None):
+        raise DataError(
+            "the transparent pixels of a picture are unknown, because Pillow reads 8 of its 16 bits",
+            expected="8 bits for each colour, or an alpha channel",
+            found="16 bits for each colour, one of which is transparent",
+            hint="save it with an alpha channel, or read it in mode RGB without background=",
+        )
+    if samples.largest is not None and isinstance(transparent, int):
+        image = image.copy()  # the transparent value is one of the file, unlike the pixels
+        image.info["transparency"] = transparent * 255 // samples.largest
     # By way of RGBA, because palettes may have a transparency for each of their colours.
     image = image.convert("RGBA")
     if background is not None:
         from PIL import Image
 
-        colour = (background,) * 3 if isinstance(background, int) else background
-        image = Image.alpha_composite(Image.new("RGBA", image.size, (*colour, 255)), image)
-    return image.convert("RGB") if mode == "RGB" else image.convert("RGB").convert("L")
+        behind = Image.new("RGBA", image.size, (*background, 255))
+        image = image if mode == "RGBA" else Image.alpha_composite(behind, image)
+    return image.convert("RGB").convert("L") if mode == "L" else image.convert(mode)
 
 
-def _deep_grey(pixels: np.ndarray[Any, Any], found: str, mode: str, dtype: torch.dtype) -> Tensor:
+def _colour(background: int | tuple[int, int, int]) -> Colour:
+    values: list[int] = fill_values(background, torch.uint8, "background").reshape(-1).tolist()
+    if len(values) not in (1, 3):
+        raise DataError("background= is no colour", expected="one number or three", found=background)
+    red, green, blue = (values * 3)[:3]
+    return red, green, blue
+
+
+def _deep_grey(
+    image: Image.Image, samples: _Samples, mode: str, dtype: torch.dtype, background: Colour | None
+) -> Tensor:
     """Grey values of 16 bits; those of mode I are such values, too, if they come from PNG or TIFF files."""
-    grey = torch.from_numpy(pixels.astype(np.float32))
-    if found == "F" or (found == "I" and (grey.min() < 0 or grey.max() > 65535)):
+    pixels = torch.from_numpy(np.asarray(image).astype(np.float32))[None]
+    found = image.mode
+    if found == "F" or (found == "I" and (pixels.min() < 0 or pixels.max() > 65535)):
         raise DataError(
             "the range of a picture's values is unknown",
             expected="8 or 16 bits for each channel",
-            found=f"mode {found}, values from {grey.min():g} to {grey.max():g}",
+            found=f"mode {found}, values from {pixels.min():g} to {pixels.max():g}",
             hint="read it with Pillow or tifffile, and scale it",
         )
-    grey = grey / 65535 if dtype == torch.float32 else (grey / 257).round().to(torch.uint8)
-    if mode == "L":
-        return grey[None]
-    colours = grey.expand(3, *grey.shape)
-    return (
-        colours.clone()
-        if mode == "RGB"
-        else torch.cat([colours, torch.ones_like(grey[None]) * _opaque(dtype)])
-    )
+    largest = samples.largest if found != "I" and samples.largest is not None else 65535
+    opaque = 1 if dtype == torch.float32 else 255
+    colours = (pixels / (largest / opaque)).expand(1 if mode == "L" else 3, -1, -1)
+    transparent = image.info.get("transparency")
+    is_clear = pixels == (transparent if isinstance(transparent, int) else -1)
+    if mode == "RGBA":
+        colours = torch.cat([colours, torch.where(is_clear, 0.0, float(opaque))])
+    elif background is not None:
+        from PIL import Image
 
-
-def _opaque(dtype: torch.dtype) -> int:
-    return 1 if dtype == torch.float32 else 255
+        behind = np.array(Image.new("RGB", (1, 1), background).convert(mode), np.float32)
+        colours = torch.where(is_clear, torch.from_numpy(behind).view(-1, 1, 1) * (opaque / 255), colours)
+    return colours.clone() if dtype == torch.float32 else colours.round().to(torch.uint8)
