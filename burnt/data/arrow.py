@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from burnt.data.batch import own_item
 from burnt.data.schema import (
     BOOL,
     FLOAT,
@@ -210,7 +211,7 @@ def _column(
 
 def _as_python(fill: Any, cell: pyarrow.Scalar, index: int) -> Any:
     value = cell.as_py()
-    return fill if value is None else value
+    return own_item(fill) if value is None else value
 
 
 def _as_tensor(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from burnt.errors import DataError
 
-__all__ = ["Batch", "Mover", "clone", "collate", "move", "pin"]
+__all__ = ["Batch", "Mover", "clone", "collate", "move", "own_item", "pin"]
+
+_UNCHANGEABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
+_ARRAYS = ("__array__", "__array_interface__")  # of NumPy, Pillow, pandas ...
 
 
 class Batch:
@@ -103,6 +108,46 @@ def move(value: Any, device: torch.device) -> Any:
 def clone(value: Any) -> Any:
     """Copy the tensors of a batch, or of any container of tensors."""
     return _apply(value, Tensor.clone, lambda part: part)
+
+
+def own_item(item: Any) -> Any:
+    """Copy an item for a function that may change it in place, because its dataset may hold it, too.
+
+    Tensors, containers, dataclasses, and arrays, pictures and frames that can be written to are copied, and
+    keep their types. Other objects are returned as they are.
+    """
+    if type(item) in _UNCHANGEABLE:
+        return item
+    if isinstance(item, Tensor):
+        return item.clone()
+    if isinstance(item, tuple):
+        values = [own_item(value) for value in item]
+        return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
+    copied: Any
+    if isinstance(item, list):
+        copied = copy.copy(item)
+        if not set(map(type, item)) <= _UNCHANGEABLE:
+            copied[:] = [own_item(value) for value in item]
+    elif isinstance(item, dict):
+        copied = copy.copy(item)
+        for name, value in item.items():
+            copied[name] = own_item(value)
+    elif isinstance(item, Batch | MutableMapping):
+        copied = copy.copy(item)
+        vars(copied).update(own_item(vars(item)))
+    elif isinstance(item, Mapping):
+        copied = {name: own_item(value) for name, value in item.items()}
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        copied = copy.copy(item)
+        for field in dataclasses.fields(item):
+            object.__setattr__(copied, field.name, own_item(getattr(item, field.name)))  # of frozen ones, too
+    elif isinstance(item, np.ndarray) and not item.flags.writeable:
+        copied = item  # perhaps a file that is mapped into memory
+    elif isinstance(item, set | bytearray) or any(hasattr(type(item), name) for name in _ARRAYS):
+        copied = item.copy()
+    else:
+        copied = item
+    return copied
 
 
 def pin(value: Any) -> Any:

@@ -54,6 +54,8 @@ class DataframeDataset(Table):
     (tensor([1, 0]), ['flat', 'house'])
     """
 
+    makes_items = True
+
     @explain_arguments()
     def __init__(
         self,

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.adapt import as_dataset
-from burnt.data.dataset import Dataset
+from burnt.data.batch import own_item
+from burnt.data.dataset import Dataset, makes_items
 from burnt.data.item_store import ItemStore
 from burnt.data.views import (
     ArrayWindows,
@@ -68,7 +69,7 @@ def filter(dataset: Dataset[T], predicate: Callable[[T], Any]) -> Dataset[T]:
     dataset = as_dataset(dataset)
     kept = []
     for index in range(len(dataset)):
-        item = dataset[index]
+        item = dataset[index] if makes_items(dataset) else own_item(dataset[index])
         try:
             if predicate(item):
                 kept.append(index)
@@ -328,7 +329,8 @@ def cache(dataset: Dataset[T], path: str | os.PathLike[str] | None = None, *, ke
     """Return a dataset that keeps each item after its first use, for slow reading or mapping.
 
     In memory, each worker process of a loader keeps those that it has read, and an item is handed out again
-    as it is: do not change it in place. On disk, all processes and later runs share what one has computed.
+    as it is: loaders and `map` copy it for functions that change it in place. On disk, all processes and
+    later runs share what one has computed.
 
     Args:
         dataset: any dataset, or a sequence.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from burnt.data.batch import own_item
 from burnt.errors import DataError, nearest
 
 __all__ = ["Categories", "Kind", "Labelled", "Options", "Schema", "bad_cell", "check_entry"]
@@ -239,7 +240,7 @@ class Schema:
                 raise bad_cell(place(), column, f"{name_of(kind)} in missing=", value)
             if kind is TEXT and not isinstance(value, str):
                 raise bad_cell(place(), column, "text in missing=", value)
-            return value
+            return own_item(value)
         type_ = kind.kind if isinstance(kind, np.dtype) and column not in self.categories else ""
         if self.missing == "nan" and type_ == "f":
             return np.nan

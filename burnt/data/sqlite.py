@@ -63,6 +63,8 @@ class SqliteDataset(RowDataset):
     1
     """
 
+    makes_items = True
+
     @explain_arguments()
     def __init__(
         self,

@@ -51,6 +51,8 @@ class TextFolder:
     'Dull. A joy.'
     """
 
+    makes_items = True
+
     def __init__(
         self,
         folder: str | os.PathLike[str],
