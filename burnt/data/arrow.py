@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from burnt.data.batch import own_item
+from burnt.data.fitting import misfits
 from burnt.data.schema import (
     BOOL,
     FLOAT,
@@ -24,6 +25,7 @@ from burnt.data.schema import (
     Vector,
     bad_cell,
     name_of,
+    unfit_cell,
 )
 from burnt.data.table import Column, Lists, Numbers, Objects, Text, stack
 from burnt.errors import DataError
@@ -63,10 +65,12 @@ def column_names(columns: Any) -> list[Any]:
     return [name for name in names if not str(name).startswith("__index_level_")]
 
 
-def find_categories(schema: Schema, distinct: Callable[[str], list[Any]]) -> dict[str, Categories]:
+def find_categories(
+    schema: Schema, distinct: Callable[[str], list[Any]], num_rows: int, where: str
+) -> dict[str, Categories]:
     """Return the categories of columns: the given ones, or those of ``distinct(column)``."""
     return {
-        column: Categories.found(distinct(column)) if given is None else given
+        column: schema.find_categories(column, distinct(column), num_rows, where) if given is None else given
         for column, given in schema.categories.items()
     }
 
@@ -195,7 +199,7 @@ def _column(
         return _vectors(array, name, kind.dtype, where)
     assert isinstance(kind, np.dtype)
     if types.is_decimal(type_):
-        array = array.cast(pyarrow.float64())
+        array = _from_decimal(array, name, where)
     if not isinstance(_kind(type_), np.dtype):
         raise bad_cell(where(0), name, name_of(kind), f"a column of {type_}")
     values = array.fill_null(pyarrow.scalar(0).cast(array.type)).to_numpy(zero_copy_only=False)
@@ -231,18 +235,30 @@ def _as_tensor(
     return torch.from_numpy(_fitting(values, dtype, column, lambda _: where(index)))
 
 
+def _from_decimal(array: pyarrow.Array, column: str, where: Callable[[int], str]) -> pyarrow.Array:
+    """Return decimal numbers in float64, or int64 if it holds all; raise a DataError for other integers."""
+    import pyarrow
+
+    try:
+        return array.cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:  # fractions, or more than 64 bits
+        numbers = array.cast(pyarrow.float64())
+    for index in np.flatnonzero(np.abs(numbers.to_numpy(zero_copy_only=False)) >= 2.0**53).tolist():
+        value = array[index].as_py()
+        if value == value.to_integral_value() and int(value) != int(numbers[index].as_py()):
+            raise unfit_cell(where(index), column, np.dtype(np.float64), value)
+    return numbers
+
+
 def _fitting(
     values: NDArray[Any], dtype: np.dtype[Any], column: str, where: Callable[[int], str]
 ) -> NDArray[Any]:
     """Return numbers as a dtype; raise a DataError for the first that does not fit."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        cells = values.astype(dtype, copy=False)
-    differs = np.isinf(cells) & ~np.isinf(values) if dtype.kind == "f" else cells != values
-    if differs.any():
-        index = int(np.flatnonzero(differs)[0])
-        found = values.ravel()[index].item()
-        raise bad_cell(where(index), column, f"{name_of(dtype)} that fits {dtype}", found)
-    return cells
+    wrong = misfits(values, dtype)
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        raise unfit_cell(where(index), column, dtype, values.ravel()[index].item())
+    return values.astype(dtype, copy=False)
 
 
 def _numbers(
@@ -294,7 +310,7 @@ def _vectors(array: pyarrow.Array, column: str, dtype: np.dtype[Any], where: Cal
         index = int(np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))[0])
         raise bad_cell(where_flat(index), column, name_of(Vector(dtype)), "a null among the numbers")
     if pyarrow.types.is_decimal(flat.type):
-        flat = flat.cast(pyarrow.float64())
+        flat = _from_decimal(flat, column, where_flat)
     values = _fitting(flat.to_numpy(zero_copy_only=False), dtype, column, where_flat)
     if pyarrow.types.is_fixed_size_list(found):
         return Numbers(values.reshape(len(array), found.list_size))

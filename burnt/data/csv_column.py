@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from burnt.data.csv_source import CsvFile, place_in
-from burnt.data.schema import BOOL, FLOAT, INT, TEXT, Categories, Kind, Schema, bad_cell, name_of
+from burnt.data.fitting import misfits
+from burnt.data.schema import BOOL, FLOAT, INT, TEXT, Categories, Kind, Schema, bad_cell, name_of, unfit_cell
 from burnt.data.table import Column, Numbers, Text
 from burnt.errors import DataError
 
@@ -20,6 +22,7 @@ _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fal
 _TOO_LARGE = "a number that fits float32"
 _CODES = re.compile(r"(?:^|\n) *0\d+ *(?:\n|$)")
 """A field such as 00501: digits after a leading zero."""
+_INTEGER = re.compile(r" *[+-]?\d+ *")
 
 
 class ColumnReader:
@@ -42,6 +45,8 @@ class ColumnReader:
         self._given = given
         self._codes = {} if given is None else {label: code for code, label in enumerate(given.names)}
         self._code_of_field: dict[str, int] = {}
+        self._has_fractions = False
+        self._rounded: tuple[int, str] | None = None
 
     def add(self, fields: list[str], start: int, file: CsvFile) -> None:
         """Convert the fields of the rows from `start` on, after the first `file.num_rows` of a file."""
@@ -76,7 +81,9 @@ class ColumnReader:
             DataError: a field does not fit the declared type, or that of the fields before it.
         """
         try:
-            return self._parse(fields)
+            values = self._parse(fields)
+            self._note_rounding(fields, values, start, range(len(fields)))
+            return values
         except ValueError:
             present = [row for row, field in enumerate(fields) if field.strip() not in _MISSING]
         except OverflowError as error:
@@ -92,6 +99,7 @@ class ColumnReader:
             self.kind = TEXT
             self.absent.clear()
             return Text.of(fields)
+        self._note_rounding(fields, known, start, present)
         values = np.zeros(len(fields), known.dtype)
         values[present] = known
         self.absent += (np.setdiff1d(np.arange(len(fields)), present) + start).tolist()
@@ -120,6 +128,21 @@ class ColumnReader:
             values = _parse_as(fields, kind)
         self.kind = kind
         return values
+
+    def _note_rounding(
+        self, fields: list[str], values: NDArray[Any], start: int, rows: Sequence[int]
+    ) -> None:
+        """Note whether the column has fractions, and the first integer in it that its type rounds."""
+        if values.dtype.kind != "f" or self._has_fractions:
+            return
+        self._has_fractions = bool((np.floor(values) != values).any())
+        for place in np.flatnonzero(np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)).tolist():
+            row = rows[place]
+            number = float(fields[row])
+            if number % 1 != 0:
+                self._has_fractions = True
+            elif self._rounded is None and number != values[place].item():
+                self._rounded = start + row, fields[row]
 
     def _bad(self, fields: list[str], file: CsvFile) -> DataError:
         """Return the error for the first field that does not fit the type."""
@@ -170,19 +193,27 @@ class ColumnReader:
             fill = self._schema.fill(lambda: place_in(files, self.absent[0]), self.name, fits)
             if kind is INT and not self._is_declared and isinstance(fill, float):
                 kind = FLOAT
+        if self._rounded is not None and not self._has_fractions:
+            row, field = self._rounded
+            raise unfit_cell(place_in(files, row), self.name, kind, field)
+        start = 0
+        for part in parts:
+            if part.dtype.kind == "i" and (wrong := misfits(part, kind)).any():
+                row = int(np.flatnonzero(wrong)[0])
+                raise unfit_cell(place_in(files, start + row), self.name, kind, part[row].item())
+            start += len(part)
         values = np.concatenate([part.astype(kind, copy=False) for part in parts])
         if fill is not None:
-            filled = np.array(fill).astype(kind)
-            if not np.isclose(float(filled), fill, equal_nan=True):
+            if misfits(np.array([fill]), kind).any():
                 raise bad_cell(
                     place_in(files, self.absent[0]), self.name, f"a value of missing= that fits {kind}", fill
                 )
-            values[self.absent] = filled
+            values[self.absent] = fill
         return Numbers(values)
 
     def _numbers_of_categories(self, files: list[CsvFile]) -> Column:
         codes = np.concatenate(self._parts)
-        known = self._given or Categories.found(self._codes)
+        known = self._given or self._schema.find_categories(self.name, self._codes, len(codes), files[0].path)
         if self._given is None:
             order = [known.index[value] for value in self._codes]
             codes = np.array([*order, -1], np.int64)[codes]
@@ -218,6 +249,9 @@ def _parse_as(fields: list[str], kind: Kind) -> NDArray[Any]:
             values = wide.astype(kind, copy=False)
         # Infinity is a value if it is named, as inf; 1e999 does not fit.
         if any("n" not in fields[row].lower() for row in np.flatnonzero(np.isinf(values))):
+            raise OverflowError
+        large = np.flatnonzero(np.abs(values) >= 2.0 ** (np.finfo(kind).nmant + 1)).tolist()
+        if any(_INTEGER.fullmatch(fields[row]) and int(fields[row]) != values[row].item() for row in large):
             raise OverflowError
         return values
     whole = np.array(list(map(int, fields)), np.int64)

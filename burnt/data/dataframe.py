@@ -84,7 +84,9 @@ class DataframeDataset(Table):
         table = frame.select(used) if isinstance(frame, arrow.Table) else _converted(frame, used)
         if not table.num_rows:
             raise DataError("there are no rows", where="the dataframe")
-        known = find_categories(schema, lambda column: distinct_values(table[column]))
+        known = find_categories(
+            schema, lambda column: distinct_values(table[column]), table.num_rows, "the dataframe"
+        )
         kinds = column_kinds(schema, table.schema, lambda column: table[column].null_count > 0)
         super().__init__(read_entries(table, schema, kinds, known, self.place), known, schema)
 

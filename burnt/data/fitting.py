@@ -69,14 +69,16 @@ def misfits(values: NDArray[Any], dtype: np.dtype[Any], *, is_measured: bool = F
     if dtype.kind != "f":
         return np.asarray(cells != values)
     wrong = np.isinf(cells)
+    bits = np.finfo(dtype).nmant + 1
     if values.dtype.kind == "f":
         wrong &= ~np.isinf(values)
-        if not is_measured and values.dtype != dtype:
-            is_finite = np.isfinite(values)
-            if (np.floor(values[is_finite]) == values[is_finite]).all():
-                wrong |= (cells != values) & is_finite & (np.abs(values) <= _EXACT)
+        size = np.abs(values)
+        is_changed = (size > 2.0**bits) & (size <= _EXACT) & (cells != values)
+        if is_changed.any() and not is_measured:
+            finite = values[np.isfinite(values)]
+            if (np.floor(finite) == finite).all():
+                wrong |= is_changed
     elif values.dtype.kind in "iu":
-        bits = np.finfo(dtype).nmant + 1
         magnitude = np.abs(values).astype(np.uint64)
         if (magnitude >> np.uint64(bits)).any():
             # An integer is exact if its bits from the highest to the lowest one that is set fit the mantissa.

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
-from burnt.data.schema import Labelled, check_entry
+from burnt.data.fitting import misfits
+from burnt.data.schema import Labelled, check_entry, unfit_cell
 from burnt.errors import DataError, nearest, quantity
 
 __all__ = ["HuggingFaceDataset"]
+
+_WIDE = re.compile(r"\b(u?int32|u?int64|float64)\b")  # features that float32 does not hold
+_SAMPLED = 1000
 
 
 class HuggingFaceDataset(Labelled):
@@ -95,6 +102,7 @@ class HuggingFaceDataset(Labelled):
         if not is_custom:
             dataset = dataset.select_columns(list(dict.fromkeys(self._fields.values())))
         self.dataset = dataset.with_format("torch") if dataset.format["type"] is None else dataset
+        self._wide = {} if is_custom else {n: f for n, f in features.items() if _WIDE.search(repr(f))}
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -103,7 +111,7 @@ class HuggingFaceDataset(Labelled):
         return f"{type(self).__name__}({quantity(len(self), 'row')})"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._entries(self.dataset[index])
+        return self._entries(self.dataset[index], [index])
 
     @property
     def __getitems__(self) -> Callable[[list[int]], list[dict[str, Any]]]:
@@ -113,10 +121,35 @@ class HuggingFaceDataset(Labelled):
         return self._getitems
 
     def _getitems(self, indices: list[int]) -> list[dict[str, Any]]:
-        return [self._entries(row) for row in self.dataset.__getitems__(indices)]
+        rows = zip(self.dataset.__getitems__(indices), indices, strict=True)
+        return [self._entries(row, [index]) for row, index in rows]
 
-    def _entries(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _entries(self, row: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Any]:
+        for name in set(self._fields.values()) & self._wide.keys():
+            self._check(name, row[name], indices)
         return {entry: row[name] for entry, name in self._fields.items()}
+
+    def _check(self, name: str, value: Any, indices: Sequence[int]) -> None:
+        """Raise a DataError if `datasets` has changed a number.
+
+        float64 becomes float32, as integers next to nulls do, and uint64 becomes int64.
+        """
+        parts = value if isinstance(value, list) else [value]
+        parts = [np.asarray(part) for part in parts if isinstance(part, Tensor | np.ndarray | np.number)]
+        dtype = next((part.dtype for part in parts if _may_be_rounded(part)), None)
+        if dtype is None:
+            return
+        cells = self.dataset.select_columns([name]).with_format("arrow")
+        head = _numbers(cells[:_SAMPLED][name])
+        is_measured = head.dtype.kind == "f" and bool((np.floor(head) != head).any())
+        if not misfits(_numbers(cells[list(indices)][name]), dtype, is_measured=is_measured).any():
+            return
+        for index in indices:
+            numbers = _numbers(cells[[index]][name])
+            wrong = misfits(numbers, dtype, is_measured=is_measured)
+            if wrong.any():
+                hint = "dataset.with_format('torch', dtype=torch.float64) has a larger range"
+                raise unfit_cell(self.place(index), name, dtype, numbers[wrong][0].item(), hint)
 
     def column(self, name: str) -> Any:
         """Return a whole column: a tensor ``[n, ...]``, or a list of other cells.
@@ -125,7 +158,10 @@ class HuggingFaceDataset(Labelled):
             DataError: there is no such column.
         """
         check_entry(name, self._fields)
-        return self.dataset[self._fields[name]][:]
+        values = self.dataset[self._fields[name]][:]
+        if self._fields[name] in self._wide:
+            self._check(self._fields[name], values, range(len(self)))
+        return values
 
     @property
     def take(self) -> Callable[[Tensor], Batch]:
@@ -135,8 +171,24 @@ class HuggingFaceDataset(Labelled):
         return self._take
 
     def _take(self, indices: Tensor) -> Batch:
-        return Batch(**self._entries(self.dataset[indices.tolist()]))
+        rows = indices.tolist()
+        return Batch(**self._entries(self.dataset[rows], rows))
 
     def place(self, index: int) -> str:
         """Return the place of an item, counted from 0, ``"row 7 of the dataset"``."""
         return f"row {index} of the dataset"
+
+
+def _may_be_rounded(values: NDArray[Any]) -> bool:
+    """Whether others may have become these numbers: large floats, or negative integers that were uint64."""
+    if values.dtype.kind != "f":
+        return values.dtype.kind == "i" and bool((values < 0).any())
+    return bool((np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)).any())
+
+
+def _numbers(cells: Any) -> NDArray[Any]:
+    """Return the numbers in a column of Arrow, of any depth."""
+    array = cells.combine_chunks()
+    while hasattr(array, "flatten") and array.type.num_fields:
+        array = array.flatten()
+    return np.asarray(array.drop_null().to_numpy(zero_copy_only=False))

@@ -106,7 +106,7 @@ class ParquetDataset(Labelled):
                     expected=f"{', '.join(self._schema.used)}, as in {self._paths[0]}",
                     found=f"no column {absent[0]!r} in {', '.join(names)}",
                 )
-        self._known = find_categories(self._schema, self._distinct)
+        self._known = find_categories(self._schema, self._distinct, len(self), self._paths[0])
         self._kinds = column_kinds(self._schema, schemas[0], self._may_have_gaps)
         self.categories = {column: known.values for column, known in self._known.items()}
         self._classes = self._schema.class_names(self._known)

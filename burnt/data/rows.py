@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from burnt.data.batch import collate
 from burnt.data.dataset import checked_index
+from burnt.data.fitting import misfits
 from burnt.data.schema import (
     BOOL,
     FLOAT,
     INT,
     OBJECT,
     TEXT,
-    Categories,
     Kind,
     Labelled,
     Options,
@@ -29,6 +30,7 @@ from burnt.data.schema import (
     bad_cell,
     check_entry,
     name_of,
+    unfit_cell,
 )
 from burnt.errors import DataError, quantity
 
@@ -53,9 +55,14 @@ class RowDataset(Labelled, ABC):
         columns = list(dict.fromkeys(itertools.chain(*first_rows, more_columns)))
         self._schema = schema = Schema.create(options, columns, source)
         self._kinds = {column: self._kind(column, first_rows) for column in schema.used}
-        self._converters = {column: _converter(kind) for column, kind in self._kinds.items()}
+        self._converters = {
+            column: _converter(kind, _has_fractions(row.get(column) for row in first_rows))
+            for column, kind in self._kinds.items()
+        }
         self._known = {
-            column: Categories.found(self._distinct(column)) if given is None else given
+            column: schema.find_categories(column, self._distinct(column), len(self), source)
+            if given is None
+            else given
             for column, given in schema.categories.items()
         }
         self.categories = {column: known.values for column, known in self._known.items()}
@@ -109,8 +116,16 @@ class RowDataset(Labelled, ABC):
                 item[entry] = self._cell(row.get(names), names, index)
             else:
                 cells = [self._cell(row.get(name), name, index) for name in names]
-                item[entry] = torch.from_numpy(np.array(cells, self._dtypes[entry]))
+                item[entry] = torch.from_numpy(self._stack(cells, names, entry, index))
         return item
+
+    def _stack(self, cells: list[Any], names: list[str], entry: str, index: int) -> NDArray[Any]:
+        vector = np.array(cells, self._dtypes[entry])
+        if vector.dtype.kind == "f":
+            for name, cell, number in zip(names, cells, vector.tolist(), strict=True):
+                if isinstance(cell, np.integer) and int(cell) != number:
+                    raise unfit_cell(f"{self.place(index)}, entry {entry!r}", name, vector.dtype, int(cell))
+        return vector
 
     def _cell(self, value: Any, column: str, index: int) -> Any:
         kind = self._kinds[column]
@@ -122,7 +137,9 @@ class RowDataset(Labelled, ABC):
         if cell is None and value is not None:
             declared = column in self._schema.kinds
             expected, wider = name_of(kind), "float" if kind is INT and type(value) is float else "object"
-            if isinstance(kind, np.dtype) and _is_too_large(value, kind):
+            if isinstance(kind, Vector):
+                expected += f" that fit {kind.dtype}"
+            elif isinstance(kind, np.dtype) and _is_too_large(value, kind):
                 expected += f" that fits {kind}"
                 wider = "torch.float64" if kind is FLOAT else wider
             raise bad_cell(
@@ -180,7 +197,11 @@ def _flat(value: list[Any]) -> Iterable[Any]:
             yield item
 
 
-def _converter(kind: Kind) -> Callable[[Any], Any]:
+def _has_fractions(values: Iterable[Any]) -> bool:
+    return any(type(value) is float and math.isfinite(value) and value % 1 != 0 for value in values)
+
+
+def _converter(kind: Kind, is_measured: bool = False) -> Callable[[Any], Any]:
     """Return the function from a value to the cell of a kind, or to None if it does not fit."""
     if kind is OBJECT:
         return _as_object
@@ -192,7 +213,7 @@ def _converter(kind: Kind) -> Callable[[Any], Any]:
     if kind.kind == "b":
         return _as_bool
     if kind.kind == "f":
-        return partial(_as_float, kind.type, float(np.finfo(kind).max))
+        return partial(_as_float, kind, float(np.finfo(kind).max), 1 << np.finfo(kind).nmant + 1, is_measured)
     return partial(_as_int, kind.type)
 
 
@@ -208,12 +229,18 @@ def _as_bool(value: Any) -> np.bool_ | None:
     return np.bool_(value) if type(value) in (bool, int) and value in (0, 1) else None
 
 
-def _as_float(type_: type, largest: float, value: Any) -> Any:
+def _as_float(dtype: np.dtype[Any], largest: float, exact: int, is_measured: bool, value: Any) -> Any:
     if type(value) is not float and type(value) is not int:
         return None
-    # float32 would turn 1e39 into infinity.
-    is_finite = type(value) is int or math.isfinite(value)
-    return type_(value) if not is_finite or abs(value) <= largest else None
+    if abs(value) <= exact or (type(value) is float and not math.isfinite(value)):
+        return dtype.type(value)
+    # float32 would turn 1e39 into infinity, and 16777217 into 16777216.
+    if abs(value) > largest:
+        return None
+    cell = dtype.type(value)
+    if type(value) is int:
+        return cell if int(cell) == value else None
+    return None if misfits(np.array([value]), dtype, is_measured=is_measured)[0] else cell
 
 
 def _as_int(type_: type, value: Any) -> Any:
@@ -234,11 +261,7 @@ def _as_tensor(dtype: np.dtype[Any], value: Any) -> torch.Tensor | None:
         return None
     if array.size and array.dtype.kind not in ("i" if dtype.kind == "i" else "if"):
         return None
-    with np.errstate(over="ignore"):
-        numbers = array.astype(dtype)
-    if dtype.kind == "f" and (np.isinf(numbers) & ~np.isinf(array)).any():
-        return None
-    return torch.from_numpy(numbers)
+    return None if misfits(array, dtype).any() else torch.from_numpy(array.astype(dtype))
 
 
 def _is_too_large(value: Any, kind: np.dtype[Any]) -> bool:

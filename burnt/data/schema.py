@@ -13,7 +13,7 @@ import torch
 from burnt.data.batch import own_item
 from burnt.errors import DataError, nearest
 
-__all__ = ["Categories", "Kind", "Labelled", "Options", "Schema", "bad_cell", "check_entry"]
+__all__ = ["Categories", "Kind", "Labelled", "Options", "Schema", "bad_cell", "check_entry", "unfit_cell"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Vector:
 
 Kind = np.dtype[Any] | type | Vector
 """What the cells of a column are: a NumPy dtype; str; vectors; or object, for values left as they are."""
+
+_FEW_ROWS = 50  # in fewer, each may have a class of its own
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 Types = Mapping[str, Any]  # int, list[int], torch.int32 ...
@@ -63,6 +65,17 @@ def bad_cell(
     """Return the error for a cell or row that cannot be read; `place` is ``"houses.csv, line 7"``."""
     where = place if column is None else f"{place}, column {column!r}"
     return DataError("a row cannot be read", where=where, expected=expected, found=shorten(found), hint=hint)
+
+
+def unfit_cell(
+    place: str, column: str | None, dtype: np.dtype[Any], found: object, hint: str | None = None
+) -> DataError:
+    """Return the error for a number that a column's dtype does not hold."""
+    if hint is None and dtype.kind == "f":
+        hint = f"types={{{column!r}: int}} holds integers of 64 bits"
+        if dtype.itemsize < 8:
+            hint = f"types={{{column!r}: torch.float64}} has a larger range, and int holds 64 bits"
+    return bad_cell(place, column, f"{name_of(dtype)} that fits {dtype}", found, hint)
 
 
 def shorten(value: object) -> str:
@@ -250,9 +263,48 @@ class Schema:
             hint += ", missing='nan' NaN"
         raise bad_cell(place(), column, expected, "nothing", hint)
 
+    def find_categories(self, column: str, values: Iterable[Any], num_rows: int, where: str) -> Categories:
+        """Return the categories of a column with these values.
+
+        Raises:
+            DataError: it is the label, and its values are no classes.
+        """
+        known = Categories.found(values)
+        if column == self.label:
+            _check_classes(column, known.names, num_rows, where)
+        return known
+
     def class_names(self, categories: Mapping[str, Categories]) -> list[str] | None:
         """Return the names of the classes, those of `label`."""
         return None if self.label is None else categories[self.label].names
+
+
+def _check_classes(column: str, names: list[str], num_rows: int, where: str) -> None:
+    """Raise a DataError if values look like the target of a regression."""
+    are_floats = all(map(_is_number, names)) and not all(map(_is_integer, names))
+    if are_floats or (num_rows >= _FEW_ROWS and len(names) > num_rows / 2):
+        raise DataError(
+            "label= names a column whose values are no classes",
+            where=f"{where}, column {column!r}",
+            expected="a class for each row: text or integers, fewer than half as many classes as rows",
+            found=(
+                "numbers with fractions: " if are_floats else f"{len(names):,} classes in {num_rows:,} rows: "
+            )
+            + shorten(", ".join(names[:10])),
+            hint=f"leave out label= to predict numbers; categories={{{column!r}: [...]}} names the classes",
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_integer(text: str) -> bool:
+    return text.strip().lstrip("+-").isdigit()
 
 
 class Labelled:

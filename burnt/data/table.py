@@ -12,7 +12,8 @@ from torch import Tensor
 
 from burnt.data.batch import Batch
 from burnt.data.dataset import checked_index
-from burnt.data.schema import Categories, Labelled, Schema, check_entry, shorten
+from burnt.data.fitting import misfits
+from burnt.data.schema import Categories, Labelled, Schema, check_entry, shorten, unfit_cell
 from burnt.errors import DataError, quantity
 
 __all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "stack", "take_across"]
@@ -164,6 +165,10 @@ def stack(columns: Mapping[str, Column], schema: Schema, where: Callable[[int], 
         # Integers beside float32 would become float64.
         floats = [part.dtype for part in parts if part.dtype.kind == "f"]
         dtype = np.result_type(*(floats or [part.dtype for part in parts]))
+        for name, part in zip(names, parts, strict=True):
+            if part.dtype.kind in "iu" and (wrong := misfits(part, dtype)).any():
+                index = int(np.flatnonzero(wrong)[0])
+                raise unfit_cell(f"{where(index)}, entry {entry!r}", name, dtype, part[index].item())
         entries[entry] = Numbers(np.stack(parts, axis=1, dtype=dtype, casting="unsafe"))
     return entries
 

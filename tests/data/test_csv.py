@@ -4,6 +4,7 @@ import csv
 import gzip
 import os
 import pickle
+from fractions import Fraction
 
 import numpy as np
 import pandas
@@ -285,8 +286,20 @@ def test_it_reads_what_python_writes_as_pandas_does(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("csv") / "rows.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("a", "b", "c"), *rows])
-    dataset = CsvDataset(path, types={"b": str})
     frame = pandas.read_csv(path, keep_default_na=False, dtype=str)
+    numbers = [Fraction(text) for text in frame["a"]]
+    rounded = [
+        text
+        for text, number in zip(frame["a"], numbers, strict=True)
+        if Fraction(float(np.float32(text))) != number and abs(number) <= 2**53
+    ]
+    if not frame["a"].str.fullmatch(r"-?\d+").all() and (
+        any(text.strip("-").isdigit() for text in rounded)
+        or (rounded and all(number.denominator == 1 for number in numbers))
+    ):
+        assert "float32" in problem(path, types={"b": str})
+        return
+    dataset = CsvDataset(path, types={"b": str})
     column = dataset.column("a").numpy()
     assert column.dtype == (np.int64 if frame["a"].str.fullmatch(r"-?\d+").all() else np.float32)
     assert np.array_equal(column, frame["a"].astype(np.float64).astype(column.dtype))
