@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from burnt.errors import DataError, nearest, quantity
 
-__all__ = ["find_classes", "find_files"]
+__all__ = ["check_splits", "find_classes", "find_files"]
+
+_SPLIT = re.compile(
+    r"(.+[_-])?(train|training|val|valid|validation|test|testing|dev|eval)([_-]?(set|data|images|split|\d+))?",
+    re.IGNORECASE,
+)
 
 
 def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str]:
@@ -22,6 +28,7 @@ def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str
     _check_folder(folder)
     found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
     if classes is None:
+        check_splits(folder, found, "classes=[...] names the classes, if they are these")
         if not found:
             raise DataError(
                 "a folder has no classes",
@@ -43,6 +50,23 @@ def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str
     if len(set(classes)) < len(classes):
         raise DataError("classes has a name twice", found=", ".join(classes))
     return list(classes)
+
+
+def check_splits(folder: Path, names: Sequence[str], otherwise: str) -> None:
+    """Raise a DataError if the folders in a folder are the parts of a data set, such as train and valid.
+
+    One of them next to other folders may be a class, such as pictures of trains.
+    """
+    splits = [name for name in names if _SPLIT.fullmatch(name)]
+    if len(splits) >= 2 or (splits and len(splits) == len(names)):
+        train = next((name for name in splits if "train" in name.lower()), splits[0])
+        raise DataError(
+            "a folder holds the parts of a data set",
+            where=str(folder),
+            expected="a folder of one part",
+            found=", ".join(splits),
+            hint=f"take {str(folder / train)!r}; or {otherwise}",
+        )
 
 
 def find_files(folder: Path, suffixes: Collection[str]) -> tuple[list[str], list[str]]:

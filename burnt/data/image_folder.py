@@ -15,7 +15,7 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.decoding import ImageMode, import_pillow, read_image, read_mask
-from burnt.data.folders import find_classes, find_files
+from burnt.data.folders import check_splits, find_classes, find_files
 from burnt.errors import DataError, nearest, quantity
 
 __all__ = ["IMAGE_SUFFIXES", "ImageFolder", "MultiLabelImageFolder", "SegmentationFolder"]
@@ -298,6 +298,8 @@ class SegmentationFolder(_Images):
         self.mask_folder = Path(masks)
         self.classes = None if classes is None else list(classes)
         self.paths, _ = find_files(self.folder, IMAGE_SUFFIXES)
+        parts = sorted({path.partition("/")[0] for path in self.paths if "/" in path})
+        check_splits(self.folder, parts, "join them by data.concat")
         found, _ = find_files(self.mask_folder, IMAGE_SUFFIXES)
         by_name = {os.path.splitext(path)[0]: path for path in found}
         wanted = [os.path.splitext(path)[0] + mask_suffix for path in self.paths]
