@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from burnt.errors import DataError, nearest
 __all__ = ["SqliteDataset"]
 
 _QUERY_TABLE = "burnt_query"
+_INSTRUCTIONS = 10_000  # of SQLite's virtual machine between two looks at the clock
 
 
 class SqliteDataset(RowDataset):
@@ -37,6 +40,8 @@ class SqliteDataset(RowDataset):
         table: the name of a table or view.
         query: a SELECT statement, in place of `table`.
         parameters: values for the ``?`` or ``:name`` of the query.
+        timeout: the seconds after which a query, or that of a view, is interrupted, in each process; None for
+            no limit.
         columns: the columns to keep; or a mapping from each entry of an item to its column, or to several
             columns whose numbers are stacked to one tensor ``[k]``.
         types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch, or
@@ -73,6 +78,7 @@ class SqliteDataset(RowDataset):
         *,
         query: str | None = None,
         parameters: Sequence[Any] | Mapping[str, Any] = (),
+        timeout: float | None = 60.0,
         columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         types: Mapping[str, Any] | None = None,
         label: str | None = None,
@@ -86,7 +92,7 @@ class SqliteDataset(RowDataset):
         if table is not None and not self._has_rowids(table):
             query = f"SELECT * FROM {_quoted(table)}"
         self._table = _quoted(table) if query is None and table is not None else _QUERY_TABLE
-        self._database = Handle(_connect, self._path, query, parameters)
+        self._database = Handle(_connect, self._path, query, parameters, timeout)
         with self._reading():
             database = self._database.get()
             cursor = database.execute(f"SELECT * FROM {self._table} LIMIT 0")
@@ -101,7 +107,7 @@ class SqliteDataset(RowDataset):
     def _has_rowids(self, table: str) -> bool:
         """Whether it is a table with rowids, not a view or one WITHOUT ROWID."""
         with self._reading():
-            database = _connect(self._path, None, ())
+            database = _connect(self._path, None)
             try:
                 names = [
                     row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type != 'index'")
@@ -164,10 +170,35 @@ def _quoted(name: str) -> str:
 
 
 def _connect(
-    path: str, query: str | None, parameters: Sequence[Any] | Mapping[str, Any]
+    path: str,
+    query: str | None,
+    parameters: Sequence[Any] | Mapping[str, Any] = (),
+    timeout: float | None = None,
 ) -> sqlite3.Connection:
     # A handle may be closed by the garbage collector, in another thread than that which opened it.
     database = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
     if query is not None:
-        database.execute(f"CREATE TEMP TABLE {_QUERY_TABLE} AS {query}", parameters)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        is_late = False
+
+        def check() -> bool:
+            nonlocal is_late
+            is_late = time.monotonic() > deadline
+            return is_late
+
+        database.set_progress_handler(check, _INSTRUCTIONS)
+        try:
+            database.execute(f"CREATE TEMP TABLE {_QUERY_TABLE} AS {query}", parameters)
+        except sqlite3.OperationalError as error:
+            database.close()
+            if not is_late:
+                raise
+            raise DataError(
+                "a query takes too long",
+                where=path,
+                expected=f"an end within timeout={timeout} seconds",
+                found=query,
+                hint="a larger timeout=, or None for no limit; has it a join without a condition?",
+            ) from error
+        database.set_progress_handler(None, 0)
     return database

@@ -1,7 +1,8 @@
 """Worker processes and threads of loaders, which work ahead of the training without changing what it gets.
 
 Task `k` belongs to a fixed worker, each worker does its tasks in order, and results are handed out in order:
-neither the number of workers nor their speed shows in the batches.
+neither the number of workers nor their speed shows in the batches. Threads share the global random states
+with the training: where what they call draws from these, they load one batch at a time, while it waits.
 
 Why not torch's DataLoader inside: it reports a dead worker by a signal handler that raises wherever the main
 thread is, in the middle of a step, and not at the batch that is missing; it cannot say what the worker was
@@ -55,6 +56,13 @@ Cell = Any
 
 _SECONDS_TO_END = 2.0
 
+_DRAWS = (
+    "the threads of a loader draw from the global random states of torch, NumPy or Python, which they share "
+    "with the training. From now on they load one batch at a time, while the training waits, so that batches "
+    "are repeated exactly; those that were loaded before this warning may not be. Draw from the generator "
+    "that a transform gets, or use worker processes"
+)
+
 
 class Target(Protocol):
     """What workers do. Without worker processes, it is called in this process."""
@@ -101,6 +109,11 @@ class WorkerPool:
             )
         self.ahead = self.count * (prefetch or 2)
         self._started: _Started | None = None
+        # Whether loading draws from the global random states, which threads share. None: the next batch is
+        # loaded alone, to see that. Later, a thread sees a change of these that may be of the training, too.
+        self._draws: bool | None = None if self.kind == "threads" else False
+        self._changes = [0]
+        self._next_check = 1
 
     def run(self, tasks: Iterable[tuple[int, Any]]) -> Iterator[Any]:
         """Iterate over the results of tasks in their order.
@@ -115,13 +128,32 @@ class WorkerPool:
             return
         workers = self._workers()
         left = iter(tasks)
-        pending = deque(
-            workers[number % self.count].submit(task) for number, task in _first(left, self.ahead)
-        )
+        pending: deque[Any] = deque()
+
+        def submit(count: int) -> None:
+            first = itertools.islice(left, count)
+            pending.extend(workers[number % self.count].submit(task) for number, task in first)
+
         try:
-            while pending:
+            while True:
+                is_observed = self._draws is None and not pending
+                before = _global_states() if is_observed else None
+                if self._draws is False:
+                    submit(self.ahead - len(pending))
+                elif not pending:
+                    submit(1)
+                if not pending:
+                    return
                 result = pending.popleft().result()
-                pending.extend(workers[number % self.count].submit(task) for number, task in _first(left, 1))
+                if is_observed and _global_states() != before:
+                    self._draws = True
+                    warnings.warn(_DRAWS, stacklevel=2)
+                elif is_observed:
+                    self._draws = False
+                elif self._draws is False and self._changes[0] >= self._next_check:
+                    self._draws, self._next_check = None, 2 * self._changes[0]
+                if self._draws is False:
+                    submit(self.ahead - len(pending))
                 yield result
         finally:
             for future in pending:
@@ -155,7 +187,7 @@ class _Started:
             self.workers.append(
                 _Worker(pool.target, self.close, number)
                 if pool.kind == "processes"
-                else _Thread(pool.target, number)
+                else _Thread(pool.target, number, pool._changes)
             )
 
     @property
@@ -172,12 +204,19 @@ def _end(workers: Sequence[Any]) -> None:
 
 
 class _Thread:
-    def __init__(self, target: Target, number: int) -> None:
+    def __init__(self, target: Target, number: int, changes: list[int]) -> None:
         self._target = target
+        self._changes = changes
         self._executor = ThreadPoolExecutor(1, f"burnt-loader-{number}")
 
     def submit(self, task: Any) -> Any:
-        return self._executor.submit(self._target, task, [-1])
+        return self._executor.submit(self._load, task)
+
+    def _load(self, task: Any) -> Any:
+        before = _global_states()
+        result = self._target(task, [-1])
+        self._changes[0] += _global_states() != before
+        return result
 
     def hang_up(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -369,6 +408,18 @@ def _pickled_error(error: Exception, place: str) -> list[memoryview]:
     return pickled((None, substitute, text))
 
 
+def _global_states() -> tuple[Any, ...]:
+    """Return something that differs after Python's, NumPy's or torch's global random state was drawn from."""
+    numpy = np.random.get_bit_generator()
+    if isinstance(
+        numpy, np.random.MT19937
+    ):  # 624 words and a position, for which `state` takes 170 microseconds
+        of_numpy: Any = ctypes.string_at(numpy.ctypes.state_address, 2500)
+    else:
+        of_numpy = repr(numpy.state)
+    return random.getstate(), of_numpy, torch.default_generator.get_state().numpy().tobytes()
+
+
 def _seed_global_states(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -378,10 +429,6 @@ def _seed_global_states(seed: int) -> None:
 def _context() -> multiprocessing.context.BaseContext:
     chosen = multiprocessing.get_start_method(allow_none=True)
     return multiprocessing.get_context(chosen or ("fork" if sys.platform == "linux" else "spawn"))
-
-
-def _first(tasks: Iterator[tuple[int, Any]], count: int) -> Iterator[tuple[int, Any]]:
-    return itertools.islice(tasks, count)
 
 
 def _parse(workers: int | str) -> tuple[int, str]:
