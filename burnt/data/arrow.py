@@ -25,6 +25,7 @@ from burnt.data.schema import (
     Vector,
     bad_cell,
     name_of,
+    repeated,
     unfit_cell,
 )
 from burnt.data.table import Column, Lists, Numbers, Objects, Text, stack
@@ -59,7 +60,7 @@ def import_pyarrow(purpose: str) -> Any:
 def column_names(columns: Any) -> list[Any]:
     """Return the names of the columns of a schema or frame, without the index of a pandas frame."""
     names = list(columns.names if hasattr(columns, "names") else columns.columns)
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = repeated(names)
     if twice is not None:
         raise DataError("two columns have the same name", found=repr(twice))
     return [name for name in names if not str(name).startswith("__index_level_")]

@@ -141,7 +141,8 @@ def _read(files: list[CsvFile], schema: Schema) -> dict[str, ColumnReader]:
     readers = {name: ColumnReader(name, schema) for name in schema.used}
     start = 0
     for file in files:
-        places = [(reader, file.names.index(name)) for name, reader in readers.items()]
+        place_of = {name: place for place, name in enumerate(file.names)}
+        places = [(reader, place_of[name]) for name, reader in readers.items()]
         for rows in file.chunks():
             for reader, place in places:
                 reader.add(list(map(itemgetter(place), rows)), start, file)

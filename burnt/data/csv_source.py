@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from burnt.data.schema import Schema, bad_cell
+from burnt.data.schema import Schema, bad_cell, repeated
 from burnt.errors import DataError, quantity
 
 __all__ = ["CsvFile", "place_in"]
@@ -46,7 +46,7 @@ class CsvFile:
             if first is None:
                 raise DataError("the file is empty", where=self.path, expected="a header or rows")
             names = first if header else [f"column_{number}" for number in range(len(first))]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        twice = repeated(names)
         if twice is not None:
             raise DataError(
                 "two columns have the same name",
@@ -58,7 +58,8 @@ class CsvFile:
 
     def check_columns(self, schema: Schema, first: CsvFile) -> None:
         """Raise a DataError if a column that the first file has is missing here."""
-        absent = [name for name in schema.used if name not in self.names]
+        known = set(self.names)
+        absent = [name for name in schema.used if name not in known]
         if absent:
             raise DataError(
                 "the files have different columns",

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -98,7 +98,8 @@ class ParquetDataset(Labelled):
         options = Options(columns, types, label, categories, missing)
         self._schema = Schema.create(options, column_names(schemas[0]), self._paths[0])
         for file, names in zip(self._paths, (schema.names for schema in schemas), strict=True):
-            absent = [column for column in self._schema.used if column not in names]
+            known = set(names)
+            absent = [column for column in self._schema.used if column not in known]
             if absent:
                 raise DataError(
                     "the files have different columns",
@@ -107,7 +108,8 @@ class ParquetDataset(Labelled):
                     found=f"no column {absent[0]!r} in {', '.join(names)}",
                 )
         self._known = find_categories(self._schema, self._distinct, len(self), self._paths[0])
-        self._kinds = column_kinds(self._schema, schemas[0], self._may_have_gaps)
+        gaps = cache(self._columns_with_gaps)
+        self._kinds = column_kinds(self._schema, schemas[0], lambda column: column in gaps())
         self.categories = {column: known.values for column, known in self._known.items()}
         self._classes = self._schema.class_names(self._known)
         self._has_take = all(
@@ -198,16 +200,16 @@ class ParquetDataset(Labelled):
         parts = (self._read(group, [column])[column] for group in range(len(self._groups)))
         return list({value for part in parts for value in distinct_values(part)})
 
-    def _may_have_gaps(self, column: str) -> bool:
-        """Whether a column has nulls, as far as the files tell."""
+    def _columns_with_gaps(self) -> set[str]:
+        """Return the columns that have nulls, or may have them, as far as the files tell."""
+        found = set()
         for group in self._groups:
             metadata = self._files[group.file].get().metadata.row_group(group.number)
-            chunks = (metadata.column(number) for number in range(metadata.num_columns))
-            chunk = next(chunk for chunk in chunks if chunk.path_in_schema == column)
-            statistics = chunk.statistics
-            if statistics is None or not statistics.has_null_count or statistics.null_count:
-                return True
-        return False
+            for chunk in map(metadata.column, range(metadata.num_columns)):
+                statistics = chunk.statistics
+                if statistics is None or not statistics.has_null_count or statistics.null_count:
+                    found.add(chunk.path_in_schema)
+        return found
 
 
 class _Group(NamedTuple):

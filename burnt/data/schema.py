@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,17 @@ import torch
 from burnt.data.batch import own_item
 from burnt.errors import DataError, nearest
 
-__all__ = ["Categories", "Kind", "Labelled", "Options", "Schema", "bad_cell", "check_entry", "unfit_cell"]
+__all__ = [
+    "Categories",
+    "Kind",
+    "Labelled",
+    "Options",
+    "Schema",
+    "bad_cell",
+    "check_entry",
+    "repeated",
+    "unfit_cell",
+]
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,12 @@ def unfit_cell(
         if dtype.itemsize < 8:
             hint = f"types={{{column!r}: torch.float64}} has a larger range, and int holds 64 bits"
     return bad_cell(place, column, f"{name_of(dtype)} that fits {dtype}", found, hint)
+
+
+def repeated(names: Sequence[Any]) -> Any:
+    """Return the first name that occurs twice, or None."""
+    counts = Counter(names)
+    return next((name for name in names if counts[name] > 1), None)
 
 
 def shorten(value: object) -> str:
@@ -168,7 +185,7 @@ class Schema:
     def create(
         cls,
         options: Options,
-        names: Sequence[str],
+        names: Collection[str],
         where: str,
         policies: Sequence[str] = ("error", "nan"),
         kinds: Mapping[Any, Kind] = _KINDS,
@@ -185,6 +202,7 @@ class Schema:
         Raises:
             DataError: an option names a column that does not exist, or has an invalid value.
         """
+        names = dict.fromkeys(names)
         fields = _fields(names, where, options.columns)
         label = options.label
         if not isinstance(label, str | None):
@@ -320,7 +338,7 @@ class Labelled:
         return self._classes
 
 
-def _fields(names: Sequence[str], where: str, columns: Columns | None) -> dict[str, str | list[str]]:
+def _fields(names: Collection[str], where: str, columns: Columns | None) -> dict[str, str | list[str]]:
     if columns is None:
         return {name: name for name in names}
     if isinstance(columns, str):
@@ -356,7 +374,7 @@ def check_entry(name: str, entries: Iterable[str]) -> None:
         raise DataError("there is no such column", expected=f"one of {', '.join(entries)}", found=repr(name))
 
 
-def _check_name(column: str, names: Sequence[str], where: str, option: str) -> None:
+def _check_name(column: str, names: Collection[str], where: str, option: str) -> None:
     if column not in names:
         close = nearest(column, names)
         raise DataError(
