@@ -141,8 +141,8 @@ class ColumnReader:
             number = float(fields[row])
             if number % 1 != 0:
                 self._has_fractions = True
-            elif self._rounded is None and number != values[place].item():
-                self._rounded = start + row, fields[row]
+            elif number != values[place].item() and misfits(np.array([number]), values.dtype)[0]:
+                self._rounded = self._rounded or (start + row, fields[row])
 
     def _bad(self, fields: list[str], file: CsvFile) -> DataError:
         """Return the error for the first field that does not fit the type."""

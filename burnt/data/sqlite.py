@@ -109,10 +109,10 @@ class SqliteDataset(RowDataset):
         with self._reading():
             database = _connect(self._path, None)
             try:
-                names = [
-                    row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type != 'index'")
-                ]
-                if table.lower() not in [name.lower() for name in names]:
+                statement = "SELECT name, type FROM sqlite_master WHERE type != 'index'"
+                names = dict(database.execute(statement).fetchall())
+                types = {name.lower(): type_ for name, type_ in names.items()}
+                if table.lower() not in types:
                     close = nearest(table, names)
                     raise DataError(
                         "the database has no such table",
@@ -121,6 +121,8 @@ class SqliteDataset(RowDataset):
                         found=repr(table),
                         hint=f"did you mean {close!r}?" if close else None,
                     )
+                if types[table.lower()] == "view":
+                    return False
                 row = database.execute(f"SELECT _rowid_ FROM {_quoted(table)} LIMIT 1").fetchone()
                 return row is None or row[0] is not None
             except sqlite3.OperationalError as error:

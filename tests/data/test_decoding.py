@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +169,120 @@ def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         read_image(tmp_path / "a.png")
     assert 'pip install "burnt[data]"' in str(error.value)
     assert os.fspath(tmp_path / "a.png") in str(error.value)
+
+
+def png(depth: int, colour: int, width: int, row: bytes, transparent: bytes = b"") -> bytes:
+    """Return a PNG file of one row, written by its specification."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, 1, depth, colour, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"tRNS", transparent), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts if part[1] or part[0] != b"tRNS")
+
+
+DEEP = struct.pack(">2H", 2570, 51400)
+GREY = {  # a transparent value of 10 and another one of 200, in files of every depth
+    "8 bits": (png(8, 0, 2, bytes([10, 200]), struct.pack(">H", 10)), 10, 200),
+    "16 bits": (png(16, 0, 2, DEEP, struct.pack(">H", 2570)), 10, 200),
+    "16 bits, another value": (png(16, 0, 2, DEEP, struct.pack(">H", 2571)), None, 200),
+    "2 bits": (png(2, 0, 2, bytes([0b01100000]), struct.pack(">H", 1)), 85, 170),
+    "4 bits": (png(4, 0, 2, bytes([0x3C]), struct.pack(">H", 3)), 51, 204),
+    "1 bit": (png(1, 0, 2, bytes([0b01000000]), struct.pack(">H", 0)), 0, 255),
+    "colours": (png(8, 2, 2, bytes([10] * 3 + [200] * 3), struct.pack(">3H", 10, 10, 10)), 10, 200),
+}
+
+
+@pytest.mark.parametrize("kind", GREY)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_transparent_values_are_those_of_the_file(kind: str, dtype: torch.dtype) -> None:
+    """The PNG specification: pixels of the value in tRNS are transparent, all others opaque."""
+    data, clear, solid = GREY[kind]
+    scale = 255 if dtype == torch.float32 else 1
+    first = 10 if clear is None else clear
+    for mode, channels in (("L", 1), ("RGB", 3)):
+        for background, expected in ((255, [255, solid]), (None, [first, solid])):
+            expected = [first, solid] if clear is None else expected
+            found = read_image(data, mode=mode, dtype=dtype, background=background)  # type: ignore[arg-type]
+            assert torch.allclose(
+                found.float() * scale, torch.tensor(expected).float().expand(channels, 1, 2)
+            )
+    alpha = read_image(data, mode="RGBA", dtype=dtype, background=255)[3] * scale
+    assert alpha.tolist() == [[255 if clear is None else 0, 255]]
+    if clear is not None:
+        red = read_image(data, dtype=dtype, background=(255, 0, 0))[:, 0, 0] * scale
+        assert red.tolist() == [255, 0, 0]
+
+
+def test_transparency_that_pillow_cuts_off_is_refused() -> None:
+    row = struct.pack(">6H", 2570, 2570, 2570, 2571, 2571, 2571)  # equal in their upper 8 bits
+    data = png(16, 2, 2, row, struct.pack(">3H", 2570, 2570, 2570))
+    assert read_image(data).tolist() == [[[10, 10]]] * 3
+    for options in ({"background": 0}, {"mode": "RGBA"}):
+        with pytest.raises(DataError, match="transparent pixels of a picture are unknown"):
+            read_image(data, **options)  # type: ignore[arg-type]
+
+
+def tiff(bits: int, inverted: bool, data: bytes) -> bytes:
+    """Return a TIFF file of one row of two grey values, written by its specification."""
+    tags = [(256, 2), (257, 1), (258, bits), (259, 1), (262, 0 if inverted else 1), (273, 8), (277, 1)]
+    tags += [(278, 1), (279, len(data))]
+    start = 8 + len(data) + len(data) % 2
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    body = data + bytes(start - 8 - len(data))
+    return b"II*\0" + struct.pack("<I", start) + body + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+MASKS = {
+    "PNG of 1 bit": (png(1, 0, 2, bytes([0b01000000])), [0, 1]),
+    "PNG of 2 bits": (png(2, 0, 4, bytes([0b00011011])), [0, 1, 2, 3]),
+    "PNG of 4 bits": (png(4, 0, 2, bytes([0x19])), [1, 9]),
+    "PNG of 8 bits": (png(8, 0, 2, bytes([1, 255])), [1, 255]),
+    "PNG of 16 bits": (png(16, 0, 2, struct.pack(">2H", 1, 1000)), [1, 1000]),
+    "PGM to 20": (b"P5\n3 1\n20\n" + bytes([0, 1, 20]), [0, 1, 20]),
+    "PGM to 254": (b"P5\n3 1\n254\n" + bytes([1, 127, 254]), [1, 127, 254]),
+    "PGM to 255": (b"P5\n2 1\n255\n" + bytes([1, 200]), [1, 200]),
+    "PGM to 1000": (b"P5\n3 1\n1000\n" + struct.pack(">3H", 1, 999, 1000), [1, 999, 1000]),
+    "PGM to 65535": (b"P5\n2 1\n65535\n" + struct.pack(">2H", 1, 1000), [1, 1000]),
+    "text PGM": (b"P2\n# classes\n3 1\n7\n0 3 7\n", [0, 3, 7]),
+    "text PGM to 300": (b"P2\n3 1\n300\n0 3 300\n", [0, 3, 300]),
+    "TIFF of 2 bits": (tiff(2, False, bytes([0b01110000])), [1, 3]),
+    "TIFF of 4 bits": (tiff(4, False, bytes([0x19])), [1, 9]),
+    "TIFF of 8 bits": (tiff(8, False, bytes([1, 9])), [1, 9]),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_have_the_values_of_the_file(kind: str, tmp_path: Path) -> None:
+    data, expected = MASKS[kind]
+    assert read_mask(data).tolist() == [expected]
+    with Image.open(io.BytesIO(data)) as image:  # not loaded
+        assert read_mask(image).tolist() == [expected]
+    path = tmp_path / "mask"
+    path.write_bytes(data)
+    assert read_mask(path).tolist() == [expected]
+
+
+def test_masks_in_formats_where_0_is_white_are_ambiguous() -> None:
+    bitmaps = [b"P4\n2 1\n" + bytes([0b01000000]), b"P1\n2 1\n0 1\n"]
+    for data in (*bitmaps, *(tiff(bits, True, bytes([0x19, 0])) for bits in (1, 2, 4, 8))):
+        with pytest.raises(DataError, match="0 is white"):
+            read_mask(data)
+        assert read_image(data, mode="L").shape == (1, 1, 2)  # pictures are fine
+
+
+def test_the_limit_of_pixels_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "large.png"
+    Image.new("L", (9, 7)).save(path)
+    for limit in (62, 20):  # Pillow itself warns from its limit on, and refuses twice as much
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        for read in (read_image, read_mask):
+            with pytest.raises(DataError, match="a picture has too many pixels") as caught:
+                read(path)
+            assert caught.value.where == str(path)
+            assert f"at most {limit} pixels, which is PIL.Image.MAX_IMAGE_PIXELS" in str(caught.value)
+            assert "63" in str(caught.value.found) or "9 x 7" in str(caught.value.found)
+    for limit in (63, None):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        assert read_image(path, mode="L").shape == (1, 7, 9)

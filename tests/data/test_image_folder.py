@@ -11,7 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from burnt.data import ImageFolder, Loader, MultiLabelImageFolder, SegmentationFolder, transforms
+from burnt.data import (
+    ImageFolder,
+    Loader,
+    MultiLabelImageFolder,
+    SegmentationFolder,
+    TextFolder,
+    transforms,
+)
 from burnt.errors import ArgumentError, DataError
 
 
@@ -266,3 +273,35 @@ def test_sixteen_bit_masks_are_int64(street: Path) -> None:
     mask = SegmentationFolder(street / "images", street / "masks")[1]["masks"]
     assert mask.dtype == torch.int64
     assert mask.unique().tolist() == [1000]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train", "valid"], ["train", "val", "test"], ["Training", "Testing"], ["training_set", "test_set"],
+        ["train2017", "val2017"], ["seg_train", "seg_test"], ["train", "valid", "labels"], ["train"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_parts_of_a_data_set_are_no_classes(names: list[str], tmp_path: Path) -> None:
+    for name in names:
+        picture(tmp_path / name / "daisy" / "1.png")
+        (tmp_path / name / "daisy" / "1.txt").write_text("text")
+    for read in (ImageFolder, TextFolder):
+        with pytest.raises(DataError, match="a folder holds the parts of a data set") as caught:
+            read(tmp_path)
+        assert repr(str(tmp_path / names[0])) in str(caught.value.hint)
+        assert read(tmp_path / names[0]).classes == ["daisy"]
+        assert read(tmp_path, classes=names).classes == names  # if they are meant
+    if len(names) > 1 or names[0] == "train":
+        with pytest.raises(DataError, match="a folder holds the parts of a data set"):
+            SegmentationFolder(tmp_path, tmp_path)
+    assert len(SegmentationFolder(tmp_path / names[0], tmp_path / names[0])) == 1
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for name in ("bus", "train", "freight_car"):
+        picture(tmp_path / name / "1.png")
+        picture(tmp_path / name / "train" / "2.png")
+    assert ImageFolder(tmp_path).classes == ["bus", "freight_car", "train"]
+    assert len(SegmentationFolder(tmp_path, tmp_path)) == 6

@@ -1,7 +1,12 @@
 """The loaders: an order that is a function of (seed, epoch), batches that are reached without the others."""
 
+import copy
+import dataclasses
 import json
 import random
+from collections import UserDict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas
@@ -11,8 +16,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from burnt.data import Batch, IterableLoader, Loader, TensorDataset, as_loader
+from burnt import data
+from burnt.data import Batch, InMemoryDataset, IterableLoader, Loader, TensorDataset, as_loader
 from burnt.errors import DataError
 
 
@@ -318,3 +325,159 @@ def test_tables_that_could_be_iterated_are_no_batches():
     for table in (rows, pytest.importorskip("pandas").DataFrame({"x": [1, 2]})):
         with pytest.raises(DataError, match="valid= is a dataset, whose items are no batches"):
             as_loader(table, "valid")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    x: torch.Tensor
+    rest: Any = ()
+
+
+class Made:
+    """Items that are new at every access: what every dataset must look like to its transforms."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return copy.deepcopy(self.items[index])
+
+
+def double(value: Any) -> Any:
+    """Double all numbers of an item in place."""
+    if isinstance(value, torch.Tensor):
+        value.mul_(2)
+    elif isinstance(value, np.ndarray):
+        value *= 2
+    elif isinstance(value, list):
+        value[:] = [double(part) if not isinstance(part, int | str) else part * 2 for part in value]
+    elif isinstance(value, dict | UserDict):
+        for name in list(value):
+            value[name] = double(value[name])
+        value["seen"] = 1
+    elif isinstance(value, tuple):
+        for part in value:
+            double(part)
+    elif isinstance(value, Image.Image):
+        value.paste(value.getpixel((0, 0)) + 1, (0, 0, 1, 1))
+    else:
+        double(value.x)
+        double(getattr(value, "rest", ()))
+    return value
+
+
+def flatten(value: Any) -> Any:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Image.Image):
+        return value.getpixel((0, 0))
+    if isinstance(value, dict | UserDict):
+        return {name: flatten(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [flatten(part) for part in value]
+    return value if isinstance(value, int | str) else flatten(vars(value))
+
+
+SHARED = {
+    "tensor": lambda: torch.ones(4, 2),
+    "array": lambda: np.ones((4, 2)),
+    "TensorDataset": lambda: TensorDataset(x=torch.ones(4, 2)),
+    "torch's": lambda: torch.utils.data.TensorDataset(torch.ones(4, 2), torch.arange(4)),
+    "dicts": lambda: [{"x": torch.ones(2), "y": [1, 2]} for _ in range(4)],
+    "nested": lambda: [{"a": ({"x": [torch.ones(2), [np.ones(2)]]},)} for _ in range(4)],
+    "tuples": lambda: [(np.ones(2), torch.ones(2)) for _ in range(4)],
+    "other mappings": lambda: [UserDict(x=torch.ones(2)) for _ in range(4)],
+    "dataclasses": lambda: [Sample(torch.ones(2), [1, torch.ones(1)]) for _ in range(4)],
+    "batches": lambda: InMemoryDataset([Batch(x=torch.ones(2)) for _ in range(4)]),
+    "pictures": lambda: [Image.new("L", (2, 2), 5) for _ in range(4)],
+    "expanded": lambda: torch.ones(1, 2).expand(4, 2),
+    "windows": lambda: data.windows(torch.ones(12), 3, stride=3),
+    "windows of arrays": lambda: data.windows(np.ones(12), 3, stride=3),
+    "select": lambda: data.select(TensorDataset(x=torch.ones(8, 2)), [0, 2, 2, 3]),
+    "concat": lambda: data.concat([torch.ones(2)] * 2, [torch.ones(2)] * 2),
+    "cache": lambda: data.cache([{"x": torch.ones(2)}] * 4),
+    "the same item": lambda: [torch.ones(2)] * 4,
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_an_item_is_the_transforms_own(kind: str) -> None:
+    """What a transform does in place is gone at the next access, as with datasets that make their items."""
+    dataset = SHARED[kind]()
+    made = Made([copy.deepcopy(dataset[index]) for index in range(4)])
+    expected = [flatten(double(made[index])) for index in range(4)]
+    for source in (dataset, data.map(dataset, lambda item: item)):
+        loader = Loader(
+            source,
+            4,
+            item_transform=lambda item, generator: double(item),
+            batcher=lambda items: list(map(flatten, items)),
+        )
+        for epoch in range(3):
+            assert next(loader.epoch(epoch)) == expected
+    mapped = data.map(dataset, double)
+    for _ in range(3):
+        assert [flatten(mapped[index]) for index in range(4)] == expected
+    batched = Loader(dataset, 4, batcher=lambda items: [flatten(double(item)) for item in items])
+    data.filter(dataset, lambda item: double(item) is not None)
+    for epoch in range(0 if hasattr(batched.dataset, "take") else 3):
+        assert next(batched.epoch(epoch)) == expected
+    stream = data.StreamLoader(
+        data.Shards(
+            [0],
+            lambda _: dataset if hasattr(dataset, "__iter__") else list(map(dataset.__getitem__, range(4))),
+        ),
+        4,
+        item_transform=lambda item, generator: double(item),
+        batcher=lambda items: list(map(flatten, items)),
+    )
+    for epoch in range(3):
+        assert next(stream.epoch(epoch)) == expected
+
+
+def test_workers_hand_out_items_as_they_were() -> None:
+    dataset = TensorDataset(x=torch.ones(8, 2))
+    for workers in ("2 threads", 1):
+        loader = Loader(dataset, 2, item_transform=lambda item, generator: double(item), workers=workers)
+        for epoch in range(3):
+            assert all(bool((batch.x == 2).all()) for batch in loader.epoch(epoch))
+        loader.close()
+    assert bool((dataset.columns["x"] == 1).all())
+
+
+def test_a_value_that_is_filled_in_is_not_shared(tmp_path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"tags": ["a"]}\n{}\n')
+    lines = data.JsonLinesDataset(path, types={"more": str}, columns=["tags"], missing={"tags": []})
+    frame = data.DataframeDataset(polars.DataFrame({"tags": [["a"], None]}), missing={"tags": []})
+    for rows in (lines, frame):
+        for _ in range(2):
+            item = rows[1]
+            assert item["tags"] == []
+            item["tags"].append("b")
+
+
+def test_items_from_files_and_items_without_a_transform_are_not_copied(monkeypatch, tmp_path) -> None:
+    copied = []
+    monkeypatch.setattr("burnt.data.loader.own_item", lambda item: copied.append(item) or item)
+    path = tmp_path / "rows.csv"
+    path.write_text("a\n1\n2\n3\n4\n")
+    rows = data.CsvDataset(path)
+    items = [{"x": torch.ones(2)}] * 4
+    for source in (rows, data.select(rows, [1, 2]), data.concat(rows, rows)):
+        list(Loader(source, 2, item_transform=lambda item, generator: item))
+    list(Loader(items, 2))
+    list(Loader(items, 2, transform=lambda batch, generator: batch))
+    list(Loader([[1], [2, 3]], 2, batcher=data.Pad(0)))
+    assert copied == []
+
+    class Kept(data.CsvDataset):  # a subclass may hold its items
+        pass
+
+    for source in (items, data.concat(rows, items), Kept(path)):
+        copied.clear()
+        list(Loader(source, 2, item_transform=lambda item, generator: item))
+        assert len(copied) == len(source)

@@ -121,3 +121,23 @@ def test_faults(path, tmp_path):
     database.close()
     with pytest.raises(DataError, match="a row is gone"):
         gone[1]
+
+
+@pytest.mark.parametrize("timeout", [0, 1e-9])
+def test_a_query_without_an_end_is_interrupted(path, timeout):
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+    message = problem(path, query=endless, timeout=timeout)
+    assert message.startswith(f"a query takes too long\n  in        {path}\n")
+    assert f"timeout={timeout} seconds" in message
+    assert endless in message
+    database = sqlite3.connect(path)
+    database.execute(f"CREATE VIEW endless AS {endless}")
+    database.execute("CREATE VIEW counted AS SELECT count(*) FROM endless")
+    database.commit()
+    database.close()
+    for view in ("endless", "counted"):
+        assert "a query takes too long" in problem(path, view, timeout=timeout)
+    for limit in (60, None):
+        titles = SqliteDataset(path, query="SELECT title FROM posts ORDER BY title", timeout=limit)
+        assert [item["title"] for item in titles] == ["a", "b", "c"]
+    assert "no such table: absent" in problem(path, query="SELECT * FROM absent", timeout=timeout)

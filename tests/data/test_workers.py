@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burnt.data import Batch, Loader, TensorDataset
+from burnt.data import Batch, Loader, Shards, StreamLoader, TensorDataset
 from burnt.data.transport import pickled, receive, send, unpickled
 from burnt.data.workers import WorkerPool
 from burnt.errors import DataError, UnsupportedError
@@ -568,3 +568,61 @@ def test_processes_need_unix_sockets(monkeypatch):
         WorkerPool(None, 2, None)
     assert caught.value.hint == 'use threads: workers="2 threads"'
     WorkerPool(None, "2 threads", None)
+
+
+def global_draws(name):
+    def draw(batch, generator):
+        if name == "random":
+            return batch + random.random()
+        return batch + (np.random.rand() if name == "numpy" else float(torch.rand(())))
+
+    return draw
+
+
+def seeded_batches(loader, between=lambda: None):
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    batches = []
+    for batch in loader.epoch(0):
+        batches.append(batch.tolist())
+        between()
+    loader.close()
+    return batches
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy", "random"])
+@pytest.mark.parametrize("kind", ["Loader", "StreamLoader"])
+def test_threads_that_draw_from_global_states_are_repeatable(name, kind):
+    """As without workers: the training's own draws come between, in the same order."""
+
+    def loader(workers):
+        if kind == "Loader":
+            return Loader(torch.zeros(40, 2), 4, transform=global_draws(name), workers=workers)
+        shards = Shards(range(2), lambda shard: [torch.zeros(2)] * 8)
+        return StreamLoader(shards, 2, transform=global_draws(name), workers=workers)
+
+    def train():
+        torch.rand(1), np.random.rand(), random.random()
+
+    expected = seeded_batches(loader(0), train)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="draw from the global random states") as warned:
+            assert seeded_batches(loader("3 threads"), train) == expected
+        assert len(warned) == 1
+
+
+def test_threads_that_draw_later_are_noticed():
+    def late(batch, generator):
+        return batch + (random.random() if float(batch[0]) >= 12 else 0)
+
+    loader = Loader(torch.arange(400.0), 4, transform=late, workers="2 threads")
+    with pytest.warns(UserWarning, match="those that were loaded before this warning may not be"):
+        seeded_batches(loader)
+
+
+def test_what_the_training_draws_is_not_mistaken():
+    loader = Loader(torch.arange(200.0), 2, transform=lambda batch, generator: batch, workers="2 threads")
+    batches = seeded_batches(loader, lambda: torch.rand(1))
+    assert [item for batch in batches for item in batch] == list(range(200))
+    assert loader._pool._draws is not True  # and nothing was warned of, which would be an error

@@ -106,3 +106,29 @@ def test_the_wrong_number_of_axes() -> None:
         with pytest.raises(ShapeError, match="in        Upsample") as caught:
             nn.Upsample(scale_factor=2, mode=mode)(torch.zeros(shape))  # type: ignore[arg-type]
         assert (caught.value.expected, caught.value.found) == (expected, str(shape))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialias_of_a_width_of_1(mode: Any) -> None:
+    """Each axis by itself: torch is right about images that stay two columns wide or more."""
+    x = torch.rand(2, 3, 6, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def along(x: torch.Tensor, height: int) -> torch.Tensor:
+        size = height, x.shape[-1]
+        return torch.nn.functional.interpolate(x, size, mode=mode, align_corners=False, antialias=True)
+
+    wide = along(along(x.mT, 1).expand(2, 3, 1, 6).mT.expand(2, 3, 6, 2), 3)[..., :1]
+    for layer in (
+        nn.Upsample((3, 1), mode=mode, antialias=True),
+        nn.Upsample(scale_factor=(0.5, 0.125), mode=mode, antialias=True),
+        nn.Upsample(scale_factor=(0.5, 0.2), mode=mode, antialias=True, recompute_scale_factor=True),
+    ):
+        result = layer(x)
+        torch.testing.assert_close(result, wide)
+        (grad,) = torch.autograd.grad(result[:, :, 1].sum(), x)
+        (expected,) = torch.autograd.grad(wide[:, :, 1].sum(), x, retain_graph=True)
+        torch.testing.assert_close(grad, expected)
+        assert grad.std() > 0
+    assert nn.Upsample(1, mode=mode, antialias=True)(
+        torch.full((1, 3, 6, 6), 9, dtype=torch.uint8)
+    ).tolist() == [[[[9]], [[9]], [[9]]]]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import colorsys
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
+from burnt.data import transforms
 from burnt.data.transforms import RandomRotation, functional
 from burnt.errors import DataError
 
@@ -149,9 +151,9 @@ def test_grey_is_that_of_pillow() -> None:
     grey = torch.from_numpy(np.array(pillow(PICTURE).convert("L")))[None]
     close(functional.grayscale(PICTURE), grey, 1)
     with pytest.raises(DataError, match="no colours"):
-        functional.grayscale(PICTURE[:2])
-    with pytest.raises(DataError, match="no colours"):  # it would lose the alpha channel
-        functional.adjust_hue(torch.cat([PICTURE, PICTURE[:1]]), 0.1)
+        functional.grayscale(PICTURE[[0, 1, 2, 0, 1]])
+    with pytest.raises(DataError, match="no colours"):
+        functional.adjust_hue(PICTURE[[0, 1, 2, 0, 1]], 0.1)
 
 
 SHIFTS = pytest.mark.parametrize("shift", [-0.5, -0.13, 0, 0.3, 0.5])
@@ -301,3 +303,107 @@ def test_rotate_turns_as_pillow_does() -> None:
     assert different(found, wanted, 2) < 0.03
     quarter = functional.rotate(SMOOTH, 90, expand=True)
     close(quarter, SMOOTH.rot90(1, (1, 2)), 1)
+
+
+def weights(old: int, new: int, mode: str) -> np.ndarray:
+    """Return the matrix of Pillow's resampling: triangles or cubics (Keys, a = -0.5), widened to shrink."""
+    scale = old / new
+    widening = max(1.0, scale)
+    reach = widening * (1 if mode == "bilinear" else 2)
+    matrix = np.zeros((new, old))
+    for row in range(new):
+        centre = (row + 0.5) * scale
+        for column in range(max(0, int(centre - reach + 0.5)), min(old, int(centre + reach + 0.5))):
+            x = abs((column + 0.5 - centre) / widening)
+            if mode == "bilinear":
+                matrix[row, column] = max(0.0, 1 - x)
+            else:
+                near, far = (1.5 * x - 2.5) * x * x + 1, -0.5 * (((x - 5) * x + 8) * x - 4)
+                matrix[row, column] = near if x < 1 else far if x < 2 else 0.0
+    return matrix / matrix.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("old", [(6, 6), (6, 1), (1, 6), (3, 9)], ids=str)
+@pytest.mark.parametrize("new", [(5, 1), (1, 1), (8, 1), (1, 5)], ids=str)
+def test_one_pixel_wide_is_resized_as_any_other(
+    mode: str, old: tuple[int, int], new: tuple[int, int]
+) -> None:
+    if old == new:
+        return
+    image = torch.rand(2, 3, *old, generator=GENERATOR, dtype=torch.float64, requires_grad=True)
+    rows, columns = (torch.from_numpy(weights(*sizes, mode)) for sizes in zip(old, new, strict=True))
+    found = functional.resize(image, new, mode)
+    close(found.detach(), rows @ image.detach() @ columns.T, 1e-12)
+    upstream = torch.rand(found.shape, generator=GENERATOR, dtype=torch.float64)
+    found.backward(upstream)
+    assert image.grad is not None
+    close(image.grad, rows.T @ upstream @ columns, 1e-12)
+    bytes_ = torch.randint(256, (3, *old), generator=GENERATOR, dtype=torch.uint8)
+    channels_last = bytes_.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    whole = (rows @ bytes_.double() @ columns.T).clamp(0, 255)
+    for given in (bytes_, channels_last):
+        close(functional.resize(given, new, mode).double(), whole, 1.01 if mode == "bilinear" else 30)
+
+
+ALPHA = [
+    functional.invert,
+    functional.autocontrast,
+    functional.equalize,
+    lambda image: functional.solarize(image, 100),
+    lambda image: functional.posterize(image, 3),
+    lambda image: functional.adjust_brightness(image, 0.5),
+    lambda image: functional.adjust_contrast(image, 0.5),
+    lambda image: functional.adjust_saturation(image, 0.5),
+    lambda image: functional.adjust_hue(image, 0.2),
+    lambda image: functional.adjust_sharpness(image, 3.0),
+    lambda image: functional.grayscale(image),
+    lambda image: functional.grayscale(image, 3),
+]
+
+
+@pytest.mark.parametrize("function", ALPHA, ids=range(len(ALPHA)))
+@pytest.mark.parametrize("colours", [1, 3])
+def test_colours_change_and_alpha_does_not(function: Any, colours: int) -> None:
+    alpha = torch.randint(256, (1, 33, 46), generator=GENERATOR, dtype=torch.uint8)
+    found = function(torch.cat([PICTURE[:colours], alpha]))
+    assert torch.equal(found, torch.cat([function(PICTURE[:colours]), alpha]))
+    batch = torch.cat([PICTURE[:colours], alpha]).expand(2, -1, -1, -1)
+    assert torch.equal(function(batch), found.expand(2, -1, -1, -1))
+
+
+@pytest.mark.parametrize("colours", [1, 3])
+def test_transforms_of_colours_leave_alpha(colours: int) -> None:
+    alpha = torch.randint(256, (1, 33, 46), generator=GENERATOR, dtype=torch.uint8)
+    image = torch.cat([PICTURE[:colours], alpha])
+    changed = 0
+    for transform in (
+        transforms.ColorJitter(0.4, 0.4, 0.4, 0.2),
+        transforms.Grayscale(3),
+        transforms.RandomGrayscale(1),
+        transforms.RandomErasing(1, value=9),
+        transforms.RandomErasing(1, value="random"),
+        transforms.RandomErasing(1, value=(9,) * colours),
+    ):
+        for given in (image, image / 255):
+            found = transform(given, torch.Generator().manual_seed(0))
+            assert torch.equal(found[-1:], given[-1:])
+            changed += found.shape != given.shape or not torch.equal(found, given)
+    assert changed >= 8
+    opaque = transforms.RandomErasing(1, value=(9,) * colours + (255,))(
+        image, torch.Generator().manual_seed(0)
+    )
+    assert (opaque[-1] == 255).sum() > (image[-1] == 255).sum()
+    for _ in range(30):
+        moved = transforms.RandAugment(1)(image, GENERATOR)
+        where = moved[-1:] != alpha
+        assert torch.equal(moved[-1:], alpha) or (moved != image).any(0, keepdim=True)[where].all()
+
+
+def test_one_number_does_not_normalize_alpha() -> None:
+    image = torch.rand(4, 2, 2, generator=GENERATOR)
+    with pytest.raises(DataError, match="mean does not fit the channels of an image") as caught:
+        transforms.Normalize(0.5, 0.25)(image)
+    assert "a mean of 0 and a std of 1 leave alpha" in str(caught.value)
+    found = transforms.Normalize((0.5, 0.5, 0.5, 0), (0.25, 0.25, 0.25, 1))(image)
+    assert torch.equal(found, torch.cat([(image[:3] - 0.5) / 0.25, image[3:]]))
