@@ -124,7 +124,9 @@ def own_item(item: Any) -> Any:
         values = [own_item(value) for value in item]
         return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
     copied: Any
-    if isinstance(item, list):
+    if type(item) is Batch:
+        copied = Batch(**own_item(vars(item)))
+    elif isinstance(item, list):
         copied = copy.copy(item)
         if not set(map(type, item)) <= _UNCHANGEABLE:
             copied[:] = [own_item(value) for value in item]

@@ -95,8 +95,8 @@ class Loader(Generic[B]):
         shuffle: use a new order in every epoch.
         seed: the seed of the order and of the transforms.
         drop_last: drop a last batch that is not full.
-        item_transform: ``item_transform(item, generator)`` returns the changed item. The generator is seeded
-            by (seed, epoch, index of the item).
+        item_transform: ``item_transform(item, generator)`` returns the changed item, which is a copy if the
+            dataset may hold it. The generator is seeded by (seed, epoch, index of the item).
         transform: ``transform(batch, generator)`` returns the changed batch. The generator is seeded by
             (seed, epoch, batch). A resumed run repeats both exactly.
         sampler: decides which items an epoch has, in place of `shuffle`: a `Sampler` such as
@@ -104,9 +104,9 @@ class Loader(Generic[B]):
         buckets: `Buckets`, or the lengths of the items: batches have items of similar length.
         pack: a `Pack`: items are documents, which are packed into rows of a fixed length.
         workers: the number of worker processes, which load batches ahead; ``"4 threads"`` are threads of this
-            process, for datasets that wait, or release Python's lock while they decode. They start at the
-            first batch and stay until `close`, or until the loader is gone: changes of the dataset after
-            that do not reach processes.
+            process, for datasets that wait, or release Python's lock while they decode; where these draw from
+            global random states, they load one batch at a time. They start at the first batch and stay until
+            `close`, or until the loader is gone: changes of the dataset after that do not reach processes.
         prefetch: the number of batches that each worker is ahead, 2 by default.
         pin: copy batches to pinned memory, from which they go to CUDA beside the computation.
 

@@ -109,9 +109,9 @@ class SqliteDataset(RowDataset):
         with self._reading():
             database = _connect(self._path, None)
             try:
-                statement = "SELECT name, type FROM sqlite_master WHERE type != 'index'"
-                names = dict(database.execute(statement).fetchall())
-                types = {name.lower(): type_ for name, type_ in names.items()}
+                statement = "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"
+                found = database.execute(statement).fetchall()
+                names, types = [name for name, _ in found], {name.lower(): type_ for name, type_ in found}
                 if table.lower() not in types:
                     close = nearest(table, names)
                     raise DataError(
