@@ -219,6 +219,16 @@ def _load(image: Image.Image) -> _Samples:
     if getattr(image, "fp", None) is not None and limit is not None and image.width * image.height > limit:
         raise Image.DecompressionBombError(f"{image.width} x {image.height}")
     tiles: Any = getattr(image, "tile", None)
+    if tiles and image.format == "BMP" and image.mode == "L":
+        file: Any = image.fp  # type: ignore[attr-defined]
+        file.seek(28)
+        if (bits := file.read(1)[0]) != 8:
+            raise DataError(
+                "Pillow misreads BMP files of few bits with a palette of greys",
+                expected="8 bits for each pixel",
+                found=f"{bits} bits",
+                hint="save it as a PNG file",
+            )
     image.load()
     if not tiles:
         return _Samples()

@@ -73,7 +73,8 @@ def misfits(values: NDArray[Any], dtype: np.dtype[Any], *, is_measured: bool = F
     if values.dtype.kind == "f":
         wrong &= ~np.isinf(values)
         size = np.abs(values)
-        is_changed = (size > 2.0**bits) & (size <= _EXACT) & (cells != values)
+        with np.errstate(over="ignore"):  # float16 has no 2**53
+            is_changed = (size > 2.0**bits) & (size <= _EXACT) & (cells != values)
         if is_changed.any() and not is_measured:
             finite = values[np.isfinite(values)]
             if (np.floor(finite) == finite).all():

@@ -137,7 +137,7 @@ class WorkerPool:
         try:
             while True:
                 is_observed = self._draws is None and not pending
-                before = _global_states() if is_observed else None
+                before = _global_states(True) if is_observed else None
                 if self._draws is False:
                     submit(self.ahead - len(pending))
                 elif not pending:
@@ -145,7 +145,7 @@ class WorkerPool:
                 if not pending:
                     return
                 result = pending.popleft().result()
-                if is_observed and _global_states() != before:
+                if is_observed and _global_states(True) != before:
                     self._draws = True
                     warnings.warn(_DRAWS, stacklevel=2)
                 elif is_observed:
@@ -408,8 +408,11 @@ def _pickled_error(error: Exception, place: str) -> list[memoryview]:
     return pickled((None, substitute, text))
 
 
-def _global_states() -> tuple[Any, ...]:
-    """Return something that differs after Python's, NumPy's or torch's global random state was drawn from."""
+def _global_states(is_exact: bool = False) -> tuple[Any, ...]:
+    """Return something that differs after Python's, NumPy's or torch's global random state was drawn from.
+
+    NumPy's state has a normal number that was drawn with the one before it only if `is_exact`.
+    """
     numpy = np.random.get_bit_generator()
     if isinstance(
         numpy, np.random.MT19937
@@ -417,6 +420,8 @@ def _global_states() -> tuple[Any, ...]:
         of_numpy: Any = ctypes.string_at(numpy.ctypes.state_address, 2500)
     else:
         of_numpy = repr(numpy.state)
+    if is_exact:
+        of_numpy = of_numpy, np.random.get_state(legacy=False)["has_gauss"]
     return random.getstate(), of_numpy, torch.default_generator.get_state().numpy().tobytes()
 
 

@@ -272,6 +272,21 @@ def test_masks_in_formats_where_0_is_white_are_ambiguous() -> None:
         assert read_image(data, mode="L").shape == (1, 1, 2)  # pictures are fine
 
 
+@pytest.mark.parametrize("grey", [True, False])
+def test_bitmaps_of_4_bits_are_read_or_refused(grey: bool) -> None:
+    palette = b"".join(bytes((i, i if grey else 0, i, 0)) for i in range(16))
+    header = struct.pack("<IiiHHIIiiII", 40, 2, 1, 1, 4, 0, 4, 0, 0, 16, 0)
+    start = 14 + len(header) + len(palette)
+    data = b"BM" + struct.pack("<IHHI", start + 4, 0, 0, start) + header + palette + bytes([0x3A, 0, 0, 0])
+    if grey:
+        for read in (read_mask, read_image):
+            with pytest.raises(DataError, match="Pillow misreads BMP files") as caught:
+                read(data)
+            assert caught.value.found == "4 bits"
+    else:
+        assert read_mask(data).tolist() == [[3, 10]]
+
+
 def test_the_limit_of_pixels_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large.png"
     Image.new("L", (9, 7)).save(path)

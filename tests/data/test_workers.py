@@ -574,7 +574,7 @@ def global_draws(name):
     def draw(batch, generator):
         if name == "random":
             return batch + random.random()
-        return batch + (np.random.rand() if name == "numpy" else float(torch.rand(())))
+        return batch + (np.random.randn() if name == "numpy" else float(torch.rand(())))
 
     return draw
 
@@ -583,6 +583,7 @@ def seeded_batches(loader, between=lambda: None):
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
+    np.random.randn()  # draws two, and keeps one
     batches = []
     for batch in loader.epoch(0):
         batches.append(batch.tolist())
@@ -603,7 +604,7 @@ def test_threads_that_draw_from_global_states_are_repeatable(name, kind):
         return StreamLoader(shards, 2, transform=global_draws(name), workers=workers)
 
     def train():
-        torch.rand(1), np.random.rand(), random.random()
+        torch.rand(1), np.random.randn(2), random.random()
 
     expected = seeded_batches(loader(0), train)
     for _ in range(2):
