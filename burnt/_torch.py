@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
 import sys
 import threading
 import traceback
@@ -767,27 +768,33 @@ def float8_mm(
 
 
 def interpolate_antialiased(
-    image: torch.Tensor, size: Any, scale_factor: Any, mode: str, *options: bool | None
+    image: torch.Tensor,
+    size: Any,
+    scale_factor: Any,
+    mode: str,
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
 ) -> torch.Tensor:
     """Return ``F.interpolate`` of ``[N, C, H, W]`` with antialiasing, also where the result is 1 pixel wide.
 
-    `options` are `align_corners` and `recompute_scale_factor`. For a width of 1, torch 2.13 repeats the first
-    row on the CPU, and of uint8 a result of 1 x 1 is an internal assertion. So one axis is resized after the
-    other there, with two columns.
+    For a width of 1, torch 2.13 repeats the first row on the CPU, and of uint8 a result of 1 x 1 is an
+    internal assertion. So one axis is resized after the other there, with two columns.
     """
-    sizes, factors = (
-        (value, value) if isinstance(value, int | float) else value for value in (size, scale_factor)
-    )
-    width = sizes[1] if sizes is not None else torch.sym_int(image.shape[-1] * factors[1])
-    # Exported programs name the op, and have no branch on a size that is open.
-    if width != 1 or torch.compiler.is_exporting():
-        return F.interpolate(image, size, scale_factor, mode, *options, antialias=True)
+
+    def interpolate(image: torch.Tensor, size: Any, factor: Any) -> torch.Tensor:
+        return F.interpolate(image, size, factor, mode, align_corners, recompute_scale_factor, antialias=True)
 
     def resize_rows(image: torch.Tensor, axis: int) -> torch.Tensor:
         columns = max(image.shape[-1], 2)
         wide = image.expand(*image.shape[:-1], columns) if image.shape[-1] == 1 else image
         size = None if sizes is None else (sizes[axis], columns)
         factor = None if factors is None else (factors[axis], 1.0)
-        return F.interpolate(wide, size, factor, mode, *options, antialias=True)[..., : image.shape[-1]]
+        return interpolate(wide, size, factor)[..., : image.shape[-1]]
 
+    if torch.compiler.is_exporting():  # programs name the op, and have no branch on a size that is open
+        return interpolate(image, size, scale_factor)
+    sizes, factors = ((v, v) if isinstance(v, int | float) else v for v in (size, scale_factor))
+    width = sizes[1] if sizes is not None else math.floor(image.shape[-1] * factors[1])
+    if width != 1:
+        return interpolate(image, size, scale_factor)
     return resize_rows(resize_rows(image.mT, 1).mT, 0)

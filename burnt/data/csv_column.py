@@ -193,6 +193,7 @@ class ColumnReader:
             fill = self._schema.fill(lambda: place_in(files, self.absent[0]), self.name, fits)
             if kind is INT and not self._is_declared and isinstance(fill, float):
                 kind = FLOAT
+        assert isinstance(kind, np.dtype)
         if self._rounded is not None and not self._has_fractions:
             row, field = self._rounded
             raise unfit_cell(place_in(files, row), self.name, kind, field)

@@ -68,7 +68,7 @@ def misfits(values: NDArray[Any], dtype: np.dtype[Any], *, is_measured: bool = F
         cells = values.astype(dtype)
     if dtype.kind != "f":
         return np.asarray(cells != values)
-    wrong = np.isinf(cells)
+    wrong: NDArray[np.bool_] = np.isinf(cells)
     bits = np.finfo(dtype).nmant + 1
     if values.dtype.kind == "f":
         wrong &= ~np.isinf(values)

@@ -413,7 +413,7 @@ def _global_states(is_exact: bool = False) -> tuple[Any, ...]:
 
     NumPy's state has a normal number that was drawn with the one before it only if `is_exact`.
     """
-    numpy = np.random.get_bit_generator()
+    numpy: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if isinstance(
         numpy, np.random.MT19937
     ):  # 624 words and a position, for which `state` takes 170 microseconds

@@ -71,7 +71,7 @@ def _of_colours(
     """Let a function change the colours of an image alone."""
 
     @functools.wraps(function)
-    def keep_alpha(image: Tensor, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+    def keep_alpha(image: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         if not has_alpha(image):
             return function(image, *args, **kwargs)
         colours, alpha = image[..., :-1, :, :], image[..., -1:, :, :]
@@ -126,7 +126,7 @@ def resize(
     if interpolation == "nearest":
         resized = F.interpolate(flat, (height, width), mode="nearest-exact")
     else:
-        resized = interpolate_antialiased(flat, (height, width), None, interpolation, False, None)
+        resized = interpolate_antialiased(flat, (height, width), None, interpolation, False)
     return resized.reshape(*image.shape[:-2], height, width)
 
 
