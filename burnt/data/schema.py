@@ -22,6 +22,7 @@ __all__ = [
     "Schema",
     "bad_cell",
     "check_entry",
+    "is_number",
     "repeated",
     "unfit_cell",
 ]
@@ -299,7 +300,8 @@ class Schema:
 
 def _check_classes(column: str, names: list[str], num_rows: int, where: str) -> None:
     """Raise a DataError if values look like the target of a regression."""
-    are_floats = all(map(_is_number, names)) and not all(map(_is_integer, names))
+    are_numbers = all(map(is_number, names))
+    are_floats = are_numbers and not all(name.strip().lstrip("+-").isdigit() for name in names)
     if are_floats or (num_rows >= _FEW_ROWS and len(names) > num_rows / 2):
         raise DataError(
             "label= names a column whose values are no classes",
@@ -313,16 +315,13 @@ def _check_classes(column: str, names: list[str], num_rows: int, where: str) -> 
         )
 
 
-def _is_number(text: str) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, or the text of one."""
     try:
-        float(text)
-    except ValueError:
+        float(value)
+    except (TypeError, ValueError):
         return False
     return True
-
-
-def _is_integer(text: str) -> bool:
-    return text.strip().lstrip("+-").isdigit()
 
 
 class Labelled:

@@ -13,7 +13,7 @@ from torch import Tensor
 from burnt.data.batch import Batch
 from burnt.data.dataset import checked_index
 from burnt.data.fitting import misfits
-from burnt.data.schema import Categories, Labelled, Schema, check_entry, shorten, unfit_cell
+from burnt.data.schema import Categories, Labelled, Schema, check_entry, is_number, shorten, unfit_cell
 from burnt.errors import DataError, quantity
 
 __all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "stack", "take_across"]
@@ -174,7 +174,7 @@ def stack(columns: Mapping[str, Column], schema: Schema, where: Callable[[int], 
 
 
 def _not_numeric(entry: str, name: str, column: Column, where: Callable[[int], str]) -> DataError:
-    index = next((i for i in range(len(column)) if not _is_number(column[i])), 0)
+    index = next((i for i in range(len(column)) if not is_number(column[i])), 0)
     return DataError(
         f"the entry {entry!r} stacks a column that is not numeric",
         where=f"{where(index)}, column {name!r}",
@@ -182,14 +182,6 @@ def _not_numeric(entry: str, name: str, column: Column, where: Callable[[int], s
         found=shorten(column[index]),
         hint=f"give it an entry of its own, or categories=[{name!r}]",
     )
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 class Table(Labelled):
