@@ -25,6 +25,8 @@ def fill_values(values: Any, dtype: torch.dtype, name: str) -> Tensor:
     >>> fill_values((0, 255), torch.uint8, "fill")
     tensor([  0, 255], dtype=torch.uint8)
     """
+    if type(values) is int and 0 <= values < 128 and not dtype.is_floating_point and dtype != torch.bool:
+        return torch.tensor(values, dtype=dtype)  # the common case, which every integer dtype holds
     try:
         given = torch.as_tensor(values)
         if given.is_floating_point() and not isinstance(values, Tensor):

@@ -173,7 +173,8 @@ class Pack:
         derived = "labels" not in first
         fills: dict[str, tuple[Any, str]] = dict.fromkeys(first, (0, "Pack"))
         fills |= {self.field: (self.pad, "pad"), "labels": (self.ignore_index, "ignore_index")}
-        dtypes = {"labels": torch.int64} | {name: column.dtype for name, column in first.items()}
+        dtypes = {name: column.dtype for name, column in first.items()}
+        dtypes.setdefault("labels", torch.int64)
         out = {
             name: fill_values(fills[name][0], dtype, fills[name][1]).repeat(rows, self.length)
             for name, dtype in dtypes.items()

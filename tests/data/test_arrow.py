@@ -128,7 +128,9 @@ def test_missing_values_are_filled_in():
     assert large.column("a").tolist() == [2**53 + 1, 0]
     floats = DataframeDataset(pyarrow.table({"a": [2.0, float("nan")]}), types={"a": int}, missing={"a": 7})
     assert floats.column("a").tolist() == [2, 7]
-    labels = DataframeDataset(pyarrow.table({"a": [2.0, float("nan")]}), label="a", missing={"a": 2.0})
+    labels = DataframeDataset(
+        pyarrow.table({"a": [2.0, float("nan")]}), label="a", categories={"a": [2.0]}, missing={"a": 2.0}
+    )
     assert (labels.classes, labels.column("a").tolist()) == (["2.0"], [0, 0])
     decimals = pyarrow.table({"a": [[decimal.Decimal("1.5")]], "b": [[[decimal.Decimal("2.5")]]]})
     assert DataframeDataset(decimals)[0] == {"a": torch.tensor([1.5]), "b": torch.tensor([[2.5]])}
