@@ -47,10 +47,13 @@ __all__ = [
     "is_autocast",
     "is_compiled",
     "is_fake",
+    "is_lazy",
     "is_plain_backward",
     "is_plain_call",
     "is_raised_by_saved_tensor_hook",
     "is_wrapped",
+    "kernel_backward",
+    "materialized",
     "matmul_precision",
     "missing_onnx_ops",
     "normal_dispatch",
@@ -324,6 +327,35 @@ def without_autocast() -> Iterator[None]:
     """Context or decorator in which autocast is off for all device types."""
     with torch._C._DisableAutocast():
         yield
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether memory does not hold a tensor's elements: lazily negated, conjugated, or torch's zero tensor.
+
+    The zero tensor (``torch._efficientzerotensor``) has no memory. It is the gradient of `sgn`, for one.
+    """
+    return tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
+
+
+def materialized(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with its elements in memory: itself unless it `is_lazy`."""
+    if tensor._is_zerotensor():
+        tensor = tensor.clone()
+    return tensor.resolve_conj().resolve_neg()
+
+
+def kernel_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate the backward of an autograd function that runs kernels.
+
+    Autocast is off, wherever `backward` is called, and incoming gradients are `materialized`.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *grad_outs: torch.Tensor | None) -> Any:
+        with torch._C._DisableAutocast():
+            return backward(ctx, *[None if g is None else materialized(g) for g in grad_outs])
+
+    return run
 
 
 def below_autograd() -> Any:

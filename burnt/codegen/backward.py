@@ -68,7 +68,7 @@ class Differentiable(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @_torch.without_autocast()  # the trace contains autocast's casts, wherever backward() is called
+    @_torch.kernel_backward  # the trace contains autocast's casts, wherever backward() is called
     def backward(ctx: Any, *grad_outs: Any) -> Any:
         """Compute the gradients of the tensors that require one."""
         needs_grad = tuple(ctx.needs_input_grad[2:])
@@ -91,7 +91,7 @@ class Differentiable(torch.autograd.Function):
         else:
             plan_grad_outs = [
                 g
-                if g.stride() == layout[1] and not g.is_neg() and not g._is_zerotensor()
+                if g.stride() == layout[1]
                 else torch.empty_strided(*layout[:2], dtype=layout[2], device=g.device).copy_(g)
                 for g, layout in zip(grad_outs, ctx.layouts, strict=True)
                 if layout is not None and layout[2].is_floating_point

@@ -330,9 +330,8 @@ class Function(InlinedWhenTraced):
             kind = type(arg)
             if kind is Tensor or kind is torch.nn.Parameter:
                 try:
-                    key.append(
-                        (arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, arg.is_neg())
-                    )
+                    lazy = _torch.is_lazy(arg)
+                    key.append((arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, lazy))
                 except RuntimeError:  # a tensor without strides
                     return None
                 tensors.append(arg)
@@ -654,8 +653,8 @@ class Function(InlinedWhenTraced):
                 return f"tensors on {tensors[0].device} and {tensor.device}"
             if tensor.layout != torch.strided or tensor.dtype.is_complex or tensor.is_quantized:
                 return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
-            if tensor.is_conj() or tensor.is_neg() or type(tensor) not in (Tensor, torch.nn.Parameter):
-                return "a tensor subclass, or a lazily negated or conjugated tensor"
+            if _torch.is_lazy(tensor) or type(tensor) not in (Tensor, torch.nn.Parameter):
+                return "a tensor subclass, or a lazily negated, conjugated or zero tensor"
         return None
 
 

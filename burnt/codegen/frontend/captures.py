@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt import _torch
 from burnt.codegen.frontend.containers import FlatCall
 from burnt.codegen.frontend.instances import InstanceState, StateReader, has_captured_state
 from burnt.codegen.frontend.trace import InlinedWhenTraced
@@ -55,8 +56,14 @@ _TRUSTED = frozenset({"torch", "burnt"})
 # Names whose value differs from call to call.
 _NONDETERMINISTIC = (
     "random.", "time.", "secrets.", "uuid.", "datetime.", "numpy.random.", "os.environ", "os.getenv",
-    "os.urandom",
+    "os.urandom", "torch.random.", "torch.seed", "torch.cuda.seed", "torch.cuda.random.", "torch.mps.seed",
+    "torch.xpu.seed", "torch.xpu.random.",
 )  # fmt: skip
+# What sets or reads the state of a random generator, of any object and under any name of a module.
+_GENERATOR_STATE = frozenset({
+    "manual_seed", "manual_seed_all", "seed_all", "initial_seed", "fork_rng", "get_rng_state",
+    "get_rng_state_all", "set_rng_state", "set_rng_state_all", "default_generator", "default_generators",
+})  # fmt: skip
 # Builtin functions that can change or read what the bytecode does not name.
 _REFLECTIVE = frozenset({"setattr", "delattr", "vars", "globals", "exec", "eval"})
 _STABLE_PACKAGES = _TRUSTED | {"numpy", "triton"} | sys.stdlib_module_names
@@ -289,8 +296,8 @@ def capture_key(captured: Any) -> Any:
         # The same tensor object may get other memory and another layout, as in `module.double()`.
         strides = captured.stride() if captured.layout is torch.strided else None
         return (
-            id(captured), captured.shape, strides, captured.dtype, captured.device, captured.is_neg(),
-            captured.requires_grad,
+            id(captured), captured.shape, strides, captured.dtype, captured.device,
+            _torch.is_lazy(captured), captured.requires_grad,
         )  # fmt: skip
     if kind is float:
         return captured.hex()
@@ -366,6 +373,8 @@ def _why_impure(
         if is_store and (receiver is None or receiver != local_object):
             return f"it assigns to the attribute {i.argval!r}, which a plan would not do"
         receiver = i.argval if i.opname == "LOAD_FAST" else None
+        if isinstance(i.argval, str) and i.argval in _GENERATOR_STATE:
+            return f"it uses {i.argval}, which sets or reads the state of a random generator"
     for name, *attributes in _attribute_chains(code):
         value = function.__globals__.get(name)
         if name == "__class__":  # of `super()`
@@ -376,9 +385,10 @@ def _why_impure(
         elif name in _REFLECTIVE and name not in function.__globals__ and not is_stable:
             return f"it uses {name}, whose effect is not known"
         path = ".".join([value.__name__, *attributes]) if isinstance(value, types.ModuleType) else ""
-        if isinstance(value, types.BuiltinMethodType):
+        if isinstance(value, types.BuiltinMethodType | types.FunctionType):
             path = f"{value.__module__}.{value.__name__}"
-            path = f"random.{value.__name__}" if isinstance(value.__self__, random.Random) else path
+            is_random = isinstance(getattr(value, "__self__", None), random.Random)
+            path = f"random.{value.__name__}" if is_random else path
         if path.startswith(_NONDETERMINISTIC):
             return f"it uses {path}, which may differ at each call"
         for attribute in attributes:

@@ -20,6 +20,10 @@ STRIDE_OPS = frozenset(
 )
 """Ops whose result depends on the strides of their argument, not on its elements alone."""
 
+# ``torch.tensor`` calls `lift_fresh`. In a trace, its result is a detached view of a constant.
+_DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.lift_fresh.default})
+_REPLACEMENTS = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_"})
+
 
 def has_internal_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether two elements of one tensor may share memory, as in ``x.expand(2, 3)`` or ``x.unfold(0, 3, 1)``.
@@ -98,14 +102,24 @@ def may_overlap(a: Footprint, b: Footprint, distance: int) -> bool:
 
 
 class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices in-place changes of elements that share memory with others that the same call takes.
+    """Notices in-place changes that the functionalized graph does not reproduce.
 
     A view such as ``x.as_strided((4, 3), (1, 1))`` holds some elements twice. Functionalization does not see
     that a change of one is a change of the other. It sees it for views that hold every element once, however
     many of these there are. But in its graph an op reads all elements before it changes any. In calls such as
     ``x[1:].add_(x[:-1])`` and ``torch._foreach_add_([x, y], [y, x])``, torch raises or reads changed ones.
 
+    A change that autograd does not record, under `no_grad` or through ``.detach()`` or ``.data``, leaves the
+    gradient of a tensor as it was. The graph only has the new value, which has no gradient, and a backward
+    that recomputes what eager torch saves would not see the change.
+
     Attributes:
+        is_changed: whether elements were changed in place at all.
+        is_inference: whether an op ran in inference mode.
+        is_replaced: whether a tensor got other memory, by `set_` or `resize_`.
+        is_unrecorded: whether such a change of memory was made that a tensor with a gradient lies in.
+        is_recorded_late: whether a change that autograd does record was the first of memory with a detached
+            tensor in it: that tensor gets the gradient, or the others do.
         is_written: whether such a tensor, or a view of one, was changed in place.
         is_written_while_read: whether a call changed a tensor that overlaps another one of its arguments.
         restrided: shape and strides of the tensors whose memory an op such as ``as_strided`` reads by other
@@ -116,16 +130,24 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.is_changed = self.is_inference = self.is_replaced = False
+        self.is_unrecorded = self.is_recorded_late = False
         self.is_written = False
         self.is_written_while_read = False
         self.restrided: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self.views: dict[tuple[Any, ...], Tensor] = {}  # of tensors with internal overlap; kept alive
+        self.differentiated: dict[int, Any] = {}  # storages of tensors that require gradients; kept alive
+        self.detached: dict[int, Any] = {}  # storages of detached tensors; kept alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Run an op, and look at what it views or changes."""
+        self.is_inference |= torch.is_inference_mode_enabled()
+        requires_grad = self._find_differentiated((args, kwargs))
         result = func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload):
             return result
+        if func in _DETACHING:
+            self.detached[_storage(result)._cdata] = _storage(result)
         if func in STRIDE_OPS:
             self.restrided.add((tuple(args[0].shape), tuple(args[0].stride())))
         if func.is_view:
@@ -141,7 +163,23 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ]
             self.is_written |= any(map(self._is_part_of_overlap, _tensors(written)))
             self.is_written_while_read |= _is_written_while_read(written, list(named.values()))
+            self.is_replaced |= func._schema.name in _REPLACEMENTS
+            self.is_changed |= torch.Tag.inplace_view not in func.tags  # matmul calls squeeze_
+            is_recorded = torch.is_grad_enabled() and requires_grad
+            for tensor in _tensors(written):
+                storage = _storage(tensor)
+                if not (is_recorded and tensor.requires_grad):
+                    self.is_unrecorded |= storage._cdata in self.differentiated
+                    self.is_recorded_late |= is_recorded and storage._cdata in self.detached
+                if is_recorded:
+                    self.differentiated[storage._cdata] = storage
         return result
+
+    def _find_differentiated(self, arguments: Any) -> bool:
+        """Note the memory of the tensors that require gradients; return whether there are any."""
+        storages = [_storage(t) for t in _tensors(arguments) if t.requires_grad and t.layout == torch.strided]
+        self.differentiated |= {storage._cdata: storage for storage in storages}
+        return bool(storages)
 
     def _is_part_of_overlap(self, tensor: Tensor) -> bool:
         """Whether a tensor has internal overlap, or is a view of one that has."""
@@ -185,7 +223,11 @@ def _offset(tensor: Tensor) -> int:
     return int(tensor.storage_offset()) * tensor.itemsize
 
 
+def _storage(tensor: Tensor) -> Any:
+    storage: Callable[[], Any] = tensor.untyped_storage
+    return storage()
+
+
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     """Return where a tensor is in memory: autograd may return a view as another object than the mode saw."""
-    storage: Callable[[], Any] = tensor.untyped_storage
-    return storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())
+    return _storage(tensor)._cdata, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride())

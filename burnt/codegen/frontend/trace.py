@@ -15,13 +15,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from burnt import _torch
 from burnt.codegen.frontend.aliases import Aliases, find_aliases
@@ -112,12 +112,8 @@ class _NumberInspected(BaseException):
     """The function inspected the value of a stand-in. A BaseException, so that its own handlers miss it."""
 
 
-class _AttributeRead(BaseException):
-    """The function read an attribute that a tensor does not have while tracing."""
-
-
-class _CaptureModified(BaseException):
-    """The function modified a captured tensor in place."""
+class _Refused(BaseException):
+    """The function did what a trace would lose; the argument is the reason. It, too, must not be handled."""
 
 
 class _StandIn(float):
@@ -238,20 +234,64 @@ def _is_differentiable(node: torch.fx.Node) -> bool:
 
 
 class _DetachUnderNoGrad(TorchFunctionMode):
-    """Detaches what the function computes with gradients disabled: the graph does not record that mode."""
+    """Detaches what the function computes with gradients disabled: the graph does not record that mode.
+
+    A tensor that is changed in place has no gradient (see `OverlapWatch`) and gets none from other arguments.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
+        if _is_in_place(func) or kwargs.get("out") is not None:
+            first = int(kwargs.get("out") is None)
+            args = (*args[:first], *_detached(args[first:]))
+            kwargs = {k: v if k == "out" or not args else _detached(v) for k, v in kwargs.items()}
+        result = func(*args, **kwargs)
+        return tree_map_only(Tensor, lambda t: t if id(t) in given else t.detach(), result)
+
+
+class _LayoutLog(TorchFunctionMode):
+    """Logs the strides that the function reads, and which calls return views of their arguments.
+
+    Tensors of a trace may have other strides than those of the eager function: an op in place stores the
+    result of the op that creates a new tensor. They also decide whether ``reshape`` or ``contiguous`` copy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.strides: list[Any] = []
+        self.views: list[bool] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if torch.is_grad_enabled():
-            return result
-        return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, result)
+        if func in _STRIDE_READS:
+            self.strides.append(result)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.views.append(any(_torch.share_memory(leaf, tensor) for tensor in given))
+        return result
+
+
+_STRIDE_READS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.dim_order})
+
+
+def _detached(values: Any) -> Any:
+    return tree_map_only(Tensor, Tensor.detach, values)
 
 
 # Attributes that a tensor does not have, or has with another value, while a function is traced.
 _HIDDEN_ATTRIBUTES: dict[Any, str] = {
     getattr(Tensor, name).__get__: name
-    for name in ("requires_grad", "grad", "is_leaf", "grad_fn", "_version")
-} | {Tensor.storage_offset: "storage_offset"}
+    for name in ("requires_grad", "grad", "is_leaf", "grad_fn", "_version", "_base")
+} | {
+    getattr(Tensor, name): name
+    for name in ("storage_offset", "data_ptr", "storage", "untyped_storage", "is_set_to", "_is_view")
+}
+
+_GET_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 def _is_called_by_user_code() -> bool:
@@ -267,6 +307,16 @@ _IN_PLACE_OPERATORS = frozenset({
     "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
     "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__",
 })  # fmt: skip
+
+
+# Torch does not functionalize the ops of these operators.
+_BITWISE_OPERATORS: dict[Any, Any] = {
+    Tensor.__iand__: Tensor.bitwise_and_,
+    Tensor.__ior__: Tensor.bitwise_or_,
+    Tensor.__ixor__: Tensor.bitwise_xor_,
+    Tensor.__ilshift__: Tensor.bitwise_left_shift_,
+    Tensor.__irshift__: Tensor.bitwise_right_shift_,
+}
 
 
 def _is_in_place(func: Any) -> bool:
@@ -291,9 +341,15 @@ class _Overrides(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _HIDDEN_ATTRIBUTES and _is_called_by_user_code():
-            raise _AttributeRead(_HIDDEN_ATTRIBUTES[func])
+            name = _HIDDEN_ATTRIBUTES[func]
+            raise _Refused(f"it reads a tensor's {name}, which is not available while tracing")
         if _is_in_place(func) and args and _is_captured(args[0]):
-            raise _CaptureModified  # torch would modify the tensor itself, if it has a single element
+            # torch would modify the tensor itself, if it has a single element
+            raise _Refused("it modifies a captured tensor in place: pass it as an argument")
+        if func == _GET_DATA:  # torch has no op for it, so a trace would not show that it is detached
+            return Tensor.detach(*args)
+        if func in _BITWISE_OPERATORS:
+            return _BITWISE_OPERATORS[func](*args)
         if func is torch.nn.functional.dropout:
             return self.dropout(*args, **kwargs)
         if func is torch.nn.functional.one_hot:
@@ -334,12 +390,8 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     """
     try:
         return _trace_with_float_inputs(fn, args)
-    except _AttributeRead as attribute:
-        raise UnsupportedError(
-            f"it reads a tensor's {attribute}, which is not available while tracing"
-        ) from None
-    except _CaptureModified:
-        raise UnsupportedError("it modifies a captured tensor in place: pass it as an argument") from None
+    except _Refused as reason:
+        raise UnsupportedError(str(reason)) from None
 
 
 def _trace_with_float_inputs(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
@@ -384,7 +436,12 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _trace_graph(
-    fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float], *, decompose: bool = True
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    stand_ins: dict[int, float],
+    *,
+    decompose: bool = True,
+    log: AbstractContextManager[Any] = nullcontext(),  # noqa: B008
 ) -> tuple[torch.fx.GraphModule, Any]:
     """Trace a function with stand-ins for its numbers; return the graph and the structure of its result."""
     inputs = _replace_numbers(args, stand_ins)
@@ -397,7 +454,7 @@ def _trace_graph(
         was_tracing, _tracing.active = is_tracing(), True
         try:
             detach = _DetachUnderNoGrad() if torch.is_grad_enabled() else nullcontext()
-            with RealResults(), _Overrides(), detach:
+            with RealResults(), _Overrides(), detach, log:
                 return fn(*full)
         finally:
             _tracing.active = was_tracing
@@ -410,15 +467,18 @@ def _trace_graph(
 
 def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float]) -> Traced:
     """Trace a function with stand-ins as inputs; numbers without a stand-in are built in."""
-    graph, structure = _trace_graph(fn, args, stand_ins)
+    logs = [_LayoutLog()]
+    graph, structure = _trace_graph(fn, args, stand_ins, log=logs[0])
     # Without gradients nothing is differentiated.
     composite_graph = graph
     if torch.is_grad_enabled():
-        composite_graph = _replace_mutation_ops(_trace_graph(fn, args, stand_ins, decompose=False)[0])
-    watch, refusals = OverlapWatch(), RefusalWatch(stand_ins.values())
+        logs.append(_LayoutLog())
+        composite_graph, _ = _trace_graph(fn, args, stand_ins, decompose=False, log=logs[1])
+        composite_graph = _replace_mutation_ops(composite_graph)
+    watch, refusals, eager_log = OverlapWatch(), RefusalWatch(stand_ins.values()), _LayoutLog()
 
     def watched(*inputs: Any) -> Any:
-        with refusals, RealResults(), watch:
+        with refusals, RealResults(), watch, eager_log:
             return fn(*inputs)
 
     fake_args, fake_results = _torch.fake_call(watched, _replace_numbers(args, stand_ins))
@@ -431,6 +491,21 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
             reason = "it changes the shape of an argument in place"
     if refusals.refusal is not None:
         reason = f"torch refuses a call in it: {refusals.refusal}"
+    if any(log.strides != eager_log.strides for log in logs):
+        reason = "it reads the strides of a tensor that has others in a plan"
+    if watch.is_changed and any(log.views != eager_log.views for log in logs):
+        reason = "it modifies a tensor in place, after a call that returns a copy here and a view in a plan"
+    if watch.is_replaced:
+        reason = "it gives a tensor other memory, by set_ or resize_"
+    if watch.is_inference and not torch.is_inference_mode_enabled():
+        reason = "it enters inference mode"
+    if watch.is_unrecorded and torch.is_grad_enabled():
+        reason = (
+            "it modifies a tensor that requires a gradient in a way that autograd does not record: under "
+            "no_grad, or through detach() or .data"
+        )
+    if watch.is_recorded_late and torch.is_grad_enabled():
+        reason = "it writes what has a gradient to memory of a detached tensor, or to one from torch.tensor"
     if watch.is_written:
         reason = "it modifies elements in place that share memory with others of the same tensor"
     if watch.is_written_while_read:
@@ -442,6 +517,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
             if value is None or (tuple(value.shape), tuple(value.stride())) not in watch.restrided:
                 reason = "it reads the memory of a tensor that has other strides in a plan (as_strided)"
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+    if any(isinstance(getattr(graph, name), torch.Generator) for name in captured):
+        raise UnsupportedError("it draws random numbers from a torch.Generator")
     aliases = find_aliases(fake_results)
     if not all(_is_base_in(g, aliases) for g in (graph, composite_graph)):
         aliases = Aliases({}, [], "its results overlap in part, and their memory is not in the trace")
@@ -579,7 +656,12 @@ def _is_base_in(graph: torch.fx.GraphModule, aliases: Aliases) -> bool:
 
 def is_random(node: torch.fx.Node) -> bool:
     """Whether a node draws random numbers. Its ``meta["stream"]`` counts these nodes in the graph."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    # Ops of attention draw random numbers for dropout only.
+    names = [argument.name for argument in cast("Any", node.target)._schema.arguments]
+    arguments = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return "dropout_p" not in names or arguments.get("dropout_p", 0.0) != 0.0
 
 
 def _is_same_graph(

@@ -288,7 +288,7 @@ def _lower_copy(meta: torch.Tensor, x: Value, source: Value, non_blocking: bool 
 @register_lowering(
     aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default,
     aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
-    aten.new_empty_strided.default, aten.empty_permuted.default,
+    aten.new_empty_strided.default, aten.empty_permuted.default, aten._efficientzerotensor.default,
 )  # fmt: skip
 def _lower_zeros(meta: torch.Tensor, *_: Any, **__: Any) -> Value:
     return _lower_full(meta, None, 0)

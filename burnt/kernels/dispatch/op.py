@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from burnt import _torch
+from burnt._torch import is_lazy
 from burnt.codegen.frontend.guards import InlineCache, build_guard
 from burnt.codegen.frontend.trace import InlinedWhenTraced, is_tracing
 from burnt.codegen.function import Function
@@ -227,7 +228,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
             for arg in args:
                 kind = type(arg)
                 if kind is Tensor or kind is torch.nn.Parameter:
-                    key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, arg.is_neg()
+                    key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, is_lazy(arg)
                 elif kind is float:
                     key.append(float)
                 elif kind in _STATIC_TYPES:
@@ -443,10 +444,8 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self.check_argument_types(args)
         if not all_strided(args):
             return self.candidates["library"](*args)
-        if any(
-            isinstance(a, Tensor) and a.is_neg() for a in args
-        ):  # kernels read memory, which is not negated
-            return self.run([a.resolve_neg() if isinstance(a, Tensor) else a for a in args])
+        if any(isinstance(a, Tensor) and is_lazy(a) for a in args):  # kernels read memory
+            return self.run([_torch.materialized(a) if isinstance(a, Tensor) else a for a in args])
         try:
             entry = self._new_entry(args)
         except DefinitionError:

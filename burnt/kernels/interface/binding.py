@@ -58,7 +58,7 @@ class _CandidateFunction(torch.autograd.Function):
         return results
 
     @staticmethod
-    @_torch.without_autocast()
+    @_torch.kernel_backward
     def backward(ctx: Any, *grad_outs: Tensor) -> Any:
         """Call the candidate's backward; use the reference's without one, and where kernels cannot run."""
         saved = iter(ctx.saved_tensors)

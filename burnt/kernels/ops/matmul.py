@@ -288,7 +288,7 @@ class _OneDnnLinear(torch.autograd.Function):
         return _onednn_linear(x, weight, bias)
 
     @staticmethod
-    @_torch.without_autocast()
+    @_torch.kernel_backward
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         # torch's matmul can be differentiated again, and batched.

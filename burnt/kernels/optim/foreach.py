@@ -287,7 +287,7 @@ def _is_dense(tensor: Tensor) -> bool:
 def _match_strides(grad: Tensor, param: Tensor) -> Tensor:
     """Return the gradient with the strides of its parameter; autograd may return other ones."""
     same_layout = (grad.is_contiguous() and param.is_contiguous()) or grad.stride() == param.stride()
-    return grad if same_layout and not grad.is_neg() else torch.empty_like(param).copy_(grad)
+    return grad if same_layout and not _torch.is_lazy(grad) else torch.empty_like(param).copy_(grad)
 
 
 def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:

@@ -433,7 +433,7 @@ class TiledAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_torch.without_autocast()
+    @_torch.kernel_backward
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         """Recompute the tiles for their gradients; second derivatives are those of `eager`."""
         q, k, v, out, stats = ctx.saved_tensors

@@ -128,7 +128,7 @@ class FlashAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @_torch.without_autocast()
+    @_torch.kernel_backward
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         """Run the backward kernels; second derivatives are those of `eager`."""
         from burnt.kernels.ops.attention import flash_triton as kernels

@@ -121,6 +121,7 @@ class _SortedEmbedding(torch.autograd.Function):
         return embedding.run((indices, weight, padding_idx))  # type: ignore[no-any-return]
 
     @staticmethod
+    @_torch.kernel_backward
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         (indices,) = ctx.saved_tensors
         if not _torch.is_plain_backward():  # use torch's op, which can be differentiated and batched

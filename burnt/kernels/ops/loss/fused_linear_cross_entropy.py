@@ -336,7 +336,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return loss if in_float32 else loss.to(x.dtype)
 
     @staticmethod
-    @_torch.without_autocast()
+    @_torch.kernel_backward
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         x, weight, target, bias = ctx.saved_tensors
         ignore_index, reduction, *_ = ctx.settings

@@ -153,7 +153,7 @@ class _StepsFunction(torch.autograd.Function):
         return rounded, *(state.to(x.dtype) for state in last)
 
     @staticmethod
-    @_torch.without_autocast()
+    @_torch.kernel_backward
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         x, weight_ih, weight_hh, bias_ih, bias_hh, lengths, gates, saved, rounded, unrounded, *initial = (
             ctx.saved_tensors
