@@ -115,6 +115,28 @@ def test_a_call_within_a_transform_or_mode_is_known_by_it() -> None:
     assert _torch.is_plain_call()
 
 
+def test_lazy_tensors_are_materialized() -> None:
+    x = torch.tensor([1.0, -2.0])
+    zero = torch._efficientzerotensor(2)
+    lazy = [
+        torch._neg_view(x),
+        zero,
+        torch._neg_view(zero),
+        torch.complex(x, x).conj(),
+        torch.complex(x, x).conj().imag,
+    ]
+    for tensor in lazy:
+        assert _torch.is_lazy(tensor)
+        found = _torch.materialized(tensor)
+        assert not _torch.is_lazy(found)
+        assert found.data_ptr() != 0, "torch's zero tensor stays without memory"
+        torch.testing.assert_close(found, tensor)
+    assert not _torch.is_lazy(x)
+    assert _torch.materialized(x) is x
+    zero = torch._efficientzerotensor(2).requires_grad_()
+    assert _torch.materialized(zero).requires_grad
+
+
 def test_the_vmap_of_batched_gradients_is_known_by_it() -> None:
     found = []
 

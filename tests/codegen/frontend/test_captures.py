@@ -13,6 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch import manual_seed as set_seed
+from torch import seed as new_seed
+from torch.random import fork_rng
 from torch.testing import assert_close as same
 
 from burnt.codegen import Function, fuse
@@ -475,6 +478,93 @@ def test_what_a_trace_does_not_know_of_a_tensor_is_not_asked_in_vain(name):
     fused, x = fuse(fn), randn(3).requires_grad_()
     same(fused(x), fused.fn(x))
     assert f"it reads a tensor's {name}" in fused.fallback_reason(x)
+
+
+def seeds_by_helper(x):
+    torch.manual_seed(7)
+    return torch.rand(6) * x
+
+
+class Seeds(torch.nn.Module):
+    def forward(self, x):
+        torch.manual_seed(2)
+        return x * torch.rand(6)
+
+
+def forks(x):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return x * torch.rand(6)
+
+
+def forks_alone(x):
+    with fork_rng():
+        return x * torch.rand(6)
+
+
+@torch.random.fork_rng()
+def decorated(x):
+    return x * torch.rand(6)
+
+
+def restores(x):
+    state = torch.get_rng_state()
+    result = x * torch.rand(6)
+    torch.set_rng_state(state)
+    return result
+
+
+def imports(x):
+    import torch as other
+
+    other.manual_seed(4)
+    return x * other.rand(6)
+
+
+def makes_generator(x):
+    generator = torch.Generator()
+    generator.manual_seed(3)
+    return x * torch.rand(6, generator=generator)
+
+
+generator = torch.Generator().manual_seed(0)
+SEEDED = {
+    "manual_seed": lambda x: (torch.manual_seed(1), x * torch.rand(6))[1],
+    "without drawing": lambda x: (torch.manual_seed(1), x * 2)[1],
+    "of another name": lambda x: (set_seed(1), F.dropout(x, 0.5))[1],
+    "of a device": lambda x: (torch.cuda.manual_seed(1), x * 2)[1],
+    "by getattr": lambda x: (getattr(torch, "manual_seed")(1), x * torch.rand(6))[1],  # noqa: B009
+    "the default generator": lambda x: (torch.default_generator.manual_seed(1), x * torch.rand(6))[1],
+    "a seed that is read": lambda x: x * float(torch.initial_seed() % 7),
+    "a generator of its own": lambda x: x * torch.rand(6, generator=torch.Generator()),
+    "an op in place": lambda x: x * torch.empty(6).uniform_(generator=torch.Generator()),
+    "in a helper": lambda x: seeds_by_helper(x) + 1,
+    "in a module": Seeds(),
+} | {fn.__name__: fn for fn in (forks, forks_alone, decorated, restores, imports, makes_generator)}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_what_is_done_to_a_random_generator_is_left_to_torch(name):
+    def series(fn):
+        torch.manual_seed(5)
+        return [part for _ in range(3) for part in (fn(torch.ones(6)), torch.get_rng_state())]
+
+    fn = SEEDED[name]
+    fused = fuse(fn)
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    reason = fused.fallback_reason(torch.ones(6))
+    assert torch.get_rng_state().equal(before)  # as tracing calls the function
+    for found, expected in zip(series(fused), series(fn), strict=True):
+        assert found.equal(expected)
+    assert any(words in reason for words in ("random", "_GeneratorContextManager"))
+
+
+def test_other_generators_are_left_to_torch():
+    assert "torch.random.seed" in fuse(lambda x: (new_seed(), x * 2)[1]).fallback_reason(torch.ones(6))
+    assert "torch.seed" in fuse(lambda x: (torch.seed(), x * 2)[1]).fallback_reason(torch.ones(6))
+    reason = fuse(lambda x: x * torch.rand(6, generator=generator)).fallback_reason(torch.ones(6))
+    assert reason == "it captures a Generator, whose changes would go unnoticed"
 
 
 def test_gradients_that_are_turned_on_inside():
