@@ -512,7 +512,8 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one of a transform, such as functionalization, around another tensor."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+    is_functional = torch._is_functional_tensor(tensor)
+    return is_functional or bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def in_transform() -> bool:
@@ -574,8 +575,8 @@ def build_tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """Return a function that tests whether as many objects are tensors equivalent to these.
 
     They must have the same classes, dtypes, devices, shapes, strides and requires_grad, be different objects,
-    and dispatch in the same way: transforms, tracers, autocast for their device, inference mode, and lazy
-    negation or conjugation must be as now. Not tested: gradient mode, forward derivatives, dispatch and
+    and dispatch in the same way: transforms, tracers, autocast for their device, inference mode, and whether
+    they are lazy (`is_lazy`) must be as now. Not tested: gradient mode, forward derivatives, dispatch and
     function modes. A tensor that has no sizes, such as a nested one, aborts the process, unless its class
     differs from the expected one.
 

@@ -330,8 +330,8 @@ class Function(InlinedWhenTraced):
             kind = type(arg)
             if kind is Tensor or kind is torch.nn.Parameter:
                 try:
-                    lazy = _torch.is_lazy(arg)
-                    key.append((arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, lazy))
+                    key.append((arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad))
+                    key += _torch.is_lazy(arg), _torch.is_wrapped(arg)
                 except RuntimeError:  # a tensor without strides
                     return None
                 tensors.append(arg)
@@ -655,6 +655,8 @@ class Function(InlinedWhenTraced):
                 return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
             if _torch.is_lazy(tensor) or type(tensor) not in (Tensor, torch.nn.Parameter):
                 return "a tensor subclass, or a lazily negated, conjugated or zero tensor"
+            if _torch.is_wrapped(tensor):
+                return "a tensor of a transform that has ended"
         return None
 
 

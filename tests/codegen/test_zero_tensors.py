@@ -1,4 +1,4 @@
-"""torch's zero tensor, which has no memory, and lazily negated tensors: kernels read neither's address."""
+"""Tensors without memory of their own, such as torch's zero tensor: no kernel is given their address."""
 
 from __future__ import annotations
 
@@ -61,6 +61,13 @@ state = torch.zeros(3, 5)
 inputs = torch.randn(3, 2, 4), torch.randn(20, 4), torch.randn(20, 5), None, None
 lstm = kernels.lstm_layer(*inputs, zero(state), zero(state)), kernels.lstm_layer(*inputs, state, state)
 assert_close(*lstm)
+print("tensors of a transform that has ended", flush=True)
+left = []
+torch.func.functionalize(lambda x: left.append(x + 0) or x)(x)
+for tensor in (*left, torch._to_functional_tensor(x)):
+    for call in (fused, kernels.softmax):
+        assert_close(torch._from_functional_tensor(call(tensor)), call(x))
+    assert "a transform that has ended" in fused.fallback_reason(tensor)
 print("captures", flush=True)
 captured = torch.ones(6)
 scaled = Function(lambda x: x * captured + 1, always_generate=True)

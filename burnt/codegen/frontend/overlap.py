@@ -146,7 +146,7 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload):
             return result
-        if func in _DETACHING:
+        if func in _DETACHING and result.layout == torch.strided:
             self.detached[_storage(result)._cdata] = _storage(result)
         if func in STRIDE_OPS:
             self.restrided.add((tuple(args[0].shape), tuple(args[0].stride())))
@@ -166,7 +166,7 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.is_replaced |= func._schema.name in _REPLACEMENTS
             self.is_changed |= torch.Tag.inplace_view not in func.tags  # matmul calls squeeze_
             is_recorded = torch.is_grad_enabled() and requires_grad
-            for tensor in _tensors(written):
+            for tensor in (t for t in _tensors(written) if t.layout == torch.strided):
                 storage = _storage(tensor)
                 if not (is_recorded and tensor.requires_grad):
                     self.is_unrecorded |= storage._cdata in self.differentiated

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -441,7 +441,7 @@ def _trace_graph(
     stand_ins: dict[int, float],
     *,
     decompose: bool = True,
-    log: AbstractContextManager[Any] = nullcontext(),  # noqa: B008
+    log: _LayoutLog | None = None,
 ) -> tuple[torch.fx.GraphModule, Any]:
     """Trace a function with stand-ins for its numbers; return the graph and the structure of its result."""
     inputs = _replace_numbers(args, stand_ins)
@@ -454,7 +454,7 @@ def _trace_graph(
         was_tracing, _tracing.active = is_tracing(), True
         try:
             detach = _DetachUnderNoGrad() if torch.is_grad_enabled() else nullcontext()
-            with RealResults(), _Overrides(), detach, log:
+            with RealResults(), _Overrides(), detach, log or nullcontext():
                 return fn(*full)
         finally:
             _tracing.active = was_tracing

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from burnt import _torch
-from burnt._torch import is_lazy
+from burnt._torch import is_lazy, is_wrapped
 from burnt.codegen.frontend.guards import InlineCache, build_guard
 from burnt.codegen.frontend.trace import InlinedWhenTraced, is_tracing
 from burnt.codegen.function import Function
@@ -227,7 +227,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         try:
             for arg in args:
                 kind = type(arg)
-                if kind is Tensor or kind is torch.nn.Parameter:
+                if (kind is Tensor or kind is torch.nn.Parameter) and not is_wrapped(arg):
                     key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, is_lazy(arg)
                 elif kind is float:
                     key.append(float)
