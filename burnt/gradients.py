@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, ItemsView, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, UnsupportedError
 
-__all__ = ["Gradients"]
+__all__ = ["BACKWARD_LOOP", "Gradients", "refuse_parallel"]
+
+BACKWARD_LOOP = (
+    "to train in several processes, write the loop: compute the loss with the DistributedDataParallel (DDP) or "
+    "fully_shard module, call loss.backward(), and step an optimizer of torch.optim"
+)
+"""How to train with synchronized gradients, for messages."""
+
+
+def refuse_parallel(model: torch.nn.Module) -> None:
+    """Refuse a model with a part whose gradients only ``backward()`` synchronizes.
+
+    Raises:
+        UnsupportedError: it is, or contains, DistributedDataParallel, FullyShardedDataParallel, a module of
+            `fully_shard`, or DataParallel.
+    """
+    kinds: tuple[type, ...] = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    if (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
+        kinds += (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
+    if not any(isinstance(module, kinds) for module in model.modules()):
+        return
+    path, found = next((path, module) for path, module in model.named_modules() if isinstance(module, kinds))
+    name = next(kind.__name__ for kind in kinds if isinstance(found, kind))
+    raise UnsupportedError(
+        f"burnt computes gradients without the hooks by which {name} synchronizes them",
+        where=".".join(filter(None, (type(model).__name__, path))),
+        expected="the module without this wrapper, in one process",
+        found=f"a module of {'fully_shard' if name == 'FSDPModule' else name}",
+        hint=BACKWARD_LOOP,
+    )
 
 
 class Gradients(Mapping[str, Tensor]):
@@ -54,7 +84,11 @@ class Gradients(Mapping[str, Tensor]):
 
         Raises:
             BurntError: the loss is no scalar, or depends on no trainable parameter.
+            UnsupportedError: the model contains DistributedDataParallel or the like, whose gradients only
+                ``loss.backward()`` synchronizes.
         """
+        if isinstance(model, torch.nn.Module):
+            refuse_parallel(model)
         if not isinstance(loss, Tensor):
             raise BurntError(
                 "gradients need a loss with a graph",

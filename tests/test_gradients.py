@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnt import Gradients, Module, nn
-from burnt.errors import BurntError
+from burnt import Gradients, Module, nn, optim
+from burnt.errors import BurntError, UnsupportedError
+from burnt.train import Learner, StepOutput
 
 
 class Mlp(Module):
@@ -233,3 +234,53 @@ def test_a_later_entry_of_the_mapping_does_not_appear() -> None:
     grads = Gradients(values)
     values["b"] = torch.ones(1)
     assert list(grads) == ["a"]
+
+
+def fully_sharded(model: torch.nn.Module) -> torch.nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+def fsdp1(model: torch.nn.Module) -> torch.nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+PARALLEL = {
+    "ddp": (torch.nn.parallel.DistributedDataParallel, "DistributedDataParallel"),
+    "data parallel": (torch.nn.DataParallel, "DataParallel"),
+    "fully_shard": (fully_sharded, "fully_shard"),
+    "fsdp1": (fsdp1, "FullyShardedDataParallel"),
+    "compiled ddp": (
+        lambda model: torch.compile(torch.nn.parallel.DistributedDataParallel(model)),
+        "_orig_mod",
+    ),
+    "nested ddp": (
+        lambda model: torch.nn.Sequential(torch.nn.parallel.DistributedDataParallel(model)),
+        "in        Sequential.0",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP")
+@pytest.mark.parametrize(
+    "kind",
+    # torch.compile imports torch._dynamo, which takes seconds.
+    [pytest.param(kind, marks=[pytest.mark.full] if "compiled" in kind else []) for kind in PARALLEL],
+)
+def test_a_model_whose_gradients_only_backward_synchronizes_is_refused(
+    kind: str, process_group: None
+) -> None:
+    wrap, found = PARALLEL[kind]
+    model = mlp()
+    wrapped = wrap(model)
+    with pytest.raises(UnsupportedError) as of_gradients:
+        Gradients.of(torch.zeros((), requires_grad=True), wrapped)
+    with pytest.raises(UnsupportedError) as of_learner:
+        Learner(wrapped, optim.AdamW(), 1e-3, step=lambda model, batch: StepOutput(loss_of(model)))
+    for error in (of_gradients, of_learner):
+        for words in (found, "loss.backward()", "DDP", "torch.optim"):
+            assert words in str(error.value)

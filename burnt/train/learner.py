@@ -13,6 +13,7 @@ from burnt import optim
 from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
 from burnt.errors import DefinitionError, nearest
+from burnt.gradients import refuse_parallel
 from burnt.optim import Constant, Optimizer
 from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, stable_text
 from burnt.train.manual import Optimizers
@@ -46,6 +47,8 @@ class Learner:
         DefinitionError: `optimizer` is not an optimizer of burnt, `schedule` is not a learning rate, or the
             model has no `training_step` and no `step` was given.
         OptimError: of several optimizers, one cannot be stepped by gradients or has two names.
+        UnsupportedError: the model contains DistributedDataParallel or the like, whose gradients only
+            ``loss.backward()`` synchronizes.
 
     >>> import burnt
     >>> from burnt import nn, optim
@@ -70,6 +73,7 @@ class Learner:
         step: StepFunction | None = None,
         validation_step: StepFunction | None = None,
     ) -> None:
+        refuse_parallel(model)
         if isinstance(optimizer, Mapping):
             optimizer = _several(optimizer, schedule)
             self.schedule = next(iter(optimizer.all_schedules.values()))

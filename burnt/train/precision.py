@@ -14,16 +14,27 @@ precision          parameters     matmuls and convolutions         also
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
 from burnt._torch import BatchNormBase, InstanceNormBase
 from burnt.errors import UnsupportedError, nearest
+from burnt.gradients import BACKWARD_LOOP
 from burnt.kernels import multiplying
 from burnt.record.casting import beside_statistics
 
-__all__ = ["WHOLE", "autocast", "cast_parameters", "check_precision", "check_strategy", "float32_matmuls"]
+__all__ = [
+    "WHOLE",
+    "autocast",
+    "cast_parameters",
+    "check_precision",
+    "check_strategy",
+    "float32_matmuls",
+    "refuse_several_processes",
+]
 
 WHOLE = "bfloat16 whole"
 _NAMES = {
@@ -43,6 +54,13 @@ _HINTS = {
     **dict.fromkeys(("fp8", "transformer-engine"), _EIGHT),
 }
 _NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm, BatchNormBase, InstanceNormBase)
+_LAUNCHERS = {
+    "WORLD_SIZE": "RANK",  # torchrun, accelerate, deepspeed
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # SLURM_NTASKS is also set where only one process was started
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+}
+"""The variables in which launchers tell a process the number of processes, and its own."""
 _AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16, WHOLE: torch.bfloat16}
 
 
@@ -76,9 +94,33 @@ def check_strategy(name: str) -> str:
         raise UnsupportedError(
             f"strategy={name!r} does not exist",
             expected="auto or single: one device",
-            hint="for several devices, use torch's DDP or fully_shard in a custom loop",
+            hint=BACKWARD_LOOP,
         )
     return "single"
+
+
+def refuse_several_processes(folder: Path) -> None:
+    """Refuse to train as one of several processes that a launcher has started.
+
+    Raises:
+        UnsupportedError: torch.distributed, or the environment of torchrun, srun or mpirun, has more.
+    """
+    found = [
+        f"{size}={os.environ[size]}, {rank}={os.environ.get(rank, 'not set')}"
+        for size, rank in _LAUNCHERS.items()
+        if os.environ.get(size, "").strip().isdecimal() and int(os.environ[size]) > 1
+    ]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        found += [f"rank {rank} of {size} in torch.distributed"] if size > 1 else []
+    if found:
+        raise UnsupportedError(
+            "a training is one process, and several were started for it",
+            where=str(folder),
+            expected="one process per folder: WORLD_SIZE and RANK not set, or WORLD_SIZE=1",
+            found="; ".join(found),
+            hint="start it with python, without torchrun; " + BACKWARD_LOOP,
+        )
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

@@ -34,6 +34,7 @@ from burnt.errors import (
     nearest,
     quantity,
 )
+from burnt.gradients import refuse_parallel
 from burnt.module import loading_problem
 from burnt.record import Record, load_into, record_of
 from burnt.train.activation_checkpointing import checkpointed, select_modules
@@ -74,6 +75,7 @@ from burnt.train.precision import (
     check_precision,
     check_strategy,
     float32_matmuls,
+    refuse_several_processes,
 )
 from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
@@ -148,7 +150,8 @@ class SupervisedTraining:
             autocast with parameters in float32, float16 with a loss scale; ``"bfloat16 whole"``, which
             converts the parameters of all modules but normalizations. Lightning's names, such as
             ``"bf16-mixed"``, are understood.
-        strategy: ``"auto"``: one device.
+        strategy: ``"auto"``: one device and one process. Under torchrun with several processes, `run` raises:
+            they would train models of their own, and write to one folder.
         monitor: how to show progress. ``"tui"``: the full-screen monitor, in a separate monitor process;
             output that the training prints meanwhile goes to ``logs/output.log`` in the run folder, and
             closing the monitor or the terminal does not stop the training. ``"live"``: a progress bar and a
@@ -368,6 +371,7 @@ class SupervisedTraining:
             CheckpointError: the checkpoint to resume from is damaged, or does not fit the model.
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal stopped the training; everything is saved.
+            UnsupportedError: a launcher such as torchrun has started several processes.
             DefinitionError: `learner` is no Learner; or `burnt.load` or a command is just importing the code,
                 which must not train again.
         """
@@ -378,6 +382,8 @@ class SupervisedTraining:
                 expected="run(Learner(model, optimizer, schedule))",
                 found=type(learner).__name__,
             )
+        refuse_several_processes(self.folder)
+        refuse_parallel(learner.model)  # the wrapper may be newer than the Learner
         if (director := take_director()) is not None:
             directed: TrainingResult = director(self, learner)
             return directed

@@ -304,7 +304,14 @@ REFUSED = {
     "empty list": Looked(DataError, "train= has no batches", train=[]),
     "iterator": Looked(DataError, "valid= is an iterator", valid=iter([1])),
     "precision": Looked(UnsupportedError, "precision='fp8' does not exist", "bfloat16", precision="fp8"),
-    "strategy": Looked(UnsupportedError, "strategy='ddp' does not exist", "auto or single", strategy="ddp"),
+    "strategy": Looked(
+        UnsupportedError,
+        "strategy='ddp' does not exist",
+        "auto or single",
+        "loss.backward()",
+        "torch.optim",
+        strategy="ddp",
+    ),
     "monitor": Looked(UnsupportedError, "monitor='web' does not exist", "plain or off", monitor="web"),
     "duration": Looked(ConfigError, "a duration needs a number and a unit", "'10'", duration="10"),
     "log_every": Looked(ConfigError, "in        log_every", "above 0", log_every=0),
@@ -336,6 +343,39 @@ def test_settings_that_are_refused_at_once(tmp_path, settings, error, words):
         training(tmp_path / "run", **settings)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "WORLD_SIZE=2, RANK=1"),
+        ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8, RANK=not set"),
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS=4, SLURM_PROCID=0"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_RANK=1"),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, None),
+        ({"WORLD_SIZE": "", "SLURM_NTASKS": "4"}, None),  # an allocation, in which one process was started
+    ],
+)
+def test_one_of_several_processes_does_not_train(tmp_path, monkeypatch, variables, words):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    supervised = training(tmp_path / "run", check=False)
+    if words is None:
+        assert supervised.run(learner()).reason == "finished"
+        return
+    with pytest.raises(UnsupportedError) as caught:
+        supervised.run(learner())
+    for part in (words, "one process per folder", "WORLD_SIZE", "RANK", "loss.backward()"):
+        assert part in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_of_a_process_group_does_not_train(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    with pytest.raises(UnsupportedError, match="rank 1 of 2 in torch.distributed"):
+        training(tmp_path / "run").run(learner())
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")  # torch warns of what is refused here
