@@ -16,10 +16,12 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from burnt.inspect import CheckReport, Summary
     from burnt.record import LoadReport, Record
 
-__all__ = ["Module", "TensorList", "field", "loading_problem"]
+__all__ = ["Module", "TensorList", "field", "layers_in_body", "loading_problem", "restore_fields"]
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -88,6 +90,7 @@ class Module(torch.nn.Module):
                 expected="init=False beside a base with its own __init__, such as a layer of torch.nn",
                 hint="leave out init=False, and __init__ is derived from the fields",
             )
+        _refuse_layers_in_body(cls)
         own_fields = [name for name, kind in inspect.get_annotations(cls).items() if _is_field(kind)]
         for name in own_fields:
             if name in _RESERVED:
@@ -97,8 +100,8 @@ class Module(torch.nn.Module):
                     found=f"torch.nn.Module.{name}, which the field would hide",
                     hint=f"use another name, such as {name}_",
                 )
-            default = cls.__dict__.get(name)
-            if isinstance(default, torch.nn.Module | Tensor):
+            default = _layer_in(cls.__dict__.get(name))
+            if default is not None:
                 raise DefinitionError(
                     f"all instances of {cls.__qualname__} would share the default of {name!r}",
                     expected=f"{name}: ... = burnt.field(default_factory=...)",
@@ -160,7 +163,15 @@ class Module(torch.nn.Module):
 
     def static_fields(self) -> dict[str, Any]:
         """Return the declared fields that hold no modules, parameters or tensors, by name."""
-        return {name: self.__dict__[name] for name in self._declared if name in self.__dict__}
+        # In a class with its own `__init__`, a field that was never assigned is the default in the class.
+        return {
+            name: getattr(self, name)
+            for name in self._declared
+            if name in self.__dict__ or (hasattr(type(self), name) and not self._is_registered(name))
+        }
+
+    def _is_registered(self, name: str) -> bool:
+        return name in self._parameters or name in self._buffers or name in self._modules
 
     def num_params(self, trainable: bool | None = None) -> int:
         """Return the number of parameters: `burnt.num_params`."""
@@ -262,7 +273,8 @@ class Module(torch.nn.Module):
     ) -> Self:
         """Build the model that `save` wrote, with the Config in the file.
 
-        A file without a Config is loaded too where the class has a constructor without parameters, as those
+        Static fields get the values that they had when the file was written, also where they were set after
+        `init`. A file without a Config is loaded too where the class has a constructor without parameters, as those
         that ``burnt import`` writes.
 
         Nothing in the file is executed, and nothing is imported: the Config must be a class that is already
@@ -281,7 +293,7 @@ class Module(torch.nn.Module):
 
         Raises:
             RecordError: there is no Config, or it is unknown or builds another class; a damaged file; tensors
-                that do not fit.
+                or static fields that do not fit.
             DeviceError: there is no such device.
         """
         record = _record.Record.load(path)
@@ -297,6 +309,7 @@ class Module(torch.nn.Module):
                 found=type(model).__name__,
             )
         model.load_record(record)
+        restore_fields(model, record)
         return model if device is None else model.to(device)
 
     def _remember_config(self, config: _Config) -> None:
@@ -346,6 +359,46 @@ class TensorDict(torch.nn.Module):
 _RESERVED = frozenset(name for name in dir(Module) if not name.startswith("__")) | {"training"}
 _LISTS = (torch.nn.ModuleList, torch.nn.ParameterList, TensorList)
 _DICTS = (torch.nn.ModuleDict, torch.nn.ParameterDict, TensorDict)
+
+
+def _layer_in(value: Any) -> torch.nn.Module | Tensor | None:
+    """Return the first module or tensor in a value, in its lists, tuples, sets and dicts too."""
+    if isinstance(value, torch.nn.Module | Tensor):
+        return value
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple | set | frozenset | deque):
+        return None
+    return next((layer for item in value if (layer := _layer_in(item)) is not None), None)
+
+
+def layers_in_body(cls: type) -> Iterator[tuple[str, torch.nn.Module | Tensor]]:
+    """Yield what a class and its bases hold of layers and tensors as class attributes: name, value.
+
+    All instances share them, and they are neither trained nor saved. Those annotated as ClassVar are left out.
+    """
+    for base in cls.__mro__:
+        if base in (Module, torch.nn.Module, object):
+            continue
+        kinds = inspect.get_annotations(base)
+        for name, value in vars(base).items():
+            is_wanted = name not in kinds or (_is_field(kinds[name]) and not hasattr(base, "_declared"))
+            layer = _layer_in(value)
+            if layer is not None and is_wanted and inspect.getattr_static(cls, name) is value:
+                yield name, layer
+
+
+def _refuse_layers_in_body(cls: type[Module]) -> None:
+    for name, layer in layers_in_body(cls):
+        kind = type(layer).__name__
+        raise DefinitionError(
+            f"{cls.__qualname__}.{name} would be neither trained nor saved",
+            where=f"{cls.__module__}.{cls.__qualname__}",
+            expected=f"an annotated field, {name}: {kind}, whose value each instance is given",
+            found=f"a {kind} assigned in the body of the class, which all instances would share",
+            hint=f"{name}: {kind} = burnt.field(default_factory=...) for a default; "
+            f"{name}: ClassVar[{kind}] for a constant that is not part of the model",
+        )
 
 
 def _is_field(annotation: Any) -> bool:
@@ -415,15 +468,18 @@ def _value_kind(item: Any) -> int | None:
     return next((i for i, kind in enumerate(kinds) if isinstance(item, kind)), None)
 
 
-def _expects_modules(owner: type[Module], name: str) -> bool:
+def _field_type(owner: type[Module], name: str) -> Any:
+    """Return the annotation of a field; None where only a function or type checkers know its names."""
     defining_class = next(cls for cls in owner.__mro__ if name in inspect.get_annotations(cls))
     annotation = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(defining_class)[name]})
     try:
-        hints = typing.get_type_hints(annotation, vars(sys.modules[defining_class.__module__]))
+        return typing.get_type_hints(annotation, vars(sys.modules[defining_class.__module__]))[name]
     except NameError:
-        # The name exists only in a function or for type checkers: the container stays static.
-        return False
-    return _mentions_module(hints[name])
+        return None
+
+
+def _expects_modules(owner: type[Module], name: str) -> bool:
+    return _mentions_module(_field_type(owner, name))
 
 
 def _mentions_module(hint: Any) -> bool:
@@ -524,6 +580,78 @@ def loading_problem(model: torch.nn.Module) -> str | None:
     )
 
 
+def restore_fields(
+    model: torch.nn.Module, record: Record, *, always: Collection[str] = (), by_hand: bool = True
+) -> tuple[list[str], list[str]]:
+    """Set static fields of burnt's modules in a model to the values that a record of it has.
+
+    A model that another Config has built keeps its fields, since that Config may be why they differ.
+
+    Args:
+        model: the model.
+        record: the record.
+        always: the paths of fields to set whatever built the model, ``"head.scale"``.
+        by_hand: whether to set all fields of a model that no Config has built, too.
+
+    Returns:
+        A text for each field that was set, and one for each that differs and was kept.
+
+    Raises:
+        RecordError: the model lacks a field, or the value cannot be what it was; all fields are unchanged.
+    """
+    config = getattr(model, "_built_by", None)
+    same = by_hand if config is None else _record.equal_as_json(record.config, config.to_dict())
+    modules = {_record.without_wrappers(p): m for p, m in _record.unwrapped(model).named_modules()}
+    changes: list[tuple[Module, str, Any]] = []
+    was_set, was_kept = [], []
+    for path, (saved, own) in _record.static_differences(record, model).items():
+        mine = "no such field" if own is _record.ABSENT else repr(own)
+        if not (same or path in always):
+            was_kept.append(f"{path}: {saved!r} in the file, {mine} here")
+            continue
+        owner, _, name = path.rpartition(".")
+        module, value = modules.get(owner), _NOT_RESTORED
+        if isinstance(module, Module) and name in module._declared and not module._is_registered(name):
+            value = _from_json(saved, getattr(module, name, None), _field_type(type(module), name))
+        if value is _NOT_RESTORED:
+            raise RecordError(
+                f"the static field {path} cannot be set to the value that it had when the model was saved",
+                where=path,
+                expected=repr(saved),
+                found=mine,
+                hint="build the model with this value, and load the tensors with model.load_record(record)",
+            )
+        changes.append((module, name, value))  # type: ignore[arg-type]
+        was_set.append(f"{path}: {saved!r} instead of {mine}")
+    for module, name, value in changes:
+        setattr(module, name, value)
+    return was_set, was_kept
+
+
+def _from_json(saved: Any, own: Any, kind: Any) -> Any:
+    """Return a value of a field that JSON has made lists and texts of; `_NOT_RESTORED` if that is lost.
+
+    Args:
+        saved: what the file has.
+        own: the field's value in the model that was just built.
+        kind: its annotation, None if unknown.
+    """
+    if isinstance(own, _Config):
+        kind = type(own)
+    elif kind in (None, Any, object) and own is not None:
+        kind = type(own)
+    try:
+        value = msgspec.convert(saved, Any if kind in (None, object) else kind, str_keys=True)
+    except (msgspec.ValidationError, TypeError):  # TypeError: a type that msgspec does not know
+        value = (
+            saved if type(saved) in (bool, int, float, str) and type(saved) is type(own) else _NOT_RESTORED
+        )
+    if isinstance(own, list | tuple) and isinstance(value, list | tuple):
+        value = type(own)(value)  # of an annotation such as Sequence
+    return value
+
+
+_NOT_RESTORED = object()
 _NOT_ANNOTATED = object()
 
 

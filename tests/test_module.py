@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import inspect
+import math
 import os
 import pickle
 import pydoc
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
 
@@ -46,6 +48,52 @@ class MlpConfig(Config):
 class Deep(Mlp):
     third: nn.Linear | None = None
     names: tuple[str, ...] = ()
+
+
+class Mode(enum.StrEnum):
+    FAST = "fast"
+    SLOW = "slow"
+
+
+class Holder(Module):
+    inner: list[Mlp]
+    act: nn.Relu
+    config: MlpConfig
+    pair: tuple[int, int] = (1, 2)
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    by_number: dict[int, str] = field(default_factory=dict)
+    mode: Mode = Mode.FAST
+    rate: float = 0.5
+    anything: Any = ()
+    sizes: Sequence[int] = (1,)
+    name: str | None = "holder"
+    odd: torch.Size | Path | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.inner[1](x))
+
+
+class HolderConfig(Config):
+    def init(self) -> Holder:
+        torch.manual_seed(0)
+        return Holder([mlp(), mlp()], nn.Relu(), MlpConfig())
+
+
+class Own(Module):
+    layer: nn.Linear
+    scale: float = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+class OwnConfig(Config):
+    def init(self) -> Own:
+        return Own()
 
 
 class Wrap(Module, Generic[T]):
@@ -416,6 +464,53 @@ class TestRecord:
         assert "scale: 2.0 in the record, 9.0 here" in str(report)
         nested = Wrap(model)
         assert nested.into_record().static == {"": {"times": 2}, "inner": {"scale": 2.0}}
+
+    def test_fields_that_were_set_after_init_are_those_of_the_loaded_model(self, tmp_path: Path) -> None:
+        model = HolderConfig().init()
+        model.inner[1].scale = 0.25
+        values = {
+            "pair": (3, 4),
+            "pairs": [(1, 2)],
+            "by_number": {1: "a"},
+            "mode": Mode.SLOW,
+            "rate": math.nan,
+        }
+        values |= {"anything": (5, 6), "sizes": (7, 8), "name": None, "config": MlpConfig(hidden=9)}
+        for name, value in values.items():
+            setattr(model, name, value)
+        model.save(tmp_path / "m.safetensors")
+        loaded = Holder.load(tmp_path / "m.safetensors")
+        x = torch.randn(4, 3)
+        assert torch.equal(loaded(x), model(x))
+        assert not torch.equal(HolderConfig().init().inner[1](x), loaded.inner[1](x))
+        for name, value in values.items():
+            found = getattr(loaded, name)
+            assert type(found) is type(value)
+            assert found == value or (value != value and found != found)
+        assert [type(pair) for pair in loaded.pairs] == [tuple]
+
+    def test_fields_of_a_class_with_its_own_init_are_loaded(self, tmp_path: Path) -> None:
+        model = OwnConfig().init()
+        model.scale = 5.0  # the default is in the class
+        model.save(tmp_path / "m.safetensors")
+        loaded = Own.load(tmp_path / "m.safetensors")
+        assert torch.equal(loaded(torch.ones(1, 2)), model(torch.ones(1, 2)))
+        OwnConfig().init().save(tmp_path / "default.safetensors")
+        assert Own.load(tmp_path / "default.safetensors").scale == 1.0
+
+    def test_a_field_that_cannot_be_what_it_was_is_named(self, tmp_path: Path) -> None:
+        model = HolderConfig().init()
+        model.odd = [1, 2]  # annotated as a class that JSON does not have
+        model.inner[1].scale = 0.25
+        model.save(tmp_path / "m.safetensors")
+        with pytest.raises(RecordError, match="the static field odd cannot be set") as caught:
+            Holder.load(tmp_path / "m.safetensors")
+        assert "expected  [1, 2]" in str(caught.value)
+        replaced = HolderConfig().init()
+        replaced.act = nn.Gelu(approximate="tanh")
+        replaced.save(tmp_path / "m.safetensors")
+        with pytest.raises(RecordError, match="the static field act.approximate cannot be set"):
+            Holder.load(tmp_path / "m.safetensors")
 
     def test_a_config_may_be_a_static_field(self, tmp_path: Path) -> None:
         class Kept(Module):
@@ -945,6 +1040,63 @@ class TestUnderTorch:
         assert empty.first.weight.is_meta
         empty.to_empty(device="cpu").load_record(burnt.Record.load(tmp_path / "m.safetensors"))
         assert torch.equal(empty.first.weight, model.first.weight)
+
+
+class Mixin:
+    part = nn.Linear(2, 2)
+
+
+class AnnotatedMixin:
+    part: nn.Linear = nn.Linear(2, 2)
+
+
+class TorchBase(torch.nn.Module):
+    part = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("bases", "value"),
+    [
+        ((Module,), nn.Linear(2, 2)),
+        ((Module,), torch.nn.Linear(2, 2)),
+        ((Module,), nn.Relu()),
+        ((Module,), Parameter(torch.ones(2))),
+        ((Module,), torch.ones(2)),
+        ((Module,), [nn.Linear(2, 2)]),
+        ((Module,), {"a": {"b": (torch.ones(2),)}}),
+        ((Mixin, Module), None),
+        ((AnnotatedMixin, Module), None),
+        ((Module, TorchBase), None),
+    ],
+)
+def test_a_layer_in_the_body_of_a_class_is_refused(bases: tuple[type, ...], value: Any) -> None:
+    body = {} if value is None else {"part": value}
+    with pytest.raises(TypeError) as caught:
+        types.new_class("Net", bases, {}, lambda namespace: namespace.update(body))
+    assert isinstance(caught.value, DefinitionError)
+    for words in ("Net.part would be neither trained nor saved", "part: ", "default_factory"):
+        assert words in str(caught.value)
+
+
+def test_what_may_stand_in_the_body_of_a_class() -> None:
+    class Net(Mlp):
+        mean: ClassVar[Tensor] = torch.ones(2)
+        act = torch.relu
+        kind = nn.Linear
+        kinds = (nn.Relu, nn.Gelu)
+        settings = MlpConfig()
+        names: ClassVar[dict[str, list[int]]] = {"a": [1]}
+        part = None
+
+    class Overridden(Mixin, Module):
+        part = None
+
+    assert Net.part is None
+    assert Overridden.part is None
+    with pytest.raises(DefinitionError, match="would share the default of 'layers'"):
+
+        class Shared(Module):
+            layers: tuple[nn.Linear, ...] = (nn.Linear(2, 2),)
 
 
 class TestDistributed:

@@ -292,6 +292,7 @@ def _load_file(args: QuantizeArguments) -> _Loaded:
         RecordError: the file cannot be read, or does not fit the model.
     """
     import burnt
+    from burnt.module import restore_fields
     from burnt.record import Record
 
     if args.model is None:
@@ -312,6 +313,9 @@ def _load_file(args: QuantizeArguments) -> _Loaded:
         raise
     if not is_class:
         burnt.load_weights(model, args.source)
+        if args.source.endswith((".safetensors", ".bpk")):
+            for text in itertools.chain(*restore_fields(model, Record.load(args.source))):
+                print(f"warning: a field of the model differs: {text}", file=sys.stderr)
     return _Loaded(model.eval(), args.source)
 
 

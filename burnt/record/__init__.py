@@ -15,12 +15,14 @@ from burnt.record import layouts
 from burnt.record.converting import ConvertReport, convert_weights
 from burnt.record.files import read_document, read_tensors, write_tensors
 from burnt.record.layout import Drop, Join, Keep, Layout, Rename, Split, Step
-from burnt.record.loading import Renumber, load_into, load_weights
-from burnt.record.record import FORMAT, Record, check_format, record_of
+from burnt.record.loading import ABSENT, Renumber, equal_as_json, load_into, load_weights, static_differences
+from burnt.record.record import FORMAT, Record, check_format, record_of, static_fields_of, unwrapped
 from burnt.record.report import LoadReport
 from burnt.record.sources import read_weights
+from burnt.record.wrappers import without_wrappers
 
 __all__ = [
+    "ABSENT",
     "FORMAT",
     "ConvertReport",
     "Drop",
@@ -35,6 +37,7 @@ __all__ = [
     "Step",
     "check_format",
     "convert_weights",
+    "equal_as_json",
     "layouts",
     "load_into",
     "load_weights",
@@ -42,5 +45,9 @@ __all__ = [
     "read_tensors",
     "read_weights",
     "record_of",
+    "static_differences",
+    "static_fields_of",
+    "unwrapped",
+    "without_wrappers",
     "write_tensors",
 ]

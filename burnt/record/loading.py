@@ -426,7 +426,11 @@ def _load(
         missing=tuple(fit.missing),
         unexpected=tuple(fit.unexpected),
         cast=cast,
-        static=_static_differences(source.record, inner),
+        static={
+            path: values
+            for path, values in static_differences(source.record, inner).items()
+            if values[1] is not ABSENT
+        },
         tied=tied,
         skipped=tuple(name for name in {**targets, **incoming.tensors} if not selection.takes(name)),
         meta=tuple(without_wrappers(path) for path, tensor in _all_tensors(inner) if tensor.is_meta),
@@ -529,13 +533,18 @@ def _read(
     return cast
 
 
-def _static_differences(record: Record, module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
+ABSENT = object()
+"""The value of a static field that a model lacks, in `static_differences`."""
+
+
+def static_differences(record: Record, module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Return the static fields that differ, by path: the value in the record, and that in the module."""
     own = static_fields_of(module)
     return {
-        f"{path}.{name}" if path else name: (value, own[path][name])
+        f"{path}.{name}" if path else name: (value, mine)
         for path, fields in record.static.items()
         for name, value in fields.items()
-        if name in own.get(path, {}) and not _equal_as_json(value, own[path][name])
+        if not equal_as_json(value, mine := own.get(path, {}).get(name, ABSENT))
     }
 
 
@@ -686,9 +695,10 @@ def _replace(module: torch.nn.Module, targets: Iterable[_Target], new: Tensor) -
             old.data = new
 
 
-def _equal_as_json(saved: Any, value: Any) -> bool:
-    # Compared as JSON, which turns tuples into lists and keys into strings.
+def equal_as_json(saved: Any, value: Any) -> bool:
+    """Whether JSON makes of a value what was saved of another one."""
+    # Compared as JSON, which turns tuples into lists and keys into strings. As text, NaN is equal to itself.
     try:
-        return bool(json.loads(json.dumps(value)) == json.loads(json.dumps(saved)))
+        return json.dumps(json.loads(json.dumps(value))) == json.dumps(saved)
     except TypeError:
         return False

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from burnt.inspect.signature import Signature, signature_of
+from burnt.module import restore_fields
 from burnt.record import Record, load_into
 from burnt.serve.schema import Arrays, Schema
 from burnt.serve.servable import padded_sizes
@@ -77,7 +78,9 @@ class RunModel:
             return self
         saved = RunFiles.read(self.folder).checkpoint(self._wanted)
         module = copy.deepcopy(self.module)
-        load_into(module, Record.load(saved.path / "model.safetensors"))
+        record = Record.load(saved.path / "model.safetensors")
+        load_into(module, record)
+        restore_fields(module, record)
         return type(self)(module, self.signature, self._classes, self.folder, saved.path.name, self._wanted)
 
 

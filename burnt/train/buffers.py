@@ -1,15 +1,17 @@
-"""Buffers of a model: copies to undo changes, and those that it does not save but that change in training."""
+"""What changes in a model besides its parameters: buffers, copied or saved apart, and static fields."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from burnt._torch import version_of
+from burnt.record import static_fields_of
 
-__all__ = ["BufferCopies", "TransientBuffers", "load_buffers"]
+__all__ = ["BufferCopies", "TransientBuffers", "field_texts", "load_buffers"]
 
 
 class BufferCopies:
@@ -97,3 +99,12 @@ def load_buffers(model: torch.nn.Module, buffers: Mapping[str, Tensor]) -> None:
         if path in now:
             module, _, name = path.rpartition(".")
             setattr(model.get_submodule(module), name, value.to(now[path].device))
+
+
+def field_texts(model: torch.nn.Module) -> dict[str, str]:
+    """Return the static fields of burnt's modules in a model by path, as texts to compare."""
+    return {
+        f"{path}.{name}" if path else name: json.dumps(value, default=repr, skipkeys=True)
+        for path, fields in static_fields_of(model).items()
+        for name, value in fields.items()
+    }

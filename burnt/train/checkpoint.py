@@ -23,6 +23,7 @@ from torch import Tensor
 
 from burnt._files import sync_folder
 from burnt.errors import CheckpointError, ConfigError, RecordError
+from burnt.module import restore_fields
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
 from burnt.train.background import BackgroundWriter, copied_record, copied_tensors
@@ -81,6 +82,8 @@ class Loaded:
         rng: the random states at that position.
         epoch_rng: the random states at the start of that epoch.
         document: the rest.
+        fields_set: texts on static fields of the model that were set as in the checkpoint.
+        fields_kept: texts on those that differ and were kept.
     """
 
     optimizer: OptimizerRecord
@@ -88,6 +91,8 @@ class Loaded:
     rng: RandomStates
     epoch_rng: RandomStates
     document: dict[str, Any]
+    fields_set: Sequence[str] = ()
+    fields_kept: Sequence[str] = ()
 
     def last_values(self) -> dict[str, float]:
         """Return the last metric values of each split, including those of earlier steps."""
@@ -397,8 +402,10 @@ class Checkpoints:
         """
         tensors, document = _read_training(path)
         record = _read_model(path)
+        changed = document.get("loop", {}).get("fields", ())
         try:
             load_into(model, record)
+            fields_set, fields_kept = restore_fields(model, record, always=changed, by_hand=False)
         except RecordError as error:
             raise CheckpointError(
                 f"the checkpoint {path.name} does not fit the model: {error.what}",
@@ -425,7 +432,8 @@ class Checkpoints:
             # The first checkpoints of burnt have one state, which they restored for both.
             for kind in ("rng", "epoch_rng" if "epoch_rng" in document else "rng")
         )
-        return Loaded(optimizer, Position(**document["position"]), rng, epoch_rng, document)
+        position = Position(**document["position"])
+        return Loaded(optimizer, position, rng, epoch_rng, document, fields_set, fields_kept)
 
 
 def _checked_count(count: int, keeper: str) -> int:

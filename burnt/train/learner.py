@@ -14,6 +14,7 @@ from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
 from burnt.errors import DefinitionError, nearest
 from burnt.gradients import refuse_parallel
+from burnt.module import layers_in_body
 from burnt.optim import Constant, Optimizer
 from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, stable_text
 from burnt.train.manual import Optimizers
@@ -45,7 +46,7 @@ class Learner:
 
     Raises:
         DefinitionError: `optimizer` is not an optimizer of burnt, `schedule` is not a learning rate, or the
-            model has no `training_step` and no `step` was given.
+            model has no `training_step` and no `step` was given, or a class of the model holds a layer.
         OptimError: of several optimizers, one cannot be stepped by gradients or has two names.
         UnsupportedError: the model contains DistributedDataParallel or the like, whose gradients only
             ``loss.backward()`` synchronizes.
@@ -74,6 +75,7 @@ class Learner:
         validation_step: StepFunction | None = None,
     ) -> None:
         refuse_parallel(model)
+        _refuse_layers_of_classes(model)
         if isinstance(optimizer, Mapping):
             optimizer = _several(optimizer, schedule)
             self.schedule = next(iter(optimizer.all_schedules.values()))
@@ -100,6 +102,26 @@ class Learner:
             return stable_text(self.schedule)
         schedules = self.optimizer.all_schedules.items()
         return ", ".join(f"{name}: {stable_text(schedule)}" for name, schedule in schedules)
+
+
+def _refuse_layers_of_classes(model: torch.nn.Module) -> None:
+    """Refuse layers in the body of a torch module's class; `burnt.Module` has refused those of its own.
+
+    Raises:
+        DefinitionError: a class has one with trainable parameters, which no training would find.
+    """
+    owners = {type(module): path for path, module in reversed(list(model.named_modules()))}
+    for owner, path in owners.items():
+        for name, layer in layers_in_body(owner):
+            parameters = layer.parameters() if isinstance(layer, torch.nn.Module) else [layer]
+            if any(parameter.requires_grad for parameter in parameters):
+                raise DefinitionError(
+                    f"{owner.__qualname__}.{name} would be neither trained nor saved",
+                    where=".".join(filter(None, ("model", path, name))),
+                    expected=f"self.{name} = ... in __init__",
+                    found=f"a {type(layer).__name__} that belongs to the class, not to its instances",
+                    hint="if it is not to be trained, freeze it: requires_grad_(False)",
+                )
 
 
 def _several(given: Mapping[str, Any], schedule: Any) -> Optimizers:

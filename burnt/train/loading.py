@@ -15,7 +15,7 @@ import torch
 from burnt._json import parse_json
 from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError, nearest
 from burnt.inspect.signature import Signature
-from burnt.module import Module
+from burnt.module import Module, restore_fields
 from burnt.record import Record, load_into
 from burnt.train.checkpoint import Checkpoints, Saved
 from burnt.train.source import Source
@@ -40,7 +40,8 @@ def load(
         checkpoint: ``"best"``, ``"last"``, a step, or the name of one, ``"step-00000870"``. The best one is
             the one that `KeepBest` ranks first, or the last one where the run had no `KeepBest`.
         model: the model to load into, or its class, for runs whose model no Config has built or whose class
-            has another name by now.
+            has another name by now. Where the static fields of a model differ from those of the run, a warning
+            says so; they are set as in the run, unless another Config has built this model.
         import_code: import the module that defined the model when the run was started, from its file.
 
     Returns:
@@ -70,7 +71,13 @@ def load(
     file = saved.path / "model.safetensors"
     source = files.source
     if isinstance(model, torch.nn.Module):
-        load_into(model, Record.load(file))
+        record = Record.load(file)
+        load_into(model, record)
+        was_set, was_kept = restore_fields(model, record)
+        if was_set:
+            warnings.warn(f"the model got fields as they were in the run: {', '.join(was_set)}", stacklevel=2)
+        if was_kept:
+            warnings.warn(f"the model has other fields than in the run: {', '.join(was_kept)}", stacklevel=2)
         files.trained_as().attach(model)
         return model.eval()
     kind: type[torch.nn.Module] | None = model

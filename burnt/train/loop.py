@@ -23,7 +23,7 @@ from burnt.data.loader import EpochLoader
 from burnt.errors import DataError, DefinitionError, NonFiniteError
 from burnt.gradients import Gradients
 from burnt.train.background import BackgroundWriter
-from burnt.train.buffers import TransientBuffers
+from burnt.train.buffers import TransientBuffers, field_texts
 from burnt.train.checkpoint import Checkpoints, Saved
 from burnt.train.control import Control, TrainingClock
 from burnt.train.duration import Duration, Position
@@ -152,6 +152,7 @@ class Loop:
         self.due_splits: Collection[str] = self.valid.keys()  # while `position.pending`
         self.load_state(self.restored)
         self.buffers = TransientBuffers(self.learner.model, self.restored.get("buffers", ()))
+        self.fields = field_texts(self.learner.model)
         # A checkpoint is ranked by values of its own weights only, not by those of an earlier validation.
         self.measured_at = dict.fromkeys(self.measured, self.position.step)
         self.is_evaluating = False
@@ -640,7 +641,13 @@ class Loop:
             "learning_rate": self.learning_rate,
             "group_rates": dict(self.group_rates()),
             "buffers": list(self.buffers.changed()),
+            "fields": sorted({*self.restored.get("fields", ()), *self.changed_fields()}),
         }
+
+    def changed_fields(self) -> list[str]:
+        """Return the paths of the model's static fields that the training has changed."""
+        now = field_texts(self.learner.model)
+        return [path for path, text in now.items() if self.fields.get(path) != text]
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; checkpoints of burnt 0.1.0 have nothing of it."""

@@ -35,7 +35,7 @@ from burnt.errors import (
     quantity,
 )
 from burnt.gradients import refuse_parallel
-from burnt.module import loading_problem
+from burnt.module import loading_problem, restore_fields
 from burnt.record import Record, load_into, record_of
 from burnt.train.activation_checkpointing import checkpointed, select_modules
 from burnt.train.background import BackgroundWriter
@@ -566,7 +566,9 @@ class SupervisedTraining:
         if best is None or value is None:
             self.reporter.message(f"No checkpoint has a value of {key}: the model has its last weights.")
             return
-        load_into(model, Record.load(best.path / MODEL_FILE))
+        record = Record.load(best.path / MODEL_FILE)
+        load_into(model, record)
+        restore_fields(model, record)
         self.reporter.message(f"Restored the weights of {best.path.name}: {key} {value_text(value)}.")
 
     def _restore_checkpoint(
@@ -614,6 +616,10 @@ class SupervisedTraining:
                 self.reporter.message(
                     f"Warning: {name} changed since the checkpoint: was {old}, is now {now}."
                 )
+        for text in loaded.fields_kept:
+            self.reporter.message(f"Warning: a field of the model changed since the checkpoint: {text}")
+        for text in loaded.fields_set:
+            self.reporter.message(f"A field of the model is as in the checkpoint: {text}")
         rate = document.get("learning_rate")
         if rate is not None and document["schedule"] != learner.schedule_text:
             self.reporter.message(

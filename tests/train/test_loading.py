@@ -17,6 +17,7 @@ from burnt import nn, optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import CheckpointError, DefinitionError, RecordError, RunError, UnsupportedError
 from burnt.record import Record
+from burnt.serve.run_model import RunModel
 from burnt.train import KeepBest, KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.loading import RunFiles
 from tests import forked
@@ -248,3 +249,124 @@ def test_names_of_classes_come_from_the_dataset(tmp_path: Path) -> None:
         Learner(nn.Linear(2, 1), optim.Sgd(), 0.1, step=step)
     )
     assert RunFiles.read(tmp_path / "run").classes == ["cat", "dog"]
+
+
+class Centred(burnt.Module):
+    """Subtracts a field that is measured after `init`, and counts its training steps in another one."""
+
+    layer: nn.Linear
+    mean: float = 0.0
+    calls: int = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x - self.mean) * (1 + self.calls)
+
+    def training_step(self, batch: Batch) -> StepOutput:
+        output = StepOutput(self(batch.x).square().mean(), targets=batch.x)
+        if not batch.x.is_meta:
+            self.calls += 1
+        return output
+
+
+class CentredConfig(burnt.Config):
+    width: int = 3
+
+    def init(self) -> Centred:
+        torch.manual_seed(0)
+        return Centred(nn.Linear(2, self.width))
+
+
+def train_centred(
+    folder: Path,
+    duration: str,
+    mean: float | None = 0.75,
+    config: CentredConfig | None = None,
+    **settings: object,
+) -> torch.nn.Module:
+    model = (config or CentredConfig()).init()
+    if mean is not None:
+        model.mean = mean
+    data = Loader(TensorDataset(x=torch.arange(16.0).view(8, 2) / 16), 4)
+    training = SupervisedTraining(
+        folder, train=data, duration=duration, monitor="plain", device="cpu", **settings
+    )
+    return training.run(Learner(model, optim.Sgd(), 0.01)).model
+
+
+def test_fields_of_the_trained_model_are_those_of_the_loaded_one(tmp_path: Path) -> None:
+    x = torch.rand(3, 2)
+    expected = train_centred(tmp_path / "run", "2 epochs").eval()(x)
+    assert torch.equal(burnt.load(tmp_path / "run")(x), expected)
+    served = RunModel(
+        CentredConfig().init().eval(),
+        RunFiles.read(tmp_path / "run").signature(),
+        None,
+        tmp_path / "run",
+        "step-00000002",
+        "last",
+    )
+    assert torch.equal(served.reloaded().module(x), expected)
+    with pytest.warns(UserWarning, match="mean: 0.75 instead of 0.0, calls: 4 instead of 0"):
+        into = burnt.load(tmp_path / "run", model=CentredConfig().init())
+    assert torch.equal(into(x), expected)
+    with pytest.warns(UserWarning, match="mean: 0.75 instead of 0.0"):
+        into = burnt.load(tmp_path / "run", model=Centred(nn.Linear(2, 3)))
+    assert torch.equal(into(x), expected)
+
+
+@pytest.mark.parametrize("mean", [0.75, None])
+def test_a_resumed_run_goes_on_with_the_fields_of_its_checkpoint(
+    mean: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.rand(3, 2)
+    whole = train_centred(tmp_path / "whole", "3 epochs")
+    train_centred(tmp_path / "run", "1 epoch")
+    capsys.readouterr()
+    resumed = train_centred(tmp_path / "run", "3 epochs", mean, resume=True)
+    assert torch.equal(resumed(x), whole(x))
+    told = capsys.readouterr().out
+    assert "A field of the model is as in the checkpoint: calls: 2 instead of 0" in told
+    assert ("mean: 0.75 instead of 0.0" in told) == (mean is None)
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    assert torch.equal(train_centred(tmp_path / "again", "3 epochs", resume=True)(x), whole(x))
+
+
+def test_a_model_without_a_config_resumes_with_the_programs_fields_but_for_those_that_training_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(duration: str, p: float, resume: bool) -> torch.nn.Module:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(Centred(nn.Linear(2, 3)), nn.Dropout(p))
+        data = Loader(TensorDataset(x=torch.ones(8, 2)), 4)
+
+        def counted(model: torch.nn.Module, batch: Batch) -> StepOutput:
+            return StepOutput(model[0].training_step(batch).loss, targets=batch.x)
+
+        learner = Learner(model, optim.Sgd(), 0.01, step=counted)
+        SupervisedTraining(tmp_path, train=data, duration=duration, monitor="plain", resume=resume).run(
+            learner
+        )
+        return model
+
+    run("1 epoch", 0.1, resume=False)
+    model = run("2 epochs", 0.2, resume=True)
+    assert (model[0].calls, model[1].p) == (4, 0.2)
+    told = capsys.readouterr().out
+    assert (
+        "Warning: a field of the model changed since the checkpoint: 1.p: 0.1 in the file, 0.2 here" in told
+    )
+
+
+def test_a_layer_in_the_body_of_a_torch_class_is_refused_by_the_learner() -> None:
+    class Body(torch.nn.Module):
+        part = [torch.nn.Linear(2, 2)]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(2, 2)
+
+    with pytest.raises(DefinitionError, match="Body.part would be neither trained nor saved") as caught:
+        Learner(torch.nn.Sequential(torch.nn.ReLU(), Body()), optim.Sgd(), 0.1, step=step)
+    assert "model.1.part" in str(caught.value)
+    Body.part[0].requires_grad_(False)
+    Learner(Body(), optim.Sgd(), 0.1, step=step)
