@@ -636,9 +636,7 @@ def _from_json(saved: Any, own: Any, kind: Any) -> Any:
         own: the field's value in the model that was just built.
         kind: its annotation, None if unknown.
     """
-    if isinstance(own, _Config):
-        kind = type(own)
-    elif kind in (None, Any, object) and own is not None:
+    if isinstance(own, _Config) or (kind in (None, Any, object) and own is not None):
         kind = type(own)
     try:
         value = msgspec.convert(saved, Any if kind in (None, object) else kind, str_keys=True)

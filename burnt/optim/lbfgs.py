@@ -176,7 +176,8 @@ class Lbfgs(Optimizer):
         for name in (*_LISTS, *_TENSORS):
             if name in tensors:
                 moved = tensors[name].to(first.device, dtype)
-                state[name] = list(moved.unbind()) if name in _LISTS else moved
+                # Rows of one tensor are not aligned as the tensors of torch's own steps.
+                state[name] = [row.clone() for row in moved.unbind()] if name in _LISTS else moved
         if "d" in state:
             state |= {name: state.get(name, []) for name in _LISTS}
         self._inner.state[first] = state

@@ -516,7 +516,8 @@ class Optimizer:
                     expected=tuple(like.shape),
                     found=tuple(value.shape),
                 )
-            states.setdefault(path, {})[name] = value.clone().to(parameter.device, like.dtype)
+            placed = torch.empty_like(like, device=parameter.device, requires_grad=False)
+            states.setdefault(path, {})[name] = placed.copy_(value)  # with the strides of the first step's
         self._params, self._state, self._inner, self._pending_state = params, states, None, {}
 
     def _check_params(self, params: Mapping[str, torch.nn.Parameter]) -> None:

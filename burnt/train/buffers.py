@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,10 @@ from torch import Tensor
 from burnt._torch import version_of
 from burnt.record import static_fields_of
 
-__all__ = ["BufferCopies", "TransientBuffers", "field_texts", "load_buffers"]
+__all__ = ["BufferCopies", "TransientBuffers", "allocated", "field_texts", "load_buffers"]
+
+ALIGNMENT = 64
+"""The bytes to which torch's allocators align new tensors."""
 
 
 class BufferCopies:
@@ -75,7 +78,7 @@ class TransientBuffers:
         saved = model.state_dict().keys()
         self._at_start = {
             path: (buffer, version_of(buffer))
-            for path, buffer in model.named_buffers()
+            for path, buffer in model.named_buffers(remove_duplicate=False)
             if path not in saved and path not in changed
         }
         self._changed = set(changed)
@@ -84,7 +87,7 @@ class TransientBuffers:
         """Return those that were changed in place or assigned anew since the start, by path."""
         if not self._at_start and not self._changed:
             return {}
-        now = dict(self._model.named_buffers())
+        now = dict(self._model.named_buffers(remove_duplicate=False))
         for path, (buffer, version) in list(self._at_start.items()):
             if path in now and (now[path] is not buffer or version_of(buffer) != version):
                 self._changed.add(path)
@@ -92,13 +95,50 @@ class TransientBuffers:
         return {path: now[path] for path in sorted(self._changed) if path in now}
 
 
-def load_buffers(model: torch.nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Assign buffers by path, on the devices of those that they replace; unknown paths are left out."""
-    now = dict(model.named_buffers())
-    for path, value in buffers.items():
-        if path in now:
+def load_buffers(
+    model: torch.nn.Module,
+    buffers: Mapping[str, Tensor],
+    strides: Mapping[str, Sequence[int]] | None = None,
+) -> None:
+    """Restore buffers by path, and how buffers lay in memory; unknown paths are left out.
+
+    Values are copied into the model's own buffer, which other modules may share or which may be a view. It is
+    replaced by a new one if it lies in memory in another way, or if what shares it was not saved with it: then
+    the training had assigned another tensor.
+
+    Args:
+        model: the model, whose state dict was loaded.
+        buffers: the values of buffers that are not in the state dict.
+        strides: of all buffers that are not contiguous; None if unknown.
+    """
+    now = dict(model.named_buffers(remove_duplicate=False))
+    sharing: dict[int, set[str]] = {}
+    for path, own in now.items():
+        sharing.setdefault(id(own), set()).add(path)
+    for path, own in now.items():
+        value = buffers.get(path, own)
+        if own.layout is not torch.strided or (value is own and strides is None):
+            continue
+        stride = tuple((strides or {}).get(path, torch.empty(value.shape, device="meta").stride()))
+        lies_alike = (own.shape, own.dtype, own.stride()) == (value.shape, value.dtype, stride)
+        if lies_alike and (value is own or torch.equal(own, value.to(own.device))):
+            continue
+        if lies_alike and not own.data_ptr() % ALIGNMENT and sharing[id(own)] <= buffers.keys():
+            own.detach().copy_(value)
+        else:
             module, _, name = path.rpartition(".")
-            setattr(model.get_submodule(module), name, value.to(now[path].device))
+            setattr(model.get_submodule(module), name, allocated(value, own.device, stride))
+
+
+def allocated(value: Tensor, device: torch.device, stride: Sequence[int]) -> Tensor:
+    """Return a copy in memory of its own, with these strides and aligned as torch aligns new tensors.
+
+    A tensor of a file begins at any address, and sums over it may be rounded differently.
+    """
+    copy = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=device)
+    part = tuple(slice(1 if step == 0 else None) for step in stride)  # of expanded axes, one element
+    copy[part].copy_(value[part])
+    return copy
 
 
 def field_texts(model: torch.nn.Module) -> dict[str, str]:

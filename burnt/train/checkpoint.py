@@ -27,7 +27,7 @@ from burnt.module import restore_fields
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
 from burnt.train.background import BackgroundWriter, copied_record, copied_tensors
-from burnt.train.buffers import load_buffers
+from burnt.train.buffers import allocated, load_buffers
 from burnt.train.duration import Duration, Position
 from burnt.train.metrics.base import Metric
 from burnt.train.monitored_metric import Monitored
@@ -301,6 +301,11 @@ class Checkpoints:
             "values": dict(values),
             "optimizer": {"class": optimizer.optimizer, "options": dict(optimizer.options)},
             "metrics": {metric.name: metric.count for metric in metrics},
+            "strides": {
+                path: buffer.stride()
+                for path, buffer in model.named_buffers(remove_duplicate=False)
+                if buffer.layout is torch.strided and not buffer.is_contiguous()
+            },
             **{kind: states.document for kind, states in rngs.items()},
             **({"kept": True} if kept else {}),
             **({} if scheduled else {"scheduled": False}),
@@ -420,9 +425,9 @@ class Checkpoints:
             total = tensors.get(f"metric/{metric.name}")
             if total is not None:
                 device = next((p.device for p in model.parameters()), torch.device("cpu"))
-                metric.total = total.to(device)
+                metric.total = allocated(total, device, total.stride())
                 metric.count = document["metrics"][metric.name]
-        load_buffers(model, _select_prefix("buffer/", tensors))
+        load_buffers(model, _select_prefix("buffer/", tensors), document.get("strides"))
         options = document["optimizer"]
         optimizer = OptimizerRecord(
             options["class"], options["options"], _select_prefix("optimizer/", tensors)

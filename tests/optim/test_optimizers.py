@@ -569,3 +569,64 @@ def test_printing_a_record_shows_no_values() -> None:
 def test_optimizers_can_be_copied_and_pickled():
     optimizer = optim.AdamW((0.8, 0.99), weight_decay=0.1)
     assert repr(copy.deepcopy(optimizer)) == repr(pickle.loads(pickle.dumps(optimizer))) == repr(optimizer)
+
+
+def test_lbfgs_resumed_at_any_step_rounds_as_if_it_had_not_been(tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(48, 6, generator=generator)
+    y = (x.sum(1) > 0).long()
+
+    def weights(resume_at=None):
+        torch.manual_seed(0)
+        model, found = torch.nn.Linear(6, 2), []
+        optimizer = optim.Lbfgs(max_iter=4, history_size=5, line_search_fn="strong_wolfe")
+        for step in range(14):
+            if step == resume_at:
+                optimizer.into_record().save(tmp_path / "state.safetensors")
+                optimizer = optim.Lbfgs(max_iter=4, history_size=5, line_search_fn="strong_wolfe")
+                optimizer.load_record(OptimizerRecord.load(tmp_path / "state.safetensors"))
+            part = slice(step * 12 % 48, step * 12 % 48 + 12)
+
+            def closure(part=part):
+                loss = torch.nn.functional.cross_entropy(model(x[part]), y[part])
+                return loss, Gradients.of(loss, model)
+
+            optimizer.step_with(0.5, model, closure)
+            found.append(model.weight.detach().clone())
+            if step == resume_at:
+                (state,) = optimizer._inner.state.values()
+                rows = [row for name in ("old_dirs", "old_stps", "ro") for row in state[name]]
+                assert all(row.data_ptr() % 64 == 0 for row in (*rows, state["d"], state["prev_flat_grad"]))
+        return found
+
+    whole = weights()
+    for step in (1, 2, 5, 9):
+        assert all(map(torch.equal, whole, weights(step))), step
+
+
+@pytest.mark.parametrize(
+    ("ours", "options"),
+    [(optim.Sgd, {"momentum": 0.9}), (optim.AdamW, {}), (optim.Lamb, {}), (optim.ScheduleFreeAdamW, {})],
+)
+def test_the_state_of_a_channels_last_parameter_is_channels_last_again(ours, options):
+    def trained(resume):
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(5, 7, 3).to(memory_format=torch.channels_last)
+        optimizer = ours(**options)
+        for step in range(4):
+            if step == 2 and resume:
+                record = optimizer.into_record()
+                saved = {name: tensor.contiguous() for name, tensor in record.tensors.items()}
+                optimizer = ours(**options)
+                optimizer.load_record(OptimizerRecord(record.optimizer, record.options, saved))
+            generator = torch.Generator().manual_seed(step)
+            loss = model(torch.randn(2, 5, 8, 8, generator=generator)).square().sum()
+            optimizer.step(1e-3, model, Gradients.of(loss, model))
+        return model, optimizer
+
+    (whole, expected), (resumed, found) = trained(resume=False), trained(resume=True)
+    assert torch.equal(whole.weight, resumed.weight)
+    states = found.into_record().tensors
+    for name, tensor in expected.into_record().tensors.items():
+        assert states[name].stride() == tensor.stride(), name
+        assert torch.equal(states[name], tensor), name
