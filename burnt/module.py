@@ -274,8 +274,8 @@ class Module(torch.nn.Module):
         """Build the model that `save` wrote, with the Config in the file.
 
         Static fields get the values that they had when the file was written, also where they were set after
-        `init`. A file without a Config is loaded too where the class has a constructor without parameters, as those
-        that ``burnt import`` writes.
+        `init`. A file without a Config is loaded too where the class has a constructor without parameters, as
+        those that ``burnt import`` writes.
 
         Nothing in the file is executed, and nothing is imported: the Config must be a class that is already
         imported, whose `init` is annotated to return this class, or has no annotation and is defined in the
@@ -375,7 +375,7 @@ def _layer_in(value: Any) -> torch.nn.Module | Tensor | None:
 def layers_in_body(cls: type) -> Iterator[tuple[str, torch.nn.Module | Tensor]]:
     """Yield what a class and its bases hold of layers and tensors as class attributes: name, value.
 
-    All instances share them, and they are neither trained nor saved. Those annotated as ClassVar are left out.
+    All instances share them, and they are neither trained nor saved. A ClassVar is left out.
     """
     for base in cls.__mro__:
         if base in (Module, torch.nn.Module, object):

@@ -509,7 +509,7 @@ class TestRecord:
         replaced = HolderConfig().init()
         replaced.act = nn.Gelu(approximate="tanh")
         replaced.save(tmp_path / "m.safetensors")
-        with pytest.raises(RecordError, match="the static field act.approximate cannot be set"):
+        with pytest.raises(RecordError, match=r"the static field act\.approximate cannot be set"):
             Holder.load(tmp_path / "m.safetensors")
 
     def test_a_config_may_be_a_static_field(self, tmp_path: Path) -> None:

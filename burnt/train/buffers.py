@@ -102,9 +102,9 @@ def load_buffers(
 ) -> None:
     """Restore buffers by path, and how buffers lay in memory; unknown paths are left out.
 
-    Values are copied into the model's own buffer, which other modules may share or which may be a view. It is
-    replaced by a new one if it lies in memory in another way, or if what shares it was not saved with it: then
-    the training had assigned another tensor.
+    Values are copied into the model's own buffer, which may be a view or shared by other modules. It is
+    replaced by a new one if it lies in memory in another way, or if what shares it was not saved with it:
+    then the training had assigned another tensor.
 
     Args:
         model: the model, whose state dict was loaded.

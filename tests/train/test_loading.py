@@ -365,7 +365,7 @@ def test_a_layer_in_the_body_of_a_torch_class_is_refused_by_the_learner() -> Non
             super().__init__()
             self.head = torch.nn.Linear(2, 2)
 
-    with pytest.raises(DefinitionError, match="Body.part would be neither trained nor saved") as caught:
+    with pytest.raises(DefinitionError, match=r"Body\.part would be neither trained nor saved") as caught:
         Learner(torch.nn.Sequential(torch.nn.ReLU(), Body()), optim.Sgd(), 0.1, step=step)
     assert "model.1.part" in str(caught.value)
     Body.part[0].requires_grad_(False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 import shutil
 import struct
 import sys
@@ -11,7 +13,7 @@ import types
 import zlib
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -36,6 +38,7 @@ from burnt.train.metrics import ConfusionMatrix
 from burnt.train.sinks import Records, Run, Sink, base, tensorboard
 from burnt.train.store import Artefact
 from burnt.train.store import tensorboard as encoding
+from burnt.train.store.reader import Point, Series
 from tests import forked
 
 DATA = TensorDataset(x=torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), y=torch.arange(12) % 2)
@@ -468,6 +471,22 @@ def test_the_real_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytes
         assert not [line.text for line in reader.log_lines() if "failed" in line.text]
 
 
+class Param(NamedTuple):
+    key: str
+    value: Any
+
+
+class Sample(NamedTuple):
+    key: str
+    value: float
+    timestamp: int
+    step: int
+
+
+class MlflowException(Exception):
+    error_code = "INVALID_PARAMETER_VALUE"
+
+
 class FakeMlflow:
     """The part of MLflow's client that the sink calls."""
 
@@ -479,6 +498,7 @@ class FakeMlflow:
         self.params: dict[str, str] = {}
         self.files: dict[str, Any] = {}
         self.status: list[str] = []
+        self.refused: set[str] = set()
 
     def get_experiment_by_name(self, name: str) -> Any:
         return (
@@ -500,6 +520,10 @@ class FakeMlflow:
         assert identity == "abc"
         assert len(metrics) <= 1000
         assert len(params) <= 100
+        for key, *_ in (*metrics, *params):  # as MLflow's validation.py
+            is_path = posixpath.normpath(key) == key and not key.startswith(("..", "/")) and key != "."
+            if not is_path or not re.fullmatch(r"[/\w.\- ]+", key) or len(key) > 250 or key in self.refused:
+                raise MlflowException(f"Invalid value {key}")
         assert not set(self.params) & {key for key, _ in params}  # MLflow refuses to change one
         self.metrics += metrics
         self.params |= dict(params)
@@ -523,7 +547,7 @@ class FakeMlflow:
 @pytest.fixture
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> FakeMlflow:
     client = FakeMlflow("sqlite:///x.db")
-    entities = types.SimpleNamespace(Metric=lambda *values: values, Param=lambda *values: values)
+    entities = types.SimpleNamespace(Metric=Sample, Param=Param)
     monkeypatch.setitem(sys.modules, "mlflow", types.ModuleType("mlflow"))
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     monkeypatch.setitem(
@@ -558,6 +582,98 @@ def test_mlflow_gets_metrics_parameters_and_artifacts_and_the_same_run_after_a_r
     ]
     assert kinds.count("start") == kinds.count("resume") == 1
     assert mlflow.status == ["RUNNING", "FINISHED", "RUNNING", "FINISHED"]
+
+
+NAMES = [
+    "recall>0.5",
+    "recall<0.5",
+    "a//b",
+    "a/./b",
+    "../up",
+    "é" * 200,
+    "x" * 300,
+    "x" * 301,
+    "AR",
+    "AR/small",
+]
+
+
+def records(step: int) -> Records:
+    """A value and an image for each name; its place says which one it is."""
+    points = [
+        (Series(name, "train"), Point(step, 1, 0.0, float(place), 1)) for place, name in enumerate(NAMES)
+    ]
+    pictures = [
+        Artefact(place, "image", name, step, 0.0, 1, png(place + 1)) for place, name in enumerate(NAMES)
+    ]
+    return Records(points, [], pictures)
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///x.db", "file:///mlruns"])
+def test_mlflow_gets_each_name_as_one_of_its_own_that_it_takes(
+    tmp_path: Path, mlflow: FakeMlflow, uri: str
+) -> None:
+    mlflow.tracking_uri = uri
+    told: list[str] = []
+    config = {"sources": {"s3://bucket/a": 0.3, "s3:/bucket/a": 0.4}, "refused": 1, "last": 2}
+    mlflow.refused = {"refused", "train/recall_0.5"}
+    run = Run(tmp_path, "n" * 400, config, 0.0, "host", 1, None, {})
+    for attempt in (1, 2):
+        sink = MLflow("study", tags={"a//b": "1", "a/b": "2"})
+        sink.report = told.append  # type: ignore[method-assign]
+        sink.open(run)
+        for step in (2 * attempt, 2 * attempt + 1):
+            sink.send(records(step))
+        run.state = json.loads(json.dumps(run.state))  # all that is kept
+        assert sink.left_out == 3  # a parameter, and a metric of two steps
+    steps: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for key, value, _, step in mlflow.metrics:
+        steps[key].append((step, value))
+    expected = [[(step, float(place)) for step in (2, 3, 4, 5)] for place in range(1, len(NAMES))]
+    assert sorted(steps.values()) == sorted(expected)
+    assert {"train/a/b", "train/__/up", "train/AR"} <= steps.keys()
+    assert ("train/AR/small" in steps) == (uri == "sqlite:///x.db")
+    pictures = [file for file in mlflow.files if file.endswith("00000002.png")]
+    assert {mlflow.files[file] for file in pictures} == {png(place + 1) for place in range(len(NAMES))}
+    assert all(len(part.encode()) < 256 for file in pictures for part in file.split("/"))
+    assert sorted(map(str, mlflow.params.values())) == ["0.3", "0.4", "2"]
+    ((_, name, tags),) = mlflow.created
+    assert len(name) == 250
+    assert sorted(tags.values()) == sorted([str(tmp_path), "1", "2"])
+    assert sum("does not take 'refused', which it lacks: Invalid value" in text for text in told) == 2
+    assert sum("likewise" in text for text in told) == 4  # one of each kind, in the first attempt alone
+
+
+def test_a_client_that_fails_for_another_reason_ends_the_mirror(tmp_path: Path, mlflow: FakeMlflow) -> None:
+    sink = MLflow("study")
+    sink.open(Run(tmp_path, "run", {}, 0.0, "host", 1, None, {}))
+    mlflow.log_batch = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError):
+        sink.send(records(1))
+
+
+def test_a_picture_that_cannot_be_read_does_not_end_wandb(tmp_path: Path, wandb: FakeWandb) -> None:
+    pytest.importorskip("PIL", reason="images for wandb need Pillow")
+    sink = WandB("demo")
+    told: list[str] = []
+    sink.report = told.append  # type: ignore[method-assign]
+    sink.open(Run(tmp_path, "run", {}, 0.0, "host", 1, None, {}))
+    sent = records(1)
+    sent.artefacts[0] = sent.artefacts[0]._replace(data=b"no picture")
+    sink.send(sent)
+    assert len(wandb.logged[0][1]) == 2 * len(NAMES) - 1
+    assert told[0].startswith("Warning: wandb does not take 'recall>0.5', which it lacks")
+
+
+def test_tensorboard_has_a_folder_of_each_split_inside_its_own(tmp_path: Path) -> None:
+    sink = TensorBoard(tmp_path / "board")
+    sink.open(Run(tmp_path, "run", {}, 0.0, "host", 1, None, {}))
+    splits = ["..", "a/b", "a_b", "s" * 300]
+    sink.send(Records([(Series("loss", split), Point(1, 1, 0.0, 0.5, 1)) for split in splits]))
+    sink.close("finished")
+    folders = {file.parent for file in tmp_path.glob("**/events.out.*")}
+    assert len(folders) == len(splits) + 1
+    assert all(folder.is_relative_to(tmp_path / "board" / "run") for folder in folders)
 
 
 @pytest.mark.full

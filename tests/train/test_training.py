@@ -374,7 +374,7 @@ def test_a_rank_of_a_process_group_does_not_train(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    with pytest.raises(UnsupportedError, match="rank 1 of 2 in torch.distributed"):
+    with pytest.raises(UnsupportedError, match=r"rank 1 of 2 in torch\.distributed"):
         training(tmp_path / "run").run(learner())
 
 

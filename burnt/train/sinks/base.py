@@ -8,6 +8,7 @@ sent. What was sent is kept in ``logs/<name>.json`` of the run folder.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import threading
@@ -22,7 +23,7 @@ from burnt.errors import ConfigError, RunError, UnsupportedError, quantity
 from burnt.train.events import Ended, Failed, Started
 from burnt.train.store.reader import Artefact, Event, Point, RunReader, Series
 
-__all__ = ["How", "Records", "Run", "Sink", "require_package"]
+__all__ = ["How", "Names", "Records", "Run", "Sink", "require_package"]
 
 _POLL_SECONDS = 1.0
 _END_SECONDS = 30.0  # how long the end of a training waits for a tracker
@@ -100,6 +101,16 @@ class Sink:
 
     def __init__(self) -> None:
         self._follower: _Follower | None = None
+        self.report: Callable[[str], None] = lambda text: None
+        """Shows a message of the training."""
+        self.left_out = 0
+        """How many values the tracker did not take."""
+
+    def leave_out(self, what: str, error: Exception) -> None:
+        """Go on without a value that the tracker refuses; the first one is reported, and their number."""
+        self.left_out += 1
+        if self.left_out == 1:
+            self.report(f"Warning: {self.name} does not take {what!r}, which it lacks: {error}")
 
     def open(self, run: Run) -> str | None:
         """Begin, or continue after a resume; return where the run can be seen, such as a URL."""
@@ -127,6 +138,7 @@ class Sink:
                 expected="one, as they would share the file of what was sent",
                 hint="a subclass with another `name`",
             )
+        self.report, self.left_out = training.reporter.message, 0
         self._follower = _Follower(self, training.writer.folder, training.reporter.message)
         self._follower.start()
 
@@ -169,6 +181,9 @@ class _Follower(threading.Thread):
             )
         elif self._error is not None and (count := self._count_unsent()):
             self._report(f"Warning: {self._sink.name} lacks {quantity(count, 'record')} of the run.")
+        elif self._sink.left_out > 1:
+            count = self._sink.left_out
+            self._report(f"Warning: {self._sink.name} did not take {quantity(count, 'value')} of the run.")
 
     def _count_unsent(self) -> int:
         """Return the number of records that are not known to have been sent; 0 if it cannot be found out."""
@@ -302,6 +317,57 @@ class _Sent:
             return False
         self._steps[key] = step
         return True
+
+
+class Names:
+    """Names that a tracker takes: one of its own for each name of a run, the same in each attempt.
+
+    Args:
+        taken: what names became -> the names, from earlier attempts; new ones are added.
+        clean: replaces what the tracker does not take in a name, except its length.
+        nests: whether names are files, so that one cannot also be the folder of others.
+        most: the most bytes of a name.
+        report: is given a message on the first name that was not free.
+
+    >>> names = Names({}, lambda name: name.replace("<", "_").replace(">", "_"))
+    >>> names("f1"), names("recall>0.5"), names("recall<0.5"), names("recall>0.5")
+    ('f1', 'recall_0.5', 'recall_0.5-ed159ba6', 'recall_0.5')
+    """
+
+    def __init__(
+        self,
+        taken: dict[str, str],
+        clean: Callable[[str], str],
+        *,
+        nests: bool = False,
+        most: int = 250,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._taken, self._clean, self._nests, self._most, self._report = taken, clean, nests, most, report
+        self._known = {name: valid for valid, name in taken.items()}
+        self._folders = {folder for valid in taken for folder in _folders(valid)}
+
+    def __call__(self, name: str) -> str:
+        """Return the tracker's name."""
+        if name in self._known:
+            return self._known[name]
+        valid = self._clean(name)
+        nested = self._nests and (
+            valid in self._folders or not self._taken.keys().isdisjoint(_folders(valid))
+        )
+        if nested or valid in self._taken or len(valid.encode()) > self._most:
+            start = (valid.replace("/", "_") if nested else valid).encode()[: self._most - 9]
+            valid = f"{start.decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+            self._report(f"Warning: {name[:80]!r} became {valid!r}, and other taken or long names likewise")
+            self._report = lambda text: None
+        self._taken[valid], self._known[name] = name, valid
+        self._folders.update(_folders(valid))
+        return valid
+
+
+def _folders(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def require_package(module: str, sink: str, package: str | None = None) -> None:

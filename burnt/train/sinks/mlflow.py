@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from burnt.train.sinks.base import How, Records, Run, Sink, require_package
+from burnt.train.sinks.base import How, Names, Records, Run, Sink, require_package
 from burnt.train.store.reader import Artefact, text_of
 
 __all__ = ["MLflow"]
 
 _MAX_METRICS, _MAX_PARAMS, _MAX_VALUE = 1000, 100, 6000  # of MLflow's requests
+_MAX_RUN_NAME = 250  # of its databases
 _DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -61,42 +63,71 @@ class MLflow(Sink):
 
         # The client keeps nothing global, so that the user's own code may use MLflow too.
         self._client, self._metric = MlflowClient(self._uri), Metric
+        uri = self._client.tracking_uri or ""
+        names = run.state.setdefault("names", {})
+        # A metric of MLflow's file store is a file; an artefact's step and suffix are added to its name.
+        is_files = "://" not in uri or uri.startswith("file:")
+        self._names = {
+            kind: Names(names.setdefault(kind, {}), _clean, nests=is_files, most=most, report=self.report)
+            for kind, most in (("metrics", 250), ("params", 250), ("tags", 250), ("artefacts", 220))
+        }
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = (
             self._client.create_experiment(self._experiment) if found is None else found.experiment_id
         )
         if "run_id" not in run.state:
-            tags = {"burnt.folder": str(run.folder.resolve()), **self._tags}
-            created = self._client.create_run(experiment, run_name=self._name or run.name, tags=tags)
+            tags = {"burnt.folder": str(run.folder.resolve())}
+            tags |= {self._names["tags"](key): str(value)[:_MAX_VALUE] for key, value in self._tags.items()}
+            name = (self._name or run.name)[:_MAX_RUN_NAME]
+            created = self._client.create_run(experiment, run_name=name, tags=tags)
             run.state["run_id"] = created.info.run_id
         self._id = run.state["run_id"]
         known = self._client.get_run(self._id).data.params  # a parameter cannot be changed
-        params = [Param(_key(k), v[:_MAX_VALUE]) for k, v in _flat(run.config) if _key(k) not in known]
-        for start in range(0, len(params), _MAX_PARAMS):
-            self._client.log_batch(self._id, params=params[start : start + _MAX_PARAMS])
+        name_of = self._names["params"]
+        params = [Param(name_of(k), v[:_MAX_VALUE]) for k, v in _flat(run.config)]
+        self._log("params", [param for param in params if param.key not in known], _MAX_PARAMS)
         self._client.update_run(self._id, status="RUNNING")
         return f"run {self._id} at {self._client.tracking_uri}"
 
     def send(self, records: Records) -> None:
         """Log metrics in batches, and the rest as artifacts."""
+        name_of = self._names["metrics"]
         metrics = [
-            self._metric(_key(f"{series.split}/{series.name}"), p.value, int(p.time * 1000), p.step)
+            self._metric(name_of(f"{series.split}/{series.name}"), p.value, int(p.time * 1000), p.step)
             for series, p in records.points
         ]
-        for start in range(0, len(metrics), _MAX_METRICS):
-            self._client.log_batch(self._id, metrics=metrics[start : start + _MAX_METRICS])
+        self._log("metrics", metrics, _MAX_METRICS)
         if records.events:
             first, lines = records.events[0].id, [json.dumps(event._asdict()) for event in records.events]
             self._client.log_text(self._id, "\n".join(lines) + "\n", f"events/{first:06d}.jsonl")
         for artefact in records.artefacts:
-            self._log_artefact(artefact)
+            try:
+                self._log_artefact(artefact)
+            except Exception as error:
+                if not _is_about_a_value(error):
+                    raise
+                self.leave_out(artefact.name, error)
 
     def close(self, how: How) -> None:
         """Set the run's status."""
         self._client.set_terminated(self._id, _STATUS[how])
 
+    def _log(self, kind: str, values: Sequence[Any], most: int) -> None:
+        """Log metrics or parameters: one by one, without those that MLflow refuses, if it refuses a batch."""
+        for start in range(0, len(values), most):
+            part = values[start : start + most]
+            try:
+                self._client.log_batch(self._id, **{kind: part})
+            except Exception as error:
+                if not _is_about_a_value(error):
+                    raise
+                if len(part) == 1:
+                    self.leave_out(part[0].key, error)
+                else:
+                    self._log(kind, part, 1)
+
     def _log_artefact(self, artefact: Artefact) -> None:
-        name = f"{_key(artefact.name)}-{artefact.step or 0:08d}"
+        name = f"{self._names['artefacts'](artefact.name)}-{artefact.step or 0:08d}"
         if (text := text_of(artefact.data)) is not None:
             self._client.log_text(self._id, text, f"texts/{name}.txt")
             return
@@ -110,9 +141,17 @@ class MLflow(Sink):
             self._client.log_artifact(self._id, str(file), f"images/{parent}".rstrip("/"))
 
 
-def _key(name: str) -> str:
-    """Replace what MLflow does not take in names."""
-    return re.sub(r"[^\w.\- /]", "_", name)
+def _is_about_a_value(error: Exception) -> bool:
+    """Whether an error refuses one value, and not because a server or a disk is gone."""
+    refusals = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+    of_names = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR)  # MLflow's file store
+    return getattr(error, "error_code", None) in refusals or getattr(error, "errno", None) in of_names
+
+
+def _clean(name: str) -> str:
+    """Replace what MLflow does not take in names: characters, and paths that would be other ones."""
+    parts = [part for part in re.sub(r"[^\w.\- /]", "_", name).split("/") if part not in ("", ".")]
+    return "/".join(part if part.strip(".") else "_" * len(part) for part in parts) or "_"
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
-from burnt.train.sinks.base import How, Records, Run, Sink
+from burnt.train.sinks.base import How, Names, Records, Run, Sink
 from burnt.train.store import tensorboard as encoding
 from burnt.train.store.reader import Artefact, Event, text_of
 
@@ -44,6 +44,7 @@ class TensorBoard(Sink):
         """Cut off what an earlier process wrote last without knowing whether it was written."""
         self._folder = run.folder / "tensorboard" if self._given is None else self._given / run.name
         self._run, self._files = run, {}
+        self._names = Names(run.state.setdefault("splits", {}), _clean, report=self.report)
         self._sizes: dict[str, int] = run.state.setdefault("files", {})
         for name, size in self._sizes.items():
             path = Path(name)
@@ -75,7 +76,7 @@ class TensorBoard(Sink):
     def _file(self, split: str) -> BinaryIO:
         """Return the file of a split in this attempt; of "" for what belongs to none."""
         if split not in self._files:
-            folder = self._folder / split.replace(os.sep, "_")
+            folder = self._folder / (self._names(split) if split else "")
             folder.mkdir(parents=True, exist_ok=True)
             now, run = time.time(), self._run
             # TensorBoard reads the files of a folder in the order of their names.
@@ -86,6 +87,10 @@ class TensorBoard(Sink):
                 first = 0 if run.resumed_from_step is None else run.resumed_from_step + 1
                 file.write(encoding.session_start(first, now))
         return self._files[split]
+
+
+def _clean(split: str) -> str:
+    return split.replace(os.sep, "_") if split.strip(".") else "_" * len(split)
 
 
 def _event_record(event: Event) -> bytes:

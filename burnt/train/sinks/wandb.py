@@ -60,7 +60,11 @@ class WandB(Sink):
     def send(self, records: Records) -> None:
         """Log the values of each step together, in the order of the steps."""
         values = [(point.step, f"{s.split}/{s.name}", point.value) for s, point in records.points]
-        values += [(a.step or 0, a.name, _media(a)) for a in records.artefacts]
+        for artefact in records.artefacts:
+            try:
+                values.append((artefact.step or 0, artefact.name, _media(artefact)))
+            except Exception as error:  # whatever a library raises for what it cannot show
+                self.leave_out(artefact.name, error)
         for step, group in groupby(sorted(values, key=lambda value: value[0]), key=lambda value: value[0]):
             # W&B takes no earlier step than the last one, such as that of a table without a step.
             self._state["step"] = max(step, self._state.get("step", 0))
