@@ -108,6 +108,10 @@ class TensorDataset:
     def __getitem__(self, index: int) -> Batch:
         return Batch(**{name: column[index] for name, column in self.columns.items()})
 
+    def column(self, name: str) -> Tensor:
+        """Return a whole column."""
+        return self.columns[name]
+
     def take(self, indices: Tensor) -> Batch:
         """Return the items at indices, ``[n]`` of int64, as one batch on the columns' device."""
         columns = self.columns.items()

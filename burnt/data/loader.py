@@ -273,6 +273,11 @@ class Loader(Generic[B]):
         indices: list[int] = part.tolist()
         return indices
 
+    def read(self, indices: Tensor) -> B:
+        """Return a batch of these items, ``[n]`` of int64, read in this process; not with `pack`."""
+        batch: B = self._pool.target((0, 0, indices), [-1])
+        return batch
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch.
 

@@ -26,6 +26,7 @@ from burnt.train.precision import WHOLE, autocast
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.target_shapes import TargetShapes
+from burnt.train.target_values import TargetValues, telling_batch
 
 __all__ = ["FirstBatches", "check_first_batches", "check_without_values"]
 
@@ -156,7 +157,10 @@ def _check_validation_shapes(
     modes = [(module, module.training) for module in learner.model.modules()]
     learner.model.eval()
     try:
-        report = inspect.check(learner.model, batch, call=learner.validation_step, backward=False)
+        values = TargetValues(telling_batch(loader, batch))
+        step = values.recorded(learner.validation_step)
+        report = inspect.check(learner.model, batch, call=step, backward=False)
+        values.check(f"the validation step of {split}", message)
         for line in report.unchecked:
             message(f"Warning: not checked: validation step, {line}")
         with_values = functools.cache(lambda: _step_with_values(learner, batch, "validation"))
@@ -262,9 +266,11 @@ def _check_training_step(
             return learner.step(model, batch)
         return learner.step(model, batch, CheckedOptimizers(optimizers, model, found))
 
-    step = recorder.recorded(target_shapes.recorded(call))
+    values = TargetValues(telling_batch(train, batch))
+    step = recorder.recorded(target_shapes.recorded(values.recorded(call)))
     step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
+    values.check("the training step", message)
     try:
         signature = recorder.signature().to_dict()
     except UnsupportedError as error:
