@@ -613,9 +613,11 @@ def restore_fields(
         module, value = modules.get(owner), _NOT_RESTORED
         if isinstance(module, Module) and name in module._declared and not module._is_registered(name):
             value = _from_json(saved, getattr(module, name, None), _field_type(type(module), name))
+        elif own is not _record.ABSENT and name != "class":  # a constant of a torch layer
+            value = _from_json(saved, own, None)
         if value is _NOT_RESTORED:
             raise RecordError(
-                f"the static field {path} cannot be set to the value that it had when the model was saved",
+                f"{path} of the model cannot be made what it was when it was saved",
                 where=path,
                 expected=repr(saved),
                 found=mine,
@@ -641,9 +643,7 @@ def _from_json(saved: Any, own: Any, kind: Any) -> Any:
     try:
         value = msgspec.convert(saved, Any if kind in (None, object) else kind, str_keys=True)
     except (msgspec.ValidationError, TypeError):  # TypeError: a type that msgspec does not know
-        value = (
-            saved if type(saved) in (bool, int, float, str) and type(saved) is type(own) else _NOT_RESTORED
-        )
+        value = _NOT_RESTORED if isinstance(saved, list | dict) else saved
     if isinstance(own, list | tuple) and isinstance(value, list | tuple):
         value = type(own)(value)  # of an annotation such as Sequence
     return value

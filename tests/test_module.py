@@ -96,6 +96,26 @@ class OwnConfig(Config):
         return Own()
 
 
+class Layers(Module):
+    layers: nn.Sequential
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class LayersConfig(Config):
+    def init(self) -> Layers:
+        return Layers(
+            nn.Sequential(
+                torch.nn.Identity(),
+                torch.nn.BatchNorm2d(3),
+                nn.LeakyRelu(),
+                torch.nn.Dropout(0.5),
+                nn.Conv2d(3, 2, 3),
+            )
+        )
+
+
 class Wrap(Module, Generic[T]):
     inner: T
     times: int = 2
@@ -503,14 +523,32 @@ class TestRecord:
         model.odd = [1, 2]  # annotated as a class that JSON does not have
         model.inner[1].scale = 0.25
         model.save(tmp_path / "m.safetensors")
-        with pytest.raises(RecordError, match="the static field odd cannot be set") as caught:
+        with pytest.raises(RecordError, match="odd of the model cannot be made what it was") as caught:
             Holder.load(tmp_path / "m.safetensors")
         assert "expected  [1, 2]" in str(caught.value)
         replaced = HolderConfig().init()
         replaced.act = nn.Gelu(approximate="tanh")
         replaced.save(tmp_path / "m.safetensors")
-        with pytest.raises(RecordError, match=r"the static field act\.approximate cannot be set"):
+        with pytest.raises(RecordError, match=r"act\.approximate of the model cannot be made"):
             Holder.load(tmp_path / "m.safetensors")
+
+    def test_numbers_of_torchs_layers_are_loaded_and_a_layer_that_was_replaced_is_named(
+        self, tmp_path: Path
+    ) -> None:
+        model = LayersConfig().init()
+        model.layers[1].eps, model.layers[2].negative_slope, model.layers[3].p = 0.5, 0.75, 0.25
+        model.layers[4].stride = (2, 2)
+        model.save(tmp_path / "m.safetensors")
+        loaded = Layers.load(tmp_path / "m.safetensors").eval()
+        x = torch.randn(3, 3, 8, 8)
+        assert torch.equal(loaded(x), model.eval()(x))
+        assert loaded.layers[3].p == 0.25
+        for other in (torch.nn.Tanh(), nn.Elu(), torch.nn.Identity()):
+            model.layers[2] = other
+            model.save(tmp_path / "m.safetensors")
+            with pytest.raises(RecordError, match=r"layers\.2\.class of the model") as caught:
+                Layers.load(tmp_path / "m.safetensors")
+            assert f"expected  '{type(other).__name__}'" in str(caught.value)
 
     def test_a_config_may_be_a_static_field(self, tmp_path: Path) -> None:
         class Kept(Module):

@@ -16,7 +16,15 @@ from burnt.record.converting import ConvertReport, convert_weights
 from burnt.record.files import read_document, read_tensors, write_tensors
 from burnt.record.layout import Drop, Join, Keep, Layout, Rename, Split, Step
 from burnt.record.loading import ABSENT, Renumber, equal_as_json, load_into, load_weights, static_differences
-from burnt.record.record import FORMAT, Record, check_format, record_of, static_fields_of, unwrapped
+from burnt.record.record import (
+    FORMAT,
+    Record,
+    check_format,
+    constants_of,
+    record_of,
+    static_fields_of,
+    unwrapped,
+)
 from burnt.record.report import LoadReport
 from burnt.record.sources import read_weights
 from burnt.record.wrappers import without_wrappers
@@ -36,6 +44,7 @@ __all__ = [
     "Split",
     "Step",
     "check_format",
+    "constants_of",
     "convert_weights",
     "equal_as_json",
     "layouts",

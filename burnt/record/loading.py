@@ -31,7 +31,7 @@ from burnt.record.quantized import (
     tied_layers,
     with_quantized_layers,
 )
-from burnt.record.record import Record, static_fields_of, unwrapped
+from burnt.record.record import Record, constants_of, static_fields_of, unwrapped
 from burnt.record.report import LoadReport
 from burnt.record.source import Source
 from burnt.record.sources import open_source
@@ -538,14 +538,19 @@ ABSENT = object()
 
 
 def static_differences(record: Record, module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Return the static fields that differ, by path: the value in the record, and that in the module."""
-    own = static_fields_of(module)
-    return {
-        f"{path}.{name}" if path else name: (value, mine)
-        for path, fields in record.static.items()
-        for name, value in fields.items()
-        if not equal_as_json(value, mine := own.get(path, {}).get(name, ABSENT))
-    }
+    """Return the static fields and constants that differ, by path: the record's value, the module's value."""
+    differences = {}
+    for saved, own, is_static in (
+        (record.static, static_fields_of(module), True),
+        (record.constants, constants_of(module), False),
+    ):
+        for path, fields in saved.items():
+            mine = own.get(path, {})
+            for name, value in fields.items():
+                # Another version of a layer may lack a constant; another layer is told by its class.
+                if (is_static or name in mine) and not equal_as_json(value, mine.get(name, ABSENT)):
+                    differences[f"{path}.{name}" if path else name] = value, mine.get(name, ABSENT)
+    return differences
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class _Metadata(msgspec.Struct):
     config: dict[str, Any] | None
     static: dict[str, dict[str, Any]]
     quantized: dict[str, dict[str, Any]] = {}
+    constants: dict[str, dict[str, Any]] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Record:
         config: that Config's values.
         static: static fields by module path and name.
         quantized: of quantized layers, by path, the scheme and what else is needed to build them.
+        constants: numbers and texts of torch's layers that are no static fields, such as ``eps``, in the same
+            way.
 
     >>> import burnt, tempfile, pathlib
     >>> record = burnt.nn.Linear(2, 3).into_record()
@@ -69,6 +72,7 @@ class Record:
     config: dict[str, Any] | None = None
     static: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     quantized: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    constants: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         tensors = quantity(len(self.tensors), "tensor")
@@ -280,6 +284,7 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
         None if config is None else config.to_dict(),
         static_fields_of(inner),
         {without_wrappers(path): entry for path, entry in quantized_layers(inner).items()},
+        constants_of(inner),
     )
 
 
@@ -325,6 +330,29 @@ def static_fields_of(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
                 for name, value in values.items()
             }
     return fields
+
+
+def constants_of(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    """Return what torch's layers list as their ``__constants__``, by path and name, but static fields.
+
+    Of a layer without tensors and parts, such as an activation, it has the class too: no tensor tells it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path, child in module.named_modules():
+        declared = getattr(child, "_declared", ())
+        names = [name for name in getattr(child, "__constants__", ()) if name not in declared]
+        values = {name: vars(child)[name] for name in names if _is_plain(vars(child).get(name, ...))}
+        if path and next(child.children(), None) is None and not child.state_dict():
+            values["class"] = _class_of(child).__name__
+        if values:
+            found[without_wrappers(path)] = values
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _check_json(value: Any, where: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnt._torch import version_of
-from burnt.record import static_fields_of
+from burnt.record import constants_of, static_fields_of
 
 __all__ = ["BufferCopies", "TransientBuffers", "allocated", "field_texts", "load_buffers"]
 
@@ -142,9 +142,9 @@ def allocated(value: Tensor, device: torch.device, stride: Sequence[int]) -> Ten
 
 
 def field_texts(model: torch.nn.Module) -> dict[str, str]:
-    """Return the static fields of burnt's modules in a model by path, as texts to compare."""
+    """Return the static fields and constants of a model's modules by path, as texts to compare."""
     return {
         f"{path}.{name}" if path else name: json.dumps(value, default=repr, skipkeys=True)
-        for path, fields in static_fields_of(model).items()
+        for path, fields in [*static_fields_of(model).items(), *constants_of(model).items()]
         for name, value in fields.items()
     }
