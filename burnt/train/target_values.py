@@ -7,6 +7,7 @@ linear layer, a softmax or a sigmoid.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -63,9 +64,6 @@ _UNFIT = {
 }
 """By loss, the inputs that it should not have, and what it does."""
 
-_IGNORED = {"multilabel_margin_loss": -1}
-"""The labels that a loss without ``ignore_index`` leaves out."""
-
 
 class TargetValues:
     """Records the losses of a step, and checks what they were given.
@@ -87,11 +85,12 @@ class TargetValues:
             known = {}
             for name, tensor in given.items():
                 value = values.get(name)
-                # A batch of one item is checked as two.
-                if isinstance(value, Tensor) and not value.is_meta and value.layout is torch.strided:
-                    value = value.expand_as(tensor) if value.shape == (1, *tensor.shape[1:]) else value
-                    if value.shape == tensor.shape:
-                        known[id(tensor)] = tensor, value.clone()
+                if not isinstance(value, Tensor) or value.is_meta or value.layout is not torch.strided:
+                    continue
+                if value.shape == (1, *tensor.shape[1:]):  # a batch of one item, which is checked as two
+                    value = value.expand_as(tensor)
+                if value.shape == tensor.shape and value.numel() <= _MOST_ELEMENTS:
+                    known[id(tensor)] = tensor, value.detach().to("cpu", copy=True)
             with _Following(known, self._calls):
                 return step(model, batch, *extra)
 
@@ -135,11 +134,13 @@ def _check_targets(name: str, arguments: Mapping[str, Any], values: Mapping[int,
             _check_indices(target[torch.arange(target.shape[1]) < lengths[:, None]], input.shape[-1])
     elif name in ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss"):
         if not target.is_floating_point():  # which are probabilities
-            check_labels(loss, input, target, arguments.get("ignore_index", _IGNORED.get(name)))
+            ignored = -1 if name == "multilabel_margin_loss" else arguments.get("ignore_index", -100)
+            check_labels(loss, input, target, ignored)
     elif name == "linear_cross_entropy":
         check_labels(loss, arguments["weight"].t(), target, arguments["ignore_index"])
     elif name in ("binary_cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"):
-        check_probabilities(loss, target)
+        if target.min() < -0.5 or target.max() > 1.5:  # not what resizing a mask adds at its edges
+            check_probabilities(loss, target)
     elif name.endswith("_embedding_loss") or name in ("margin_ranking_loss", "soft_margin_loss"):
         if not (target == -1).any() or not ((target == 0) | (target.abs() == 1)).all():  # 0 leaves out
             check_signs(loss, target)
@@ -179,7 +180,7 @@ class _Following(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "").partition(".")[0]
-        if name in _UNFIT or name in _TARGETED:
+        if name.endswith(("_loss", "cross_entropy", "_with_logits")) or name == "kl_div" or name in _LOOKUPS:
             arguments = _arguments(func, name, args, kwargs)
             given = {id(value) for value in arguments.values()}
             values = {key: value.clone() for key, (_, value) in self._known.items() if key in given}
@@ -199,44 +200,40 @@ class _Following(TorchFunctionMode):
         """Compute the values of a result if those of all tensors are known, else forget what was changed."""
         results = list(tensors_in(result)) if isinstance(result, Tensor | tuple | list) else []
         tensors = list(tensors_in((args, kwargs)))
-        changed = [
-            tensor for tensor in tensors[:1] if name == "__setitem__" or any(r is tensor for r in results)
-        ]
-        if not (results or changed):
+        is_changed = name == "__setitem__" or any(one is tensors[0] for one in results if tensors)
+        if not (results or is_changed):
             return
-        values: Any = None
-        sizes = sum(tensor.numel() for tensor in (*tensors, *results))
-        is_known = all(id(tensor) in self._known for tensor in tensors) and sizes <= _MOST_ELEMENTS
-        if is_known and not hasattr(func, "_schema"):  # burnt's ops would be compiled
-            inputs = map_tensors((args, kwargs), lambda tensor: self._known[id(tensor)][1])
-            try:
-                with torch.device("cpu"), torch.no_grad():
-                    values = list(tensors_in(func(*_on_cpu(inputs[0]), **_on_cpu(inputs[1]))))
-            except Exception:  # of an op that has no such values: then they stay unknown
-                values = None
-        if values is not None and [value.shape for value in values] == [one.shape for one in results]:
-            self._known |= {
-                id(one): (one, v) for one, v in zip(results, values, strict=True) if not v.is_meta
-            }
-            return
-        lost = {pair[1].untyped_storage().data_ptr() for one in changed if (pair := self._known.get(id(one)))}
-        if lost:
+        size = sum(tensor.numel() for tensor in (*tensors, *results))
+        if size <= _MOST_ELEMENTS and all(id(tensor) in self._known for tensor in tensors):
+            with contextlib.suppress(Exception):  # of an op that takes no such values: they stay unknown
+                values = self._values_of(func, args, kwargs)
+                if [value.shape for value in values] == [one.shape for one in results]:
+                    pairs = zip(results, values, strict=True)
+                    self._known |= {id(one): (one, v) for one, v in pairs if not v.is_meta}
+                    return
+        pair = self._known.get(id(tensors[0])) if is_changed else None
+        if pair is not None:
+            lost = pair[1].untyped_storage().data_ptr()
             known = self._known.items()
-            self._known = {key: p for key, p in known if p[1].untyped_storage().data_ptr() not in lost}
+            self._known = {key: p for key, p in known if p[1].untyped_storage().data_ptr() != lost}
+
+    def _values_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        if hasattr(func, "_schema"):
+            raise NotImplementedError("an op of burnt, which would be compiled")
+        values = map_tensors((args, kwargs), lambda tensor: self._known[id(tensor)][1])
+        with torch.device("cpu"), torch.no_grad():
+            return list(tensors_in(func(*_on_cpu(values[0]), **_on_cpu(values[1]))))
 
 
 _ORDER = {
     **dict.fromkeys(("gather", "index_select"), ("input", "dim", "index")),
     "one_hot": ("index", "num_classes"),
+    "embedding": ("weight", "input"),
+    "ctc_loss": ("input", "target", "input_lengths", "target_lengths"),
 }
 """The arguments of functions without a signature."""
 
-_TARGETED = {
-    *("embedding", "one_hot", "gather", "index_select", "linear_cross_entropy", "poisson_nll_loss"),
-    *("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss"),
-    *("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss"),
-}
-"""The other functions that are recorded."""
+_LOOKUPS = {"embedding", "embedding_bag", "one_hot", "gather", "index_select"}
 
 
 def _on_cpu(value: Any) -> Any:
@@ -259,18 +256,18 @@ def _arguments(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
             bound = inspect.signature(func).bind(*args, **kwargs)
             bound.apply_defaults()
             found = dict(bound.arguments)
-        except ValueError:  # a function of C, without a signature
+        except (ValueError, TypeError):  # a function of C has no signature
             order = _ORDER.get(name, ("input", "target"))
             found = {"num_classes": -1, **dict(zip(order, args, strict=False)), **kwargs}
     for old, new in (("log_probs", "input"), ("targets", "target"), ("input1", "input"), ("tensor", "index")):
         if old in found:
             found[new] = found[old]
-    if name == "embedding":
-        found |= {"index": found["input"], "size": found["weight"].shape[0]}
+    if name.startswith("embedding"):
+        found |= {"index": found.get("input"), "size": len(found.get("weight", ()))}
     elif name == "one_hot":
         found["size"] = max(found["num_classes"], 0)
-    elif name in ("gather", "index_select"):
-        found["size"] = found["input"].shape[found["dim"]] if found["input"].dim() else 0
+    elif name in _LOOKUPS and isinstance(dim := found.get("dim"), int) and found["input"].dim():
+        found["size"] = found["input"].shape[dim]
     return found
 
 
@@ -311,13 +308,4 @@ def _take_turns(lists: Sequence[Sequence[int]]) -> list[int]:
     return [one for turn in itertools.zip_longest(*lists) for one in turn if one is not None]
 
 
-_NUMBERS = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float32,
-    torch.float64,
-)
+_NUMBERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64}

@@ -143,6 +143,11 @@ def test_the_check_fails_where_the_loss_of_all_items_would(tmp_path: Path, name:
 TARGETS: dict[str, tuple[Loss, Tensor, str | None]] = {
     "binary": (lambda o, y: F.binary_cross_entropy_with_logits(o, columns(y)), THIRDS, "0 to 2"),
     "mask": (lambda o, y: F.binary_cross_entropy(o.sigmoid(), columns(y)), MASKED, "target / 255"),
+    "resized": (
+        lambda o, y: F.binary_cross_entropy_with_logits(o, columns(y) * 1.1 - 0.05),
+        THIRDS % 2,
+        None,
+    ),
     "soft": (lambda o, y: F.binary_cross_entropy_with_logits(o, columns(y) * 0.8 + 0.1), THIRDS % 2, None),
     "hinge": (lambda o, y: F.hinge_embedding_loss(o, columns(y)), THIRDS % 2, "2 * target - 1"),
     "cosine": (lambda o, y: F.cosine_embedding_loss(o, o + 1, y), THIRDS % 2, "target is not 1 or -1"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -18,6 +17,7 @@ __all__ = ["MLflow"]
 
 _MAX_METRICS, _MAX_PARAMS, _MAX_VALUE = 1000, 100, 6000  # of MLflow's requests
 _MAX_RUN_NAME = 250  # of its databases
+_DOT = "\0"  # becomes a dot; keys may have dots of their own
 _DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -66,9 +66,11 @@ class MLflow(Sink):
         uri = self._client.tracking_uri or ""
         names = run.state.setdefault("names", {})
         # A metric of MLflow's file store is a file; an artefact's step and suffix are added to its name.
-        is_files = "://" not in uri or uri.startswith("file:")
+        self._is_files = "://" not in uri or uri.startswith("file:")
         self._names = {
-            kind: Names(names.setdefault(kind, {}), _clean, nests=is_files, most=most, report=self.report)
+            kind: Names(
+                names.setdefault(kind, {}), _clean, nests=self._is_files, most=most, report=self.report
+            )
             for kind, most in (("metrics", 250), ("params", 250), ("tags", 250), ("artefacts", 220))
         }
         found = self._client.get_experiment_by_name(self._experiment)
@@ -104,13 +106,20 @@ class MLflow(Sink):
             try:
                 self._log_artefact(artefact)
             except Exception as error:
-                if not _is_about_a_value(error):
+                if not self._refuses(error):
                     raise
                 self.leave_out(artefact.name, error)
 
     def close(self, how: How) -> None:
         """Set the run's status."""
         self._client.set_terminated(self._id, _STATUS[how])
+
+    def _refuses(self, error: Exception) -> bool:
+        """Whether an error is about a value, so that others may be taken, and not about the server."""
+        return self._is_files or getattr(error, "error_code", None) in (
+            "INVALID_PARAMETER_VALUE",
+            "BAD_REQUEST",
+        )
 
     def _log(self, kind: str, values: Sequence[Any], most: int) -> None:
         """Log metrics or parameters: one by one, without those that MLflow refuses, if it refuses a batch."""
@@ -119,7 +128,7 @@ class MLflow(Sink):
             try:
                 self._client.log_batch(self._id, **{kind: part})
             except Exception as error:
-                if not _is_about_a_value(error):
+                if not self._refuses(error):
                     raise
                 if len(part) == 1:
                     self.leave_out(part[0].key, error)
@@ -141,23 +150,17 @@ class MLflow(Sink):
             self._client.log_artifact(self._id, str(file), f"images/{parent}".rstrip("/"))
 
 
-def _is_about_a_value(error: Exception) -> bool:
-    """Whether an error refuses one value, and not because a server or a disk is gone."""
-    refusals = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
-    of_names = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR)  # MLflow's file store
-    return getattr(error, "error_code", None) in refusals or getattr(error, "errno", None) in of_names
-
-
 def _clean(name: str) -> str:
     """Replace what MLflow does not take in names: characters, and paths that would be other ones."""
-    parts = [part for part in re.sub(r"[^\w.\- /]", "_", name).split("/") if part not in ("", ".")]
+    name = re.sub(r"[^\w.\- /]", "_", name.replace(_DOT, "."))
+    parts = [part for part in name.split("/") if part not in ("", ".")]
     return "/".join(part if part.strip(".") else "_" * len(part) for part in parts) or "_"
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the leaves of a configuration by dotted names."""
+    """Yield the leaves of a configuration by names with a `_DOT` between the keys."""
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
-            yield from _flat(part, f"{name}.{key}" if name else str(key))
+            yield from _flat(part, f"{name}{_DOT}{key}" if name else str(key))
     elif name:
         yield name, value if isinstance(value, str) else json.dumps(value)
