@@ -358,9 +358,8 @@ class Names:
         if nested or valid in self._taken or len(valid.encode()) > self._most:
             start = (valid.replace("/", "_") if nested else valid).encode()[: self._most - 9]
             valid = f"{start.decode(errors='ignore')}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-            self._report(
-                f"Warning: {name[:80].replace(chr(0), '.')!r} became {valid!r}, and other taken or long names likewise"
-            )
+            shown = name[:80].replace("\0", ".")
+            self._report(f"Warning: {shown!r} became {valid!r}, and other taken or long names likewise")
             self._report = lambda text: None
         self._taken[valid], self._known[name] = name, valid
         self._folders.update(_folders(valid))
