@@ -16,6 +16,7 @@ import re
 import sys
 import types
 import typing
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import field
@@ -309,7 +310,9 @@ class Module(torch.nn.Module):
                 found=type(model).__name__,
             )
         model.load_record(record)
-        restore_fields(model, record)
+        _, was_kept = restore_fields(model, record)
+        if was_kept and config is None:
+            warnings.warn(f"the model differs from the saved one: {', '.join(was_kept)}", stacklevel=2)
         return model if device is None else model.to(device)
 
     def _remember_config(self, config: _Config) -> None:
@@ -601,15 +604,17 @@ def restore_fields(
     """
     config = getattr(model, "_built_by", None)
     same = by_hand if config is None else _record.equal_as_json(record.config, config.to_dict())
-    modules = {_record.without_wrappers(p): m for p, m in _record.unwrapped(model).named_modules()}
+    inner = _record.unwrapped(model)
+    modules = {_record.without_wrappers(path): module for path, module in inner.named_modules()}
     changes: list[tuple[Module, str, Any]] = []
     was_set, was_kept = [], []
-    for path, (saved, own) in _record.static_differences(record, model).items():
+    for path, (saved, own) in _record.static_differences(record, inner).items():
         mine = "no such field" if own is _record.ABSENT else repr(own)
-        if not (same or path in always):
+        owner, _, name = path.rpartition(".")
+        # Whoever builds a model by hand may leave out a Dropout.
+        if not (same or path in always) or (config is None and name == "class"):
             was_kept.append(f"{path}: {saved!r} in the file, {mine} here")
             continue
-        owner, _, name = path.rpartition(".")
         module, value = modules.get(owner), _NOT_RESTORED
         if isinstance(module, Module) and name in module._declared and not module._is_registered(name):
             value = _from_json(saved, getattr(module, name, None), _field_type(type(module), name))

@@ -77,7 +77,7 @@ def load(
         if was_set:
             warnings.warn(f"the model got fields as they were in the run: {', '.join(was_set)}", stacklevel=2)
         if was_kept:
-            warnings.warn(f"the model has other fields than in the run: {', '.join(was_kept)}", stacklevel=2)
+            warnings.warn(f"the model differs from that of the run: {', '.join(was_kept)}", stacklevel=2)
         files.trained_as().attach(model)
         return model.eval()
     kind: type[torch.nn.Module] | None = model

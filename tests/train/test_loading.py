@@ -370,3 +370,14 @@ def test_a_layer_in_the_body_of_a_torch_class_is_refused_by_the_learner() -> Non
     assert "model.1.part" in str(caught.value)
     Body.part[0].requires_grad_(False)
     Learner(Body(), optim.Sgd(), 0.1, step=step)
+
+
+def test_a_model_by_hand_may_leave_out_a_layer_and_that_is_said(tmp_path: Path) -> None:
+    def model(layer: torch.nn.Module) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(2, 3), layer)
+
+    train(tmp_path, model(torch.nn.Dropout(0.5)))
+    with pytest.warns(UserWarning, match=r"1\.class: 'Dropout' in the file, 'Identity' here"):
+        burnt.load(tmp_path, model=model(torch.nn.Identity()))
+    with pytest.warns(UserWarning, match=r"1\.p: 0\.5 instead of 0\.25"):
+        assert burnt.load(tmp_path, model=model(torch.nn.Dropout(0.25)))[1].p == 0.5
