@@ -38,8 +38,8 @@ def ctc(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def burnt_ctc(outputs: Tensor, y: Tensor) -> Tensor:
-    length = torch.full_like(y, 5)
-    return nn.Ctc()(outputs.log_softmax(1).expand(5, -1, -1), torch.stack([y, y], 1), length, length - 3)
+    length = torch.ones_like(y)
+    return nn.Ctc()(outputs.log_softmax(1)[None], y[:, None], length, length)
 
 
 def shifted_in_place(outputs: Tensor, y: Tensor) -> Tensor:
@@ -212,10 +212,6 @@ def test_what_a_loss_computes_itself_or_misses_is_a_warning(tmp_path: Path, name
     warnings = check(tmp_path, loss, THIRDS).warnings
     assert len(warnings) == (words is not None)
     assert words is None or words in warnings[0]
-    supervised, learner = training(tmp_path / "run", loss, THIRDS, monitor="plain")
-    supervised.reporter.message = lambda text: None  # type: ignore[method-assign]
-    if words is None:
-        supervised.run(learner)
 
 
 def test_labels_of_any_batch_and_of_a_validation_set_are_looked_at(tmp_path: Path) -> None:
