@@ -72,6 +72,17 @@ def _remove_abandoned(target: Path) -> None:
                 path.unlink()
 
 
+def state_folder() -> Path:
+    """Return the folder of what burnt remembers for this user: ``$XDG_STATE_HOME/burnt``, by default
+    ``~/.local/state/burnt``. A relative path is ignored: a folder that somebody sent may hold it.
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
+    given = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state") / "burnt"
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power cut; does nothing on Windows, which cannot open folders."""
     if sys.platform == "win32":

@@ -38,6 +38,7 @@ A command imports what it needs when it runs: `burnt --help` and `burnt runs` ne
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal whose encoding lacks a character of a run's name must still show the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code: int = args.call(args)
+        with _trust_of(args):
+            code: int = args.call(args)
         sys.stdout.flush()
         return code
     except BurntError as error:
@@ -96,6 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 141
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _trust_of(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    if not getattr(args, "trust", False):
+        return contextlib.nullcontext()
+    from burnt.train.trust import trusting
+
+    return trusting()
 
 
 def _runs_user_code(args: argparse.Namespace) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnt.cli.output import UsageError
+from burnt.cli.output import UsageError, clean
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.train import load_attribute
 from burnt.errors import RecordError, UnsupportedError
@@ -102,8 +102,10 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> torch.nn
     """
     from burnt.train.loading import load
 
-    if target is None and files.source is not None and (file := files.source.find_file(files.folder)):
-        print(f"importing {file}", file=sys.stderr)
+    source = files.source if target is None else None
+    file = None if source is None else source.find_file(files.folder)
+    if source is not None and file is not None and source.is_trusted(files.folder, files.document):
+        print(clean(f"importing {file}"), file=sys.stderr)
     model = None if target is None else named_model(target)
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message=".* has changed since the run")
@@ -114,7 +116,7 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> torch.nn
                 error.hint = "--model MODULE:NAME: the model's class, or a function that builds the model"
             raise
     for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
+        print(clean(f"warning: {warning.message}"), file=sys.stderr)
     return loaded
 
 

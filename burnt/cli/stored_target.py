@@ -47,6 +47,7 @@ class StoredTarget:
         Raises:
             UsageError: the run was not started by `burnt train`, or its function is not found, or takes other
                 settings by now.
+            RunError: its code is not trusted.
         """
         from burnt.train.source import Source
 
@@ -71,7 +72,9 @@ class StoredTarget:
                 found=words,
                 hint=instead,
             )
-        function = _find(folder, source)
+        function = None if source.is_trusted(folder, document) else source.import_function(folder)
+        if function is None:
+            function = _find(folder, source)
         kind = config_class(function, source.target)
         try:
             if source.config is not None:

@@ -29,6 +29,7 @@ def load(
     checkpoint: str | int = "best",
     model: torch.nn.Module | type[Module] | None = None,
     import_code: bool = False,
+    trust: bool = False,
 ) -> torch.nn.Module:
     """Return the model of a run with the weights of a checkpoint, in evaluation mode.
 
@@ -42,13 +43,16 @@ def load(
         model: the model to load into, or its class, for runs whose model no Config has built or whose class
             has another name by now. A warning names the static fields that differ from those of the run;
             they are set as in the run, unless another Config has built this model.
-        import_code: import the module that defined the model when the run was started, from its file.
+        import_code: import the module that defined the model when the run was started: from its file, if you
+            trained the run on this machine, or else if it is installed.
+        trust: import it from its file, whoever trained the run. This is remembered until ``config.json``
+            changes, or the code in the run's folder ([trust.md](trust.md)).
 
     Returns:
         The model, on the CPU unless its `init` or `model` chooses another device.
 
     Raises:
-        RunError: the folder holds no run.
+        RunError: the folder holds no run, or one whose code is to be imported and not trusted.
         CheckpointError: there is no such checkpoint.
         RecordError: the class is not known or cannot be built, or the weights do not fit it.
 
@@ -82,7 +86,10 @@ def load(
         return model.eval()
     kind: type[torch.nn.Module] | None = model
     if kind is None and source is not None:
-        kind = source.import_class(files.folder) if import_code else source.imported_class(files.folder)
+        if import_code or trust:
+            kind = source.import_class(files.folder, files.document, trust)
+        else:
+            kind = source.imported_class(files.folder)
     if kind is None:
         raise RecordError(
             "the class of the run's model is not imported",

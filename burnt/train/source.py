@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+import msgspec
 import torch
 
-from burnt._modules import import_file, module_of_file
+from burnt._modules import class_in, import_file, import_installed, module_of_file, origin_of
 from burnt.config import Config
-from burnt.errors import DefinitionError, RecordError
+from burnt.errors import DefinitionError, RecordError, RunError
+from burnt.train import trust
 
 __all__ = [
     "Source",
@@ -159,7 +162,10 @@ class Source:
         Raises:
             TypeError: it is something else.
         """
-        return cls(**{**document, "overrides": tuple(document["overrides"])})
+        try:
+            return msgspec.convert(document, cls)
+        except msgspec.ValidationError as error:  # somebody else may have written it
+            raise TypeError(str(error)) from None
 
     def find_file(self, run: Path) -> Path | None:
         """Return the file as seen from this folder, or from one that contains the run; None if it is gone."""
@@ -173,21 +179,90 @@ class Source:
         """Whether a file differs from the one that the run was started with."""
         return _digest(file) != self.sha256
 
+    def mark(self, run: Path, document: Any) -> None:
+        """Remember that the code may be executed which this source names in the ``config.json`` of a run."""
+        trust.mark(run, document, self._code_inside(run))
+
+    def is_trusted(self, run: Path, document: Any, trusting: bool = False) -> bool:
+        """Whether the code may be executed: this user trained the run here, or trusts it, now or before.
+
+        Args:
+            run: the run folder.
+            document: the content of its ``config.json``.
+            trusting: whether the user trusts it now, which is remembered, as that of ``--trust`` is.
+        """
+        if trust.has_mark(document, self._code_inside(run)):
+            return True
+        if trusting or trust.is_trusting():
+            self.mark(run, document)
+            return True
+        return False
+
+    def import_function(self, run: Path) -> Callable[[Any], object] | None:
+        """Return the target of a run that is not trusted, if it is a function of an installed module.
+
+        Returns:
+            None if there is nothing of that name to import.
+
+        Raises:
+            RunError: it is something else. The message says what would have been executed.
+        """
+        module, _, name = (self.target or "").rpartition(":")
+        file = self._target_file()
+        if file is None:
+            return None
+        code = import_installed(module, lambda code: _defines_function(code, name), run)
+        function = vars(code).get(name) if code is not None else None
+        if isinstance(function, FunctionType) and function.__module__ == module:
+            return function
+        raise _untrusted(run, f"import {file} and call its function {name}")
+
+    def _target_file(self) -> Path | None:
+        """Return the file of the function or script that started the run, as seen from this folder."""
+        module = (self.target or "").rpartition(":")[0] or self.target or ""
+        if module.endswith(".py") or "/" in module:
+            file = Path(module).absolute()
+            return file if file.is_file() else None
+        origin = origin_of(module)
+        return None if origin is None else Path(origin)
+
+    def _code_inside(self, run: Path) -> list[Path]:
+        """Return the files inside the run folder that are named here, so that a mark covers their content."""
+        named = {file.resolve() for file in (self.find_file(run), self._target_file()) if file is not None}
+        return [file for file in named if file.is_relative_to(run.resolve()) and file.is_file()]
+
     def imported_class(self, run: Path) -> type[torch.nn.Module] | None:
         """Return the model's class if it is already imported, found by its module's name or its file."""
         file = self.find_file(run)
         modules = [module_of_file(file) if file is not None else None, sys.modules.get(self.module)]
         return next((kind for module in modules if (kind := self._class_in(module)) is not None), None)
 
-    def import_class(self, run: Path) -> type[torch.nn.Module]:
+    def import_class(self, run: Path, document: Any, trusting: bool = False) -> type[torch.nn.Module]:
         """Import the module that defines the model's class, and return the class.
 
+        Args:
+            run: the run folder.
+            document: the content of its ``config.json``.
+            trusting: whether to trust the run from now on.
+
         Raises:
+            RunError: the run is not trusted, and the module is not an installed one.
             RecordError: there is no such file, or no such class in it.
             ConfigError: another module of the file's name is already imported.
             Exception: any error of the imported code.
         """
         file = self.find_file(run)
+        if not self.is_trusted(run, document, trusting):
+            name = self.model.rpartition(".")[2]
+            kind = self.imported_class(run) or self._class_in(
+                import_installed(self.module, lambda code: _defines_class(code, name), run)
+            )
+            if kind is not None:
+                return kind
+            if file is not None or self.file is None:
+                raise _untrusted(
+                    run, f"import {file or origin_of(self.module) or self.module} and build its {self.model}"
+                )
         if file is None and self.file is not None:
             raise RecordError(
                 "the code of the run is not found",
@@ -227,10 +302,32 @@ class Source:
         return importlib.import_module(self.module)
 
     def _class_in(self, module: ModuleType | None) -> type[torch.nn.Module] | None:
-        found: Any = module
-        for name in self.model.split("."):
-            found = getattr(found, name, None)
-        return found if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
+        return class_in(module, self.model, torch.nn.Module)
+
+
+def _untrusted(run: Path, what: str) -> RunError:
+    problem = trust.marks_problem()
+    return RunError(
+        "the run names code to execute, and is not trusted: nothing was imported",
+        where=str(run / "config.json"),
+        expected="a run that you trained on this machine, or code in an installed package",
+        found=f"it would {what}",
+        hint="read that code; if you trust it and what it imports: --trust, or trust=True in Python. This is "
+        "remembered until config.json or the code in the folder changes. A run of your own needs it once "
+        "if an older burnt or another machine trained it"
+        + (f". Nothing is remembered: {problem}" if problem else ""),
+    )
+
+
+def _defines_class(code: ast.Module, name: str) -> bool:
+    return any(isinstance(node, ast.ClassDef) and node.name == name for node in ast.walk(code))
+
+
+def _defines_function(code: ast.Module, name: str) -> bool:
+    """Whether a function of this name has one parameter, annotated, as a function of a Config has."""
+    found = [node.args for node in code.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    parameters = [arg for arguments in found for arg in (*arguments.posonlyargs, *arguments.args)]
+    return len(found) == len(parameters) == 1 and parameters[0].annotation is not None
 
 
 def _relative(path: str) -> str:

@@ -9,6 +9,7 @@ import os
 import platform
 import shlex
 import tempfile
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -417,6 +418,7 @@ class SupervisedTraining:
             resumed_from_step=None if loaded is None else position.step,
             on_error=self.reporter.message,
         )
+        Source.of(learner.model).mark(self.folder, _config_in(self.folder))
         if checkpoints is not None and loaded is not None:
             checkpoints.prune()  # the process that saved it may have been killed before it could
         self.reporter.open(writer)
@@ -709,7 +711,7 @@ class SupervisedTraining:
     def _run_config(self, learner: Learner) -> dict[str, Any]:
         """Return the settings to write to config.json."""
         config = self.config if self.config is not None else getattr(learner.model, "_built_by", None)
-        earlier = _earlier_config(self.folder) if self.resume else {}
+        earlier = _config_in(self.folder) if self.resume else {}
         inputs = self._load_document()
         if "unknown" in self._signature:  # the run may have been resumed where there was no batch to check
             before = earlier.get("load", {})
@@ -735,6 +737,7 @@ class SupervisedTraining:
             },
             # What `burnt.load` and the commands that ship a model need; viewers do not show it.
             "load": {
+                "id": uuid.uuid4().hex,  # nobody else can guess it, nor the name of this run's mark
                 "source": Source.of(learner.model).to_dict(),
                 **inputs,
                 "metrics": [metric_to_dict(metric) for metric in self.metrics],
@@ -854,8 +857,8 @@ def _validation_intervals(given: Any, splits: Collection[str]) -> dict[str, Dura
     return {split: every.get(split, Duration(1, "epochs")) for split in splits}
 
 
-def _earlier_config(folder: Path) -> dict[str, Any]:
-    """Return the ``config.json`` of the run that is resumed; empty if there is none that can be read."""
+def _config_in(folder: Path) -> dict[str, Any]:
+    """Return the ``config.json`` that a folder holds; empty if there is none that can be read."""
     try:
         document = parse_json((folder / "config.json").read_bytes())
     except (OSError, ValueError):  # it is about to be written anew

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-__all__ = ["RUN_HELP", "add_json", "add_model", "add_parser", "add_run"]
+__all__ = ["RUN_HELP", "add_json", "add_model", "add_parser", "add_run", "add_trust"]
 
 RUN_HELP = "the run's folder, or its name in runs/"
 
@@ -48,6 +48,15 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option that lets a run of somebody else execute its code."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="execute the code that the run names, whoever trained it; this is remembered",
+    )
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose a run's model."""
     parser.add_argument(
@@ -61,3 +70,4 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:NAME",
         help="the model, its class, or a function that builds it, for runs that do not say it",
     )
+    add_trust(parser)

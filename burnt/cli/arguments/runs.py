@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from burnt.cli.arguments.parser import add_json, add_parser, add_run
+from burnt.cli.arguments.parser import add_json, add_parser, add_run, add_trust
 
 __all__ = ["add"]
 
@@ -132,6 +132,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_run(reproduced)
     reproduced.add_argument("--out", metavar="FOLDER", help="the new run's folder, default: RUN-reproduced")
+    add_trust(reproduced)
     _add_selection(of_runs)
     for command in (listing, show, reproduced):
         add_json(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from burnt.cli.arguments.parser import add_json, add_model, add_parser, add_run
+from burnt.cli.arguments.parser import add_json, add_model, add_parser, add_run, add_trust
 
 __all__ = ["add", "check_train"]
 
@@ -94,6 +94,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="RUN",
         help="go on with a run, its folder or its name in runs/, by the function that started it",
     )
+    add_trust(train)
     _add_monitor_choice(train)
 
     replay = add_parser(
@@ -108,6 +109,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     replay.add_argument("--pdb", action="store_true", help="stop in the debugger in the training step")
     _add_yes(replay)
+    add_trust(replay)
     add_json(replay)
 
     fork = add_parser(
@@ -120,6 +122,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "overrides", nargs="*", metavar="KEY=VALUE", help="changes; folder= is the folder of the new run"
     )
     _add_yes(fork)
+    add_trust(fork)
     _add_monitor_choice(fork)
 
     check = add_parser(
@@ -164,6 +167,8 @@ def check_train(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
             )
     elif args.target is None:
         parser.error("the following arguments are required: MODULE:FUNCTION, or --resume RUN")
+    elif args.trust:
+        parser.error("--trust is about the code that a run names: it needs --resume RUN")
 
 
 def _add_monitor_choice(parser: argparse.ArgumentParser) -> None:

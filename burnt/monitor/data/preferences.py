@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt._files import replacing
+from burnt._files import replacing, state_folder
 from burnt._json import parse_json
 
 __all__ = ["ListPreferences", "Preferences", "default_path"]
@@ -99,7 +99,7 @@ class Preferences:
 
 def default_path() -> Path:
     """Return the usual place of the file, below ``$XDG_STATE_HOME`` or else ``~/.local/state``."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "burnt", "monitor.json")
+    return state_folder() / "monitor.json"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from burnt._modules import class_in
 from burnt.errors import MetricError
 from burnt.train.metrics.base import Metric
 
@@ -50,11 +51,10 @@ def metric_from_dict(document: Mapping[str, Any]) -> Metric:
     Raises:
         MetricError: its class is not imported, or its arguments are not known.
     """
-    found: Any = sys.modules.get(str(document.get("module")))
-    for name in str(document.get("class")).split("."):
-        found = getattr(found, name, None)
+    module = sys.modules.get(str(document.get("module")))
+    found = class_in(module, str(document.get("class")), Metric)
     arguments = document.get("arguments")
-    if isinstance(found, type) and issubclass(found, Metric) and isinstance(arguments, dict):
+    if found is not None and isinstance(arguments, dict):
         try:
             return found(**arguments)
         except (TypeError, ValueError) as error:
