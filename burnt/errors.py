@@ -73,10 +73,22 @@ __all__ = [
     "ShapeError",
     "SwapError",
     "UnsupportedError",
+    "clean",
     "nearest",
     "quantity",
     "range_hint",
 ]
+
+
+def clean(text: str) -> str:
+    r"""Escape control sequences and unprintable characters, to make text from somebody's file safe to print.
+
+    >>> print(clean("red \x1b[31m\n"))
+    red \x1b[31m\n
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class BurntError(Exception):
@@ -127,7 +139,8 @@ class BurntError(Exception):
                 first, *rest = str(value).splitlines() or [""]
                 lines.append(f"  {name:<8}  {first}")
                 lines += [f"            {line}" for line in rest]
-        return "\n".join(lines)
+        # A traceback prints it too, and names in it may be those of somebody's file.
+        return "\n".join(clean(line) for text in lines for line in text.splitlines())
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword arguments do not survive the default pickling that process pools and xdist use.

@@ -45,7 +45,7 @@ import sys
 from collections.abc import Sequence
 
 from burnt.cli.arguments import parse
-from burnt.errors import BurntError
+from burnt.errors import BurntError, clean
 
 __all__ = ["main"]
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if is_pipe_closed:
             return 141
-        print(f"error: {error}", file=sys.stderr)
+        print(clean(f"error: {error}"), file=sys.stderr)
         return 1
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnt.cli.output import Cell, Page, UsageError, print_json
+from burnt.cli.output import Cell, Page, UsageError, clean, print_json
 from burnt.cli.run_model import load_model
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.train import config_class, configured, load_attribute
@@ -272,7 +272,7 @@ def _choose_metrics(names: str | None, files: RunFiles) -> list[Metric]:
             try:
                 metrics.append(metric_from_dict(document))
             except MetricError as error:
-                print(f"warning: {error.what}: {error.found}", file=sys.stderr)
+                print(clean(f"warning: {error.what}: {error.found}"), file=sys.stderr)
         return metrics
     return [metric for name in names.split(",") for metric in _named_metrics(name.strip(), saved)]
 

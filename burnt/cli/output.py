@@ -169,6 +169,8 @@ class Page:
                 the widest column wrapped or else the columns that fit, and the number of hidden ones.
             header: whether to print the headings.
         """
+        columns, align_right, droppable = (list(map(clean, it)) for it in (columns, align_right, droppable))
+        fold_column = fold_column and clean(fold_column)
         cells = [[_to_cell(cell) for cell in row] for row in rows]
         widest = None if show_all or not self.is_styled else self._column_to_fold(columns, cells, align_right)
         if self.is_styled and not show_all:
@@ -210,7 +212,7 @@ class Page:
         for column in columns:
             # Long texts are wrapped, not truncated, so that names of runs can be copied.
             table.add_column(
-                Text(clean(column)),
+                Text(column),
                 justify="right" if column in align_right else "left",
                 overflow="fold",
                 no_wrap=column != fold_column,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.evaluate import load_data
-from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json, step_bar
+from burnt.cli.output import Cell, Page, UsageError, clean, closest_path, print_json, step_bar
 from burnt.cli.run_model import load_model, named_model
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import ConfigError, QuantError, RecordError
@@ -327,9 +327,7 @@ def _calibration(args: QuantizeArguments, folder: str | None) -> list[Any]:
     if split is None:
         raise UsageError(f"{args.data} gives no batches", found="an empty dict")
     if len(loaders) > 1:
-        print(
-            f"calibrating on {split}, not on {', '.join(name for name in loaders if name != split)}",
-            file=sys.stderr,
-        )
+        others = ", ".join(name for name in loaders if name != split)
+        print(clean(f"calibrating on {split}, not on {others}"), file=sys.stderr)
     batches: Iterator[Any] = loaders[split].epoch(0)
     return list(itertools.islice(batches, args.batches))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnt.cli.output import UsageError, print_json
+from burnt.cli.output import UsageError, clean, print_json
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
 from burnt.errors import quantity
@@ -68,7 +68,7 @@ def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
     else:
         if first < last and report.step.non_finite is None and report.step.error is None:
             print(f"steps {first} to {last}: all values are finite; the last one:")
-        print(report)
+        print("\n".join(map(clean, str(report).splitlines())))
     return 0 if report.difference is None else 1
 
 
@@ -91,7 +91,9 @@ def announce(past: Past, done: int, *, yes: bool) -> None:
     Raises:
         UsageError: the answer was no.
     """
-    start = "the beginning: there is no checkpoint before" if past.start is None else past.start.path.name
+    start = "the beginning: there is no checkpoint before"
+    if past.start is not None:
+        start = clean(past.start.path.name)
     if past.resumed is not None:
         print(
             f"warning: the run was resumed at step {past.resumed} with other settings; "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+from burnt.cli.output import clean
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import quantity
 from burnt.train.store import export_csv, export_jsonl, export_tensorboard
@@ -34,10 +36,20 @@ def run(name: str, format_name: str, out: str | None, follow: bool) -> int:
         files = export_tensorboard(folder, Path(folder, "tensorboard") if out is None else out)
         messages = [f"wrote {file}" for file in files] or ["the run has no metrics yet: nothing was written"]
     elif format_name == "csv":
-        messages = [f"wrote {quantity(export_csv(folder, out or sys.stdout), 'point')} to {out}"]
+        messages = [f"wrote {quantity(export_csv(folder, out or _standard_output()), 'point')} to {out}"]
     else:
         num_lines = export_jsonl(folder, out or sys.stdout, follow=follow)
         messages = [f"wrote {quantity(num_lines, 'line')} to {out}"]
     if out is not None or format_name == "tensorboard":
-        print(*messages, sep="\n", file=sys.stderr)
+        print(*map(clean, messages), sep="\n", file=sys.stderr)
     return 0
+
+
+def _standard_output() -> Any:
+    """Return standard output; for a terminal one that escapes what would control it. JSON is ASCII."""
+    return _Escaping() if sys.stdout.isatty() else sys.stdout
+
+
+class _Escaping:
+    def write(self, text: str) -> int:
+        return sys.stdout.write("\n".join(map(clean, text.split("\n"))))

@@ -53,7 +53,9 @@ def run(words: Sequence[str], folder: str, paths_only: bool, as_json: bool) -> i
     if as_json or (folders and not paths_only):
         print_runs(folders, as_json)
     elif paths_only:
-        print("".join(f"{path}\n" for path in folders), end="")
+        # Other programs take the names as they are.
+        names = [clean(str(path)) if sys.stdout.isatty() else str(path) for path in folders]
+        print("".join(f"{name}\n" for name in names), end="")
     else:
         Page().line(f"none of the {len(all_facts)} runs in {folder} matches")
     unknown = query.unknown_key(facts for _, facts in all_facts)

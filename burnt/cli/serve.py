@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnt.cli.output import Page, UsageError, size_text
+from burnt.cli.output import Page, UsageError, clean, size_text
 from burnt.cli.run_model import RunArguments, RunModel, load_run_model
 from burnt.serve.onnx_model import OnnxModel
 from burnt.serve.process import listen, serve
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         if settings.api_key is None and not host.startswith("127.") and host != "::1":
             print(f"warning: everybody who reaches {host} is served: set {_KEY_VARIABLE}", file=sys.stderr)
         for name, model in models.items():
-            print(f"{name}: {model.schema}" + (f", {model.version}" if model.version else ""))
+            print(clean(f"{name}: {model.schema}" + (f", {model.version}" if model.version else "")))
         print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         serve(models, settings, listener, args.access_log)
     return 0

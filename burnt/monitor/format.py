@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from burnt.errors import clean
 from burnt.train.format import duration_text, value_text
 from burnt.train.store.schema import DATABASE
 
@@ -62,17 +63,6 @@ _HIGHER_IS_BETTER = {
 # Learning-rate changes by a factor outside of this range may be typing errors.
 _MIN_RATE_RATIO, _MAX_RATE_RATIO = 1e-4, 10.001
 _RATE_PATTERN = re.compile(r"\b(?:lr|max_lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.ASCII)
-
-
-def clean(text: str) -> str:
-    r"""Escape control sequences and unprintable characters, to make text from a run file safe to print.
-
-    >>> print(clean("red \x1b[31m\n"))
-    red \x1b[31m\n
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def one_line(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from burnt._json import parse_json
-from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError, nearest
+from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError, clean, nearest
 from burnt.inspect.signature import Signature
 from burnt.module import Module, restore_fields
 from burnt.record import Record, load_into
@@ -114,7 +114,8 @@ def load(
             error.origin = (*error.origin, f"{code} has changed since the run was started")
         raise
     if has_changed:
-        warnings.warn(f"{code} has changed since the run {files.folder.name} was started", stacklevel=2)
+        text = f"{code} has changed since the run {files.folder.name} was started"
+        warnings.warn(clean(text), stacklevel=2)
     files.trained_as().attach(loaded)
     return loaded.eval()
 
@@ -229,7 +230,7 @@ class RunFiles:
         """
         checkpoints = Checkpoints(self.folder / "checkpoints")
         saved = checkpoints.saved()
-        damaged = ", ".join(path.name for path in checkpoints.unreadable())
+        damaged = clean(", ".join(path.name for path in checkpoints.unreadable()))
         if not saved:
             why = "was it stopped before its first one, or trained with checkpoints=None?"
             raise CheckpointError(

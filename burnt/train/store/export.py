@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,9 +154,9 @@ def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[st
     files = []
     with RunReader(folder) as reader:
         created = reader.created
-        name = f"events.out.tfevents.{int(created)}.{reader.attempts()[0].host}.burnt"
+        name = f"events.out.tfevents.{int(created)}.{_as_name(reader.attempts()[0].host)}.burnt"
         for split in sorted({series.split for series in reader.series()}):
-            path = Path(out) / split.replace(os.sep, "_") / name
+            path = Path(out) / _as_name(split) / name
             with _open_replacement(path, "wb") as file:
                 file.write(tensorboard.file_header(created))
                 for series, points in _pages(reader, {}, split):
@@ -163,6 +164,12 @@ def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[st
                         file.write(tensorboard.scalar(series.name, p.step, p.time, p.value))
             files.append(path)
     return files
+
+
+def _as_name(text: str) -> str:
+    """Return a text of the run as the name of a file, which cannot lead out of the folder."""
+    name = re.sub(r"[/\\\0]", "_", text)
+    return name if name.strip(".") else name.replace(".", "_")
 
 
 def _pages(
