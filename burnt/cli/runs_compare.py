@@ -71,7 +71,7 @@ def run(names: Sequence[str], metrics: Sequence[str], as_json: bool) -> int:
 
 def _select_metrics(series: Sequence[Series], patterns: Sequence[str]) -> list[Series]:
     labels = [series_label(one) for one in series]
-    drawn: list[Series] = []
+    drawn: dict[Series, None] = {}  # in order, each once
     for pattern in patterns:
         found = [
             one for one, label in zip(series, labels, strict=True) if fnmatch.fnmatchcase(label, pattern)
@@ -83,8 +83,8 @@ def _select_metrics(series: Sequence[Series], patterns: Sequence[str]) -> list[S
                 expected=", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "") or "no metric",
                 hint=f"did you mean {guess}?" if guess else None,
             )
-        drawn += [one for one in found if one not in drawn]
-    return drawn
+        drawn |= dict.fromkeys(found)
+    return list(drawn)
 
 
 def _print(views: Sequence[RunView], series: Sequence[Series], drawn: Sequence[Series]) -> None:
@@ -101,10 +101,10 @@ def _print(views: Sequence[RunView], series: Sequence[Series], drawn: Sequence[S
         _print_columns(page, ["setting"], rows, width, right=False)
     else:
         page.line("none" if any(view.config for view in views) else "no run has recorded its settings")
-    rows, num_hidden = [], 0
+    rows, num_hidden, is_drawn = [], 0, set(drawn)
     for one in series:
         direction = common_direction(views, one)
-        if direction is None and one not in drawn:
+        if direction is None and one not in is_drawn:
             num_hidden += 1
         else:
             new_rows = _metric_rows(views, one, direction)

@@ -97,8 +97,9 @@ def _read_run(folder: Path) -> _Row:
     try:
         with RunReader(folder) as reader:
             summary = reader.summary()
-            metric = main_metric(list(summary.last), reader.config())
-            best = None if metric is None else best_value(reader, metric)
+            config = reader.config()
+            metric = main_metric(list(summary.last), config)
+            best = None if metric is None else best_value(reader, metric, config)
             return _Row(
                 folder,
                 summary,
@@ -199,9 +200,16 @@ def _row_json(row: _Row) -> dict[str, Any]:
     }
 
 
-def best_value(reader: RunReader, series: Series) -> Extreme | None:
-    """Return the best value of a series; None if its better direction is unknown."""
-    direction = better_direction(series.name, reader.config())
+def best_value(reader: RunReader, series: Series, config: Any) -> Extreme | None:
+    """Return the best value of a series; None if its better direction is unknown.
+
+    Args:
+        reader: of the run.
+        series: the series.
+        config: the run's, which says better directions. It is as long as the list of metrics, so that it is
+            read once and not for each of them.
+    """
+    direction = better_direction(series.name, config)
     return None if direction is None else reader.best(*series, higher=direction == "higher")
 
 

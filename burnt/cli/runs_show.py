@@ -150,14 +150,15 @@ def _print_run(reader: RunReader) -> None:
             [_attempt_cells(attempt) for attempt in attempts],
             align_right=["took", "from step"],
         )
-    if config := settings_of(reader.config()):
+    config = reader.config()
+    if settings := settings_of(config):
         page.heading("config")
-        page.pairs({key: _exact_text(value) for key, value in config.items()})
+        page.pairs({key: _exact_text(value) for key, value in settings.items()})
     if series := series_in_order(reader.series()):
         page.heading("metrics")
         page.table(
             ["metric", "last", "at step", "best", "at step ", "trend"],
-            [_series_cells(reader, one) for one in series],
+            [_series_cells(reader, one, config) for one in series],
             align_right=["last", "at step", "best", "at step "],
         )
     if notes := all_notes(reader):
@@ -225,8 +226,8 @@ def _attempt_cells(attempt: Attempt) -> list[str | Cell]:
     ]
 
 
-def _series_cells(reader: RunReader, series: Series) -> list[str | Cell]:
-    last, best = reader.last(*series), best_value(reader, series)
+def _series_cells(reader: RunReader, series: Series, config: Any) -> list[str | Cell]:
+    last, best = reader.last(*series), best_value(reader, series, config)
     return [
         series_label(series),
         "" if last is None else value_text(last.value),
@@ -299,7 +300,7 @@ def _checkpoints(reader: RunReader) -> list[_Checkpoint]:
 
 
 def _run_json(reader: RunReader) -> dict[str, Any]:
-    summary = reader.summary()
+    summary, config = reader.summary(), reader.config()
     return {
         "folder": reader.folder,
         "name": summary.name,
@@ -310,11 +311,11 @@ def _run_json(reader: RunReader) -> dict[str, Any]:
         "dropped": summary.dropped,
         "progress": progress_json(summary.progress),
         "attempts": [attempt._asdict() for attempt in reader.attempts()],
-        "config": reader.config(),
+        "config": config,
         "tags": read_tags(reader.folder),
         "notes": [note._asdict() for note in all_notes(reader)],
         "parent": (parent := reader.parent()) and parent._asdict(),
-        "series": [_series_json(reader, series) for series in reader.series()],
+        "series": [_series_json(reader, series, config) for series in reader.series()],
         "checkpoints": [checkpoint._asdict() for checkpoint in _checkpoints(reader)],
         "tables": [
             {"name": table.name, "step": table.step, **table.data} for table in _newest_tables(reader)
@@ -324,10 +325,10 @@ def _run_json(reader: RunReader) -> dict[str, Any]:
     }
 
 
-def _series_json(reader: RunReader, series: Series) -> dict[str, Any]:
+def _series_json(reader: RunReader, series: Series, config: Any) -> dict[str, Any]:
     ends = {
         "last": reader.last(*series),
-        "best": best_value(reader, series),
+        "best": best_value(reader, series, config),
         "lowest": reader.best(*series),
         "highest": reader.best(*series, higher=True),
     }

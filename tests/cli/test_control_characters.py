@@ -97,7 +97,8 @@ def unsafe_lines(text):
 
 PRINTING = [
     "runs list", "runs list runs", "runs show GIFT", "runs show missing", "runs compare GIFT OTHER",
-    "runs compare GIFT OTHER --metric *", "runs search state:crashed", "runs search nothing>1", "runs tag GIFT",
+    "runs compare GIFT OTHER --metric *", "runs search state:crashed", "runs search nothing>1",
+    "runs tag GIFT",
     "runs export GIFT --format tensorboard", "runs note GIFT words", "runs rm GIFT", "monitor runs --once",
     "monitor GIFT --once", "ctl GIFT stop", "train --resume GIFT", "fork GIFT@9", "replay GIFT --step 1",
     "export GIFT -o x.onnx", "quantize GIFT", "runs reproduce GIFT", "show x.safetensors",

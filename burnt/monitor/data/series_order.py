@@ -42,8 +42,8 @@ def series_in_order(series: Iterable[Series]) -> list[Series]:
     """
     series = list(series)
     names = {name: number for number, name in enumerate(metrics_in_order(series))}
-    splits = splits_in_order(series)
-    return sorted(series, key=lambda one: (names[one.name], splits.index(one.split)))
+    splits = {split: number for number, split in enumerate(splits_in_order(series))}
+    return sorted(series, key=lambda one: (names[one.name], splits[one.split]))
 
 
 def splits_in_order(series: Iterable[Series]) -> list[str]:

@@ -36,9 +36,9 @@ def all_metrics(views: Sequence[RunView]) -> list[Series]:
     """Return the metrics that at least one run has, in display order, validation before training."""
     series_set = {series for view in views for series in view.series()}
     names = {name: number for number, name in enumerate(metrics_in_order(list(series_set)))}
-    splits = splits_in_order(series_set)
-    splits = [split for split in splits if split != "train"] + ["train"]
-    return sorted(series_set, key=lambda series: (names[series.name], splits.index(series.split)))
+    splits = {split: number for number, split in enumerate(splits_in_order(series_set))}
+    splits["train"] = len(splits)
+    return sorted(series_set, key=lambda series: (names[series.name], splits[series.split]))
 
 
 def assign_styles(views: Sequence[RunView]) -> list[tuple[str, str]]:

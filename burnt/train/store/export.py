@@ -10,7 +10,7 @@ import csv
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -155,11 +155,14 @@ def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[st
     with RunReader(folder) as reader:
         created = reader.created
         name = f"events.out.tfevents.{int(created)}.{_as_name(reader.attempts()[0].host)}.burnt"
-        for split in sorted({series.split for series in reader.series()}):
+        splits: dict[str, list[Series]] = {}
+        for series in reader.series():
+            splits.setdefault(series.split, []).append(series)
+        for split, in_split in sorted(splits.items()):
             path = Path(out) / _as_name(split) / name
             with _open_replacement(path, "wb") as file:
                 file.write(tensorboard.file_header(created))
-                for series, points in _pages(reader, {}, split):
+                for series, points in _pages(reader, {}, in_split):
                     for p in points:
                         file.write(tensorboard.scalar(series.name, p.step, p.time, p.value))
             files.append(path)
@@ -173,18 +176,16 @@ def _as_name(text: str) -> str:
 
 
 def _pages(
-    reader: RunReader, seen: dict[tuple[Series, int], int], split: str | None = None
+    reader: RunReader, seen: dict[tuple[Series, int], int], chosen: Sequence[Series] | None = None
 ) -> Iterator[tuple[Series, list[Point]]]:
     """Iterate over the unseen visible points in pages, so that no read blocks the writer for long.
 
     Args:
         reader: a reader of the run.
         seen: the next position of each series and attempt; updated in place.
-        split: only this split; None for all.
+        chosen: only these series; None for all.
     """
-    for series in reader.series():
-        if split is not None and series.split != split:
-            continue
+    for series in reader.series() if chosen is None else chosen:
         for attempt in reader.attempts():
             key = series, attempt.id
             while page := reader.raw_points(*series, attempt.id, seen.get(key, 0), _PAGE):
