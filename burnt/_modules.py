@@ -60,11 +60,11 @@ def import_file(path: str | os.PathLike[str]) -> ModuleType:
 
 def module_of_file(path: str | os.PathLike[str]) -> ModuleType | None:
     """Return the imported module of a file, by any name; None if it is not imported."""
-    path = os.fspath(Path(path).resolve())
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file is not None and os.path.realpath(file) == path:
-            return module
+        with contextlib.suppress(OSError):  # one of them is gone, or in an archive
+            if file is not None and os.path.samefile(file, path):
+                return module
     return None
 
 

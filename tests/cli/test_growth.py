@@ -34,14 +34,10 @@ def of_runs(folder, size):
 
 COMMANDS = {
     "runs show FOLDER/a": (of_metrics, of_splits),
-    "runs show FOLDER/a --json": (of_metrics, of_splits),
-    "runs compare FOLDER/a FOLDER/b": (of_metrics, of_splits),
-    "runs export FOLDER/a --format csv": (of_metrics, of_splits),
-    "runs export FOLDER/a --format tensorboard": (of_metrics, of_splits),
-    "monitor FOLDER/a --once": (of_metrics, of_splits),
-    "runs list FOLDER": (of_metrics, of_runs),
-    "runs search lr>0 --in FOLDER": (of_metrics, of_runs),
-    "monitor FOLDER --once": (of_metrics, of_runs),
+    "runs compare FOLDER/a FOLDER/b": (of_splits,),
+    "runs export FOLDER/a --format tensorboard": (of_splits,),
+    "monitor FOLDER/a --once": (of_metrics,),
+    "runs list FOLDER": (of_runs,),
 }
 
 

@@ -194,16 +194,14 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("is_on_path", [False, True], ids=["not on the path", "on the path"])
-def test_a_module_that_came_with_the_run_is_not_installed(name, is_on_path, gift, monkeypatch, capsys):
+def test_a_module_that_came_with_the_run_is_not_installed(name, gift, monkeypatch, capsys):
     where, source = NAMES[name]
     (gift.parent / "near.py").write_text(CODE)
     (gift.parent / "pack").mkdir()
     (gift.parent / "pack" / "__init__.py").write_text(CODE)
     change(gift, {key: value and value.format(gift=gift) for key, value in source.items()})
     monkeypatch.chdir(where)
-    if is_on_path:  # as `python -m burnt` and a prompt have it
-        sys.path[:0] = ["", os.getcwd()]
+    sys.path[:0] = ["", os.getcwd()]  # as a prompt and `python -m burnt` have it
     run = str(gift) if where == "." else "."
     for words in (["train", "--resume", run], ["export", run, "-o", "out.onnx"]):
         is_script = words[0] == "train" and source["target"] == "gift/evil.py"
@@ -215,10 +213,8 @@ def test_a_module_that_came_with_the_run_is_not_installed(name, is_on_path, gift
     assert not list(gift.parent.rglob("executed"))
 
 
-DANGEROUS = [
-    *("os:system", "subprocess:run", "builtins:eval", "shutil:rmtree", "runpy:run_path", "antigravity:fly"),
-    *("this:s", "posix:system", "pathlib:Path", "burnt.train.trust:os.system", "code:interact"),
-]
+DANGEROUS = ["os:system", "subprocess:run", "builtins:eval", "runpy:run_path", "antigravity:fly", "this:s",
+             "burnt.train.trust:os.system"]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", DANGEROUS)
