@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
-from typing import Any
 
 from burnt.cli.output import clean
 from burnt.cli.runs_show import open_run, run_folder
@@ -35,8 +35,9 @@ def run(name: str, format_name: str, out: str | None, follow: bool) -> int:
     if format_name == "tensorboard":
         files = export_tensorboard(folder, Path(folder, "tensorboard") if out is None else out)
         messages = [f"wrote {file}" for file in files] or ["the run has no metrics yet: nothing was written"]
-    elif format_name == "csv":
-        messages = [f"wrote {quantity(export_csv(folder, out or _standard_output()), 'point')} to {out}"]
+    elif format_name == "csv":  # JSON is ASCII
+        file = out or (_Terminal() if sys.stdout.isatty() else sys.stdout)
+        messages = [f"wrote {quantity(export_csv(folder, file), 'point')} to {out}"]
     else:
         num_lines = export_jsonl(folder, out or sys.stdout, follow=follow)
         messages = [f"wrote {quantity(num_lines, 'line')} to {out}"]
@@ -45,11 +46,8 @@ def run(name: str, format_name: str, out: str | None, follow: bool) -> int:
     return 0
 
 
-def _standard_output() -> Any:
-    """Return standard output; for a terminal one that escapes what would control it. JSON is ASCII."""
-    return _Escaping() if sys.stdout.isatty() else sys.stdout
+class _Terminal(io.StringIO):
+    """Standard output, with what would control a terminal escaped."""
 
-
-class _Escaping:
     def write(self, text: str) -> int:
         return sys.stdout.write("\n".join(map(clean, text.split("\n"))))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, clean
 from burnt.serve.device import DeviceThread, Slot
 from burnt.serve.servable import Servable
 
@@ -117,7 +117,7 @@ class Service:
                 self.device.metrics.reloads.labels(slot.name, "failed").inc()
                 _log.error(
                     "%s: still %s, because %s cannot be served: %s",
-                    slot.name, slot.model.version, version or "the newest version", error,
+                    slot.name, slot.model.version, clean(version or "the newest version"), error,
                 )  # fmt: skip
             return False
         self._failed.pop(slot.name, None)
@@ -125,7 +125,7 @@ class Service:
         self.device.metrics.info.remove(slot.name, old)
         self.device.metrics.info.labels(slot.name, new.version).set(1)
         self.device.metrics.reloads.labels(slot.name, "loaded").inc()
-        _log.info("%s: now %s, before %s", slot.name, new.version, old)
+        _log.info("%s: now %s, before %s", slot.name, clean(new.version), clean(old))
         return True
 
     async def _run_sizes(self, model: Servable) -> None:
