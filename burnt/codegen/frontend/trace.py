@@ -260,7 +260,7 @@ class _LayoutLog(TorchFunctionMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.strides: list[Any] = []
         self.views: list[bool] = []
 
