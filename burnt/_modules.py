@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from burnt.errors import ConfigError
 
@@ -111,7 +111,7 @@ def import_installed(name: str, is_defined: Callable[[ast.Module], bool], outsid
     with _without_current_folder():
         specs = _specs(name)
         places = [Path(spec.origin).resolve() for spec in specs if spec.has_location and spec.origin]
-        loader = specs[-1].loader if specs and specs[-1].name == name else None
+        loader: Any = specs[-1].loader if specs and specs[-1].name == name else None
         if not places or any(place.is_relative_to(outside.resolve()) for place in places):
             return None
         try:

@@ -125,8 +125,9 @@ class MLflow(Sink):
         """Log metrics or parameters: one by one, without those that MLflow refuses, if it refuses a batch."""
         for start in range(0, len(values), most):
             part = values[start : start + most]
+            batch: dict[str, Any] = {kind: part}
             try:
-                self._client.log_batch(self._id, **{kind: part})
+                self._client.log_batch(self._id, **batch)
             except Exception as error:
                 if not self._refuses(error):
                     raise
