@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -36,6 +37,11 @@ JSON = "application/json"
 SAFETENSORS = "application/vnd.safetensors"
 
 _OPENING = re.compile(rb"[\s\[]*")
+_SPACE = b" \t\r\n"
+_NOT_NESTING = bytes(set(range(256)) - set(b"[],"))
+_PIECE_BYTES = 2**16  # of JSON that are decoded at once
+_PIECE_NUMBERS = 2**14  # that are encoded at once
+_MAX_STRINGS = 500  # in a body, besides the names of inputs
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,12 +60,14 @@ def decode_json(body: bytes, schema: Schema) -> dict[str, np.ndarray[Any, Any]]:
     Raises:
         InputError: the body is no such JSON, lists are ragged, or a value does not fit its dtype.
     """
+    if body.count(b'"') > 2 * (_MAX_STRINGS + len(schema.inputs)):
+        raise InputTypeError("the body has more names or strings than a request", expected=_expected(schema))
     try:
         inputs = _BODY.decode(body).inputs
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputTypeError(
             "the body is not the JSON of a request",
-            expected='{"inputs": {' + ", ".join(f'"{t.name}": [...]' for t in schema.inputs) + "}}",
+            expected=_expected(schema),
             found=str(error),
             hint=_not_finite_hint(body),
         ) from None
@@ -81,6 +89,8 @@ def _decode(raw: memoryview, tensor: TensorSchema) -> np.ndarray[Any, Any]:
             found=f"lists nested {depth} deep",
         )
     try:
+        if len(raw) > _PIECE_BYTES:
+            return _decode_in_pieces(bytes(raw).translate(None, _SPACE), depth, tensor.dtype)
         values = _decoder(depth, tensor.dtype).decode(raw)
         with np.errstate(over="ignore"):  # what becomes infinite is refused by `Schema.fit`
             return np.asarray(values, tensor.dtype)
@@ -93,8 +103,73 @@ def _decode(raw: memoryview, tensor: TensorSchema) -> np.ndarray[Any, Any]:
         ) from None
     except ValueError:
         raise InputRuntimeError(
-            "an input has lists of different lengths", where=tensor.name, expected=tensor.shape_text()
+            "an input has lists of different lengths or depths",
+            where=tensor.name,
+            expected=tensor.shape_text(),
         ) from None
+
+
+def _decode_in_pieces(text: bytes, depth: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return the numbers in nested lists, in JSON without spaces.
+
+    Python's lock is held while a piece is decoded, about 2 ms: a thread that does this leaves time for
+    others. There is one list of Python's numbers at a time, which takes little memory.
+
+    Raises:
+        ValueError: lists are of different lengths or depths.
+        msgspec.MsgspecError, OverflowError: a value does not fit the dtype.
+    """
+    shape = _nested_shape(text, depth)
+    array = np.empty(math.prod(shape), dtype)
+    numbers = text.translate(None, b"[]") if array.size else b""
+    start = done = 0
+    while start < len(numbers):
+        end = numbers.find(b",", start + _PIECE_BYTES)
+        end = len(numbers) if end < 0 else end
+        try:
+            values = _decoder(1, dtype).decode(b"[%b]" % numbers[start:end])
+        except msgspec.ValidationError as error:
+            # Its index is one of the piece.
+            path = functools.partial(_path, done, shape)
+            raise msgspec.ValidationError(re.sub(r"`\$\[(\d+)\]`", path, str(error))) from None
+        with np.errstate(over="ignore"):
+            array[done : done + len(values)] = np.asarray(values, dtype)
+        done += len(values)
+        start = end + 1
+    return array.reshape(shape)
+
+
+def _nested_shape(text: bytes, depth: int) -> tuple[int, ...]:
+    """Return the shape of nested lists in JSON without spaces.
+
+    >>> _nested_shape(b"[[1,2,3],[4,5,6]]", 2)
+    (2, 3)
+
+    Raises:
+        ValueError: lists are of different lengths or depths.
+    """
+    nesting = text.translate(None, _NOT_NESTING)  # such as b"[[,,],[,,]]"
+    shape: list[int] = []
+    item = b""
+    for level in range(1, depth + 1):
+        # All items of the first list of this level must look like the first one.
+        first = nesting[depth - level : nesting.find(b"]" * level) + level]
+        count = (len(first) - 1) // (len(item) + 1)
+        if first != b"[%b]" % ((item + b",") * count)[:-1]:
+            raise ValueError
+        shape.insert(0, count)
+        item = first
+    if item != nesting:
+        raise ValueError
+    if shape[-1:] == [1] and b"[]" in text:  # a list of no element looks like one of one element
+        if text != nesting:
+            raise ValueError
+        shape[-1] = 0
+    return tuple(shape)
+
+
+def _path(start: int, shape: tuple[int, ...], index: re.Match[str]) -> str:
+    return "`$" + "".join(f"[{i}]" for i in np.unravel_index(start + int(index[1]), shape)) + "`"
 
 
 @functools.lru_cache
@@ -109,6 +184,10 @@ def _decoder(depth: int, dtype: np.dtype[Any]) -> msgspec.json.Decoder[Any]:
     for _ in range(depth):
         nested = list[nested]
     return msgspec.json.Decoder(nested)
+
+
+def _expected(schema: Schema) -> str:
+    return '{"inputs": {' + ", ".join(f'"{tensor.name}": [...]' for tensor in schema.inputs) + "}}"
 
 
 def _not_finite_hint(body: bytes) -> str | None:
@@ -134,7 +213,10 @@ def decode_safetensors(body: bytes) -> dict[str, np.ndarray[Any, Any]]:
 
 def encode_json(outputs: Mapping[str, np.ndarray[Any, Any]], extra: Mapping[str, Any], labels: Any) -> bytes:
     """Return an answer as JSON: the outputs as nested lists, and what goes with them."""
-    document: dict[str, Any] = {**extra, "outputs": {name: _to_lists(a) for name, a in outputs.items()}}
+    document: dict[str, Any] = {
+        **extra,
+        "outputs": {name: msgspec.Raw(_to_json(array)) for name, array in outputs.items()},
+    }
     if labels is not None:
         document["labels"] = labels
     return msgspec.json.encode(document)
@@ -154,6 +236,17 @@ def encode_safetensors(
 def is_finite(outputs: Sequence[np.ndarray[Any, Any]]) -> bool:
     """Whether no output has a NaN or an infinity."""
     return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in outputs)
+
+
+def _to_json(array: np.ndarray[Any, Any]) -> bytes:
+    if array.size <= _PIECE_NUMBERS or array.ndim == 0:
+        return msgspec.json.encode(_to_lists(array))
+    rows = _PIECE_NUMBERS // array[0].size
+    if rows == 0:
+        parts = [_to_json(row) for row in array]
+    else:
+        parts = [_to_json(array[i : i + rows])[1:-1] for i in range(0, len(array), rows)]
+    return b"[%b]" % b",".join(parts)
 
 
 def _to_lists(array: np.ndarray[Any, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from burnt.errors import InputError
+from burnt.serve import wire
 from burnt.serve.wire import decode_json, encode_json
 from tests.serve.serving import schema_of
 
@@ -80,3 +82,61 @@ def test_answers_are_json_that_gives_every_number_back(array: np.ndarray) -> Non
     numbers = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
     read = [[numbers[value] if isinstance(value, str) else value for value in row] for row in found]
     np.testing.assert_array_equal(np.array(read, np.float32).reshape(array.shape), array)
+
+
+# --- what is decoded and encoded in pieces, so that other threads get a turn
+
+
+@pytest.fixture(params=[1, 20, 2**16])
+def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_PIECE_BYTES", request.param)
+    monkeypatch.setattr(wire, "_PIECE_NUMBERS", request.param)
+
+
+@pytest.mark.usefixtures("piece")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(40,), (9, 1), (1, 9), (2, 3, 5), (1, 1, 1), (3, 1, 2, 1)])
+def test_pieces_give_the_whole(dtype: str, shape: tuple[int, ...]) -> None:
+    numbers = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 120, shape)
+    array = (numbers / 7 if dtype.startswith("float") else numbers).astype(dtype)
+    schema = schema_of((None, *shape[1:]), dtype)
+    for indent in (None, 2):
+        body = json.dumps({"inputs": {"x": array.tolist()}}, indent=indent).encode()
+        found = decode_json(body, schema)["x"]
+        assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, shape, array.tobytes())
+    assert json.loads(encode_json({"y": array}, {}, None))["outputs"]["y"] == array.tolist()
+
+
+@pytest.mark.usefixtures("piece")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[1,2],[3,4],[5,null]]", "got `null` - at `$[2][1]`"),
+        ("[[1,2],[3,4.5],[5,6]]", "got `float` - at `$[1][1]`"),
+        ("[[1,2],[3,128],[5,6]]", "<= 127 - at `$[1][1]`"),
+        ('[[1,2],[3,4],["5",6]]', "got `str` - at `$[2][0]`"),
+        ('[[1,2],[3,4],[{"a": 1},6]]', "got `object` - at `$[2][0]`"),
+        ("[[1,2],[3,4],[5]]", "different lengths"),
+        ("[[1,2],[3,4],[5,[6]]]", "depths|got `array`"),
+        ("[[1,2],[3,4],5]", "depths|got `int`"),
+        ("[[[1,2]],[3,4],[5,6]]", "nested 3 deep"),
+        ("[[1,2],[],[5,6]]", "different lengths"),
+        ("[[1],[],[5]]", "different lengths"),
+        ('[[1,2],["],[",4],[5,6]]', "depths|got `str`|malformed"),
+    ],
+)
+def test_a_wrong_value_in_pieces_is_found_where_it_is(text: str, said: str) -> None:
+    with pytest.raises(InputError, match="|".join(map(re.escape, said.split("|")))):
+        decode_json(b'{"inputs": {"x": %b}}' % text.encode(), schema_of((None, 2), "int8"))
+
+
+def test_lists_without_elements_have_their_shape() -> None:
+    body = b'{"inputs": {"x": [[],[],[]]}}'
+    expected = decode_json(body, schema_of((None, 2)))["x"].shape
+    assert expected == wire._decode_in_pieces(b"[[],[],[]]", 2, np.dtype("float32")).shape == (3, 0)
+
+
+def test_many_names_are_refused_before_they_are_read() -> None:
+    body = json.dumps({"inputs": {str(i): 1 for i in range(2000)}}).encode()
+    with pytest.raises(InputError, match="more names or strings"):
+        decode_json(body, schema_of((None, 2)))
