@@ -79,6 +79,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         drain=args.drain,
         reload=_RELOAD if args.reload else None,
         api_key=None if key is None else key.strip(),
+        allowed_hosts=args.allowed_host or (),
     )
 
 
@@ -145,6 +146,8 @@ def _write_container(args: argparse.Namespace, sources: Mapping[str, str]) -> in
         options = []
         for name in settings:
             options += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+        for host in args.allowed_host or ():
+            options += ["--allowed-host", host]
         command = write_container(folder, files, options, args.port or 8000)
     page = Page()
     for path in sorted(folder.iterdir()):

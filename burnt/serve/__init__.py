@@ -13,6 +13,7 @@
     metrics.py     what /metrics shows
     packages.py    which packages it needs
     process.py     the socket, uvicorn, SIGTERM
+    connections.py limits for clients that send or read too much, too slowly or nothing
     container.py   a folder from which a container image is built
 
 A request passes the files in this order: `bodies` reads it, `wire` makes arrays of it, `schema` checks them,

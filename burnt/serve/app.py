@@ -9,9 +9,10 @@
     GET  /readyz                      200 once every model has run
     GET  /metrics                     Prometheus' text format
 
-Statuses: 400 an invalid input, 401 no key or a wrong one, 404 no such model, 408 a body that does not arrive
-in time, 413 a body or tensor that is too large, 415 another content type, 500 the model failed, 503 not ready
-or too many requests, 504 no answer in time. Errors are JSON: ``{"error": {"message": ...}}``.
+Statuses: 400 an invalid input, 401 no key or a wrong one, 404 no such model, 408 headers or a body that do
+not arrive in time, 413 a body or tensor that is too large, 414 and 431 a URL or headers that are, 415 another
+content type or a compressed body, 421 another host, 500 the model failed, 503 not ready or too many requests,
+504 no answer in time. Errors are JSON: ``{"error": {"message": ...}}``.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -38,15 +40,19 @@ from burnt.serve.device import Prediction, QueueFullError, Slot
 from burnt.serve.refusal import Refusal, busy
 from burnt.serve.schema import Batch, TooLargeError
 from burnt.serve.servable import Servable
-from burnt.serve.service import Service, Settings
+from burnt.serve.service import SURPLUS, Service, Settings
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 __all__ = ["create_app"]
 
+T = TypeVar("T")
+
 _log = logging.getLogger("burnt.serve")
 
+_SMALL = 2**16  # bytes that are decoded or encoded in the event loop: about 1 ms
+_PORT = re.compile(r":\d*\Z")
 _GONE = 499  # the client closed the connection; as nginx logs it, no client ever sees it
 
 
@@ -93,6 +99,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        service.coder.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(service.device.stop, service.settings.drain)
 
 
@@ -105,7 +112,7 @@ class _Endpoint:
     Args:
         handler: makes the response.
         service: the models.
-        is_open: whether no key is needed.
+        is_open: whether it is for probes, which need no key, and address the server by any name.
     """
 
     def __init__(
@@ -113,17 +120,13 @@ class _Endpoint:
     ) -> None:
         self._handler = handler
         self._service = service
-        self._key = None if is_open else service.settings.api_key
+        self._is_open = is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            if self._key is not None and not _has_key(request, self._key):
-                raise Refusal(
-                    401,
-                    BurntError("the API key is missing or wrong", expected="Authorization: Bearer KEY"),
-                    {"WWW-Authenticate": "Bearer"},
-                )
+            if not self._is_open:
+                self._admit(request)
             response = await self._handler(request)
         except Refusal as refusal:
             response = refusal.response()
@@ -134,6 +137,26 @@ class _Endpoint:
         if scope.get(_ACCEPTED):
             self._service.answered += 1
 
+    def _admit(self, request: Request) -> None:
+        settings = self._service.settings
+        if request.scope.get(SURPLUS):
+            raise busy("the server has as many connections as it may")
+        if settings.allowed_hosts and not _has_host(request, settings.allowed_hosts):
+            raise Refusal(
+                421,
+                BurntError(
+                    "the server does not answer for this host",
+                    expected=f"Host: {' or '.join(settings.allowed_hosts)}",
+                    found=", ".join(request.headers.getlist("host"))[:200] or "none",
+                ),
+            )
+        if settings.api_key is not None and not _has_key(request, settings.api_key):
+            raise Refusal(
+                401,
+                BurntError("the API key is missing or wrong", expected="Authorization: Bearer KEY"),
+                {"WWW-Authenticate": "Bearer"},
+            )
+
 
 class _Routes:
     """What the routes answer."""
@@ -142,6 +165,7 @@ class _Routes:
         self._service = service
         self._settings = service.settings
         self._bodies = BodyReader(service.settings)
+        self._answers = 0  # bytes of outputs that wait to be encoded
 
     async def predict(self, request: Request) -> Response:
         """Run a model on the inputs in the body."""
@@ -220,15 +244,42 @@ class _Routes:
                     found=kind or "none",
                 ),
             )
+        coding = ", ".join(request.headers.getlist("content-encoding"))
+        if any(part.strip().lower() not in ("", "identity") for part in coding.split(",")):
+            raise Refusal(
+                415,
+                BurntError(
+                    "the server does not read compressed bodies", expected="no Content-Encoding", found=coding
+                ),
+                {"Accept-Encoding": "identity"},
+            )
+        wanted = _wanted_type(request.headers.get("accept", ""), kind)
         deadline = asyncio.get_running_loop().time() + self._settings.timeout
         try:
             async with self._bodies.read(request, deadline) as body:
-                batch = self._decode(slot, kind, body)
+                batch = await self._call(deadline, len(body), lambda: self._decode(slot, kind, body))
                 prediction = await self._run(slot, batch, request.scope, deadline)
+            return await self._answer(slot, prediction, batch.is_single, wanted, deadline)
         except ClientDisconnect:
             return Response(status_code=_GONE)
-        wanted = _wanted_type(request.headers.get("accept", ""), kind)
-        return self._encode(slot, prediction, batch.is_single, wanted)
+
+    async def _call(self, deadline: float, size: int, function: Callable[[], T]) -> T:
+        """Call a function that reads or writes so many bytes, in a thread if they are many.
+
+        It is one thread for all requests, so that little memory is in use at a time.
+        """
+        if size <= _SMALL:
+            return function()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await loop.run_in_executor(self._service.coder, function)
+        except TimeoutError:
+            raise self._late() from None
+
+    def _late(self) -> Refusal:
+        expected = f"{self._settings.timeout:g} s"
+        return Refusal(504, BurntError("there was no answer in time", expected=expected))
 
     def _decode(self, slot: Slot, kind: str, body: bytes) -> Batch:
         schema = slot.model.schema
@@ -251,9 +302,7 @@ class _Routes:
         except QueueFullError:
             raise busy("too many requests wait") from None
         except TimeoutError:
-            raise Refusal(
-                504, BurntError("there was no answer in time", expected=f"{self._settings.timeout:g} s")
-            ) from None
+            raise self._late() from None
         except InputError as error:  # such as an index that an embedding lacks
             raise Refusal(400, error) from None
         except Exception as error:
@@ -262,6 +311,18 @@ class _Routes:
             raise Refusal(
                 500, BurntError("the model failed on this input", found=type(error).__name__)
             ) from None
+
+    async def _answer(
+        self, slot: Slot, prediction: Prediction, is_single: bool, kind: str, deadline: float
+    ) -> Response:
+        size = sum(output.nbytes for output in prediction.outputs)
+        if self._answers and self._answers + size > self._settings.max_answers:  # one alone passes
+            raise busy("the server holds as many bytes of answers as it may")
+        self._answers += size
+        try:
+            return await self._call(deadline, size, lambda: self._encode(slot, prediction, is_single, kind))
+        finally:
+            self._answers -= size
 
     def _encode(self, slot: Slot, prediction: Prediction, is_single: bool, kind: str) -> Response:
         model = prediction.model
@@ -292,6 +353,11 @@ def _has_key(request: Request, key: str) -> bool:
     # In constant time: the time of a usual comparison tells how many characters are right.
     is_same = hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
     return is_same and scheme.lower() == "bearer"
+
+
+def _has_host(request: Request, allowed: Sequence[str]) -> bool:
+    given = request.headers.getlist("host")
+    return len(given) == 1 and _PORT.sub("", given[0].strip()).lower() in map(str.lower, allowed)
 
 
 def _json(value: object) -> Response:

@@ -15,7 +15,7 @@ def require_packages() -> None:
     Raises:
         UnsupportedError: some are not.
     """
-    needed = ("starlette", "uvicorn", "prometheus_client", "packaging")
+    needed = ("starlette", "uvicorn", "httptools", "prometheus_client", "packaging")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(

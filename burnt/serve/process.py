@@ -12,18 +12,26 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from burnt.errors import BurntError
 from burnt.serve.packages import require_packages
 from burnt.serve.servable import Servable
 from burnt.serve.service import Service, Settings
 
-__all__ = ["listen", "serve"]
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+
+__all__ = ["configuration", "listen", "serve"]
 
 _log = logging.getLogger("burnt.serve")
-_KEEP_ALIVE = 75  # seconds: longer than the clients' pools and balancers that reuse connections
-_BACKLOG = 2048  # connections that the kernel keeps while the server is busy
+# New connections that the kernel keeps while the server is busy. The event loop accepts all of them at once;
+# without a free handle it drops them, health checks included: a quarter of the handles are for these.
+_BACKLOG = 2048
+_SEND_BUFFER = 2**17  # bytes
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -41,7 +49,11 @@ def listen(host: str, port: int) -> socket.socket:
         raise BurntError("there is no such port", where=where, expected="0 to 65535")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        backlog = min(_BACKLOG, _max_handles() // 4)
+        listener = socket.create_server(address[:2], family=family, backlog=backlog)
+        # Of its connections: more in the kernel would be unlimited memory, and hide how fast clients read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        return listener
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BurntError(
@@ -79,17 +91,7 @@ def serve(
 
     app = create_app(models, settings)
     service: Service = app.state.service
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=access_log,
-        server_header=False,
-        lifespan="on",
-        ws="none",
-        timeout_keep_alive=_KEEP_ALIVE,
-        timeout_graceful_shutdown=max(round(settings.drain), 1),
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(configuration(app, settings, access_log))
 
     def stop() -> None:
         server.should_exit = True
@@ -104,6 +106,35 @@ def serve(
         os._exit(1)
     if service.failure is not None:
         raise service.failure
+
+
+def configuration(app: Starlette, settings: Settings, access_log: bool = False) -> uvicorn.Config:
+    """Return what uvicorn is told: mainly, to let `Connections` limit what clients can do."""
+    import uvicorn
+
+    from burnt.serve.connections import Connections
+
+    return uvicorn.Config(
+        app,
+        http=cast(Any, Connections(settings, min(settings.max_connections, _max_handles() // 2))),
+        backlog=min(_BACKLOG, _max_handles() // 4),
+        log_config=None,
+        access_log=access_log,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=max(round(settings.drain), 1),
+    )
+
+
+def _max_handles() -> int:
+    """Return how many files and connections this process may open."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 @contextlib.contextmanager

@@ -6,14 +6,17 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from burnt.errors import BurntError, clean
 from burnt.serve.device import DeviceThread, Slot
 from burnt.serve.servable import Servable
 
-__all__ = ["Service", "Settings"]
+__all__ = ["SURPLUS", "Service", "Settings"]
+
+SURPLUS = "burnt.surplus"  # in the scope of a request on a connection above the limit
 
 _log = logging.getLogger("burnt.serve")
 
@@ -25,13 +28,20 @@ class Settings:
     Args:
         max_batch: the largest number of items that are run together, and in one request.
         max_queue: the largest number of requests that wait; others are refused with 503.
-        timeout: seconds after which a request is answered with 504, from its first byte.
+        timeout: seconds of each wait: for headers, for the next request of a connection, for the rest of a
+            request and its answer together, and for a client to read the answer.
         max_body: bytes of a request's body.
         max_bodies: bytes of all bodies that are read and not yet answered; others are refused with 503.
+        max_answers: bytes of all outputs that wait to be encoded; more are refused with 503. Also of all
+            answers that wait for their clients; those that have not read for longest are closed.
+        max_connections: the largest number of connections; half of the files that the process may open
+            (``ulimit -n``) if that is less.
         max_elements: elements of one input; matters where axes other than the batch are open.
         drain: seconds after SIGTERM in which accepted requests are answered.
         reload: seconds between looks for a new version of a model; None for never.
         api_key: what requests must send as ``Authorization: Bearer ...``; None to admit everybody.
+        allowed_hosts: what the ``Host`` header must be, without a port; empty for anything. It keeps out web
+            pages whose name was made to point to this server (DNS rebinding).
     """
 
     max_batch: int = 32
@@ -39,10 +49,13 @@ class Settings:
     timeout: float = 30.0
     max_body: int = 16 * 1024**2
     max_bodies: int = 256 * 1024**2
+    max_answers: int = 256 * 1024**2
+    max_connections: int = 1024
     max_elements: int = 2**24
     drain: float = 30.0
     reload: float | None = None
     api_key: str | None = field(default=None, repr=False)
+    allowed_hosts: Sequence[str] = ()
 
 
 class Service:
@@ -59,6 +72,7 @@ class Service:
         self.slots = {
             name: Slot(name, model, model.batch_sizes(settings.max_batch)) for name, model in models.items()
         }
+        self.coder = ThreadPoolExecutor(1, "burnt-coder")  # decodes and encodes what is large
         self.default = next(iter(self.slots.values()))
         self.is_ready = False
         self.failure: BurntError | None = None

@@ -84,7 +84,9 @@ def test_settings_of_options_and_environment(
     monkeypatch.delenv("BURNT_API_KEY")
     assert main(["serve", "m.onnx", "--host", "0.0.0.0", "--port", "0"]) == 0
     assert "everybody who reaches 0.0.0.0 is served: set BURNT_API_KEY" in capsys.readouterr().err
-    assert served.settings.reload is None
+    assert (served.settings.reload, served.settings.allowed_hosts) == (None, ())
+    assert main(["serve", "m.onnx", "--port", "0", "--allowed-host", "a", "--allowed-host", "b.c"]) == 0
+    assert served.settings.allowed_hosts == ["a", "b.c"]
 
 
 @pytest.mark.parametrize(
@@ -138,11 +140,12 @@ def test_a_missing_package_is_said(
 
 def test_the_folder_of_an_image_holds_the_file(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     onnx_files.write(Path("m.onnx"))
-    options = ["--port", "9000", "--max-batch", "64"]
+    options = ["--port", "9000", "--max-batch", "64", "--allowed-host", "models.example"]
     assert main(["serve", "a=m.onnx", "--container", "image", *options]) == 0
     printed = capsys.readouterr().out
     assert "podman build -t a image" in printed
     assert "cd image && python -m burnt serve a=a.onnx --host 0.0.0.0 --port 9000 --max-batch 64" in printed
+    assert "--allowed-host models.example" in printed
     assert "EXPOSE 9000" in Path("image/Containerfile").read_text()
     assert Path("image/a.onnx").read_bytes() == Path("m.onnx").read_bytes()
     assert not served.models

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,7 +18,7 @@ from starlette.testclient import TestClient
 
 from burnt import nn
 from burnt.inspect import signature_of
-from burnt.serve import RunModel, Settings, create_app
+from burnt.serve import RunModel, Settings, create_app, wire
 from burnt.serve.schema import Schema
 from burnt.serve.wire import JSON, SAFETENSORS
 from tests.serve.serving import Fake, ask, client, schema_of, served
@@ -269,6 +271,101 @@ def test_a_key_is_needed_for_models_and_metrics(header: str | None, status: int)
         assert (answer.headers.get("www-authenticate") == "Bearer") == (status == 401)
         assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
     assert "s3cret" not in repr(Settings(api_key="s3cret"))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "status"),
+    [
+        (["good.example"], 200),
+        (["GOOD.example:8000"], 200),
+        (["[::1]:8000"], 200),
+        (["[::1]"], 200),
+        (["evil.example"], 421),
+        (["good.example.evil.example"], 421),
+        (["evil.good.example"], 421),
+        (["good.example:80:80"], 421),
+        (["::1"], 421),
+        ([""], 421),
+        (["good.example", "evil.example"], 421),
+    ],
+)
+def test_the_host_can_be_pinned(hosts: list[str], status: int) -> None:
+    headers = [("host", host) for host in hosts]
+    with client(Fake(), allowed_hosts=["Good.example", "[::1]"], api_key="k") as http:
+        keyed = [*headers, ("authorization", "Bearer k")]
+        answers = [http.get(path, headers=keyed) for path in ("/v1/schema", "/v1/models", "/metrics")]
+        answers.append(http.post("/v1/predict", json={"inputs": {"x": [1, 2]}}, headers=keyed))
+        assert http.get("/healthz", headers=headers).status_code == 200
+    assert {answer.status_code for answer in answers} == {status}
+    if status == 421:
+        assert answers[0].json()["error"] == {
+            "message": "the server does not answer for this host",
+            "expected": "Host: Good.example or [::1]",
+            "found": ", ".join(hosts) or "none",
+        }
+
+
+def test_compressed_bodies_are_refused(fake: tuple[TestClient, Fake]) -> None:
+    packed = gzip.compress(b'{"inputs": {"x": [1, 2]}}')
+    answer = fake[0].post("/v1/predict", content=packed, headers={**JSON_HEADER, "content-encoding": "gzip"})
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "identity")
+    assert answer.json()["error"]["found"] == "gzip"
+
+
+class Held:
+    """Takes the place of a function of `wire`, and waits until the test has seen that the server works."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self._function = getattr(wire, name)
+        self.entered, self.seen = threading.Event(), threading.Event()
+        monkeypatch.setattr(wire, name, self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.entered.set()
+        assert self.seen.wait(5), "nothing else is answered meanwhile"
+        return self._function(*arguments)
+
+
+@pytest.mark.parametrize("name", ["decode_json", "decode_safetensors", "encode_json", "encode_safetensors"])
+def test_large_bodies_and_answers_do_not_stop_the_server(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    x = np.arange(40_000, dtype=np.float32)[None]
+    is_json = name.endswith("json")
+    content = (
+        json.dumps({"inputs": {"x": x.tolist()}}).encode() if is_json else safetensors.numpy.save({"x": x})
+    )
+
+    async def scenario() -> None:
+        async with served(Fake(schema=schema_of((None, None)))) as (http, _):
+            held = Held(monkeypatch, name)
+            headers = JSON_HEADER if is_json else TENSORS_HEADER
+            large = asyncio.create_task(
+                http.post("/v1/predict", content=content, headers=headers, timeout=60)
+            )
+            assert await asyncio.to_thread(held.entered.wait, 5)
+            assert (await http.get("/healthz")).status_code == 200
+            held.seen.set()
+            answer = await large
+        y = answer.json()["outputs"]["y"] if is_json else safetensors.numpy.load(answer.content)["y"]
+        np.testing.assert_array_equal(np.asarray(y), x * 2)
+
+    asyncio.run(scenario())
+
+
+def test_outputs_that_wait_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        schema = Schema(schema_of().inputs, schema_of((None, 60_000)).outputs)
+        model = Fake(lambda x: np.repeat(x, 30_000, 1), schema)
+        async with served(model, max_answers=200_000) as (http, _):
+            held = Held(monkeypatch, "encode_json")
+            first = asyncio.create_task(ask(http, [1, 2]))  # 240 kB: one alone passes
+            assert await asyncio.to_thread(held.entered.wait, 5)
+            second = await ask(http, [1, 2])
+            held.seen.set()
+            assert (await first).status_code == 200
+            third = await ask(http, [1, 2])
+        assert (second.status_code, second.headers["retry-after"], third.status_code) == (503, "1", 200)
+
+    asyncio.run(scenario())
 
 
 def test_an_error_of_the_model_is_logged_and_its_text_not_sent(caplog: pytest.LogCaptureFixture) -> None:

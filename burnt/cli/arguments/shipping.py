@@ -211,6 +211,12 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a run's folder, its name in runs/, or an .onnx file; the first one is at /v1/predict too",
     )
     serve.add_argument("--host", default="127.0.0.1", help="the address to listen at, default: 127.0.0.1")
+    serve.add_argument(
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        help="answer requests for this name only, in their Host header; repeat for further ones",
+    )
     serve.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes any that is free")
     serve.add_argument(
         "--max-batch", type=int, default=32, metavar="N", help="most items that are run together, default: 32"
@@ -219,7 +225,11 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--queue", type=int, default=256, metavar="N", help="most requests that wait, default: 256"
     )
     serve.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for one request, default: 30"
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="limit for one request, and for each wait for a client, default: 30",
     )
     serve.add_argument(
         "--max-body", type=float, default=16.0, metavar="MB", help="largest body of a request, default: 16"
