@@ -29,6 +29,7 @@ __all__ = [
     "meta_copy",
     "meta_inputs",
     "preserved_random_states",
+    "uncompiled",
 ]
 
 
@@ -237,11 +238,12 @@ def meta_context() -> Iterator[None]:
     with (
         preserved_random_states(),
         torch.inference_mode(False),
-        _uncompiled(),
+        uncompiled(),
         torch.device("meta"),
     ):
         yield
 
 
-def _uncompiled() -> Any:
+def uncompiled() -> Any:
+    """Return a context in which modules and functions from `torch.compile` run as the original ones."""
     return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext()

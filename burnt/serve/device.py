@@ -221,13 +221,15 @@ class DeviceThread:
     def _answer(self, slot: Slot, requests: Sequence[Request]) -> list[Prediction | Exception]:
         """Run requests together; where that fails, each alone, so that one cannot fail the others."""
         model = slot.model
-        try:
-            return list(self._run(slot, model, requests))
-        except Exception as error:
-            if len(requests) == 1:
-                return [error]
-            self.metrics.failed_batches.labels(slot.name).inc()
-            _log.warning("%s: a batch of %d failed, running its requests alone", slot.name, len(requests))
+        # They may have been queued together for an older version of a model that runs them one by one now.
+        if len(requests) == 1 or model.schema.is_batchable:
+            try:
+                return list(self._run(slot, model, requests))
+            except Exception as error:
+                if len(requests) == 1:
+                    return [error]
+                self.metrics.failed_batches.labels(slot.name).inc()
+                _log.warning("%s: a batch of %d failed, running its requests alone", slot.name, len(requests))
         return [outcome for request in requests for outcome in self._answer(slot, [request])]
 
     def _run(self, slot: Slot, model: Servable, requests: Sequence[Request]) -> list[Prediction]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,13 +26,15 @@ _DTYPES = {
     **{f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
 
+_BATCH = r"(?i)batch(_?size)?"  # names of an axis of the items
+
 
 class OnnxModel:
     """A model in an ONNX file.
 
     The names, shapes and batch axes are those that `burnt.onnx.export` wrote into the file; for other files
-    they are its inputs and outputs, and the batch is the first axis of the first input, if its size is open,
-    and all first axes of that name.
+    they are its inputs and outputs, and the batch is the axes named ``batch`` or ``batch_size``, or if there
+    are none the first axis of the first input, if its size is open, and all axes of that name.
 
     Args:
         path: the file.
@@ -136,14 +139,18 @@ def _with_sizes(described: Sequence[TensorSchema], own: Sequence[TensorSchema]) 
 
 def _own_tensors(session: Any, path: Path) -> tuple[tuple[TensorSchema, ...], tuple[TensorSchema, ...]]:
     taken, returned = session.get_inputs(), session.get_outputs()
-    batch = taken[0].shape[0] if taken and taken[0].shape else 1
+    named = [size for value in taken for size in value.shape if re.fullmatch(_BATCH, str(size))]
+    batch = named[0] if named else taken[0].shape[0] if taken and taken[0].shape else 1
     inputs = tuple(_tensor(value, batch, path) for value in taken)
     outputs = tuple(_tensor(value, batch, path) for value in returned)
     return inputs, outputs
 
 
 def _tensor(value: Any, batch: int | str | None, path: Path) -> TensorSchema:
-    """Describe an input or output; `batch` is the size of the batch, by its name, or None if it has none."""
+    """Describe an input or output; `batch` is the size of the batch, by its name, or None if it has none.
+
+    Of axes without a name, which are told apart by nothing, only the first one is the batch.
+    """
     if value.type not in _DTYPES:
         raise UnsupportedError(
             "the server cannot pass on an input or output of this type",
@@ -153,5 +160,6 @@ def _tensor(value: Any, batch: int | str | None, path: Path) -> TensorSchema:
             hint="scikit-learn's converter: options={'zipmap': False}" if "map" in value.type else None,
         )
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-    has_batch = bool(shape) and shape[0] is None and value.shape[0] == batch
-    return TensorSchema(value.name, shape, np.dtype(_DTYPES[value.type]), 0 if has_batch else None)
+    axes = [axis for axis, size in enumerate(value.shape) if size == batch and shape[axis] is None]
+    axis = axes[0] if axes and (axes[0] == 0 or isinstance(batch, str)) else None
+    return TensorSchema(value.name, shape, np.dtype(_DTYPES[value.type]), axis)

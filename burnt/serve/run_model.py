@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from burnt.inspect.rounding import rounding_tolerance
 from burnt.inspect.signature import Signature, signature_of
 from burnt.module import restore_fields
 from burnt.record import Record, load_into
@@ -46,7 +48,9 @@ class RunModel:
         self.signature = example if isinstance(example, Signature) else signature_of(module, example)
         self.folder = folder
         self.version = checkpoint
-        self.schema = Schema.from_signature(self.signature.to_dict(), classes)
+        schema = Schema.from_signature(self.signature.to_dict(), classes)
+        dtypes = [info.torch_dtype for info in (*self.signature.inputs, *self.signature.outputs)]
+        self.schema = replace(schema, tolerance=rounding_tolerance(module, *dtypes))
         self._wanted = wanted
         self._classes = classes
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))

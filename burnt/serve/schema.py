@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from burnt._independence import TOLERANCE
 from burnt.errors import (
     BurntError,
     InputError,
@@ -96,6 +97,10 @@ class Schema:
         inputs: in the order in which the model takes them.
         outputs: in the order in which it returns them.
         classes: the names of the classes that a single output ``[batch, classes]`` scores.
+        tolerance: how far an item's outputs may differ between batches of different sizes by rounding,
+            relative to the largest one.
+        one_by_one: why requests are not joined although all tensors have a batch axis; found when the model
+            is first run.
 
     >>> described = {"shape": [4, 2], "dtype": "float32", "batch_axis": 0, "range": None}
     >>> schema = Schema.from_signature(
@@ -110,6 +115,8 @@ class Schema:
     inputs: tuple[TensorSchema, ...]
     outputs: tuple[TensorSchema, ...]
     classes: tuple[str, ...] | None = None
+    tolerance: float = TOLERANCE
+    one_by_one: str | None = None
 
     @classmethod
     def from_signature(cls, document: Mapping[str, Any], classes: Sequence[str] | None = None) -> Schema:
@@ -136,8 +143,10 @@ class Schema:
 
     @property
     def is_batchable(self) -> bool:
-        """Whether several requests can be answered by one call: all tensors have a batch axis."""
-        return all(tensor.batch_axis is not None for tensor in (*self.inputs, *self.outputs))
+        """Whether several requests can be answered by one call: all tensors have a batch axis, along which
+        the items are independent."""
+        tensors = (*self.inputs, *self.outputs)
+        return self.one_by_one is None and all(tensor.batch_axis is not None for tensor in tensors)
 
     @property
     def has_open_axes(self) -> bool:
@@ -238,7 +247,7 @@ class Schema:
                 "the request has too many items",
                 expected=f"at most {max_rows}",
                 found=str(rows),
-                hint="send several requests, which the server puts together, or raise --max-batch",
+                hint="send several requests, or raise --max-batch",
             )
         return Batch(fitted, rows or 1, bool(is_single))
 
@@ -286,12 +295,30 @@ class Schema:
             arrays.append(np.full(shape, 0 if tensor.range is None else tensor.range[0], tensor.dtype))
         return arrays
 
+    def random_item(self, generator: np.random.Generator, scale: float = 1.0, open_size: int = 1) -> Arrays:
+        """Return random inputs for one item.
+
+        Args:
+            generator: of the random numbers.
+            scale: a factor for floating-point numbers; integers stay in their range.
+            open_size: the size of open axes other than the batch.
+        """
+        arrays: Arrays = []
+        for tensor in self.inputs:
+            shape = [
+                1 if axis == tensor.batch_axis else open_size if size is None else size
+                for axis, size in enumerate(tensor.shape)
+            ]
+            arrays.append(_random_array(tensor, shape, generator, scale))
+        return arrays
+
     def to_dict(self) -> dict[str, Any]:
         """Return the schema as JSON values."""
         return {
             "inputs": [tensor.to_dict() for tensor in self.inputs],
             "outputs": [tensor.to_dict() for tensor in self.outputs],
             "classes": None if self.classes is None else list(self.classes),
+            **({} if self.one_by_one is None else {"one_by_one": self.one_by_one}),
         }
 
     def __str__(self) -> str:
@@ -319,6 +346,28 @@ def numpy_dtype(name: str, where: str) -> np.dtype[Any]:
             found=name,
         )
     return dtype
+
+
+def _random_array(
+    tensor: TensorSchema, shape: Sequence[int], generator: np.random.Generator, scale: float
+) -> np.ndarray[Any, Any]:
+    low, high = tensor.range or (0, 0)
+    if tensor.dtype.kind == "b":
+        return generator.random(shape) < 0.5
+    if tensor.dtype.kind in "iu":
+        limits = np.iinfo(tensor.dtype)
+        least, most = max(int(low), limits.min), min(int(high), limits.max)
+        if tensor.range is None and scale > 1 and tensor.dtype.itemsize == 1:  # such as an image
+            least, most = limits.min, limits.max
+        elif least >= most:  # 0 and 1 are valid as tokens, kinds of tokens and masks
+            least, most = (least, least + 1) if least < limits.max else (least - 1, least)
+        return generator.integers(least, most, shape, tensor.dtype, endpoint=True)
+    if low == high == 0:
+        numbers = generator.standard_normal(shape)
+    else:
+        numbers = generator.uniform(*((low, high) if low < high else (low / 2, low * 2)), shape)
+    largest = np.finfo(tensor.dtype).max
+    return (numbers * scale).clip(-largest, largest).astype(tensor.dtype)
 
 
 def _has_axis(array: np.ndarray[Any, Any], axis: int | None) -> bool:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from burnt._independence import BatchProbe
 from burnt.errors import BurntError, clean
 from burnt.serve.device import DeviceThread, Slot
+from burnt.serve.schema import Arrays
 from burnt.serve.servable import Servable
 
 __all__ = ["SURPLUS", "Service", "Settings"]
@@ -92,7 +97,7 @@ class Service:
         started = time.perf_counter()
         for slot in self.slots.values():
             try:
-                await self._run_sizes(slot.model)
+                await self._prepare(slot.name, slot.model)
             except Exception as error:
                 self.failure = BurntError(
                     "the model does not run", where=slot.name, found=f"{type(error).__name__}: {error}"
@@ -123,7 +128,7 @@ class Service:
                 return False
             new = await asyncio.to_thread(slot.model.reloaded)
             _check_same(slot.model, new)
-            await self._run_sizes(new)
+            await self._prepare(slot.name, new)
         except Exception as error:  # a damaged file, or a model that fails: anything may be raised
             failed = version or str(error)
             if failed != self._failed.get(slot.name):  # said once, not at every look
@@ -142,19 +147,62 @@ class Service:
         _log.info("%s: now %s, before %s", slot.name, clean(new.version), clean(old))
         return True
 
-    async def _run_sizes(self, model: Servable) -> None:
-        """Run a model with each of its batch sizes, one between two batches of requests.
+    async def _prepare(self, name: str, model: Servable) -> None:
+        """Run a model with each of its batch sizes, each between two batches of requests.
 
-        A model whose inputs have open axes cannot be run like that: it may not take every size.
+        Where these runs do not show that the outputs of an item are the same in every batch, requests for the
+        model are not joined.
         """
-        if model.schema.has_open_axes:
-            return
-        for size in model.batch_sizes(self.settings.max_batch):
-            await self.device.call(functools.partial(_run_example, model, size))
+        sizes = model.batch_sizes(self.settings.max_batch)
+        if model.schema.is_batchable and sizes[-1] > 1:
+            reason = await self._reason_for_one_by_one(name, model, sizes)
+            if reason is not None:
+                model.schema = replace(model.schema, one_by_one=reason)
+                _log.warning("%s: requests run one by one: %s", name, reason)
+        # A model whose inputs have open axes cannot be run like that: it may not take every size.
+        elif not model.schema.has_open_axes:
+            for size in sizes:
+                await self._run_checked(model, model.schema.example(size), size)
 
+    async def _run_checked(self, model: Servable, arrays: Arrays, size: int) -> Arrays:
+        outputs: Arrays = await self.device.call(functools.partial(model.run, arrays))
+        model.schema.check_outputs(outputs, size)
+        return outputs
 
-def _run_example(model: Servable, rows: int) -> None:
-    model.schema.check_outputs(model.run(model.schema.example(rows)), rows)
+    async def _reason_for_one_by_one(self, name: str, model: Servable, sizes: Sequence[int]) -> str | None:
+        """Compare the outputs of random items between batches; return why requests may not be joined."""
+        schema, largest = model.schema, sizes[-1]
+        if len(sizes) < 3 or sizes[0] > 1:
+            sizes = [1, min(4, largest), largest]
+        open_sizes = (1,)
+        if schema.has_open_axes:  # models often take only some: a length, or multiples of 32
+            sizes, open_sizes = [1, *[min(4, largest)] * 2], (7, 32, 224)
+        for open_size, large in itertools.product(open_sizes, (1000.0, 1.0)):
+            random = np.random.default_rng(0)
+            items = [schema.random_item(random, scale, open_size) for scale in (1.0, large) * 2]
+            axes = ([tensor.batch_axis for tensor in tensors] for tensors in (schema.inputs, schema.outputs))
+            probe = BatchProbe(items, *axes, schema.tolerance)
+            for size in sizes:
+                try:
+                    outputs = await self.device.call(functools.partial(model.run, probe.batch(size)))
+                except Exception as error:  # the model's code may raise anything
+                    failed, failure = size, error
+                    break
+                schema.check_outputs(outputs, size)
+                probe.add(outputs)
+            else:
+                if probe.depends:
+                    return "the outputs of an item depend on the other items of its batch"
+                return None if probe.is_complete else "the outputs for random inputs are not finite"
+        _log.warning("%s: a batch of %d random items fails: %s", name, failed, failure)
+        if failed > 1:
+            return "the model fails on batches of several items"
+        if not schema.has_open_axes:
+            try:
+                await self._run_checked(model, schema.example(1), 1)
+            except Exception:  # not if only single items fail, such as with statistics of the batch
+                await self._run_checked(model, schema.example(largest), largest)
+        return "the model fails on random inputs"
 
 
 def _check_same(old: Servable, new: Servable) -> None:

@@ -14,11 +14,13 @@ from torch import Tensor
 from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
 from burnt.data import Batch, Loader, collate, move
+from burnt.data.batch import clone
 from burnt.errors import BurntError, ConfigError, DataError, DefinitionError, InputTypeError, nearest
 from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import forward_signature
 from burnt.inspect.specs import at_path, tensors_in
 from burnt.train.gathering import gather, to_cpu
+from burnt.train.independent_items import IndependentItems
 from burnt.train.learner import Learner
 from burnt.train.precision import autocast, check_precision
 from burnt.train.trained import TrainedAs
@@ -27,6 +29,14 @@ from burnt.train.work_progress import WorkProgress
 __all__ = ["call_with_batch", "predict"]
 
 _BATCH_SIZE = 64
+_HINT_ITEMS = (
+    "batch_size=1 runs each item by itself, batch_size=len(data) all of them together. "
+    "If the first axis is not that of the items, call the model itself: model(data)"
+)
+_HINT_BATCHES = (
+    "stream=True returns the outputs of each batch as they are. To run each item by itself, give its dataset "
+    "and batch_size=1"
+)
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Inputs = str | int | Sequence[str | int] | Mapping[str, str | int] | Callable[[Any], Any]
@@ -112,8 +122,8 @@ def predict(
         an entry for each batch.
 
     Raises:
-        DataError: the data is empty or of an unknown kind, a loader shuffles, or the model's inputs cannot be
-            found in a batch.
+        DataError: the data is empty or of an unknown kind, a loader shuffles, the model's inputs cannot be
+            found in a batch, or an item's outputs depend on the other items of its batch: see below.
         DefinitionError: `model` is neither a module nor a Learner, or has no method `call`.
         InputTypeError: the inputs are not those that the model takes.
         ConfigError: `batch_size` is below 1 or belongs to the loader; `inputs` is given with a function
@@ -124,6 +134,11 @@ def predict(
     computed its inputs from the batch, say how with `inputs` or `call`. Any other model takes the columns
     that are named as the arguments of its ``forward``, without an optional ``labels``; of a tuple the first
     ones, as many as ``forward`` requires. Where this leaves a choice, an error asks for `inputs`.
+
+    Outputs must not depend on how the data is divided into batches, as those of a model that takes the
+    sequence first or normalizes over the batch. Where there is more than one batch, two items of the first one
+    are run without the others, and what this changes in buffers and attributes is undone. Not so with a
+    function `call`, with ``stream=True`` of batches that are the user's, and where modules have forward hooks.
 
     >>> import torch
     >>> model = torch.nn.Linear(3, 2)
@@ -148,7 +163,12 @@ def predict(
     if precision is None:
         precision = "float32" if trained is None else trained.precision
     batches, total = _batches(data, batch_size)
-    run = _Run(module, _function(module, inputs, call, trained), transform, check_precision(precision))
+    run = _Run(module, *_function(module, inputs, call, trained), transform, check_precision(precision))
+    is_in_batches = _is_in_batches(data)
+    # With a single batch, or where batches are the user's and are returned one by one, the outputs are the
+    # model's own, whatever they depend on; a function `call` is written for whole batches.
+    if total != 1 and not callable(call) and not (stream and is_in_batches):
+        run.require_independence(_HINT_BATCHES if is_in_batches else _HINT_ITEMS)
     outputs = _stream(run, batches, total, progress)
     if stream:
         return (output for output, _ in outputs)
@@ -159,19 +179,33 @@ def predict(
 
 
 class _Run:
-    """Runs batches: the function, its device, precision and modes."""
+    """Runs batches: the function, its device, precision and modes.
+
+    Args:
+        model: the model.
+        find: returns the arguments of `function` in a batch.
+        function: the model, its method, or what the user gave.
+        transform: of its outputs.
+        precision: of autocast.
+    """
 
     def __init__(
         self,
         model: torch.nn.Module,
-        function: Callable[[Any, torch.device], Any],
+        find: Callable[[Any], Arguments],
+        function: Callable[..., Any],
         transform: Callable[[Any], Any] | None,
         precision: str,
     ) -> None:
         tensors = (*model.parameters(), *model.buffers())
-        self._model, self._function, self._transform = model, function, transform
+        self._model, self._find, self._function, self._transform = model, find, function, transform
         self._device = next((tensor.device for tensor in tensors), torch.device("cpu"))
         self._autocast = functools.partial(autocast, precision, self._device)
+        self._hint: str | None = None  # until the items have been found to be independent
+
+    def require_independence(self, hint: str) -> None:
+        """Raise a DataError with a hint if items of the first batch depend on each other."""
+        self._hint = hint
 
     def __call__(self, batch: Any) -> Any:
         """Return the output of a batch on the CPU."""
@@ -180,11 +214,28 @@ class _Run:
         self._model.eval()
         try:
             with torch.no_grad(), self._autocast():
-                output = self._function(batch, self._device)
-                return to_cpu(output if self._transform is None else self._transform(output))
+                # In memory of its own, since a model may change its inputs in place.
+                arguments = clone(move(self._find(batch), self._device))
+                items = None if self._hint is None else IndependentItems(self._model, self._apply, arguments)
+                output = self._apply(arguments)
+                if items is not None and (found := items.dependence(output)) is not None:
+                    raise DataError(
+                        "the model's outputs for an item depend on the other items of its batch",
+                        where=type(self._model).__name__,
+                        expected="the same outputs in every batch",
+                        found=f"a difference of {found:.2g} of the largest output without the others",
+                        hint=self._hint,
+                    )
+                self._hint = None
+                return to_cpu(output)
         finally:
             for module, training in modes:
                 module.training = training
+
+    def _apply(self, arguments: Arguments) -> Any:
+        args, kwargs = arguments
+        output = self._function(*args, **kwargs)
+        return output if self._transform is None else self._transform(output)
 
 
 def _stream(
@@ -256,6 +307,15 @@ def _batches(data: Any, batch_size: int | None) -> tuple[Iterator[Any], int | No
     except TypeError:
         total = None
     return iter(data), total
+
+
+def _is_in_batches(data: Any) -> bool:
+    """Whether the data is in batches already, those of a loader or an iterator."""
+    is_loader = callable(getattr(data, "epoch", None))
+    is_items = isinstance(
+        data, Tensor | np.ndarray | Mapping | Batch | tuple | torch.utils.data.IterableDataset
+    )
+    return is_loader or not (is_items or _is_dataset(data))
 
 
 def _columns(data: Any) -> dict[Any, Any] | None:
@@ -344,8 +404,8 @@ def _function(
     inputs: Inputs | None,
     call: str | Callable[[Any, Any], Any] | None,
     trained: TrainedAs | None,
-) -> Callable[[Any, torch.device], Any]:
-    """Return the function that runs a batch, which it moves to a device.
+) -> tuple[Callable[[Any], Arguments], Callable[..., Any]]:
+    """Return a function that finds arguments in a batch, and the function that is called with them.
 
     Raises:
         DefinitionError: the model has no method `call`.
@@ -358,7 +418,7 @@ def _function(
                 expected="call=function, which gets the whole batch, or inputs=",
                 found="both",
             )
-        return lambda batch, device: call(model, move(batch, device))
+        return lambda batch: ((batch,), {}), functools.partial(call, model)
     method = model if call is None else getattr(model, call, None)
     if not callable(method):
         close = nearest(str(call), [name for name in dir(model) if not name.startswith("_")])
@@ -368,13 +428,7 @@ def _function(
             hint=f"did you mean {close!r}?" if close else None,
         )
     # What the training step gave `forward` says nothing about another method.
-    find = _InputFinder(model, call or "forward", inputs, trained if call is None else None)
-
-    def run(batch: Any, device: torch.device) -> Any:
-        args, kwargs = move(find(batch), device)
-        return method(*args, **kwargs)
-
-    return run
+    return _InputFinder(model, call or "forward", inputs, trained if call is None else None), method
 
 
 def call_with_batch(model: torch.nn.Module) -> Callable[[Any, Any], Any]:
