@@ -5,25 +5,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from burnt._independence import BatchProbe
 from burnt.errors import BurntError, InputRuntimeError, InputValueError
-from burnt.inspect.signature import Signature, forward_signature
+from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx.importer.module import ImportedModule
 
 __all__ = [
+    "NO_BATCH",
     "Limit",
     "axes_of_imported",
     "fixed_axis_error",
+    "items_depend",
     "limits_in",
-    "size_of_batch",
+    "with_named_batch",
     "with_open_axes",
+    "without_batch",
 ]
 
 OpenAxes = Mapping[str, Mapping[int, str]]
 """Names of axes, by input and axis."""
+
+NO_BATCH = "axis_0"
+"""The name of an open axis that would be the batch if outputs did not depend on its other entries."""
 
 _LARGEST_MINIMUM = 4  # sizes below are compared one by one
 
@@ -46,23 +53,74 @@ class Limit:
         return f"at most {self.largest}, the size of {self.table}"
 
 
-def size_of_batch(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], open_axes: OpenAxes
-) -> int | None:
-    """Return the example's size along an axis that is opened as the batch, such as the second of a state.
+def with_named_batch(signature: Signature, open_axes: OpenAxes) -> Signature:
+    """Return a signature whose batch axes are those named ``"batch"``, such as the second of a state.
 
-    Another size of all leading axes alone, which `signature_of` tries by default, would not fit the model.
+    Of inputs without such a name, the first axis is the batch if it has the same size and no other name. If
+    there are no such names, nothing is changed.
     """
-    try:
-        arguments = forward_signature(model).bind(*args, **kwargs).arguments
-    except TypeError:
-        return None  # `signature_of` says what is wrong
-    for name, names in open_axes.items():
-        tensor = arguments.get(name)
-        for axis, symbol in names.items():
-            if symbol == "batch" and isinstance(tensor, Tensor) and axis < tensor.dim():
-                return tensor.shape[axis]
-    return None
+    named = {
+        name: axis for name, axes in open_axes.items() for axis, symbol in axes.items() if symbol == "batch"
+    }
+    sizes = {
+        size
+        for info in signature.inputs
+        for axis, size in enumerate(info.shape)
+        if axis == named.get(info.name)
+    }
+    if not sizes:
+        return signature
+    inputs = []
+    for info in signature.inputs:
+        is_first = bool(info.shape) and info.shape[0] in sizes and 0 not in open_axes.get(info.name, {})
+        inputs.append(replace(info, batch_axis=named.get(info.name, 0 if is_first else None)))
+    return replace(signature, inputs=tuple(inputs))
+
+
+def without_batch(signature: Signature, open_axes: OpenAxes) -> tuple[Signature, OpenAxes]:
+    """Return a signature without a batch, and names of open axes in which its batch axes are further ones."""
+    inputs = tuple(
+        replace(info, shape=info.shape_for(max(2, info.shape[info.batch_axis])), batch_axis=None)
+        if info.batch_axis is not None
+        else info
+        for info in signature.inputs
+    )
+    axes = {
+        info.name: {
+            **open_axes.get(info.name, {}),
+            **({} if info.batch_axis is None else {info.batch_axis: NO_BATCH}),
+        }
+        for info in signature.inputs
+    }
+    return replace(signature, inputs=inputs), axes
+
+
+def items_depend(model: nn.Module, signature: Signature, tolerance: float) -> bool:
+    """Whether outputs of an item depend on the others of its batch, by random items within the ranges.
+
+    False where no output has a batch axis, and where the model fails.
+    """
+    varied = tuple(replace(info, range=_wider(info)) for info in signature.inputs)
+    examples = [replace(signature, inputs=varied).example(1, seed) for seed in range(3)]
+    items = [[tensor.numpy() for tensor in tensors] for tensors in examples]
+    inputs, outputs = ([info.batch_axis for info in infos] for infos in (signature.inputs, signature.outputs))
+    probe = BatchProbe(items, inputs, outputs, tolerance)
+    for size in (1, 2, 3):
+        batch = [torch.from_numpy(array) for array in probe.batch(size)]
+        try:
+            with torch.no_grad():
+                found = signature.call(model, batch)
+        except Exception:  # the model's code may raise anything; tracing it says what fixes a size
+            return False
+        probe.add([tensor.numpy() for tensor in found])
+    return probe.depends
+
+
+def _wider(info: TensorInfo) -> tuple[float, float] | None:
+    """Return the range of an example; of one whose values are all the same, one with others."""
+    if info.range is None or info.range[0] < info.range[1]:
+        return info.range
+    return None if info.torch_dtype.is_floating_point else (info.range[0], info.range[0] + 1)
 
 
 def with_open_axes(signature: Signature, open_axes: OpenAxes) -> tuple[Signature, list[dict[int, str]]]:
@@ -85,11 +143,14 @@ def with_open_axes(signature: Signature, open_axes: OpenAxes) -> tuple[Signature
             )
         for axis, symbol in names.items():
             shape, where = infos[name].shape, f"{name}: {{{axis}: {symbol!r}}}"
-            if axis not in range(len(shape)) or axis in axes[name]:
+            batch = infos[name].batch_axis
+            is_other_batch = symbol == "batch" and axis != batch
+            if axis not in range(len(shape)) or is_other_batch or (axis == batch and symbol != "batch"):
                 raise InputValueError(
                     "open_axes= names no axis that can be opened",
                     where=where,
                     expected=f"an axis of {infos[name].shape_text()}, other than the batch",
+                    hint='name the axis of the items: {1: "batch"}' if axis == batch else None,
                 )
             if not symbol.isidentifier():
                 raise InputValueError(
@@ -105,8 +166,6 @@ def with_open_axes(signature: Signature, open_axes: OpenAxes) -> tuple[Signature
                     found=shape[axis],
                 )
             axes[name][axis] = symbol
-            if symbol == "batch":
-                infos[name] = replace(infos[name], batch_axis=axis)
     return replace(signature, inputs=tuple(infos.values())), list(axes.values())
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from burnt._files import replacing
+from burnt._independence import TOLERANCE
 from burnt._torch import missing_onnx_ops, without_compilation, writes_to_argument
 from burnt._version import __version__
 from burnt.errors import (
@@ -36,16 +37,21 @@ from burnt.errors import (
     ShapeError,
     UnsupportedError,
 )
+from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import Signature, TensorInfo, signature_of
+from burnt.inspect.specs import tensors_in
 from burnt.kernels import decompositions
 from burnt.nn.quantized import Quantized
 from burnt.onnx.axes import (
+    NO_BATCH,
     Limit,
     axes_of_imported,
     fixed_axis_error,
+    items_depend,
     limits_in,
-    size_of_batch,
+    with_named_batch,
     with_open_axes,
+    without_batch,
 )
 from burnt.onnx.comparison import compare, first_line
 from burnt.onnx.importer.module import ImportedModule
@@ -90,6 +96,8 @@ class Exported:
             items: relative to the largest output, but absolute where that is below 1.
         limits: the largest sizes of open axes that end with a table, such as one of positions, by name.
         fixed: why axes that the file of an imported model leaves open are fixed in this one, by name.
+        has_items: False where the axis that would be the batch has the name ``axis_0`` instead, since outputs
+            depend on its other entries.
     """
 
     path: Path
@@ -98,11 +106,14 @@ class Exported:
     errors: Mapping[int, float] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
     fixed: Mapping[str, str] = field(default_factory=dict)
+    has_items: bool = True
 
     def __str__(self) -> str:
         lines = [f"{self.path}, {self.size:,} bytes", f"  {self.signature}"]
         lines += [f"  {axis}: {limit}" for axis, limit in self.limits.items()]
         lines += [f"  {axis}: fixed, since {reason}" for axis, reason in self.fixed.items()]
+        if not self.has_items:
+            lines.append(f"  {NO_BATCH}: open, and not a batch, since outputs depend on its other entries")
         lines += [f"  batch {batch}: largest error {error:.1e}" for batch, error in self.errors.items()]
         return "\n".join(lines)
 
@@ -202,8 +213,7 @@ def export(
         else:
             signature = _named_as_imported(model, _signature(model, example, batch, open_axes or {}))
         _require_tensors(signature)
-        if batch is not None:
-            signature = _with_batch(signature, batch)
+        signature = with_named_batch(signature, open_axes or {})
         layers = [layer for layer in model.modules() if isinstance(layer, Quantized)]
         _require_schemes(model, opset)
         if opset is None:
@@ -213,7 +223,15 @@ def export(
         batches = _BATCHES if batch is None else (batch,)
         settings = _Settings(target, dtype, fold, metadata, opset, batches, tolerance)
         source = _copy_for_export(model, dtype)
-        found = axes_of_imported(model, signature) if open_axes is None and batch is None else {}
+        if batch is not None:
+            if _is_resized(example, signature, batch) and _items_depend(source, signature, settings):
+                raise _dependent_items_error(source, f"batch={batch}")
+            signature = _with_batch(signature, batch)
+            open_axes = {
+                name: {axis: symbol for axis, symbol in names.items() if symbol != "batch"}
+                for name, names in (open_axes or {}).items()
+            }
+        found = axes_of_imported(model, signature) if open_axes is None else {}
         if not found:
             return _write(source, signature, open_axes or {}, settings)
         try:
@@ -255,6 +273,10 @@ def _write(
     if settings.dtype != torch.float32:
         store_in_16_bits(written, settings.dtype)
     signature = _with_batch_axes_of_outputs(signature, written)
+    if _items_depend(source, signature, settings):
+        if any("batch" in names.values() for names in open_axes.values()):
+            raise _dependent_items_error(source, "open_axes")
+        return replace(_write(source, *without_batch(signature, open_axes), settings), has_items=False)
     written.metadata_props.update(_metadata(signature, limits, settings.metadata))
     written.graph.name = type(source).__name__
     with replacing(settings.target) as temporary:
@@ -264,6 +286,28 @@ def _write(
         )
     ends = {name: limit for name, limit in limits.items() if limit.largest is not None}
     return Exported(settings.target, settings.target.stat().st_size, signature, errors, ends)
+
+
+def _items_depend(source: nn.Module, signature: Signature, settings: _Settings) -> bool:
+    return items_depend(source, signature, max(TOLERANCE, settings.tolerance))
+
+
+def _is_resized(example: Any, signature: Signature, batch: int) -> bool:
+    """Whether the example has another number of items than the file will have."""
+    sizes = {info.shape[info.batch_axis] for info in signature.inputs if info.batch_axis is not None}
+    if not isinstance(example, Signature):
+        sizes.add(batch_size_of(list(tensors_in(example))) or batch)
+    return not sizes <= {batch}
+
+
+def _dependent_items_error(model: nn.Module, where: str) -> InputRuntimeError:
+    return InputRuntimeError(
+        f"the outputs of {type(model).__name__} for an item depend on the other items of its batch",
+        where=where,
+        expected="items that are independent along the axis of the batch",
+        hint="give an axis that is not that of items, such as a sequence, another name in open_axes=, and "
+        '"batch" to the axis of the items; or fix the batch to the size of the example',
+    )
 
 
 class _Flat(nn.Module):
@@ -285,7 +329,9 @@ def _signature(
     kwargs: dict[str, Any] = {}
     if isinstance(example, Mapping):
         args, kwargs = (), dict(example)
-    size = size_of_batch(model, args, kwargs, open_axes) if batch is None else batch
+    size = batch
+    if any("batch" in names.values() for names in open_axes.values()):
+        size = batch_size_of(list(tensors_in((args, kwargs))))  # the axis that is varied may be another one
     try:
         return signature_of(model, *args, batch_sizes=None if size is None else (size,), **kwargs)
     except ShapeError as error:

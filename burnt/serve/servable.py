@@ -14,7 +14,7 @@ class Servable(Protocol):
     """A model that can be served. It is only run by the device thread."""
 
     schema: Schema
-    """What the model takes and returns; replaced where its first runs show that requests may not be joined."""
+    """What the model takes and returns; replaced if its first runs show that requests may not be joined."""
 
     @property
     def version(self) -> str:

@@ -297,6 +297,8 @@ def _check_training_step(
     for path in without_gradient:
         message(f"Warning: {path} will not be trained, because the loss does not depend on it.")
     sources = [None if path is None else list(path) for path in recorder.sources()]
+    if "unknown" in signature and report.unchecked:
+        sources = [None]  # the step needs values for what it gives the model
     return FirstBatches(report.shapes, signature, sources, report.outputs)
 
 

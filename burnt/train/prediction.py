@@ -20,7 +20,7 @@ from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import forward_signature
 from burnt.inspect.specs import at_path, tensors_in
 from burnt.train.gathering import gather, to_cpu
-from burnt.train.independent_items import IndependentItems
+from burnt.train.item_dependence import item_dependence
 from burnt.train.learner import Learner
 from burnt.train.precision import autocast, check_precision
 from burnt.train.trained import TrainedAs
@@ -136,9 +136,9 @@ def predict(
     ones, as many as ``forward`` requires. Where this leaves a choice, an error asks for `inputs`.
 
     Outputs must not depend on how the data is divided into batches, as those of a model that takes the
-    sequence first or normalizes over the batch. Where there is more than one batch, two items of the first one
-    are run without the others, and what this changes in buffers and attributes is undone. Not so with a
-    function `call`, with ``stream=True`` of batches that are the user's, and where modules have forward hooks.
+    sequence first or normalizes over the batch. If there is more than one batch, three items of the first one
+    are run in pairs, and what this changes in buffers and attributes is undone. Not checked are a
+    function `call`, batches of a loader or iterator with ``stream=True``, and models with forward hooks.
 
     >>> import torch
     >>> model = torch.nn.Linear(3, 2)
@@ -216,18 +216,16 @@ class _Run:
             with torch.no_grad(), self._autocast():
                 # In memory of its own, since a model may change its inputs in place.
                 arguments = clone(move(self._find(batch), self._device))
-                items = None if self._hint is None else IndependentItems(self._model, self._apply, arguments)
-                output = self._apply(arguments)
-                if items is not None and (found := items.dependence(output)) is not None:
+                if self._hint is not None and (found := item_dependence(self._model, self._apply, arguments)):
                     raise DataError(
                         "the model's outputs for an item depend on the other items of its batch",
                         where=type(self._model).__name__,
                         expected="the same outputs in every batch",
-                        found=f"a difference of {found:.2g} of the largest output without the others",
+                        found=f"beside another item a difference of {found:.2g} of the largest output",
                         hint=self._hint,
                     )
                 self._hint = None
-                return to_cpu(output)
+                return to_cpu(self._apply(arguments))
         finally:
             for module, training in modes:
                 module.training = training
@@ -527,13 +525,13 @@ class _InputFinder:
     def _as_trained(self, batch: Any, columns: Mapping[Any, Any]) -> Arguments:
         assert self._trained is not None
         signature = self._trained.signature
-        assert signature is not None
+        names = ("inputs",) if signature is None else (info.name for info in signature.inputs)
         tensors = []
-        for info, path in zip(signature.inputs, self._trained.sources, strict=True):
+        for name, path in zip(names, self._trained.sources, strict=True):
             if path is None:
                 raise DataError(
                     "the model's training step computes its inputs from the batch",
-                    where=f"{self._where}, {info.name}",
+                    where=f"{self._where}, {name}",
                     expected="inputs=function, or call=function, that does the same",
                     found=_columns_text(columns, batch),
                     hint="or give the inputs alone, as a tensor",
@@ -543,11 +541,12 @@ class _InputFinder:
             except (LookupError, AttributeError, TypeError):
                 raise DataError(
                     "the batch lacks what the model was trained on",
-                    where=f"{self._where}, {info.name}",
+                    where=f"{self._where}, {name}",
                     expected=".".join(map(str, path)),
                     found=_columns_text(columns, batch),
                     hint="inputs= names the columns of these batches that the model takes",
                 ) from None
+        assert signature is not None
         return signature.arguments(tensors)
 
     def _by_name(self, columns: Mapping[Any, Any]) -> Arguments:

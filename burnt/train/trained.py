@@ -22,7 +22,7 @@ class TrainedAs:
         precision: the training's ``precision=``.
         signature: what the training step gave the model; None if unknown.
         sources: where in the batch the step took each of the signature's inputs from; None for an input that
-            the step computes.
+            the step computes or changes in place, and a single None if that could not be found out.
     """
 
     precision: str
@@ -34,11 +34,10 @@ class TrainedAs:
         """Read the part ``load`` of a run's ``config.json``; runs of an older burnt lack the sources."""
         signature, sources = load.get("signature"), load.get("sources")
         try:
-            return cls(
-                precision,
-                Signature.from_dict(signature),  # type: ignore[arg-type]  # anything else raises below
-                tuple(None if path is None else tuple(path) for path in sources or ()),
-            )
+            paths = tuple(None if path is None else tuple(path) for path in sources or ())
+            if isinstance(signature, Mapping) and "unknown" in signature:
+                return cls(precision, None, paths)
+            return cls(precision, Signature.from_dict(signature), paths)  # type: ignore[arg-type]  # raises
         except (KeyError, TypeError, ValueError):
             return cls(precision)
 
