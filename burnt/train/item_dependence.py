@@ -12,10 +12,12 @@ from torch import Tensor
 from burnt._independence import TOLERANCE, difference
 from burnt.inspect.meta import batch_size_of, preserved_random_states, uncompiled
 from burnt.inspect.specs import map_tensors, tensors_in
+from burnt.nn.quantized import Quantized
 from burnt.train.buffers import BufferCopies
 
 __all__ = ["item_dependence"]
 
+_QUANTIZED = 0.02  # where a quantization takes one scale from the whole batch, as its users chose
 _BY_SIZE = 0.05  # more than rounding, which differs between batches of different sizes
 
 
@@ -47,7 +49,7 @@ def item_dependence(model: torch.nn.Module, function: Callable[[Any], Any], argu
         # Of equal shapes, sums are rounded alike and random numbers are the same.
         others = run(last, first if count > 2 else last), run(first, middle)
         found = max(_difference(pair, other, [row], [row]) for row, other in enumerate(others))
-        if found > TOLERANCE:
+        if found > (_QUANTIZED if any(map(_has_one_scale, model.modules())) else TOLERANCE):
             return found
         found = _difference(pair, run(middle, *[last] * 4), [0, 1], [1, 0])
         is_random = found > _BY_SIZE and _difference(pair, run(last, middle, seed=1), [0, 1], [0, 1]) > 0
@@ -63,6 +65,10 @@ def _difference(
     """Compare rows of outputs, as far as they have one shape: some are padded to the longest of a batch."""
     pairs = [(a[rows], b[other_rows]) for a, b in zip(outputs, others, strict=False)]
     return max((difference(_to_array(a), _to_array(b)) for a, b in pairs if a.shape == b.shape), default=0.0)
+
+
+def _has_one_scale(module: torch.nn.Module) -> bool:
+    return isinstance(module, Quantized) and module.scheme.activations == "dynamic_tensor"
 
 
 @contextmanager

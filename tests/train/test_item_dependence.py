@@ -1,0 +1,268 @@
+"""predict on models that mix the items of a batch, and what it leaves unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import burnt
+from burnt import optim
+from burnt.data import Batch, Loader, TensorDataset
+from burnt.errors import DataError
+from burnt.train import Learner, StepOutput, SupervisedTraining, predict
+
+X = torch.randn(150, 4, generator=torch.Generator().manual_seed(0))
+WEIGHT = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+
+
+class Forward(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+MIXING: dict[str, Callable[[Tensor], Any]] = {
+    "mean": lambda x: x - x.mean(0),
+    "softmax": lambda x: x.softmax(0),
+    "running sum": lambda x: x.cumsum(0),
+    "first item": lambda x: x - x[0],
+    "last item": lambda x: x - x[-1],
+    "order": lambda x: x.sort(0).values,
+    "places": lambda x: x.argsort(0),
+    "reversed": lambda x: x.flip(0),
+    "rolled": lambda x: x.roll(1, 0),
+    "number of items": lambda x: x / len(x),
+    "position": lambda x: x + torch.arange(len(x))[:, None],
+    "products": lambda x: x @ x.T,
+    "statistics": lambda x: nn.functional.batch_norm(x, None, None, training=True),
+    "one of several outputs": lambda x: {"a": x, "b": (x, x - x.mean(0))},
+    "a little": lambda x: x + 0.02 * x.mean(0),
+}
+SEPARATE: dict[str, Callable[[Tensor], Any]] = {
+    "matmul": lambda x: x @ WEIGHT,
+    "random": lambda x: nn.functional.dropout(x, 0.5, training=True),
+    "rounding alone": lambda x: ((x @ WEIGHT) @ WEIGHT.inverse() - x) ** 2,
+    "not finite": lambda x: x.log(),
+    "in place": lambda x: x.div_(100),
+    "a number for each batch": lambda x: (x, x.sum()),
+    "16 bits": lambda x: (x.bfloat16() @ WEIGHT.bfloat16()).argmax(-1),
+    "padded to the longest": lambda x: x[:, : 1 + int(x.abs().max() > 2)],
+}
+
+
+def data_of(kind: str) -> Any:
+    return {
+        "tensor": X,
+        "dataset": TensorDataset(x=X),
+        "loader": Loader(TensorDataset(x=X), 50),
+        "iterator": iter(X.split(50)),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["tensor", "dataset", "loader", "iterator"])
+@pytest.mark.parametrize("name", MIXING)
+def test_outputs_that_depend_on_the_division_into_batches_are_refused(name: str, kind: str) -> None:
+    with pytest.raises(DataError, match="depend on the other items of its batch") as caught:
+        predict(Forward(MIXING[name]), data_of(kind))
+    assert caught.value.where == "Forward"
+    hint = "batch_size=len(data)" if kind in ("tensor", "dataset") else "stream=True"
+    assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_other_outputs_are_not_and_the_data_stays_as_it_was(name: str) -> None:
+    before = X.clone()
+    found = predict(Forward(SEPARATE[name]), X)
+    assert torch.equal(X, before)
+    if name in ("matmul", "not finite", "in place"):
+        expected = torch.cat([SEPARATE[name](row[None].clone()) for row in X])
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_what_the_hint_says_runs() -> None:
+    model = Forward(lambda x: x - x.mean(0))
+    assert torch.equal(predict(model, X, batch_size=1), torch.zeros_like(X))
+    torch.testing.assert_close(predict(model, X, batch_size=150), X - X.mean(0))
+    batches = list(predict(model, iter(X.split(50)), stream=True))
+    for found, batch in zip(batches, X.split(50), strict=True):
+        torch.testing.assert_close(found, batch - batch.mean(0))
+    with pytest.raises(DataError, match="depend on the other items"):
+        next(predict(model, X, stream=True))
+
+
+def test_a_model_that_takes_the_sequence_first() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(100, 2, 8)
+    for model in (nn.GRU(8, 4), nn.TransformerEncoderLayer(8, 2, 16)):
+        with pytest.raises(DataError, match="depend on the other items"):
+            predict(model, x)
+    batch_first = nn.GRU(8, 4, batch_first=True)
+    torch.testing.assert_close(predict(batch_first, x)[0], batch_first(x)[0].detach())
+
+
+def test_the_last_items_of_a_batch_of_two_and_models_that_take_no_two_items() -> None:
+    with pytest.raises(DataError, match="depend on the other items"):
+        predict(Forward(lambda x: x - x.mean(0)), X[:5], 2)
+    fixed = Forward(lambda x: x.view(50, -1) + 1)
+    assert torch.equal(predict(fixed, X, 50), X + 1)
+
+
+class Stateful(nn.Module):
+    """Counts its calls in several places, and keeps a state of its last batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.calls = 0
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.calls += 1
+        state = torch.zeros_like(x) if self.state is None else self.state
+        self.state = x + state
+        return self.state
+
+
+def test_a_model_is_left_as_after_its_batches_alone() -> None:
+    model = Stateful()
+    torch.manual_seed(5)
+    found = predict(model, X, 50)
+    assert torch.equal(found, torch.cat([X[:50], X[:50] + X[50:100], X[:50] + X[50:100] + X[100:]]))
+    assert (model.count.item(), model.calls) == (3, 3)
+    drawn = torch.rand(())
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(()), drawn)
+
+
+def test_hooks_see_the_batches_alone() -> None:
+    seen: list[int] = []
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
+    predict(model, X, 50)
+    assert seen == [50, 50, 50]
+
+
+# --- steps that change their batch in place
+
+
+def divide_a_view(batch: Batch) -> Tensor:
+    batch.x.view(-1).div_(100)
+    return batch.x
+
+
+def assign_items(batch: Batch) -> Tensor:
+    batch.x[:] = batch.x / 100
+    return batch.x
+
+
+def write_to_out(batch: Batch) -> Tensor:
+    return torch.div(batch.x, 100, out=batch.x)
+
+
+def change_data(batch: Batch) -> Tensor:
+    batch.x.data.mul_(0.01)
+    return batch.x
+
+
+def change_detached(batch: Batch) -> Tensor:
+    batch.x.detach().mul_(0.01)
+    return batch.x
+
+
+def assign_data(batch: Batch) -> Tensor:
+    batch.x.data = batch.x / 100
+    return batch.x
+
+
+def change_array(batch: Batch) -> Tensor:
+    array = batch.x.numpy()
+    array /= 100
+    return batch.x
+
+
+def assign_field(batch: Batch) -> Tensor:
+    batch.x = batch.x / 100
+    return batch.x
+
+
+def change_list(batch: Batch) -> Tensor:
+    torch._foreach_div_([batch.x], 100)
+    return batch.x
+
+
+def change_a_part(batch: Batch) -> Tensor:
+    batch.x[:, 0] = 0
+    return batch.x
+
+
+class Linear(nn.Linear):
+    """Its argument has the column's name, by which it would be found."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+def train(folder: Path, prepare: Callable[[Batch], Tensor], model: nn.Module) -> Learner:
+    def step(model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(model(prepare(batch)).square().mean())
+
+    learner = Learner(model, optim.Sgd(), 1e-2, step=step)
+    loader = Loader(TensorDataset(x=X.clone(), y=torch.arange(150)), 75)
+    SupervisedTraining(folder, train=loader, duration="1 epoch", monitor="off", device="cpu").run(learner)
+    return learner
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        divide_a_view, assign_items, write_to_out, change_data, change_detached, assign_data, change_array,
+        assign_field, change_list, change_a_part,
+    ],
+)  # fmt: skip
+def test_a_step_that_changes_its_batch_must_be_repeated(
+    prepare: Callable[[Batch], Tensor], tmp_path: Path
+) -> None:
+    learner = train(tmp_path / "run", prepare, Linear(4, 2))
+    for data in ({"x": X, "y": X}, {"x": X}):
+        with pytest.raises(DataError) as caught:
+            predict(learner, data)
+        assert caught.value.what == "the model's training step computes its inputs from the batch"
+    with pytest.raises(DataError, match="computes its inputs"):
+        predict(burnt.load(tmp_path / "run", model=Linear(4, 2)), {"x": X, "y": X})
+    found = predict(learner, {"x": X, "y": X}, inputs=lambda batch: prepare(Batch(x=batch.x.clone())))
+    with torch.no_grad():
+        torch.testing.assert_close(found, learner.model(prepare(Batch(x=X.clone()))))
+
+
+class InPlace(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.div_(100))
+
+
+def test_a_model_that_changes_its_input_in_place_does_so_once_and_on_a_copy(tmp_path: Path) -> None:
+    learner = train(tmp_path / "run", lambda batch: batch.x, InPlace(4, 2))
+    before = X.clone()
+    for data in ({"x": X, "y": X}, X, TensorDataset(x=X, y=X), iter(X.split(50))):
+        found = predict(learner, data)
+        assert torch.equal(X, before)
+        with torch.no_grad():
+            torch.testing.assert_close(found, learner.model(X.clone()))
+
+
+def test_a_step_that_changes_other_columns_takes_the_inputs_as_they_are(tmp_path: Path) -> None:
+    def prepare(batch: Batch) -> Tensor:
+        batch.y.add_(1)
+        return batch.x
+
+    learner = train(tmp_path / "run", prepare, Linear(4, 2))
+    with torch.no_grad():
+        torch.testing.assert_close(predict(learner, {"x": X, "y": X}), learner.model(X))
