@@ -15,7 +15,7 @@ from burnt.inspect.specs import map_tensors, tensors_in
 from burnt.nn.quantized import Quantized
 from burnt.train.buffers import BufferCopies
 
-__all__ = ["item_dependence"]
+__all__ = ["has_one_scale", "item_dependence"]
 
 _QUANTIZED = 0.02  # where a quantization takes one scale from the whole batch, as its users chose
 _BY_SIZE = 0.05  # more than rounding, which differs between batches of different sizes
@@ -49,7 +49,7 @@ def item_dependence(model: torch.nn.Module, function: Callable[[Any], Any], argu
         # Of equal shapes, sums are rounded alike and random numbers are the same.
         others = run(last, first if count > 2 else last), run(first, middle)
         found = max(_difference(pair, other, [row], [row]) for row, other in enumerate(others))
-        if found > (_QUANTIZED if any(map(_has_one_scale, model.modules())) else TOLERANCE):
+        if found > (_QUANTIZED if has_one_scale(model) else TOLERANCE):
             return found
         found = _difference(pair, run(middle, *[last] * 4), [0, 1], [1, 0])
         is_random = found > _BY_SIZE and _difference(pair, run(last, middle, seed=1), [0, 1], [0, 1]) > 0
@@ -67,8 +67,9 @@ def _difference(
     return max((difference(_to_array(a), _to_array(b)) for a, b in pairs if a.shape == b.shape), default=0.0)
 
 
-def _has_one_scale(module: torch.nn.Module) -> bool:
-    return isinstance(module, Quantized) and module.scheme.activations == "dynamic_tensor"
+def has_one_scale(model: torch.nn.Module) -> bool:
+    """Whether a layer quantizes its input with one scale for the whole batch."""
+    return any(isinstance(m, Quantized) and m.scheme.activations == "dynamic_tensor" for m in model.modules())
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
@@ -20,7 +21,7 @@ from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import forward_signature
 from burnt.inspect.specs import at_path, tensors_in
 from burnt.train.gathering import gather, to_cpu
-from burnt.train.item_dependence import item_dependence
+from burnt.train.item_dependence import has_one_scale, item_dependence
 from burnt.train.learner import Learner
 from burnt.train.precision import autocast, check_precision
 from burnt.train.trained import TrainedAs
@@ -169,6 +170,12 @@ def predict(
     # model's own, whatever they depend on; a function `call` is written for whole batches.
     if total != 1 and not callable(call) and not (stream and is_in_batches):
         run.require_independence(_HINT_BATCHES if is_in_batches else _HINT_ITEMS)
+        if batch_size != 1 and has_one_scale(module):
+            warnings.warn(
+                "inputs quantized by dynamic_tensor have one scale for all items of a batch: large items make "
+                "the outputs of the others coarse; batch_size=1 runs each by itself",
+                stacklevel=3,
+            )
     outputs = _stream(run, batches, total, progress)
     if stream:
         return (output for output, _ in outputs)

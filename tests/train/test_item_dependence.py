@@ -266,3 +266,20 @@ def test_a_step_that_changes_other_columns_takes_the_inputs_as_they_are(tmp_path
     learner = train(tmp_path / "run", prepare, Linear(4, 2))
     with torch.no_grad():
         torch.testing.assert_close(predict(learner, {"x": X, "y": X}), learner.model(X))
+
+
+def test_one_scale_for_the_items_of_a_batch_is_warned_of() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4))
+    burnt.quantize(model, "int8-dynamic_tensor")
+    with pytest.warns(UserWarning, match="one scale for all items of a batch"):
+        predict(model, X)
+    large = X.clone()
+    large[0] *= 1000
+    with (
+        pytest.raises(DataError, match="depend on the other items"),
+        pytest.warns(UserWarning, match="one scale"),
+    ):
+        predict(model, large)
+    expected = torch.cat([model(row[None]).detach() for row in large])
+    torch.testing.assert_close(predict(model, large, batch_size=1), expected)
