@@ -300,7 +300,8 @@ class Schema:
 
         Args:
             generator: of the random numbers.
-            scale: a factor for floating-point numbers; integers stay in their range.
+            scale: a factor for floating-point numbers. With more than 1 integers are the largest of their
+                range, and booleans true: the sums of many random ones would hardly differ between items.
             open_size: the size of open axes other than the batch.
         """
         arrays: Arrays = []
@@ -353,7 +354,7 @@ def _random_array(
 ) -> np.ndarray[Any, Any]:
     low, high = tensor.range or (0, 0)
     if tensor.dtype.kind == "b":
-        return generator.random(shape) < 0.5
+        return generator.random(shape) < (0.5 if scale == 1 else 1)
     if tensor.dtype.kind in "iu":
         limits = np.iinfo(tensor.dtype)
         least, most = max(int(low), limits.min), min(int(high), limits.max)
@@ -361,7 +362,7 @@ def _random_array(
             least, most = limits.min, limits.max
         elif least >= most:  # 0 and 1 are valid as tokens, kinds of tokens and masks
             least, most = (least, least + 1) if least < limits.max else (least - 1, least)
-        return generator.integers(least, most, shape, tensor.dtype, endpoint=True)
+        return generator.integers(least if scale == 1 else most, most, shape, tensor.dtype, endpoint=True)
     if low == high == 0:
         numbers = generator.standard_normal(shape)
     else:

@@ -174,14 +174,14 @@ class Service:
         schema, largest = model.schema, sizes[-1]
         if len(sizes) < 3 or sizes[0] > 1:
             sizes = [1, min(4, largest), largest]
-        open_sizes = (1,)
+        open_sizes = [1]
         if schema.has_open_axes:  # models often take only some: a length, or multiples of 32
-            sizes, open_sizes = [1, *[min(4, largest)] * 2], (7, 32, 224)
+            sizes, open_sizes = [1, *[min(4, largest)] * 2], [32, 7, 224]
         for open_size, large in itertools.product(open_sizes, (1000.0, 1.0)):
             random = np.random.default_rng(0)
             items = [schema.random_item(random, scale, open_size) for scale in (1.0, large) * 2]
-            axes = ([tensor.batch_axis for tensor in tensors] for tensors in (schema.inputs, schema.outputs))
-            probe = BatchProbe(items, *axes, schema.tolerance)
+            taken, returned = ([t.batch_axis for t in tensors] for tensors in (schema.inputs, schema.outputs))
+            probe = BatchProbe(items, taken, returned, schema.tolerance)
             for size in sizes:
                 try:
                     outputs = await self.device.call(functools.partial(model.run, probe.batch(size)))

@@ -172,8 +172,8 @@ def predict(
         run.require_independence(_HINT_BATCHES if is_in_batches else _HINT_ITEMS)
         if batch_size != 1 and has_one_scale(module):
             warnings.warn(
-                "inputs quantized by dynamic_tensor have one scale for all items of a batch: large items make "
-                "the outputs of the others coarse; batch_size=1 runs each by itself",
+                "inputs quantized by dynamic_tensor have one scale for all items of a batch: large ones make "
+                "the outputs of others coarse; batch_size=1 runs each by itself",
                 stacklevel=3,
             )
     outputs = _stream(run, batches, total, progress)

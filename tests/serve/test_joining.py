@@ -227,6 +227,26 @@ def test_an_item_without_its_batch_axis_is_taken_all_the_same() -> None:
         assert http.post("/v1/predict", json={"inputs": {"x": [1, 4]}}).json()["outputs"]["y"] == [0.25, 1]
 
 
+def test_a_quantized_file_of_tokens_whose_numbers_and_length_are_open(tmp_path: Path) -> None:
+    """The means of long random sequences differ little, and so do their scales."""
+    table = np.random.default_rng(0).standard_normal((50, 16)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["t", "x"], ["rows"]),
+            helper.make_node("ReduceMean", ["rows"], ["mean"], axes=[1], keepdims=0),
+            helper.make_node("DynamicQuantizeLinear", ["mean"], ["q", "scale", "zero"]),
+            helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+        ],
+        "tokens",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, ["batch", "length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 16])],
+        [numpy_helper.from_array(table, "t")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    assert not joins(OnnxModel(tmp_path / "m.onnx"))
+
+
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "uint64", "int64", "float16", "float64"])
 def test_random_items_are_valid_in_every_dtype(dtype: str) -> None:
     assert joins(Fake(lambda x: x, schema_of(dtype=dtype)))
@@ -236,7 +256,10 @@ def test_random_items_are_valid_in_every_dtype(dtype: str) -> None:
 @pytest.mark.parametrize("low_high", [(0, 49), (7, 7), (255, 255), (-3, -3)])
 def test_random_integers_stay_in_the_range_of_the_example(low_high: tuple[int, int]) -> None:
     tensor = TensorSchema("x", (None, 40), np.dtype("uint8" if low_high[0] > 0 else "int64"), 0, low_high)
-    (found,) = Schema((tensor,), ()).random_item(np.random.default_rng(0), 1000.0)
+    random = np.random.default_rng(0)
+    (found,), (largest,) = (Schema((tensor,), ()).random_item(random, scale) for scale in (1.0, 1000.0))
+    assert (largest == largest[0, 0]).all()
+    assert found.min() <= largest[0, 0]
     assert found.shape == (1, 40)
     assert found.min() < found.max()
     assert found.min() >= low_high[0] - 1
