@@ -98,7 +98,8 @@ def without_batch(signature: Signature, open_axes: OpenAxes) -> tuple[Signature,
 def items_depend(model: nn.Module, signature: Signature, tolerance: float) -> bool:
     """Whether outputs of an item depend on the others of its batch, by random items within the ranges.
 
-    False where no output has a batch axis, and where the model fails.
+    False where no output has a batch axis, and where the model fails. Not compared are outputs of which
+    another axis grows with the batch, too: these cannot be divided among items.
     """
     varied = tuple(replace(info, range=_wider(info)) for info in signature.inputs)
     examples = [replace(signature, inputs=varied).example(1, seed) for seed in range(3)]
@@ -112,6 +113,8 @@ def items_depend(model: nn.Module, signature: Signature, tolerance: float) -> bo
                 found = signature.call(model, batch)
         except Exception:  # the model's code may raise anything; tracing it says what fixes a size
             return False
+        for i, (info, tensor) in enumerate(zip(signature.outputs, found, strict=True)):
+            outputs[i] = outputs[i] if info.shape_for(size) == tensor.shape else None
         probe.add([tensor.numpy() for tensor in found])
     return probe.depends
 

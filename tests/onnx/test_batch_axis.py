@@ -140,6 +140,7 @@ burnt.quantize(QUANTIZED, "int8-dynamic_tensor")
         (lambda x: TABLE(x).cumsum(0), IDS, True),
         (lambda x: TABLE(x).cumsum(1), IDS, False),
         (lambda x: x.mean(0), torch.rand(4, 5), False),  # no output has the axis
+        (lambda x: (x, x @ x.T), torch.rand(4, 5), False),  # it grows with the batch
         (lambda x: x.view(4, -1), torch.rand(4, 5), False),  # tracing says what is wrong
         (lambda x: x.sub_(1), torch.rand(4, 4), False),
         (QUANTIZED, torch.rand(4, 4), False),  # about equally large items share a scale
