@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["TOLERANCE", "BatchProbe", "difference"]
+__all__ = ["TOLERANCE", "BatchProbe", "difference", "tolerance_for"]
 
 Arrays = list[np.ndarray[Any, Any]]
 
 TOLERANCE = 1e-3
 """The largest difference between an item's outputs in two batches that rounding explains in float32,
 relative to its largest output: batches of other sizes take other kernels, which add in another order."""
+
+
+_ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "tf32": 2.0**-10}
+
+
+def tolerance_for(dtypes: Iterable[str]) -> float:
+    """Return the largest difference that rounding explains where these dtypes are among those of a model.
+
+    >>> tolerance_for(["float32"]), tolerance_for(["float32", "bfloat16"])
+    (0.001, 0.0625)
+    """
+    return max([TOLERANCE, *(8 * _ROUNDING.get(dtype, 0.0) for dtype in dtypes)])
 
 
 class BatchProbe:

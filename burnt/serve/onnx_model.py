@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from burnt._independence import tolerance_for
 from burnt.errors import RecordError, UnsupportedError
 from burnt.serve.schema import Arrays, Schema, TensorSchema
 
@@ -114,12 +115,14 @@ def _schema(session: Any, metadata: Mapping[str, str], path: Path) -> Schema:
         written = json.loads(metadata["burnt.signature"]) if "burnt.signature" in metadata else None
     except ValueError as error:
         raise RecordError("the file's metadata is damaged", where=str(path), found=str(error)) from None
-    own = Schema(*_own_tensors(session, path), None if not classes else tuple(map(str, classes)))
+    inputs, outputs = _own_tensors(session, path)
+    tolerance = tolerance_for(str(tensor.dtype) for tensor in (*inputs, *outputs))
+    own = Schema(inputs, outputs, None if not classes else tuple(map(str, classes)), tolerance)
     if written is None:
         return own
     described = Schema.from_signature(written, classes)
     return Schema(
-        _with_sizes(described.inputs, own.inputs), _with_sizes(described.outputs, own.outputs), own.classes
+        _with_sizes(described.inputs, inputs), _with_sizes(described.outputs, outputs), own.classes, tolerance
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from burnt._independence import TOLERANCE
+from burnt._independence import tolerance_for
 from burnt.inspect.signature import Signature, signature_of
 from burnt.module import restore_fields
 from burnt.record import Record, load_into
@@ -21,8 +21,6 @@ from burnt.serve.servable import padded_sizes
 from burnt.train.loading import RunFiles
 
 __all__ = ["RunModel"]
-
-_ROUNDED = 8 * 2.0**-7  # of outputs that are computed with the 7 bits of bfloat16
 
 
 class RunModel:
@@ -51,11 +49,10 @@ class RunModel:
         self.folder = folder
         self.version = checkpoint
         schema = Schema.from_signature(self.signature.to_dict(), classes)
-        infos = (*self.signature.inputs, *self.signature.outputs)
-        dtypes = {*(info.torch_dtype for info in infos), *(p.dtype for p in module.parameters())}
-        # GPUs may multiply float32 in TF32, which has 10 bits as float16 does.
-        is_rounded = any(p.is_cuda for p in module.parameters()) or dtypes & {torch.float16, torch.bfloat16}
-        self.schema = replace(schema, tolerance=_ROUNDED if is_rounded else TOLERANCE)
+        dtypes = {info.dtype for info in (*self.signature.inputs, *self.signature.outputs)}
+        for parameter in module.parameters():
+            dtypes |= {str(parameter.dtype).removeprefix("torch."), "tf32" if parameter.is_cuda else ""}
+        self.schema = replace(schema, tolerance=tolerance_for(dtypes))
         self._wanted = wanted
         self._classes = classes
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))

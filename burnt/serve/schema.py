@@ -366,7 +366,9 @@ def _random_array(
     if low == high == 0:
         numbers = generator.standard_normal(shape)
     else:
-        numbers = generator.uniform(*((low, high) if low < high else (low / 2, low * 2)), shape)
+        numbers = (
+            generator.uniform(low, high, shape) if low < high else low * generator.uniform(0.5, 2, shape)
+        )
     largest = np.finfo(tensor.dtype).max
     return (numbers * scale).clip(-largest, largest).astype(tensor.dtype)
 

@@ -184,16 +184,16 @@ class Service:
             probe = BatchProbe(items, taken, returned, schema.tolerance)
             for size in sizes:
                 try:
-                    outputs = await self.device.call(functools.partial(model.run, probe.batch(size)))
+                    outputs = await self.device.call(functools.partial(_run_probe, model, probe, size))
                 except Exception as error:  # the model's code may raise anything
                     failed, failure = size, error
                     break
                 schema.check_outputs(outputs, size)
-                probe.add(outputs)
+                await self.device.call(functools.partial(probe.add, outputs))
             else:
                 if probe.depends:
                     return "the outputs of an item depend on the other items of its batch"
-                return None if probe.is_complete else "the outputs for random inputs are not finite"
+                return None if probe.is_complete else "the outputs for random inputs cannot be compared"
         _log.warning("%s: a batch of %d random items fails: %s", name, failed, failure)
         if failed > 1:
             return "the model fails on batches of several items"
@@ -203,6 +203,10 @@ class Service:
             except Exception:  # not if only single items fail, such as with statistics of the batch
                 await self._run_checked(model, schema.example(largest), largest)
         return "the model fails on random inputs"
+
+
+def _run_probe(model: Servable, probe: BatchProbe, size: int) -> Arrays:
+    return model.run(probe.batch(size))
 
 
 def _check_same(old: Servable, new: Servable) -> None:
