@@ -42,7 +42,7 @@ SEQUENCE_FIRST = Forward(lambda x: x.cumsum(0) * 2)
 @pytest.mark.parametrize(
     ("axes", "expected"),
     [
-        ({1: "batch"}, [7, "batch", 4]),
+        pytest.param({1: "batch"}, [7, "batch", 4], marks=pytest.mark.full),
         ({0: "sequence", 1: "batch"}, ["sequence", "batch", 4]),
     ],
 )

@@ -73,7 +73,11 @@ def test_outputs_that_depend_on_the_division_into_batches_are_refused(name: str,
     with pytest.raises(DataError, match="depend on the other items of its batch") as caught:
         predict(Forward(MIXING[name]), data_of(kind))
     assert caught.value.where == "Forward"
-    hint = "batch_size=len(data)" if kind in ("tensor", "dataset") else "stream=True"
+    hint = (
+        "batch_size=1 runs each item by itself, the number"
+        if kind in ("tensor", "dataset")
+        else "stream=True"
+    )
     assert hint in str(caught.value.hint)
 
 
