@@ -31,8 +31,8 @@ __all__ = ["call_with_batch", "predict"]
 
 _BATCH_SIZE = 64
 _HINT_ITEMS = (
-    "batch_size=1 runs each item by itself, the number of items runs all of them together; if the first axis is "
-    "not that of the items, call the model itself: model(data)"
+    "batch_size=1 runs each item by itself, the number of items runs all of them together; if the first axis "
+    "is not that of the items, call the model itself: model(data)"
 )
 _HINT_BATCHES = (
     "stream=True returns the outputs of each batch as they are. To run each item by itself, give its dataset "
