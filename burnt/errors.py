@@ -15,6 +15,7 @@
     ├── QuantError         a model cannot be quantized as asked             (also ValueError)
     ├── SwapError          a model cannot be swapped or unswapped           (also ValueError)
     ├── RunError           a run folder cannot be used                      (also OSError)
+    ├── TakenOverError     another process has resumed the run              (also SystemExit)
     ├── QueryError         a search of runs cannot be read                  (also ValueError)
     ├── MetricError        a metric does not exist or cannot be computed    (also ValueError)
     ├── CompileError       generated code does not compile                  (also RuntimeError)
@@ -72,6 +73,7 @@ __all__ = [
     "RunError",
     "ShapeError",
     "SwapError",
+    "TakenOverError",
     "UnsupportedError",
     "clean",
     "nearest",
@@ -199,6 +201,15 @@ class SwapError(BurntError, ValueError):
 
 class RunError(BurntError, OSError):
     """A run folder cannot be used."""
+
+
+class TakenOverError(BurntError, SystemExit):
+    """Another process has resumed the run that this process was training.
+
+    It is a `SystemExit`: a program that does not catch it ends with the exit code 4.
+    """
+
+    code = 4
 
 
 class QueryError(BurntError, ValueError):

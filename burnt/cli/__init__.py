@@ -32,7 +32,8 @@
 ===================  ===========================================================
 
 A command imports what it needs when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
-0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 130 Ctrl-C.
+0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 4 another process has resumed the
+run that was trained, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ import sys
 from collections.abc import Sequence
 
 from burnt.cli.arguments import parse
-from burnt.errors import BurntError, clean
+from burnt.errors import BurntError, TakenOverError, clean
 
 __all__ = ["main"]
 
@@ -74,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = args.call(args)
         sys.stdout.flush()
         return code
+    except TakenOverError as error:  # the training has reported it
+        return error.code
     except BurntError as error:
         from burnt.cli.output import UsageError, report
 

@@ -14,14 +14,15 @@ import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from burnt._files import sync_folder
+from burnt._files import replacing, sync_folder
 from burnt.errors import CheckpointError, ConfigError, RecordError
 from burnt.module import restore_fields
 from burnt.optim import OptimizerRecord
@@ -32,6 +33,7 @@ from burnt.train.duration import Duration, Position
 from burnt.train.metrics.base import Metric
 from burnt.train.monitored_metric import Monitored
 from burnt.train.rng import RandomStates
+from burnt.train.store.tenure import Tenure
 
 __all__ = ["Checkpoints", "Every", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved", "checked_keepers"]
 
@@ -213,11 +215,15 @@ class Checkpoints:
         folder: the folder that contains them.
         keepers: select the checkpoints to keep: those that any of them selects, and always the newest one,
             because a run resumes from it.
+
+    Attributes:
+        tenure: of the attempt that writes them; files are changed in it alone. None outside of a run.
     """
 
     def __init__(self, folder: Path, keepers: Sequence[Keeper] = ()) -> None:
         self.folder = folder
         self.keepers = keepers
+        self.tenure: Tenure | None = None
         self._known: dict[tuple[Path, int, int], Saved | None] = {}
 
     def saved(self) -> list[Saved]:
@@ -255,9 +261,12 @@ class Checkpoints:
         return [keeper.interval for keeper in self.keepers if isinstance(keeper, Every)]
 
     def newest(self) -> Path | None:
-        """Return the folder of the newest checkpoint, or None; for the process that writes them alone."""
-        self._restore_moved()
-        return next(reversed(self._folders()), None)
+        """Return the folder of the newest checkpoint, or None.
+
+        A process may have been killed after it had moved one aside for a new one of the same step.
+        """
+        moved = [old for old, target in self._moved() if not target.exists()]
+        return max([*self._folders(), *moved], key=_step_order, default=None)
 
     def save(
         self,
@@ -273,6 +282,7 @@ class Checkpoints:
         scheduled: bool = True,
         buffers: Mapping[str, Tensor] | None = None,
         background: BackgroundWriter[Saved] | None = None,
+        sync: Callable[[], object] | None = None,
     ) -> Saved:
         """Write a checkpoint, then remove those that no keeper selects.
 
@@ -280,10 +290,12 @@ class Checkpoints:
         store, instead of the current ones. `kept`: never remove this checkpoint; this also holds if it
         replaces a kept checkpoint of the same step. `scheduled`: keepers may select it; otherwise it is
         removed once there is a newer one. `buffers`: those that are not in the model's state dict.
-        `background`: writes a copy; until it is written, no other method may be called.
+        `background`: writes a copy; until it is written, no other method may be called. `sync`: called before
+        the checkpoint takes its name; returns once the run store has what a resume from it expects.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
+            TakenOverError: another process has resumed the run; its files are untouched.
         """
         tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in optimizer.tensors.items()}
         tensors |= {f"metric/{m.name}": m.total for m in metrics if m.total is not None}
@@ -314,38 +326,46 @@ class Checkpoints:
         record = record_of(model, config=getattr(model, "_built_by", None))
         new = Saved(target, dataclasses.replace(position), dict(values), kept, scheduled)
         if background is None:
-            return self._write(new, record, tensors, full_document)
+            return self._write(new, record, tensors, full_document, sync)
         copies = copied_record(record), copied_tensors(tensors), copy.deepcopy(full_document)
-        background.start(f"the checkpoint {target.name}", functools.partial(self._write, new, *copies))
+        background.start(f"the checkpoint {target.name}", functools.partial(self._write, new, *copies, sync))
         return new
 
     def _write(
-        self, new: Saved, record: Record, tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+        self,
+        new: Saved,
+        record: Record,
+        tensors: Mapping[str, Tensor],
+        document: Mapping[str, Any],
+        sync: Callable[[], object] | None,
     ) -> Saved:
         """Write the files of a checkpoint under a temporary name, rename their folder, and remove others."""
         target = new.path
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._restore_moved()
-        for leftover in self.folder.glob(".tmp-*"):  # left by a killed process
-            shutil.rmtree(leftover)
-        temporary, old = self.folder / f".tmp-{target.name}", self.folder / f"{_MOVED}{target.name}"
-        temporary.mkdir()
+        temporary, old = self._temporary(target.name), self.folder / f"{_MOVED}{target.name}"
+        with self._changing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._restore_moved()
+            for leftover in self.folder.glob(".tmp-*"):  # left by a killed process
+                shutil.rmtree(leftover)
+            temporary.mkdir()
         try:
             record.save(temporary / MODEL_FILE)
             write_tensors(temporary / _TRAINING, tensors, document)
             sync_folder(temporary)
-            if target.exists():
-                # An earlier attempt saved the same step.
-                target.rename(old)
-            temporary.rename(target)
+            if sync is not None:
+                sync()
+            with self._changing():
+                if target.exists():
+                    # An earlier attempt saved the same step.
+                    target.rename(old)
+                temporary.rename(target)
             sync_folder(self.folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
-            if old.exists() and not target.exists():
-                old.rename(target)
+            with self._changing():  # raises if the files are missing because another process has removed them
+                if old.exists() and not target.exists():
+                    old.rename(target)
             raise
-        if old.exists():
-            shutil.rmtree(old)
         self.prune()
         return new
 
@@ -358,9 +378,10 @@ class Checkpoints:
         """
         tensors, document = _read_training(source)
         _read_model(source)
-        temporary = self.folder / f".tmp-{source.name}"
+        temporary = self._temporary(source.name)
         temporary.mkdir(parents=True)
-        shutil.copy(source / MODEL_FILE, temporary)
+        with replacing(temporary / MODEL_FILE) as copied:
+            shutil.copyfile(source / MODEL_FILE, copied)
         write_tensors(temporary / _TRAINING, tensors, {**document, "kept": True})
         sync_folder(temporary)
         temporary.rename(self.folder / source.name)
@@ -369,35 +390,57 @@ class Checkpoints:
     def _path(self, position: Position) -> Path:
         return self.folder / f"step-{position.step:08d}"
 
+    def _temporary(self, name: str) -> Path:
+        """Return a name that no other attempt uses."""
+        return self.folder / f".tmp-{0 if self.tenure is None else self.tenure.attempt}-{name}"
+
+    def _changing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.tenure is None else self.tenure.held()
+
+    def _moved(self) -> list[tuple[Path, Path]]:
+        """Return checkpoints that were moved aside for new ones of the same step, with their names."""
+        return [
+            (old, self.folder / old.name.removeprefix(_MOVED)) for old in self.folder.glob(f"{_MOVED}*")
+        ]
+
     def _restore_moved(self) -> None:
         """Restore a checkpoint that a process had moved aside for a new one, and was killed in between."""
-        for old in self.folder.glob(f"{_MOVED}*"):
-            target = self.folder / old.name.removeprefix(_MOVED)
+        for old, target in self._moved():
             if not target.exists():
                 old.rename(target)
 
     def prune(self) -> None:
-        """Remove the checkpoints that no keeper selects, but those saved by a command and the newest one."""
-        saved = self.saved()
-        scheduled = [entry for entry in saved if entry.scheduled]
-        wanted = {s.path for s in (*saved[-1:], *(s for k in self.keepers for s in k.keep(scheduled)))}
-        for old in saved:
-            if not old.kept and old.path not in wanted:
-                self._remove(old.path)
+        """Remove the checkpoints that no keeper selects, but those saved by a command and the newest one.
+
+        Raises:
+            TakenOverError: another process has resumed the run.
+        """
+        with self._changing():
+            self._restore_moved()
+            saved = self.saved()
+            scheduled = [entry for entry in saved if entry.scheduled]
+            wanted = {s.path for s in (*saved[-1:], *(s for k in self.keepers for s in k.keep(scheduled)))}
+            removed = [s.path for s in saved if not s.kept and s.path not in wanted]
+            aside = [self._set_aside(path) for path in (*removed, *(old for old, _ in self._moved()))]
+        for path in aside:
+            try:
+                if path.is_symlink():  # to the checkpoint of a run that is trained forward again, which keeps it
+                    path.unlink()
+                else:
+                    shutil.rmtree(path)
+            except FileNotFoundError:
+                with self._changing():  # raises if another process has removed it
+                    raise
 
     def _folders(self) -> list[Path]:
         """Return all checkpoint folders, oldest first, readable or not."""
-        # Sort by length first: from 100 million steps on, the step has more than eight digits.
-        return sorted(self.folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
+        return sorted(self.folder.glob("step-*"), key=_step_order)
 
-    def _remove(self, path: Path) -> None:
-        if path.is_symlink():  # to the checkpoint of a run that is trained forward again, which keeps it
-            path.unlink()
-            return
-        # Rename first, so that a partly removed folder is not mistaken for a checkpoint.
-        temporary = path.with_name(f".tmp-old-{path.name}")
+    def _set_aside(self, path: Path) -> Path:
+        """Rename a folder that is removed, so that a partly removed one is not mistaken for a checkpoint."""
+        temporary = self._temporary(f"old-{path.name}")
         path.rename(temporary)
-        shutil.rmtree(temporary)
+        return temporary
 
     def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
         """Load a checkpoint into a model and its metrics, and return its other parts.
@@ -439,6 +482,12 @@ class Checkpoints:
         )
         position = Position(**document["position"])
         return Loaded(optimizer, position, rng, epoch_rng, document, fields_set, fields_kept)
+
+
+def _step_order(path: Path) -> tuple[int, str]:
+    # By length first: from 100 million steps on, the step has more than eight digits.
+    name = path.name.removeprefix(_MOVED)
+    return len(name), name
 
 
 def _checked_count(count: int, keeper: str) -> int:

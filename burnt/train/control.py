@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import Literal, Self
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, TakenOverError
 from burnt.train.duration import Position
 from burnt.train.interrupt import Interruption
 from burnt.train.progress import Reporter
@@ -104,7 +104,7 @@ class Control(AbstractContextManager["Control"]):
         self._writer, self._reporter = writer, reporter
         self._interruption, self._position = interruption, position
         self._keeps_checkpoints = keeps_checkpoints
-        self._inbox = Inbox(writer.folder, writer.attempt)
+        self._inbox = Inbox(writer.folder, writer.attempt, writer.tenure)
         self._paused = False
         self._signal_recorded = False
         self._save: Callable[[], None] = lambda: None
@@ -120,8 +120,10 @@ class Control(AbstractContextManager["Control"]):
             )
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Refuse commands that arrived too late."""
+        if isinstance(error, TakenOverError):
+            return  # they are for the other process
         self._record_signal()
         for command in self._inbox.poll():
             self._answer(command, "refused", "the training has ended")
@@ -160,7 +162,12 @@ class Control(AbstractContextManager["Control"]):
         return 1.0 if self.override is None or self.override_factor is None else self.override_factor
 
     def process_commands(self) -> bool:
-        """Execute new commands and wait while the run is paused; return whether the training continues."""
+        """Execute new commands and wait while the run is paused; return whether the training continues.
+
+        Raises:
+            TakenOverError: another process has resumed the run.
+        """
+        self._writer.check()
         for command in self._inbox.poll():
             self._execute(command)
         if self._paused:
@@ -176,6 +183,7 @@ class Control(AbstractContextManager["Control"]):
             # The writer's thread updates the heartbeat meanwhile.
             while self._paused and not self.is_ending:
                 time.sleep(_PAUSED_POLL_SECONDS)
+                self._writer.check()
                 for command in self._inbox.poll():
                     self._execute(command)
             self.paused_seconds += time.perf_counter() - began

@@ -55,7 +55,6 @@ from burnt.train.update import update_of
 
 __all__ = ["Loop", "remaining_batches", "run_validation"]
 
-_FLUSH_SECONDS = 2.0  # for the run store to be written before a checkpoint
 SPEED = (
     *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),
     *("gradient_norm", "loss_scale", "skipped_steps"),
@@ -600,7 +599,7 @@ class Loop:
             # A checkpoint requested during a validation holds the state from before that validation.
             validating = self.before_validation is not None
             # Rows up to this step are not written again by a training that resumes from here.
-            self.writer.flush(timeout=_FLUSH_SECONDS)
+            sync = self.writer.sync()
             with self.evaluating():
                 self.saving.save(
                     None if validating else state,
@@ -621,6 +620,7 @@ class Loop:
                     scheduled=scheduled and not kept,
                     buffers=self.buffers.changed(),
                     wait=wait,
+                    sync=sync,
                 )
         position.seconds = self.trained.seconds()
         self.saved_step = position.step

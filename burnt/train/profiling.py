@@ -92,9 +92,13 @@ class Profiler:
             return
         step = training.position.step
         folder = training.writer.folder / "profile"
-        folder.mkdir(exist_ok=True)
         path = folder / f"step-{step:08d}.json.gz"
-        profile.export_chrome_trace(str(path))
+        draft = folder / f".{training.writer.attempt}-{path.name}"
+        with training.writer.tenure.held():
+            folder.mkdir(exist_ok=True)
+        profile.export_chrome_trace(str(draft))
+        with training.writer.tenure.held():
+            draft.replace(path)
         averages = profile.key_averages()
         total = sum(entry.self_cpu_time_total for entry in averages) or 1
         on_device = any(entry.self_device_time_total for entry in averages)

@@ -8,6 +8,7 @@ import functools
 import os
 import platform
 import shlex
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,6 +33,7 @@ from burnt.errors import (
     CheckpointError,
     ConfigError,
     DefinitionError,
+    TakenOverError,
     nearest,
     quantity,
 )
@@ -85,6 +87,7 @@ from burnt.train.sinks import Sink
 from burnt.train.source import Source, is_restartable, refuse_while_importing
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
+from burnt.train.store.opening import look
 from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
 from burnt.train.trained import TrainedAs
@@ -199,7 +202,7 @@ class SupervisedTraining:
     Raises:
         ConfigError, MetricError, DataError, DeviceError, UnsupportedError: a setting is invalid.
 
-    The body of `run` shows the order of the steps; the loop itself is in `burnt.train.loop`.
+    The body of `_run` shows the order of the steps; the loop itself is in `burnt.train.loop`.
     """
 
     @explain_arguments(**TRAINER_OPTIONS)
@@ -370,6 +373,8 @@ class SupervisedTraining:
             ShapeError: the model's shapes do not fit; found before the first step.
             RunError: the folder holds a run (without `resume`), or cannot be written.
             CheckpointError: the checkpoint to resume from is damaged, or does not fit the model.
+            TakenOverError: another process has resumed the run, because this one seemed dead (suspended, or
+                its disk hung). This one has changed nothing since.
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal stopped the training; everything is saved.
             UnsupportedError: a launcher such as torchrun has started several processes.
@@ -388,6 +393,13 @@ class SupervisedTraining:
         if (director := take_director()) is not None:
             directed: TrainingResult = director(self, learner)
             return directed
+        try:
+            return self._run(learner)
+        except TakenOverError as error:
+            print(error, file=sys.stderr)  # no traceback shows it, as it is a SystemExit
+            raise
+
+    def _run(self, learner: Learner) -> TrainingResult:
         self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         cast_parameters(self.precision, model)
@@ -404,6 +416,7 @@ class SupervisedTraining:
         for plateau in plateaus_of(learner):
             plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
             plateau.reset()
+        seen = look(self.folder) if self.resume else None
         loaded = self._restore_checkpoint(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
         loader_state = None if loaded is None else loaded.document.get("loader_state")
@@ -416,9 +429,12 @@ class SupervisedTraining:
             config=self._run_config(learner),
             resume=self.resume,
             resumed_from_step=None if loaded is None else position.step,
+            since=seen,
             on_error=self.reporter.message,
         )
         Source.of(learner.model).mark(self.folder, _config_in(self.folder))
+        if checkpoints is not None:
+            checkpoints.tenure = writer.tenure
         if checkpoints is not None and loaded is not None:
             checkpoints.prune()  # the process that saved it may have been killed before it could
         self.reporter.open(writer)
@@ -511,6 +527,7 @@ class SupervisedTraining:
             if control.is_ending:
                 ending.reason = control.reason
                 reason = reason if interruption.signal is not None else "stopped"
+        writer.check()
         self.reporter.message(
             f"Training {reason}: {quantity(position.epoch, 'epoch')}, {quantity(position.step, 'step')}, "
             f"{duration_text(seconds)}"

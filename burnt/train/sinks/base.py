@@ -19,9 +19,10 @@ from typing import Any, ClassVar, Literal
 
 from burnt._files import replacing
 from burnt._json import parse_json
-from burnt.errors import ConfigError, RunError, UnsupportedError, quantity
+from burnt.errors import ConfigError, RunError, TakenOverError, UnsupportedError, quantity
 from burnt.train.events import Ended, Failed, Started
 from burnt.train.store.reader import Artefact, Event, Point, RunReader, Series
+from burnt.train.store.tenure import Tenure
 
 __all__ = ["How", "Names", "Records", "Run", "Sink", "require_package"]
 
@@ -138,8 +139,9 @@ class Sink:
                 expected="one, as they would share the file of what was sent",
                 hint="a subclass with another `name`",
             )
+        writer = training.writer
         self.report, self.left_out = training.reporter.message, 0
-        self._follower = _Follower(self, training.writer.folder, training.reporter.message)
+        self._follower = _Follower(self, writer.folder, writer.tenure, training.reporter.message)
         self._follower.start()
 
     def on_end(self, event: Ended) -> None:
@@ -160,9 +162,9 @@ class Sink:
 class _Follower(threading.Thread):
     """Reads the run store, and gives a sink what is new."""
 
-    def __init__(self, sink: Sink, folder: Path, report: Callable[[str], None]) -> None:
+    def __init__(self, sink: Sink, folder: Path, tenure: Tenure, report: Callable[[str], None]) -> None:
         super().__init__(name=f"burnt-sink-{sink.name}", daemon=True)
-        self._sink, self._folder, self._report = sink, folder, report
+        self._sink, self._folder, self._tenure, self._report = sink, folder, tenure, report
         self._file = folder / "logs" / f"{sink.name}.json"
         self._how: How | None = None
         self._ends = threading.Event()
@@ -201,6 +203,8 @@ class _Follower(threading.Thread):
             self._sent = _Sent.read(self._file)
             with RunReader(self._folder) as reader:
                 self._follow(reader)
+        except TakenOverError:  # which ends the training as well
+            return
         except Exception as error:  # whatever a tracker raises, the training goes on
             self._error = error
             self._report(
@@ -221,18 +225,27 @@ class _Follower(threading.Thread):
             self._sent.state,
         )
         place = self._sink.open(run)
-        self._sent.write(self._file)
+        self._write_sent()
         if place is not None:
             self._report(f"{self._sink.name}: {place}")
         how = None
         while how is None:
             self._ends.wait(_POLL_SECONDS)
             how = self._how  # read before the rows: what was written before the end is among them
-            while records := self._sent.next(reader, self._sink):
+            while True:
+                records = self._sent.next(reader, self._sink)
+                if reader.attempts()[-1].id != attempt.id:
+                    return  # the process that has resumed the run sends its rows, and says how it ended
+                if not records:
+                    break
                 self._sink.send(records)
-                self._sent.write(self._file)
+                self._write_sent()
         self._sink.close(how)
-        self._sent.write(self._file)
+        self._write_sent()
+
+    def _write_sent(self) -> None:
+        with contextlib.suppress(RunError), self._tenure.held():  # RunError: the run folder was deleted
+            self._sent.write(self._file)
 
 
 class _Sent:

@@ -28,6 +28,7 @@ from burnt._json import parse_json
 from burnt.errors import BurntError, RunError, UnsupportedError, nearest
 from burnt.train.store.reader import RunReader
 from burnt.train.store.schema import clean_text
+from burnt.train.store.tenure import Tenure
 
 __all__ = [
     "KINDS",
@@ -266,9 +267,11 @@ class Inbox:
     Args:
         folder: the run folder.
         attempt: the id of the current attempt; commands sent to an earlier one are refused.
+        tenure: that of the attempt; once it has ended, no file is touched.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], attempt: int) -> None:
+    def __init__(self, folder: str | os.PathLike[str], attempt: int, tenure: Tenure | None = None) -> None:
+        self._changing = contextlib.nullcontext if tenure is None else tenure.held
         self._control = os.path.join(folder, _FOLDER)
         self._attempt = attempt
         self._modified = -1
@@ -280,9 +283,12 @@ class Inbox:
             self._earlier_files = frozenset()
 
     def poll(self) -> Sequence[Command | Refused]:
-        """Return the commands that arrived since the last call, in the order of sending; never raises.
+        """Return the commands that arrived since the last call, in the order of sending.
 
         A command's file stays until `mark_answered`. If nothing has arrived, the call costs one `os.stat`.
+
+        Raises:
+            TakenOverError: there are new files, and another process trains the run.
         """
         try:
             modified = os.stat(self._control).st_mtime_ns
@@ -300,12 +306,22 @@ class Inbox:
             return ()
         if len(names) > _MAX_FILES_PER_POLL:
             self._next_listing = now
+        if names:
+            try:
+                with self._changing():
+                    pass
+            except RunError:  # the folder is that of another run by now
+                return ()
         return [found for name in names[:_MAX_FILES_PER_POLL] if (found := self._read_new(name)) is not None]
 
     def mark_answered(self, id: str) -> None:
-        """Remove the file of a command that the training has answered."""
+        """Remove the file of a command that the training has answered.
+
+        Raises:
+            TakenOverError: another process trains the run.
+        """
         name = f"{id}.json"
-        with contextlib.suppress(OSError):  # a file that stays is not read again
+        with contextlib.suppress(OSError), self._changing():  # a file that stays is not read again
             os.unlink(os.path.join(self._control, name))
             self._seen.discard(name)
 
@@ -326,7 +342,7 @@ class Inbox:
     def _move_to_refused(self, name: str) -> None:
         """Move a file that is not a command to `refused/`, so that the user can inspect it."""
         path, folder = os.path.join(self._control, name), os.path.join(self._control, _REFUSED)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._changing():
             os.makedirs(folder, exist_ok=True)
             if len(os.listdir(folder)) < _MAX_REFUSED:
                 # A rename also works for links, pipes and folders, without opening them.

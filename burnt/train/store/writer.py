@@ -21,9 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from burnt.errors import MetricError, RunError
+from burnt._files import sync_folder
+from burnt.errors import MetricError, RunError, TakenOverError
 from burnt.train.store.liveness import HEARTBEAT_SECONDS
-from burnt.train.store.opening import begin_attempt, create_database
+from burnt.train.store.opening import Seen, begin_attempt, create_database
 from burnt.train.store.pyramid import Pyramid
 from burnt.train.store.rows import (
     INTO_ARTEFACT,
@@ -39,6 +40,7 @@ from burnt.train.store.rows import (
     insert,
 )
 from burnt.train.store.schema import DATABASE, MAX_INTEGER, clean_text, connect, to_json
+from burnt.train.store.tenure import Tenure
 
 EndState = Literal["finished", "stopped", "crashed"]
 _FLUSH_SECONDS = 0.5
@@ -46,6 +48,8 @@ _WAKE_ITEMS = 2_000  # the thread is woken early by this many queued items
 _BATCH_ITEMS = 4_096  # items in one transaction
 _QUEUE_ITEMS = 65_536  # samples are dropped when the queue is this long
 _RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
+_SYNC_SECONDS = 60.0  # how long `sync` waits for a slow disk, and for one that fails
+_FAILING_SYNC_SECONDS = 2.0
 
 _SAMPLES = ("log", INTO_LOG, INTO_SYSTEM)  # the kinds of items that may be dropped
 _FOLDERS = ("checkpoints", "logs", "control")
@@ -77,8 +81,8 @@ class RunWriter:
     ) -> None:
         self.folder = folder
         self.attempt = attempt
+        self.tenure = Tenure(folder, attempt)
         self._path = folder / DATABASE
-        self._file = _identity(self._path)
         self._connection: sqlite3.Connection | None = connection
         self._on_error = on_error
         self._queue: deque[Row] = deque()
@@ -101,6 +105,7 @@ class RunWriter:
         self._failing_since: float | None = None
         self._failures = 0
         self._gave_up = self._file_missing = False
+        self._taken_over: TakenOverError | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=f"burnt-run-{folder.name}", daemon=True)
         self._thread.start()
@@ -115,6 +120,7 @@ class RunWriter:
         config: Mapping[str, Any] | None = None,
         resume: bool = False,
         resumed_from_step: int | None = None,
+        since: Seen | None = None,
         on_error: Callable[[str], None] | None = None,
     ) -> RunWriter:
         """Start a run in a folder, or a new attempt of the run that the folder holds.
@@ -128,12 +134,14 @@ class RunWriter:
                 with a higher step are superseded: they stay in the file but are not shown. Rows of this very
                 step stay valid, and what is logged again there is left out. None: the attempt starts from the
                 beginning, and all metric rows of earlier attempts are superseded.
+            since: what `look` returned when the checkpoint was chosen; the run must not have been written
+                since then.
             on_error: called from the writing thread with a message, once each time that writing starts to
                 fail.
 
         Raises:
-            RunError: the folder holds a run and `resume` is false; a live process is writing the run; the
-                folder cannot be written; run.db is damaged or was written by a newer burnt.
+            RunError: the folder holds a run and `resume` is false; a live process is writing the run, or has
+                written it `since`; the folder cannot be written; run.db is damaged or was written by a newer burnt.
         """
         folder = Path(folder)
         path = folder / DATABASE
@@ -159,11 +167,14 @@ class RunWriter:
         except (TypeError, ValueError) as error:
             raise RunError("the config cannot be written as JSON", found=str(error)) from error
         try:
+            new = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
             for part in _FOLDERS:
                 (folder / part).mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 create_database(path, folder.resolve().name if name is None else name)
-            connection, attempt = begin_attempt(path, resume, resumed_from_step, text)
+            for changed in (folder, *(made.parent for made in new)):
+                sync_folder(changed)
+            connection, attempt = begin_attempt(path, resume, resumed_from_step, text, since)
         except RunError:
             raise
         except OSError as error:
@@ -322,12 +333,16 @@ class RunWriter:
     @property
     def gone(self) -> bool:
         """Whether the run's file is missing or another one: the folder was deleted or moved."""
-        try:
-            return _identity(self._path) != self._file
-        except FileNotFoundError:
-            return True
-        except OSError:  # a failing disk does not mean that the file is gone
-            return False
+        return self.tenure.gone
+
+    def check(self) -> None:
+        """Raise if another process was found to have resumed the run; looks at no file.
+
+        Raises:
+            TakenOverError: with its process. Nothing is written any more.
+        """
+        if self._taken_over is not None:
+            raise self._taken_over
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until everything written so far is in the file.
@@ -344,6 +359,27 @@ class RunWriter:
         self._put(("flush", done))
         self._wake.set()
         return done.wait(timeout)
+
+    def sync(self) -> Callable[[], bool]:
+        """Begin to make everything written so far survive a power cut.
+
+        Returns:
+            A function that waits for it, and returns whether it does; False if the disk fails.
+        """
+        done = threading.Event()
+        self._put(("sync", done))
+        self._wake.set()
+        began = time.monotonic()
+
+        def wait() -> bool:
+            while not done.wait(0.1):
+                waited = time.monotonic() - began
+                most = _SYNC_SECONDS if self._failing_since is None else _FAILING_SYNC_SECONDS
+                if self._gave_up or self.gone or waited > most:
+                    return False
+            return True
+
+        return wait
 
     def close(self, state: EndState, reason: str | None = None, timeout: float = 10.0) -> None:
         """Write the queued items and how the attempt ended. A second call does nothing.
@@ -479,8 +515,9 @@ class RunWriter:
             batch.samples += kind in _SAMPLES
             if kind == "log":
                 self._add_metrics(batch, *content)
-            elif kind == "flush":
+            elif kind in ("flush", "sync"):
                 batch.flushed.append(content[0])
+                batch.is_synced |= kind == "sync"
             else:
                 batch.add(kind, content[0])
         return batch
@@ -520,14 +557,11 @@ class RunWriter:
             if self._connection is None:
                 self._connection = connect(self._path, "rw")
             connection = self._connection
+            if batch.is_synced:
+                (durability,) = connection.execute("PRAGMA synchronous").fetchone()
+                connection.execute("PRAGMA synchronous = FULL")  # the commit waits for the disk
             connection.execute("BEGIN IMMEDIATE")
-            (newest,) = connection.execute("SELECT max(id) FROM attempt").fetchone()
-            if newest != self.attempt:
-                connection.execute("ROLLBACK")
-                self._give_up(
-                    f"attempt {newest} took over the run; this process no longer writes to {self._path}"
-                )
-                return False
+            self.tenure.check(connection)
             batch.insert(connection)
             if self._failing_since is not None:
                 data = to_json(
@@ -544,6 +578,10 @@ class RunWriter:
                     (*ending, self.attempt),
                 )
             connection.execute("COMMIT")
+        except TakenOverError as error:
+            self._taken_over = error
+            self._give_up(error.what)
+            return False
         except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
             # A full disk, a lost mount or a damaged file: the training continues; a new connection may work.
             self._disconnect(ended=False)
@@ -559,6 +597,11 @@ class RunWriter:
             return False
         self._failing_since = None
         self._failures = 0
+        if batch.is_synced:
+            # Into run.db itself, which then is complete without its log. If that fails, the log is durable.
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute(f"PRAGMA synchronous = {durability}")
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         for done in batch.flushed:
             done.set()
         return True
@@ -625,11 +668,6 @@ def _rows_of_resumed_step(
         (attempt, step, step),
     )
     return step, set(rows.fetchall())
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_dev, stat.st_ino
 
 
 def _unrelated_names(folder: Path) -> list[str]:
