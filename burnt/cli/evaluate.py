@@ -86,7 +86,7 @@ def run(args: EvaluateArguments, as_json: bool) -> int:
     folder = run_folder(args.run)
     open_run(folder).close()  # raises the error that names the closest run
     files = RunFiles.read(folder)
-    saved = files.checkpoint(args.checkpoint)
+    files.checkpoint(args.checkpoint)  # raises before the data is read
     device = as_device(args.device)
     if args.record:
         check_ended(folder)
@@ -94,7 +94,8 @@ def run(args: EvaluateArguments, as_json: bool) -> int:
     for split, loader in loaders.items():
         check_same_names(loader, split, files.classes, files.categories)
     step = None if args.step is None else _load_step(args.step)
-    model = load_model(files, saved.path.name, args.model).to(device)
+    saved, model = load_model(files, args.checkpoint, args.model)
+    model = model.to(device)
     metrics = _choose_metrics(args.metrics, files)
     precision = str(files.document.get("precision", "float32"))
     found = {}

@@ -277,8 +277,7 @@ def _load_run(folder: str, args: QuantizeArguments) -> _Loaded:
 
     open_run(folder).close()  # raises the error that names the closest run
     files = RunFiles.read(folder)
-    saved = files.checkpoint(args.checkpoint)
-    model = load_model(files, saved.path.name, args.model)
+    saved, model = load_model(files, args.checkpoint, args.model)
     trained = TrainedAs.of(model)
     forward = call_with_batch(model) if trained is not None and trained.sources else None
     return _Loaded(model, f"{folder}, {saved.path.name}", forward)

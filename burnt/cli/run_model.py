@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from burnt.inspect.signature import Signature
+    from burnt.train.checkpoint import Saved
     from burnt.train.loading import RunFiles
 
 __all__ = ["RunArguments", "RunModel", "arguments", "load_model", "load_run_model", "named_model"]
@@ -75,8 +76,7 @@ def load_run_model(args: RunArguments) -> RunModel:
     folder = run_folder(args.run)
     open_run(folder).close()  # raises the error that names the closest run
     files = RunFiles.read(folder)
-    saved = files.checkpoint(args.checkpoint)
-    model = load_model(files, saved.path.name, args.model)
+    saved, model = load_model(files, args.checkpoint, args.model)
     signature = _signature_of_examples(model, args.example) if args.example else _known_signature(files)
     metadata = {
         "burnt.run": files.folder.resolve().name,
@@ -88,12 +88,12 @@ def load_run_model(args: RunArguments) -> RunModel:
     return RunModel(model, signature, files.folder, saved.path.name, files.classes, metadata)
 
 
-def load_model(files: RunFiles, checkpoint: str, target: str | None) -> torch.nn.Module:
-    """Load the model of a run, importing its code.
+def load_model(files: RunFiles, checkpoint: str, target: str | None) -> tuple[Saved, torch.nn.Module]:
+    """Load the model of a run, importing its code; return the checkpoint, too.
 
     Args:
         files: the run.
-        checkpoint: the name of the checkpoint.
+        checkpoint: which one, as in `burnt.load`.
         target: ``"module:name"`` of the model, for a run that does not say it.
 
     Raises:
@@ -110,7 +110,10 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> torch.nn
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message=".* has changed since the run")
         try:
-            loaded = load(files.folder, checkpoint, model, import_code=files.source is not None)
+            loaded = files.read_checkpoint(
+                checkpoint,
+                lambda saved: load(files.folder, saved.path.name, model, import_code=files.source is not None),
+            )
         except RecordError as error:
             if error.hint is not None and "load(" in error.hint:  # what to do in Python
                 error.hint = "--model MODULE:NAME: the model's class, or a function that builds the model"

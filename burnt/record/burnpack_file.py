@@ -17,10 +17,10 @@ are those in the file: Burn's linear layers store ``[in, out]``, its norms ``gam
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import struct
+import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,7 +33,16 @@ from torch import Tensor
 from burnt._files import replacing
 from burnt.errors import RecordError
 from burnt.record.cbor import decode_cbor, encode_cbor
-from burnt.record.files import CUT, DOCUMENT, FileTensor, bytes_of, parse_document
+from burnt.record.files import (
+    CUT,
+    FileTensor,
+    bytes_of,
+    check_seal,
+    parse_document,
+    sealed,
+    with_checksums,
+    with_document,
+)
 from burnt.record.stored import StoredTensor
 
 SUFFIX = ".bpk"
@@ -100,14 +109,14 @@ def open_burnpack(
         OSError: the file does not exist or cannot be read.
     """
     file = stack.enter_context(path.open("rb", buffering=0))
-    metadata, end = _read_metadata(file, path)
+    metadata, end, sums = _read_metadata(file, path)
     dtypes = {
         name: _torch_dtype(entry.dtype, f"{path}: {name[:200]}") for name, entry in metadata.tensors.items()
     }
     entries = dict(sorted(metadata.tensors.items(), key=lambda item: item[1].data_offsets))
     start = _find_data(file, path, entries, dtypes, end)
     tensors: dict[str, StoredTensor] = {
-        name: FileTensor(entry.shape, dtypes[name], file, start + entry.data_offsets[0])
+        name: FileTensor(entry.shape, dtypes[name], file, start + entry.data_offsets[0], sums.get(name))
         for name, entry in entries.items()
     }
     notes = []
@@ -137,6 +146,7 @@ def read_burnpack(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict
         stored, document, _ = open_burnpack(Path(path), stack)
         tensors = {}
         for name, tensor in stored.items():
+            tensor.verify(f"{os.fspath(path)}: {name}")
             tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             tensor.read_into(tensors[name])
     return tensors, document
@@ -150,7 +160,8 @@ def write_burnpack(
     Args:
         path: the file; an old one is replaced only after the new one is complete.
         tensors: by name; one at a time is read.
-        document: JSON values, stored in the file's metadata under ``burnt``; None stores nothing.
+        document: JSON values, stored in the file's metadata under ``burnt``, with checksums; None stores
+            nothing, as Burn does.
 
     Raises:
         RecordError: Burn could not read the file: it lacks a dtype, or the file is beyond its limits.
@@ -172,17 +183,23 @@ def write_burnpack(
     # Burn, too, sorts the metadata by name and leaves the tensors in the order of the module.
     contents: dict[str, Any] = {"tensors": dict(sorted(entries.items()))}
     if document is not None:
-        contents["metadata"] = {DOCUMENT: json.dumps(document)}
+        contents["metadata"] = with_checksums(with_document({}, document), len(tensors))
     metadata = encode_cbor(contents)
     start = _align(_HEADER.size + len(metadata))
     largest = max((tensor.nbytes for tensor in tensors.values()), default=0)
     _check_limits(target, len(tensors), len(metadata), largest, start + end)
+    sums = {}
     with replacing(target) as temporary, temporary.open("wb") as file:
         file.write(_HEADER.pack(MAGIC, _VERSION, len(metadata)) + metadata)
         file.write(bytes(start - file.tell()))
         for name, tensor in tensors.items():
             file.write(bytes(start + entries[name]["data_offsets"][0] - file.tell()))
-            file.write(bytes_of(tensor.read()))
+            values = bytes_of(tensor.read())
+            sums[name] = zlib.crc32(values)
+            file.write(values)
+        if document is not None:
+            file.seek(_HEADER.size)
+            file.write(sealed(metadata, [sums[name] for name in contents["tensors"]])[0])
 
 
 def _check_limits(path: Path, tensors: int, metadata: int, largest: int, size: int) -> None:
@@ -202,8 +219,8 @@ def _check_limits(path: Path, tensors: int, metadata: int, largest: int, size: i
             )
 
 
-def _read_metadata(file: io.FileIO, path: Path) -> tuple[_Metadata, int]:
-    """Return a file's metadata, and where it ends."""
+def _read_metadata(file: io.FileIO, path: Path) -> tuple[_Metadata, int, dict[str, int]]:
+    """Return a file's metadata, where it ends, and the checksums of the tensors."""
     size = os.fstat(file.fileno()).st_size
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
@@ -231,11 +248,13 @@ def _read_metadata(file: io.FileIO, path: Path) -> tuple[_Metadata, int]:
             found=f"{size - _HEADER.size:,} bytes after the header",
             hint=CUT,
         )
+    text = file.read(length)
     try:
-        metadata = msgspec.convert(decode_cbor(file.read(length)), _Metadata)
+        metadata = msgspec.convert(decode_cbor(text), _Metadata)
     except (ValueError, msgspec.ValidationError) as error:
         raise _damaged(path, str(error)) from None
-    return metadata, _HEADER.size + length
+    sums = check_seal(text, metadata.metadata, list(metadata.tensors), str(path))
+    return metadata, _HEADER.size + length, sums
 
 
 def _find_data(

@@ -7,8 +7,10 @@ import itertools
 import json
 import math
 import os
+import re
 import struct
-from collections.abc import Container, Mapping
+import zlib
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,13 +36,26 @@ MOST_HEADER_BYTES = 100_000_000
 DOCUMENT = "burnt"
 """The key of burnt's own document in the metadata of a file or an index."""
 
+CHECKSUMS, SEAL = "burnt.crc32", "burnt.crc32.json"
+"""Keys of the metadata: the CRC-32 of each tensor's bytes, in the order of the header; that of the header itself, in
+which its own digits are zeros. CRC-32 is that of zlib, which does some 3 GB/s; other programs ignore both."""
+
+_ZEROS = "0" * 8
+_JSON_SEAL = re.compile(rb'"burnt\.crc32\.json":\s*"([0-9a-f]{8})"')
+_CBOR_SEAL = re.compile(rb"pburnt\.crc32\.jsonh([0-9a-f]{8})")
+
 _METADATA = "__metadata__"
 """The key of the metadata in a header, beside the names of the tensors."""
 
 _CHUNK = 32 << 20
 """How many bytes are read at once where they are converted."""
 
+_CHECKED_AT_ONCE = 1 << 20
+"""How many bytes are read at once for a checksum: they stay in the processor's cache."""
+
 CUT = "the file was cut off or overwritten: take another copy"
+
+CHANGED = "the disk or a copy has changed the file: take another copy, or of a run an older checkpoint"
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -79,6 +94,7 @@ class _Header:
     entries: dict[str, _Entry]
     metadata: dict[str, str]
     start: int  # of the tensors' bytes
+    checksums: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,23 @@ class FileTensor(StoredTensor):
 
     file: io.FileIO = field(repr=False)
     offset: int
+    checksum: int | None = None
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether the file has one of this tensor."""
+        return self.checksum is not None
+
+    def verify(self, where: str) -> None:
+        """Read the values once, for their checksum, in little memory."""
+        if self.checksum is None:
+            return
+        found, chunk = 0, torch.empty(_CHECKED_AT_ONCE, dtype=torch.uint8, device="cpu")
+        plain = FileTensor((self.nbytes,), torch.uint8, self.file, self.offset)
+        for first in range(0, self.nbytes, _CHECKED_AT_ONCE):
+            part = plain._read(chunk[: self.nbytes - first], first)
+            found = zlib.crc32(bytes_of(part), found)
+        check_checksum(self.checksum, found, where)
 
     def read_into(self, out: Tensor) -> None:
         """Read straight into the memory of `out` where it has the same bytes, else a chunk at a time."""
@@ -153,8 +186,11 @@ def write_tensors(
 
 def write_stored(
     path: str | os.PathLike[str], tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
-) -> None:
+) -> int:
     """Write tensors to a safetensors file, one at a time, so that only one is in memory.
+
+    Returns:
+        the checksum of its header.
 
     Raises:
         RecordError, OSError: as in `write_tensors`.
@@ -170,7 +206,7 @@ def write_stored(
     ordered = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     ends = list(itertools.accumulate(tensors[name].nbytes for name in ordered))
     starts = dict(zip(ordered, [0, *ends], strict=False))
-    header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    header: dict[str, Any] = {_METADATA: with_checksums(metadata, len(tensors))}
     for name, stored in tensors.items():
         header[name] = {
             "dtype": _DTYPE_NAMES[stored.dtype],
@@ -186,15 +222,116 @@ def write_stored(
             expected=f"at most {MOST_HEADER_BYTES:,} bytes",
             found=f"{len(text):,} bytes",
         )
+    sums = {}
     with replacing(target) as temporary, temporary.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in ordered:
-            file.write(bytes_of(tensors[name].read()))
+            values = bytes_of(tensors[name].read())
+            sums[name] = zlib.crc32(values)
+            file.write(values)
+        file.seek(8)
+        text, seal = sealed(text, [sums[name] for name in tensors])
+        file.write(text)
+    return seal
 
 
 def with_document(metadata: Mapping[str, str], document: Mapping[str, Any] | None) -> dict[str, str]:
     """Return metadata with a document in it."""
     return {**metadata, **({} if document is None else {DOCUMENT: json.dumps(document)})}
+
+
+def with_checksums(metadata: Mapping[str, str], count: int) -> dict[str, str]:
+    """Return metadata with room for the checksums of so many tensors, which `sealed` fills in."""
+    return {**without_checksums(metadata), CHECKSUMS: " ".join([_ZEROS] * count), SEAL: _ZEROS}
+
+
+def without_checksums(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata that belongs to other weights, too."""
+    return {key: value for key, value in metadata.items() if key not in (CHECKSUMS, SEAL)}
+
+
+def sealed(header: bytes, checksums: Sequence[int]) -> tuple[bytes, int]:
+    """Return a header with the checksums for which `with_checksums` made room, and its own."""
+    seal = _find_seal(header)
+    assert seal is not None
+    zeros, sums = " ".join([_ZEROS] * len(checksums)), " ".join(f"{checksum:08x}" for checksum in checksums)
+    first = header.rindex(zeros.encode(), 0, seal.start())
+    header = header[:first] + sums.encode() + header[first + len(zeros) :]
+    own = zlib.crc32(header)
+    return b"%s%08x%s" % (header[: seal.start(1)], own, header[seal.end(1) :]), own
+
+
+def check_seal(header: bytes, metadata: Mapping[str, Any], names: Sequence[str], where: str) -> dict[str, int]:
+    """Check a header against its own checksum; return those of the tensors, {} for a file without.
+
+    Raises:
+        RecordError: it was changed after it was written.
+    """
+    if not {CHECKSUMS, SEAL} & metadata.keys():
+        return {}
+    seal, checksums = _find_seal(header), str(metadata.get(CHECKSUMS, "")).split()
+    if seal is None or len(checksums) != len(names):
+        raise _changed(where, "the checksums that burnt has written", "others")
+    start, end = seal.span(1)
+    found = b"%08x" % zlib.crc32(header[:start] + _ZEROS.encode() + header[end:])
+    if found != seal[1]:
+        raise _changed(where, f"CRC-32 {seal[1].decode()}", found.decode())
+    try:
+        return {name: int(checksum, 16) for name, checksum in zip(names, checksums, strict=True)}
+    except ValueError as error:  # of a hostile file
+        raise _changed(where, "hexadecimal checksums", str(error)) from None
+
+
+def check_index(
+    text: bytes, metadata: Mapping[str, Any], seals: Mapping[str, str | None], folder: Path
+) -> None:
+    """Check an index against its own checksum, and that the shards are those that were written with it.
+
+    Raises:
+        RecordError: it was changed, or a shard is that of other weights.
+    """
+    written = check_seal(text, metadata, list(seals), os.fspath(folder))
+    for name, seal in written.items():
+        if seals[name] != f"{seal:08x}":
+            raise RecordError(
+                "a shard belongs to other weights than the index",
+                where=os.fspath(folder / name),
+                expected=f"a header of CRC-32 {seal:08x}",
+                found=seals[name] or "one without a checksum",
+                hint=CHANGED,
+            )
+
+
+def _find_seal(header: bytes) -> re.Match[bytes] | None:
+    # Strings of JSON cannot look like it; the names of tensors in CBOR can, and come before.
+    found = list((_JSON_SEAL if header[:1] == b"{" else _CBOR_SEAL).finditer(header))
+    return found[-1] if found else None
+
+
+def _changed(where: str, expected: str, found: str) -> RecordError:
+    return RecordError(
+        "the header of a file has changed since it was written",
+        where=where,
+        expected=expected,
+        found=found,
+        hint=f"{CHANGED}; a program that edits burnt's files must leave out the metadata {CHECKSUMS} and {SEAL}",
+    )
+
+
+def check_checksum(expected: int, found: int, where: str) -> None:
+    """Refuse values that have changed since they were written.
+
+    Raises:
+        RecordError: the checksums differ.
+    """
+    if found != expected:
+        raise RecordError(
+            "the values of a tensor have changed since they were written",
+            where=where,
+            expected=f"CRC-32 {expected:08x}",
+            found=f"{found:08x}",
+            hint=CHANGED,
+        )
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -253,12 +390,14 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         RecordError: the file is truncated, damaged, or no safetensors file.
         OSError: the file does not exist or cannot be read.
     """
-    document = read_document(path)
+    header = _open_header(path)
     try:
         tensors = safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise RecordError("a tensor file is damaged", where=os.fspath(path), found=str(error)) from None
-    return tensors, document
+    for name, checksum in header.checksums.items():
+        check_checksum(checksum, zlib.crc32(bytes_of(tensors[name])), f"{os.fspath(path)}: {name}")
+    return tensors, parse_document(header.metadata, Path(path))
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -268,6 +407,19 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         RecordError: the file is truncated, damaged, or no safetensors file.
         OSError: the file does not exist or cannot be read.
     """
+    return parse_document(_open_header(path).metadata, Path(path))
+
+
+def read_seal(path: str | os.PathLike[str]) -> str | None:
+    """Read the checksum of a file's header, which tells files of different weights apart; None without.
+
+    Raises:
+        RecordError, OSError: as in `read_document`.
+    """
+    return _open_header(path).metadata.get(SEAL)
+
+
+def _open_header(path: str | os.PathLike[str]) -> _Header:
     path = Path(path)
     if path.is_dir():
         inside = path / "model.safetensors"
@@ -276,7 +428,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             hint = "burnt.models.load_pretrained(folder) loads a snapshot of Hugging Face"
         raise RecordError("this is a folder, not a tensor file", where=str(path), hint=hint)
     with path.open("rb", buffering=0) as file:
-        return parse_document(_read_header(file, path).metadata, path)
+        return _read_header(file, path)
 
 
 def open_safetensors(
@@ -297,7 +449,13 @@ def open_safetensors(
     file = stack.enter_context(path.open("rb", buffering=0))
     header = _read_header(file, path)
     tensors: dict[str, StoredTensor] = {
-        name: FileTensor(entry.shape, _DTYPES[entry.dtype], file, header.start + entry.data_offsets[0])
+        name: FileTensor(
+            entry.shape,
+            _DTYPES[entry.dtype],
+            file,
+            header.start + entry.data_offsets[0],
+            header.checksums.get(name),
+        )
         for name, entry in header.entries.items()
     }
     return tensors, parse_document(header.metadata, path), header.metadata
@@ -347,7 +505,7 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
                 path, f"{name[:200]}: shape {entry.shape[:8]} of {entry.dtype} at bytes {entry.data_offsets}"
             )
         position = entry.data_offsets[1]
-    return _Header(entries, metadata, 8 + length)
+    return _Header(entries, metadata, 8 + length, check_seal(text, metadata, list(entries), str(path)))
 
 
 def check_count(count: int, where: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from burnt._files import replacing, sync_folder
 from burnt.errors import RecordError
-from burnt.record.files import DOCUMENT, with_document, write_stored
+from burnt.record.files import DOCUMENT, sealed, with_checksums, with_document, write_stored
 from burnt.record.stored import StoredTensor
 
 SHARD_BYTES = 5_000_000_000
@@ -119,13 +119,13 @@ def _write_shards(
     total = sum(stored.nbytes for shard in shards.values() for stored in shard.values())
     weight_map = {path: name for name, shard in shards.items() for path in shard}
     own = {} if document is None else {DOCUMENT: document}
-    index = {"metadata": {"total_size": total, **own}, "weight_map": weight_map}
-    text = json.dumps(index, indent=2)
+    own = with_checksums({"total_size": total, **own}, len(shards))
+    text = json.dumps({"metadata": own, "weight_map": weight_map}, indent=2).encode()
     try:
-        for name, shard in shards.items():
-            write_stored(folder / name, shard, metadata)
+        seals = [write_stored(folder / name, shard, metadata) for name, shard in shards.items()]
+        text, _ = sealed(text, seals)
         with replacing(folder / _INDEX) as temporary:
-            temporary.write_text(text)
+            temporary.write_bytes(text)
     except BaseException:
         if not _has_text(folder / _INDEX, text):
             for name in shards:
@@ -134,10 +134,10 @@ def _write_shards(
         raise
 
 
-def _has_text(path: Path, text: str) -> bool:
+def _has_text(path: Path, text: bytes) -> bool:
     try:
-        return path.read_text() == text
-    except (OSError, UnicodeDecodeError):
+        return path.read_bytes() == text
+    except OSError:
         return False
 
 

@@ -19,7 +19,16 @@ from torch import Tensor
 from burnt._json import parse_json
 from burnt.errors import RecordError
 from burnt.record.burnpack_file import MAGIC, open_burnpack
-from burnt.record.files import CUT, DOCUMENT, MOST_HEADER_BYTES, check_count, open_safetensors
+from burnt.record.files import (
+    CUT,
+    DOCUMENT,
+    MOST_HEADER_BYTES,
+    SEAL,
+    check_count,
+    check_index,
+    open_safetensors,
+    without_checksums,
+)
 from burnt.record.gguf_file import MAGIC as GGUF
 from burnt.record.gguf_file import open_gguf
 from burnt.record.npz_file import open_npz
@@ -137,7 +146,9 @@ def _open_file(path: Path, stack: ExitStack) -> Source:
         _refuse_other_formats(start, where)
     tensors, document, metadata = open_safetensors(path, stack)
     record = parse_metadata(document, tensors, where, metadata)
-    return Source("file", tensors, where, record, metadata=_foreign(metadata), format="safetensors")
+    return Source(
+        "file", tensors, where, record, metadata=_foreign(metadata), format="safetensors", seal=metadata.get(SEAL)
+    )
 
 
 def _refuse_other_formats(start: bytes, where: str) -> None:
@@ -247,7 +258,8 @@ def _find_in_folder(folder: Path, stack: ExitStack) -> Source:
 
 def _open_shards(folder: Path, index: Path, stack: ExitStack) -> Source:
     try:
-        parsed = msgspec.convert(parse_json(index.read_bytes()), _Index)
+        text = index.read_bytes()
+        parsed = msgspec.convert(parse_json(text), _Index)
     except (json.JSONDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise RecordError("the index of a folder is damaged", where=str(index), found=str(error)) from None
     check_count(len(parsed.weight_map), str(index))
@@ -266,6 +278,7 @@ def _open_shards(folder: Path, index: Path, stack: ExitStack) -> Source:
                 "a shard of a folder is missing", where=str(index), expected=name, found="no such file"
             )
         shards[name] = _open_file(folder / name, stack)
+    check_index(text, parsed.metadata, {name: shard.seal for name, shard in shards.items()}, folder)
     tensors: dict[str, StoredTensor] = {}
     for tensor, name in parsed.weight_map.items():
         if tensor not in shards[name].tensors:
@@ -287,5 +300,5 @@ def _open_shards(folder: Path, index: Path, stack: ExitStack) -> Source:
 
 
 def _foreign(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata less burnt's own document."""
-    return {key: value for key, value in metadata.items() if key != DOCUMENT}
+    """Return the metadata less burnt's own document, and checksums."""
+    return {key: value for key, value in without_checksums(metadata).items() if key != DOCUMENT}

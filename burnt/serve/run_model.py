@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from burnt._independence import tolerance_for
 from burnt.inspect.signature import Signature, signature_of
 from burnt.module import restore_fields
-from burnt.record import Record, load_into
+from burnt.record import load_into
 from burnt.serve.schema import Arrays, Schema
 from burnt.serve.servable import padded_sizes
+from burnt.train.checkpoint import Saved
 from burnt.train.loading import RunFiles
 
 __all__ = ["RunModel"]
@@ -82,9 +83,8 @@ class RunModel:
         """Return a copy with the weights of the checkpoint that is wanted."""
         if self.folder is None:
             return self
-        saved = RunFiles.read(self.folder).checkpoint(self._wanted)
+        saved, record = RunFiles.read(self.folder).read_checkpoint(self._wanted, Saved.record)
         module = copy.deepcopy(self.module)
-        record = Record.load(saved.path / "model.safetensors")
         load_into(module, record)
         restore_fields(module, record)
         return type(self)(module, self.signature, self._classes, self.folder, saved.path.name, self._wanted)

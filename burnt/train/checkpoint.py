@@ -3,7 +3,7 @@
 A checkpoint is a folder ``step-00001200`` with two files: ``model.safetensors``, which `Module.load` can
 read, and ``training.safetensors``, which holds the optimizer's state, the metrics' sums, the random states
 and a JSON document with the rest. It is written under a temporary name and then renamed, so it is always
-complete.
+complete. Both files have checksums, and the document names that of the model.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from burnt.errors import CheckpointError, ConfigError, RecordError
 from burnt.module import restore_fields
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
+from burnt.record.files import read_seal
 from burnt.train.background import BackgroundWriter, copied_record, copied_tensors
 from burnt.train.buffers import allocated, load_buffers
 from burnt.train.duration import Duration, Position
@@ -38,9 +39,12 @@ from burnt.train.store.tenure import Tenure
 __all__ = ["Checkpoints", "Every", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved", "checked_keepers"]
 
 FORMAT = 1
-MODEL_FILE, _TRAINING = "model.safetensors", "training.safetensors"
+MODEL_FILE, TRAINING_FILE = "model.safetensors", "training.safetensors"
 _MOVED = ".tmp-moved-"
 """The prefix of a checkpoint while another one of the same step takes its place."""
+_MODEL_SEAL = "model_crc32"
+"""The key of the checksum that the header of the model's file has, and with it all of the file."""
+_MOST_LISTINGS = 10
 _KEYS = {"position", "values", "optimizer", "metrics", "rng"}
 
 
@@ -72,6 +76,23 @@ class Saved:
                 with contextlib.suppress(FileNotFoundError):
                     size += file.stat().st_size
         return size
+
+    def identity(self) -> tuple[int, int] | None:
+        """Return what changes when another checkpoint takes its place; None if there is none any more."""
+        try:
+            status = (self.path / TRAINING_FILE).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def record(self) -> Record:
+        """Read the model.
+
+        Raises:
+            CheckpointError: its file is damaged, or that of another checkpoint.
+        """
+        check_files(self.path)
+        return _read_model(self.path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,16 +249,20 @@ class Checkpoints:
 
     def saved(self) -> list[Saved]:
         """Return the readable checkpoints, oldest first; damaged ones are neither listed nor removed."""
-        known: dict[tuple[Path, int, int], Saved | None] = {}
-        for path in self._folders():
-            try:
-                status = (path / _TRAINING).stat()
-                # Read once: a document grows with the kernels selected in the process, and each save asks.
-                key = (path, status.st_ino, status.st_mtime_ns)
-                known[key] = self._known[key] if key in self._known else _read_saved(path)
-            except (RecordError, OSError):
-                # A damaged checkpoint must not make the next save fail; loading it raises the error.
-                continue
+        for _ in range(_MOST_LISTINGS):
+            known: dict[tuple[Path, int, int], Saved | None] = {}
+            folders = self.folders()
+            for path in folders:
+                try:
+                    status = (path / TRAINING_FILE).stat()
+                    # Read once: a document grows with the kernels selected in the process, and each save asks.
+                    key = (path, status.st_ino, status.st_mtime_ns)
+                    known[key] = self._known[key] if key in self._known else _read_saved(path)
+                except (RecordError, OSError):
+                    # A damaged checkpoint must not make the next save fail; loading it raises the error.
+                    continue
+            if all(path.exists() for path in folders):
+                break  # else the training has removed one, after it had written a newer one
         self._known = known
         return [saved for saved in known.values() if saved is not None]
 
@@ -245,7 +270,7 @@ class Checkpoints:
         """Return the folders of the damaged checkpoints, oldest first."""
         readable = {saved.path for saved in self.saved()}
         # One that is gone by now was removed meanwhile by the training.
-        return [path for path in self._folders() if path not in readable and path.exists()]
+        return [path for path in self.folders() if path not in readable and path.exists()]
 
     def is_best(self, position: Position, values: Mapping[str, float]) -> bool:
         """Whether a `KeepBest` would keep a checkpoint of this position with these metric values."""
@@ -261,12 +286,8 @@ class Checkpoints:
         return [keeper.interval for keeper in self.keepers if isinstance(keeper, Every)]
 
     def newest(self) -> Path | None:
-        """Return the folder of the newest checkpoint, or None.
-
-        A process may have been killed after it had moved one aside for a new one of the same step.
-        """
-        moved = [old for old, target in self._moved() if not target.exists()]
-        return max([*self._folders(), *moved], key=_step_order, default=None)
+        """Return the folder of the newest checkpoint, or None."""
+        return next(reversed(self.folders()), None)
 
     def save(
         self,
@@ -350,7 +371,8 @@ class Checkpoints:
             temporary.mkdir()
         try:
             record.save(temporary / MODEL_FILE)
-            write_tensors(temporary / _TRAINING, tensors, document)
+            tie = {_MODEL_SEAL: read_seal(temporary / MODEL_FILE)}
+            write_tensors(temporary / TRAINING_FILE, tensors, {**document, **tie})
             sync_folder(temporary)
             if sync is not None:
                 sync()
@@ -377,12 +399,12 @@ class Checkpoints:
             OSError: the folder cannot be written or is full.
         """
         tensors, document = _read_training(source)
-        _read_model(source)
+        _read_model(source, document)
         temporary = self._temporary(source.name)
         temporary.mkdir(parents=True)
         with replacing(temporary / MODEL_FILE) as copied:
             shutil.copyfile(source / MODEL_FILE, copied)
-        write_tensors(temporary / _TRAINING, tensors, {**document, "kept": True})
+        write_tensors(temporary / TRAINING_FILE, tensors, {**document, "kept": True})
         sync_folder(temporary)
         temporary.rename(self.folder / source.name)
         sync_folder(self.folder)
@@ -432,9 +454,15 @@ class Checkpoints:
                 with self._changing():  # raises if another process has removed it
                     raise
 
-    def _folders(self) -> list[Path]:
-        """Return all checkpoint folders, oldest first, readable or not."""
-        return sorted(self.folder.glob("step-*"), key=_step_order)
+    def folders(self) -> list[Path]:
+        """Return all checkpoint folders, oldest first, readable or not.
+
+        One that was moved aside counts until its step has another: the process may be about to rename that, or
+        was killed.
+        """
+        found = set(self.folder.glob("step-*"))
+        found |= {target if target.exists() else old for old, target in self._moved()}
+        return sorted(found, key=_step_order)
 
     def _set_aside(self, path: Path) -> Path:
         """Rename a folder that is removed, so that a partly removed one is not mistaken for a checkpoint."""
@@ -449,7 +477,7 @@ class Checkpoints:
             CheckpointError: it is damaged, or does not fit the model.
         """
         tensors, document = _read_training(path)
-        record = _read_model(path)
+        record = _read_model(path, document)
         changed = document.get("loop", {}).get("fields", ())
         try:
             load_into(model, record)
@@ -504,9 +532,10 @@ def _checked_count(count: int, keeper: str) -> int:
 
 def _read_saved(path: Path) -> Saved | None:
     """Read what keepers ask of a checkpoint; None if it is none."""
-    document = read_document(path / _TRAINING)
+    document = read_document(path / TRAINING_FILE)
     if document is None or not document.keys() >= _KEYS:
         return None
+    _check_step(path, document)
     return Saved(
         path,
         Position(**document["position"]),
@@ -518,9 +547,9 @@ def _read_saved(path: Path) -> Saved | None:
 
 def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        tensors, document = read_tensors(path / _TRAINING)
+        tensors, document = read_tensors(path / TRAINING_FILE)
     except (RecordError, OSError) as error:
-        raise _damaged_error(path, error) from error
+        raise damaged_error(path, error) from error
     if document is None or not isinstance(document.get("format"), int):
         document = {"format": 0}
     if document["format"] > FORMAT:
@@ -532,18 +561,67 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             hint="it was written by a newer burnt: upgrade burnt",
         )
     if not document.keys() >= _KEYS:
-        raise _damaged_error(path, CheckpointError(f"its {_TRAINING} is not a checkpoint"))
+        raise damaged_error(path, _no_checkpoint())
+    _check_step(path, document)
     return tensors, document
 
 
-def _read_model(path: Path) -> Record:
+def check_files(path: Path) -> None:
+    """Check that the two files of a checkpoint were saved together, at its step; no tensor is read.
+
+    Raises:
+        CheckpointError: they were not, or a header is damaged.
+    """
     try:
+        document = read_document(path / TRAINING_FILE)
+        if document is None or not document.keys() >= _KEYS:
+            raise _no_checkpoint()
+        _check_step(path, document)
+        _check_model(path, document)
+    except (RecordError, OSError) as error:
+        raise damaged_error(path, error) from error
+
+
+def _no_checkpoint() -> CheckpointError:
+    return CheckpointError(f"its {TRAINING_FILE} is not a checkpoint")
+
+
+def _check_step(path: Path, document: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint in the folder of another step."""
+    name, step = path.name.removeprefix(_MOVED).removeprefix("step-"), document["position"]["step"]
+    if name.isdecimal() and int(name) != step:
+        raise CheckpointError(
+            "a checkpoint is in the folder of another one",
+            where=os.fspath(path),
+            expected=f"that of step {int(name)}",
+            found=f"that of step {step}",
+            hint="the folder was renamed, or files were copied into it: take another copy",
+        )
+
+
+def _check_model(path: Path, document: Mapping[str, Any]) -> None:
+    """Check that the model's file was saved with the document; those of the first versions do not say so."""
+    expected = document.get(_MODEL_SEAL)
+    found = None if expected is None else read_seal(path / MODEL_FILE)
+    if found != expected:
+        raise CheckpointError(
+            "the model's file is not that of this checkpoint",
+            where=os.fspath(path / MODEL_FILE),
+            expected=f"a header of CRC-32 {expected}",
+            found=found or "one without a checksum",
+        )
+
+
+def _read_model(path: Path, document: Mapping[str, Any] | None = None) -> Record:
+    try:
+        _check_model(path, document or {})
         return Record.load(path / MODEL_FILE)
     except (RecordError, OSError) as error:
-        raise _damaged_error(path, error) from error
+        raise damaged_error(path, error) from error
 
 
-def _damaged_error(path: Path, error: Exception) -> CheckpointError:
+def damaged_error(path: Path, error: Exception) -> CheckpointError:
+    """Return the error for a checkpoint that cannot be read, with what to do."""
     others = sorted(p.name for p in path.parent.glob("step-*") if p != path)
     inner = error if isinstance(error, RecordError) else None
     return CheckpointError(
@@ -553,7 +631,11 @@ def _damaged_error(path: Path, error: Exception) -> CheckpointError:
         found=inner.found if inner else None,
         origin=inner.origin if inner else (),
         hint=f"remove the folder {path} to resume from "
-        + (f"{others[-1]}" if others else "the beginning (there is no other checkpoint)"),
+        + (
+            f"{others[-1]}, or load that one"
+            if others
+            else "the beginning (there is no other checkpoint)"
+        ),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,12 +17,17 @@ from burnt._json import parse_json
 from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError, clean, nearest
 from burnt.inspect.signature import Signature
 from burnt.module import Module, restore_fields
-from burnt.record import Record, load_into
-from burnt.train.checkpoint import Checkpoints, Saved
+from burnt.record import load_into
+from burnt.record.files import CHANGED, CUT
+from burnt.train.checkpoint import MODEL_FILE, Checkpoints, Saved, check_files, damaged_error
 from burnt.train.source import Source
 from burnt.train.trained import TrainedAs
 
 __all__ = ["RunFiles", "load"]
+
+_MOST_CHOICES = 10  # of a checkpoint whose files are removed while they are read
+
+T = TypeVar("T")
 
 
 def load(
@@ -71,11 +77,9 @@ def load(
     ('Linear', False, True)
     """
     files = RunFiles.read(run)
-    saved = files.checkpoint(checkpoint)
-    file = saved.path / "model.safetensors"
     source = files.source
     if isinstance(model, torch.nn.Module):
-        record = Record.load(file)
+        _, record = files.read_checkpoint(checkpoint, Saved.record)
         load_into(model, record)
         was_set, was_kept = restore_fields(model, record)
         if was_set:
@@ -108,7 +112,7 @@ def load(
     code = None if source is None else source.find_file(files.folder)
     has_changed = source is not None and code is not None and source.has_changed(code)
     try:
-        loaded = kind.load(file)
+        _, loaded = files.read_checkpoint(checkpoint, functools.partial(_build, kind))
     except RecordError as error:
         if has_changed:
             error.origin = (*error.origin, f"{code} has changed since the run was started")
@@ -118,6 +122,21 @@ def load(
         warnings.warn(clean(text), stacklevel=2)
     files.trained_as().attach(loaded)
     return loaded.eval()
+
+
+def _build(kind: type[Module], saved: Saved) -> Module:
+    """Build the model of a checkpoint.
+
+    Raises:
+        RecordError: its Config is not known, or does not fit; as a CheckpointError, the file is damaged.
+    """
+    check_files(saved.path)
+    try:
+        return kind.load(saved.path / MODEL_FILE)
+    except RecordError as error:
+        if (error.hint or "").startswith((CHANGED, CUT)):
+            raise damaged_error(saved.path, error) from error
+        raise
 
 
 @dataclass(frozen=True)
@@ -242,7 +261,7 @@ class RunFiles:
         if damaged and wanted in ("best", "last"):
             warnings.warn(
                 f"the {wanted} checkpoint of {self.folder} is chosen without {damaged}, which is damaged",
-                stacklevel=3,
+                stacklevel=4,
             )
         if wanted == "last":
             return saved[-1]
@@ -260,6 +279,33 @@ class RunFiles:
                 hint=f"did you mean {guess!r}?" if guess else None,
             )
         return found
+
+    def read_checkpoint(self, wanted: str | int, read: Callable[[Saved], T]) -> tuple[Saved, T]:
+        """Choose a checkpoint and read it; choose again if the training has removed or replaced it meanwhile.
+
+        Args:
+            wanted: as in `checkpoint`.
+            read: reads the chosen one.
+
+        Raises:
+            CheckpointError: there is none, or one after the other was removed.
+            Exception: what `read` raises.
+        """
+        for _ in range(_MOST_CHOICES):
+            saved = self.checkpoint(wanted)
+            before = saved.identity()
+            try:
+                result = read(saved)
+            except (OSError, RecordError):
+                if before is not None and saved.identity() == before:
+                    raise
+            else:
+                return saved, result
+        raise CheckpointError(
+            f"the training removed {_MOST_CHOICES} checkpoints before they were read",
+            where=str(self.folder / "checkpoints"),
+            hint="let it keep them longer: checkpoints=[KeepLast(3), ...], or a longer checkpoint_every=",
+        )
 
     def _best(self, saved: list[Saved]) -> Saved:
         best = self._load.get("best")

@@ -39,11 +39,10 @@ from burnt.errors import (
 )
 from burnt.gradients import refuse_parallel
 from burnt.module import loading_problem, restore_fields
-from burnt.record import Record, load_into, record_of
+from burnt.record import load_into, record_of
 from burnt.train.activation_checkpointing import checkpointed, select_modules
 from burnt.train.background import BackgroundWriter
 from burnt.train.checkpoint import (
-    MODEL_FILE,
     Checkpoints,
     KeepBest,
     Keeper,
@@ -585,7 +584,7 @@ class SupervisedTraining:
         if best is None or value is None:
             self.reporter.message(f"No checkpoint has a value of {key}: the model has its last weights.")
             return
-        record = Record.load(best.path / MODEL_FILE)
+        record = best.record()
         load_into(model, record)
         restore_fields(model, record)
         self.reporter.message(f"Restored the weights of {best.path.name}: {key} {value_text(value)}.")

@@ -147,12 +147,12 @@ class TestSafetensors:
     def test_a_file_that_shrinks_while_it_is_read(self, tmp_path, model):
         small_files(tmp_path, model.state_dict())
         path = tmp_path / "m.safetensors"
-        verify = burnt.record.stored.StoredTensor.verify
+        verify = burnt.record.files.FileTensor.verify
         try:
-            burnt.record.stored.StoredTensor.verify = lambda *_: os.truncate(path, 100)
+            burnt.record.files.FileTensor.verify = lambda *_: os.truncate(path, 100)
             assert "load a complete file" in refused("became shorter while it was read", model, path)
         finally:
-            burnt.record.stored.StoredTensor.verify = verify
+            burnt.record.files.FileTensor.verify = verify
 
 
 class Reduces:

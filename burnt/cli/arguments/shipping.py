@@ -256,6 +256,11 @@ def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show = add_parser(commands, "show", "show a file of weights or an ONNX model", _SHOW_EXAMPLES, _show)
     show.add_argument("file", metavar="FILE", help="a file or folder of weights, or an ONNX model")
     show.add_argument(
+        "--check",
+        action="store_true",
+        help="compare the values with their checksums, also of a checkpoint or a run; exit code 1: damaged",
+    )
+    show.add_argument(
         "--values", action="store_true", help="also read the values, and show min, max, mean, NaN"
     )
     convert = add_parser(
@@ -420,8 +425,13 @@ def _quantize(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from burnt.cli import show
+    from burnt.cli import show, show_check
+    from burnt.cli.output import UsageError
 
+    if args.check:
+        if args.only or args.values:
+            raise UsageError("--check reads all values, and shows none", found="--only or --values")
+        return show_check.run(args.file, args.json)
     return show.run(args.file, args.only or (), args.values, args.json)
 
 
