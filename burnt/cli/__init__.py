@@ -24,6 +24,7 @@
 `ctl.py`             `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
 `tune.py`            `burnt tune run`, `show`, `export`, `import`, `clear`
 `show.py`            `burnt show FILE`: the tensors in a file of weights
+`show_check.py`      `burnt show --check`: checksums of weights, checkpoints, runs
 `show_onnx.py`       `burnt show model.onnx`: inputs, outputs, ops
 `convert.py`         `burnt convert A B`: weights in another format
 `bench.py`           `burnt bench MODULE:MODEL`
@@ -32,8 +33,8 @@
 ===================  ===========================================================
 
 A command imports what it needs when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
-0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 4 another process has resumed the
-run that was trained, 130 Ctrl-C.
+0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 4 another process has resumed
+the run that was trained, 130 Ctrl-C.
 """
 
 from __future__ import annotations

@@ -112,7 +112,9 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> tuple[Sa
         try:
             loaded = files.read_checkpoint(
                 checkpoint,
-                lambda saved: load(files.folder, saved.path.name, model, import_code=files.source is not None),
+                lambda saved: load(
+                    files.folder, saved.path.name, model, import_code=files.source is not None
+                ),
             )
         except RecordError as error:
             if error.hint is not None and "load(" in error.hint:  # what to do in Python

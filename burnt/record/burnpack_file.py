@@ -33,16 +33,8 @@ from torch import Tensor
 from burnt._files import replacing
 from burnt.errors import RecordError
 from burnt.record.cbor import decode_cbor, encode_cbor
-from burnt.record.files import (
-    CUT,
-    FileTensor,
-    bytes_of,
-    check_seal,
-    parse_document,
-    sealed,
-    with_checksums,
-    with_document,
-)
+from burnt.record.checksums import check_seal, sealed, with_checksums
+from burnt.record.files import CUT, FileTensor, bytes_of, parse_document, with_document
 from burnt.record.stored import StoredTensor
 
 SUFFIX = ".bpk"

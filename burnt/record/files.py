@@ -7,10 +7,9 @@ import itertools
 import json
 import math
 import os
-import re
 import struct
 import zlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import Tensor
 from burnt._files import replacing
 from burnt._json import parse_json
 from burnt.errors import RecordError
+from burnt.record.checksums import SEAL, check_checksum, check_seal, sealed, with_checksums
 from burnt.record.stored import MemoryTensor, StoredTensor, describe_indirect
 
 MOST_TENSORS = 500_000
@@ -36,14 +36,6 @@ MOST_HEADER_BYTES = 100_000_000
 DOCUMENT = "burnt"
 """The key of burnt's own document in the metadata of a file or an index."""
 
-CHECKSUMS, SEAL = "burnt.crc32", "burnt.crc32.json"
-"""Keys of the metadata: the CRC-32 of each tensor's bytes, in the order of the header; that of the header itself, in
-which its own digits are zeros. CRC-32 is that of zlib, which does some 3 GB/s; other programs ignore both."""
-
-_ZEROS = "0" * 8
-_JSON_SEAL = re.compile(rb'"burnt\.crc32\.json":\s*"([0-9a-f]{8})"')
-_CBOR_SEAL = re.compile(rb"pburnt\.crc32\.jsonh([0-9a-f]{8})")
-
 _METADATA = "__metadata__"
 """The key of the metadata in a header, beside the names of the tensors."""
 
@@ -54,8 +46,6 @@ _CHECKED_AT_ONCE = 1 << 20
 """How many bytes are read at once for a checksum: they stay in the processor's cache."""
 
 CUT = "the file was cut off or overwritten: take another copy"
-
-CHANGED = "the disk or a copy has changed the file: take another copy, or of a run an older checkpoint"
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -104,11 +94,6 @@ class FileTensor(StoredTensor):
     file: io.FileIO = field(repr=False)
     offset: int
     checksum: int | None = None
-
-    @property
-    def has_checksum(self) -> bool:
-        """Whether the file has one of this tensor."""
-        return self.checksum is not None
 
     def verify(self, where: str) -> None:
         """Read the values once, for their checksum, in little memory."""
@@ -229,8 +214,8 @@ def write_stored(
             values = bytes_of(tensors[name].read())
             sums[name] = zlib.crc32(values)
             file.write(values)
-        file.seek(8)
         text, seal = sealed(text, [sums[name] for name in tensors])
+        file.seek(8)
         file.write(text)
     return seal
 
@@ -238,100 +223,6 @@ def write_stored(
 def with_document(metadata: Mapping[str, str], document: Mapping[str, Any] | None) -> dict[str, str]:
     """Return metadata with a document in it."""
     return {**metadata, **({} if document is None else {DOCUMENT: json.dumps(document)})}
-
-
-def with_checksums(metadata: Mapping[str, str], count: int) -> dict[str, str]:
-    """Return metadata with room for the checksums of so many tensors, which `sealed` fills in."""
-    return {**without_checksums(metadata), CHECKSUMS: " ".join([_ZEROS] * count), SEAL: _ZEROS}
-
-
-def without_checksums(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata that belongs to other weights, too."""
-    return {key: value for key, value in metadata.items() if key not in (CHECKSUMS, SEAL)}
-
-
-def sealed(header: bytes, checksums: Sequence[int]) -> tuple[bytes, int]:
-    """Return a header with the checksums for which `with_checksums` made room, and its own."""
-    seal = _find_seal(header)
-    assert seal is not None
-    zeros, sums = " ".join([_ZEROS] * len(checksums)), " ".join(f"{checksum:08x}" for checksum in checksums)
-    first = header.rindex(zeros.encode(), 0, seal.start())
-    header = header[:first] + sums.encode() + header[first + len(zeros) :]
-    own = zlib.crc32(header)
-    return b"%s%08x%s" % (header[: seal.start(1)], own, header[seal.end(1) :]), own
-
-
-def check_seal(header: bytes, metadata: Mapping[str, Any], names: Sequence[str], where: str) -> dict[str, int]:
-    """Check a header against its own checksum; return those of the tensors, {} for a file without.
-
-    Raises:
-        RecordError: it was changed after it was written.
-    """
-    if not {CHECKSUMS, SEAL} & metadata.keys():
-        return {}
-    seal, checksums = _find_seal(header), str(metadata.get(CHECKSUMS, "")).split()
-    if seal is None or len(checksums) != len(names):
-        raise _changed(where, "the checksums that burnt has written", "others")
-    start, end = seal.span(1)
-    found = b"%08x" % zlib.crc32(header[:start] + _ZEROS.encode() + header[end:])
-    if found != seal[1]:
-        raise _changed(where, f"CRC-32 {seal[1].decode()}", found.decode())
-    try:
-        return {name: int(checksum, 16) for name, checksum in zip(names, checksums, strict=True)}
-    except ValueError as error:  # of a hostile file
-        raise _changed(where, "hexadecimal checksums", str(error)) from None
-
-
-def check_index(
-    text: bytes, metadata: Mapping[str, Any], seals: Mapping[str, str | None], folder: Path
-) -> None:
-    """Check an index against its own checksum, and that the shards are those that were written with it.
-
-    Raises:
-        RecordError: it was changed, or a shard is that of other weights.
-    """
-    written = check_seal(text, metadata, list(seals), os.fspath(folder))
-    for name, seal in written.items():
-        if seals[name] != f"{seal:08x}":
-            raise RecordError(
-                "a shard belongs to other weights than the index",
-                where=os.fspath(folder / name),
-                expected=f"a header of CRC-32 {seal:08x}",
-                found=seals[name] or "one without a checksum",
-                hint=CHANGED,
-            )
-
-
-def _find_seal(header: bytes) -> re.Match[bytes] | None:
-    # Strings of JSON cannot look like it; the names of tensors in CBOR can, and come before.
-    found = list((_JSON_SEAL if header[:1] == b"{" else _CBOR_SEAL).finditer(header))
-    return found[-1] if found else None
-
-
-def _changed(where: str, expected: str, found: str) -> RecordError:
-    return RecordError(
-        "the header of a file has changed since it was written",
-        where=where,
-        expected=expected,
-        found=found,
-        hint=f"{CHANGED}; a program that edits burnt's files must leave out the metadata {CHECKSUMS} and {SEAL}",
-    )
-
-
-def check_checksum(expected: int, found: int, where: str) -> None:
-    """Refuse values that have changed since they were written.
-
-    Raises:
-        RecordError: the checksums differ.
-    """
-    if found != expected:
-        raise RecordError(
-            "the values of a tensor have changed since they were written",
-            where=where,
-            expected=f"CRC-32 {expected:08x}",
-            found=f"{found:08x}",
-            hint=CHANGED,
-        )
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -410,13 +301,14 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return parse_document(_open_header(path).metadata, Path(path))
 
 
-def read_seal(path: str | os.PathLike[str]) -> str | None:
-    """Read the checksum of a file's header, which tells files of different weights apart; None without.
+def read_seal(path: str | os.PathLike[str]) -> int | None:
+    """Read the checksum of a file's header, which files of other weights do not have; None without.
 
     Raises:
         RecordError, OSError: as in `read_document`.
     """
-    return _open_header(path).metadata.get(SEAL)
+    metadata = _open_header(path).metadata
+    return int(metadata[SEAL], 16) if SEAL in metadata else None
 
 
 def _open_header(path: str | os.PathLike[str]) -> _Header:

@@ -19,7 +19,8 @@ from typing import Any
 
 from burnt._files import replacing, sync_folder
 from burnt.errors import RecordError
-from burnt.record.files import DOCUMENT, sealed, with_checksums, with_document, write_stored
+from burnt.record.checksums import sealed, with_checksums
+from burnt.record.files import DOCUMENT, with_document, write_stored
 from burnt.record.stored import StoredTensor
 
 SHARD_BYTES = 5_000_000_000

@@ -31,7 +31,6 @@ class Source:
         metadata: what other programs stored beside the tensors.
         shards: of a folder with several files, the file's name by the tensor's.
         format: the name of the file format.
-        seal: the checksum of a file's header, where it has one.
     """
 
     kind: str
@@ -42,7 +41,6 @@ class Source:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     shards: Mapping[str, str] = field(default_factory=dict)
     format: str = ""
-    seal: str | None = None
 
 
 def find_state_dict(value: Any, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -19,16 +19,8 @@ from torch import Tensor
 from burnt._json import parse_json
 from burnt.errors import RecordError
 from burnt.record.burnpack_file import MAGIC, open_burnpack
-from burnt.record.files import (
-    CUT,
-    DOCUMENT,
-    MOST_HEADER_BYTES,
-    SEAL,
-    check_count,
-    check_index,
-    open_safetensors,
-    without_checksums,
-)
+from burnt.record.checksums import check_checksum, check_seal, without_checksums
+from burnt.record.files import CUT, DOCUMENT, MOST_HEADER_BYTES, check_count, open_safetensors, read_seal
 from burnt.record.gguf_file import MAGIC as GGUF
 from burnt.record.gguf_file import open_gguf
 from burnt.record.npz_file import open_npz
@@ -110,7 +102,7 @@ def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | Record) ->
         opened = open_source(source, stack)
         tensors: dict[str, Tensor] = {}
         for name, stored in opened.tensors.items():
-            stored.verify(name)
+            stored.verify(name if opened.path is None else f"{opened.path}: {name}")
             tensors[name] = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
             stored.read_into(tensors[name])
     return dataclasses.replace(opened.record, tensors=tensors)
@@ -146,9 +138,7 @@ def _open_file(path: Path, stack: ExitStack) -> Source:
         _refuse_other_formats(start, where)
     tensors, document, metadata = open_safetensors(path, stack)
     record = parse_metadata(document, tensors, where, metadata)
-    return Source(
-        "file", tensors, where, record, metadata=_foreign(metadata), format="safetensors", seal=metadata.get(SEAL)
-    )
+    return Source("file", tensors, where, record, metadata=_foreign(metadata), format="safetensors")
 
 
 def _refuse_other_formats(start: bytes, where: str) -> None:
@@ -278,7 +268,9 @@ def _open_shards(folder: Path, index: Path, stack: ExitStack) -> Source:
                 "a shard of a folder is missing", where=str(index), expected=name, found="no such file"
             )
         shards[name] = _open_file(folder / name, stack)
-    check_index(text, parsed.metadata, {name: shard.seal for name, shard in shards.items()}, folder)
+    for name, seal in check_seal(text, parsed.metadata, list(shards), str(index)).items():
+        what = "a shard belongs to other weights than the index"
+        check_checksum(seal, read_seal(folder / name), os.fspath(folder / name), what)
     tensors: dict[str, StoredTensor] = {}
     for tensor, name in parsed.weight_map.items():
         if tensor not in shards[name].tensors:

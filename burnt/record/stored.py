@@ -81,11 +81,6 @@ class StoredTensor:
         """The tensors of the file that the values come from; a layout arranges some of several."""
         return (self,)
 
-    @property
-    def has_checksum(self) -> bool:
-        """Whether `verify` can tell damaged values."""
-        return False
-
     def verify(self, where: str) -> None:
         """Raise a RecordError if the values are damaged, where the format allows to tell."""
 

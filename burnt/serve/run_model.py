@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from burnt._independence import tolerance_for
 from burnt.inspect.signature import Signature, signature_of
 from burnt.module import restore_fields
-from burnt.record import load_into
+from burnt.record import Record, load_into
 from burnt.serve.schema import Arrays, Schema
 from burnt.serve.servable import padded_sizes
-from burnt.train.checkpoint import Saved
+from burnt.train.checkpoint import model_file
 from burnt.train.loading import RunFiles
 
 __all__ = ["RunModel"]
@@ -83,7 +83,8 @@ class RunModel:
         """Return a copy with the weights of the checkpoint that is wanted."""
         if self.folder is None:
             return self
-        saved, record = RunFiles.read(self.folder).read_checkpoint(self._wanted, Saved.record)
+        files = RunFiles.read(self.folder)
+        saved, record = files.read_checkpoint(self._wanted, lambda saved: Record.load(model_file(saved.path)))
         module = copy.deepcopy(self.module)
         load_into(module, record)
         restore_fields(module, record)

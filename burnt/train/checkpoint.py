@@ -27,6 +27,7 @@ from burnt.errors import CheckpointError, ConfigError, RecordError
 from burnt.module import restore_fields
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
+from burnt.record.checksums import check_checksum
 from burnt.record.files import read_seal
 from burnt.train.background import BackgroundWriter, copied_record, copied_tensors
 from burnt.train.buffers import allocated, load_buffers
@@ -43,7 +44,7 @@ MODEL_FILE, TRAINING_FILE = "model.safetensors", "training.safetensors"
 _MOVED = ".tmp-moved-"
 """The prefix of a checkpoint while another one of the same step takes its place."""
 _MODEL_SEAL = "model_crc32"
-"""The key of the checksum that the header of the model's file has, and with it all of the file."""
+"""The key of the checksum of the header of the model's file, which holds those of its tensors."""
 _MOST_LISTINGS = 10
 _KEYS = {"position", "values", "optimizer", "metrics", "rng"}
 
@@ -76,23 +77,6 @@ class Saved:
                 with contextlib.suppress(FileNotFoundError):
                     size += file.stat().st_size
         return size
-
-    def identity(self) -> tuple[int, int] | None:
-        """Return what changes when another checkpoint takes its place; None if there is none any more."""
-        try:
-            status = (self.path / TRAINING_FILE).stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns
-
-    def record(self) -> Record:
-        """Read the model.
-
-        Raises:
-            CheckpointError: its file is damaged, or that of another checkpoint.
-        """
-        check_files(self.path)
-        return _read_model(self.path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,26 +229,23 @@ class Checkpoints:
         self.folder = folder
         self.keepers = keepers
         self.tenure: Tenure | None = None
-        self._known: dict[tuple[Path, int, int], Saved | None] = {}
+        self._known: dict[tuple[Path, object], Saved] = {}
 
     def saved(self) -> list[Saved]:
         """Return the readable checkpoints, oldest first; damaged ones are neither listed nor removed."""
         for _ in range(_MOST_LISTINGS):
-            known: dict[tuple[Path, int, int], Saved | None] = {}
+            known: dict[tuple[Path, object], Saved] = {}
             folders = self.folders()
             for path in folders:
-                try:
-                    status = (path / TRAINING_FILE).stat()
-                    # Read once: a document grows with the kernels selected in the process, and each save asks.
-                    key = (path, status.st_ino, status.st_mtime_ns)
+                # Read once: a document grows with the kernels selected in the process, and each save asks.
+                key = path, stamp(path)
+                # A damaged checkpoint must not make the next save fail; loading it raises the error.
+                with contextlib.suppress(RecordError, OSError):
                     known[key] = self._known[key] if key in self._known else _read_saved(path)
-                except (RecordError, OSError):
-                    # A damaged checkpoint must not make the next save fail; loading it raises the error.
-                    continue
             if all(path.exists() for path in folders):
                 break  # else the training has removed one, after it had written a newer one
         self._known = known
-        return [saved for saved in known.values() if saved is not None]
+        return list(known.values())
 
     def unreadable(self) -> list[Path]:
         """Return the folders of the damaged checkpoints, oldest first."""
@@ -366,8 +347,8 @@ class Checkpoints:
         with self._changing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._restore_moved()
-            for leftover in self.folder.glob(".tmp-*"):  # left by a killed process
-                shutil.rmtree(leftover)
+            for leftover in self.folder.glob(".tmp-*"):  # of a killed process, or one that still writes there
+                shutil.rmtree(leftover, ignore_errors=True)
             temporary.mkdir()
         try:
             record.save(temporary / MODEL_FILE)
@@ -384,7 +365,7 @@ class Checkpoints:
             sync_folder(self.folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
-            with self._changing():  # raises if the files are missing because another process has removed them
+            with self._changing():  # raises if another process has removed the files
                 if old.exists() and not target.exists():
                     old.rename(target)
             raise
@@ -399,7 +380,7 @@ class Checkpoints:
             OSError: the folder cannot be written or is full.
         """
         tensors, document = _read_training(source)
-        _read_model(source, document)
+        _read_model(source)
         temporary = self._temporary(source.name)
         temporary.mkdir(parents=True)
         with replacing(temporary / MODEL_FILE) as copied:
@@ -421,9 +402,7 @@ class Checkpoints:
 
     def _moved(self) -> list[tuple[Path, Path]]:
         """Return checkpoints that were moved aside for new ones of the same step, with their names."""
-        return [
-            (old, self.folder / old.name.removeprefix(_MOVED)) for old in self.folder.glob(f"{_MOVED}*")
-        ]
+        return [(old, self.folder / old.name.removeprefix(_MOVED)) for old in self.folder.glob(f"{_MOVED}*")]
 
     def _restore_moved(self) -> None:
         """Restore a checkpoint that a process had moved aside for a new one, and was killed in between."""
@@ -442,33 +421,26 @@ class Checkpoints:
             saved = self.saved()
             scheduled = [entry for entry in saved if entry.scheduled]
             wanted = {s.path for s in (*saved[-1:], *(s for k in self.keepers for s in k.keep(scheduled)))}
-            removed = [s.path for s in saved if not s.kept and s.path not in wanted]
-            aside = [self._set_aside(path) for path in (*removed, *(old for old, _ in self._moved()))]
-        for path in aside:
-            try:
-                if path.is_symlink():  # to the checkpoint of a run that is trained forward again, which keeps it
-                    path.unlink()
-                else:
-                    shutil.rmtree(path)
-            except FileNotFoundError:
-                with self._changing():  # raises if another process has removed it
-                    raise
+            for old in saved:
+                if not old.kept and old.path not in wanted:
+                    self._remove(old.path)
+            for moved, _ in self._moved():
+                shutil.rmtree(moved)
 
     def folders(self) -> list[Path]:
-        """Return all checkpoint folders, oldest first, readable or not.
-
-        One that was moved aside counts until its step has another: the process may be about to rename that, or
-        was killed.
-        """
+        """Return all checkpoint folders, oldest first, readable or not; also one that is just moved aside."""
         found = set(self.folder.glob("step-*"))
         found |= {target if target.exists() else old for old, target in self._moved()}
         return sorted(found, key=_step_order)
 
-    def _set_aside(self, path: Path) -> Path:
-        """Rename a folder that is removed, so that a partly removed one is not mistaken for a checkpoint."""
-        temporary = self._temporary(f"old-{path.name}")
+    def _remove(self, path: Path) -> None:
+        if path.is_symlink():  # to the checkpoint of a run that is trained forward again, which keeps it
+            path.unlink()
+            return
+        # Rename first, so that a partly removed folder is not mistaken for a checkpoint.
+        temporary = path.with_name(f".tmp-old-{path.name}")
         path.rename(temporary)
-        return temporary
+        shutil.rmtree(temporary)
 
     def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
         """Load a checkpoint into a model and its metrics, and return its other parts.
@@ -477,7 +449,7 @@ class Checkpoints:
             CheckpointError: it is damaged, or does not fit the model.
         """
         tensors, document = _read_training(path)
-        record = _read_model(path, document)
+        record = _read_model(path)
         changed = document.get("loop", {}).get("fields", ())
         try:
             load_into(model, record)
@@ -530,12 +502,31 @@ def _checked_count(count: int, keeper: str) -> int:
     return count
 
 
-def _read_saved(path: Path) -> Saved | None:
-    """Read what keepers ask of a checkpoint; None if it is none."""
-    document = read_document(path / TRAINING_FILE)
-    if document is None or not document.keys() >= _KEYS:
-        return None
-    _check_step(path, document)
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Return what changes when a checkpoint is replaced; None when it was removed."""
+    with contextlib.suppress(OSError):
+        status = (path / TRAINING_FILE).stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
+
+
+def model_file(path: Path) -> Path:
+    """Return the file of a checkpoint's model, after a check that it was saved with the rest.
+
+    Raises:
+        CheckpointError: it is that of another checkpoint.
+        RecordError, OSError: a header is damaged, or the checkpoint was removed.
+    """
+    document = _checked_document(path, read_document(path / TRAINING_FILE))
+    model, what = path / MODEL_FILE, "the model's file is not that of this checkpoint"
+    if _MODEL_SEAL in document:  # the first checkpoints of burnt do not say
+        check_checksum(document[_MODEL_SEAL], read_seal(model), os.fspath(model), what)
+    return model
+
+
+def _read_saved(path: Path) -> Saved:
+    """Read what keepers ask of a checkpoint."""
+    document = _checked_document(path, read_document(path / TRAINING_FILE))
     return Saved(
         path,
         Position(**document["position"]),
@@ -549,7 +540,7 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors, document = read_tensors(path / TRAINING_FILE)
     except (RecordError, OSError) as error:
-        raise damaged_error(path, error) from error
+        raise _damaged_error(path, error) from error
     if document is None or not isinstance(document.get("format"), int):
         document = {"format": 0}
     if document["format"] > FORMAT:
@@ -560,34 +551,16 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             found=f"format {document['format']}",
             hint="it was written by a newer burnt: upgrade burnt",
         )
-    if not document.keys() >= _KEYS:
-        raise damaged_error(path, _no_checkpoint())
-    _check_step(path, document)
-    return tensors, document
-
-
-def check_files(path: Path) -> None:
-    """Check that the two files of a checkpoint were saved together, at its step; no tensor is read.
-
-    Raises:
-        CheckpointError: they were not, or a header is damaged.
-    """
     try:
-        document = read_document(path / TRAINING_FILE)
-        if document is None or not document.keys() >= _KEYS:
-            raise _no_checkpoint()
-        _check_step(path, document)
-        _check_model(path, document)
-    except (RecordError, OSError) as error:
-        raise damaged_error(path, error) from error
+        return tensors, _checked_document(path, document)
+    except CheckpointError as error:
+        raise _damaged_error(path, error) from error
 
 
-def _no_checkpoint() -> CheckpointError:
-    return CheckpointError(f"its {TRAINING_FILE} is not a checkpoint")
-
-
-def _check_step(path: Path, document: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint in the folder of another step."""
+def _checked_document(path: Path, document: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the document of a checkpoint if it is one, and that of the step in the folder's name."""
+    if document is None or not document.keys() >= _KEYS:
+        raise CheckpointError(f"its {TRAINING_FILE} is not a checkpoint", where=os.fspath(path))
     name, step = path.name.removeprefix(_MOVED).removeprefix("step-"), document["position"]["step"]
     if name.isdecimal() and int(name) != step:
         raise CheckpointError(
@@ -595,33 +568,21 @@ def _check_step(path: Path, document: Mapping[str, Any]) -> None:
             where=os.fspath(path),
             expected=f"that of step {int(name)}",
             found=f"that of step {step}",
-            hint="the folder was renamed, or files were copied into it: take another copy",
         )
+    return document
 
 
-def _check_model(path: Path, document: Mapping[str, Any]) -> None:
-    """Check that the model's file was saved with the document; those of the first versions do not say so."""
-    expected = document.get(_MODEL_SEAL)
-    found = None if expected is None else read_seal(path / MODEL_FILE)
-    if found != expected:
-        raise CheckpointError(
-            "the model's file is not that of this checkpoint",
-            where=os.fspath(path / MODEL_FILE),
-            expected=f"a header of CRC-32 {expected}",
-            found=found or "one without a checksum",
-        )
-
-
-def _read_model(path: Path, document: Mapping[str, Any] | None = None) -> Record:
+def _read_model(path: Path) -> Record:
     try:
-        _check_model(path, document or {})
-        return Record.load(path / MODEL_FILE)
+        return Record.load(model_file(path))
     except (RecordError, OSError) as error:
-        raise damaged_error(path, error) from error
+        raise _damaged_error(path, error) from error
 
 
-def damaged_error(path: Path, error: Exception) -> CheckpointError:
-    """Return the error for a checkpoint that cannot be read, with what to do."""
+def _damaged_error(path: Path, error: Exception) -> CheckpointError:
+    if not path.exists():
+        what = f"the checkpoint {path.name} was removed while it was read"
+        return CheckpointError(what, where=os.fspath(path), hint="its run is training: choose another one")
     others = sorted(p.name for p in path.parent.glob("step-*") if p != path)
     inner = error if isinstance(error, RecordError) else None
     return CheckpointError(
@@ -631,11 +592,7 @@ def damaged_error(path: Path, error: Exception) -> CheckpointError:
         found=inner.found if inner else None,
         origin=inner.origin if inner else (),
         hint=f"remove the folder {path} to resume from "
-        + (
-            f"{others[-1]}, or load that one"
-            if others
-            else "the beginning (there is no other checkpoint)"
-        ),
+        + (f"{others[-1]}, or load that one" if others else "the beginning (there is no other checkpoint)"),
     )
 
 

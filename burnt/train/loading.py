@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import warnings
@@ -17,9 +16,8 @@ from burnt._json import parse_json
 from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError, clean, nearest
 from burnt.inspect.signature import Signature
 from burnt.module import Module, restore_fields
-from burnt.record import load_into
-from burnt.record.files import CHANGED, CUT
-from burnt.train.checkpoint import MODEL_FILE, Checkpoints, Saved, check_files, damaged_error
+from burnt.record import Record, load_into
+from burnt.train.checkpoint import Checkpoints, Saved, model_file, stamp
 from burnt.train.source import Source
 from burnt.train.trained import TrainedAs
 
@@ -79,7 +77,7 @@ def load(
     files = RunFiles.read(run)
     source = files.source
     if isinstance(model, torch.nn.Module):
-        _, record = files.read_checkpoint(checkpoint, Saved.record)
+        _, record = files.read_checkpoint(checkpoint, lambda saved: Record.load(model_file(saved.path)))
         load_into(model, record)
         was_set, was_kept = restore_fields(model, record)
         if was_set:
@@ -112,7 +110,7 @@ def load(
     code = None if source is None else source.find_file(files.folder)
     has_changed = source is not None and code is not None and source.has_changed(code)
     try:
-        _, loaded = files.read_checkpoint(checkpoint, functools.partial(_build, kind))
+        _, loaded = files.read_checkpoint(checkpoint, lambda saved: kind.load(model_file(saved.path)))
     except RecordError as error:
         if has_changed:
             error.origin = (*error.origin, f"{code} has changed since the run was started")
@@ -122,21 +120,6 @@ def load(
         warnings.warn(clean(text), stacklevel=2)
     files.trained_as().attach(loaded)
     return loaded.eval()
-
-
-def _build(kind: type[Module], saved: Saved) -> Module:
-    """Build the model of a checkpoint.
-
-    Raises:
-        RecordError: its Config is not known, or does not fit; as a CheckpointError, the file is damaged.
-    """
-    check_files(saved.path)
-    try:
-        return kind.load(saved.path / MODEL_FILE)
-    except RecordError as error:
-        if (error.hint or "").startswith((CHANGED, CUT)):
-            raise damaged_error(saved.path, error) from error
-        raise
 
 
 @dataclass(frozen=True)
@@ -293,14 +276,12 @@ class RunFiles:
         """
         for _ in range(_MOST_CHOICES):
             saved = self.checkpoint(wanted)
-            before = saved.identity()
+            before = stamp(saved.path)
             try:
-                result = read(saved)
+                return saved, read(saved)
             except (OSError, RecordError):
-                if before is not None and saved.identity() == before:
+                if before is not None and stamp(saved.path) == before:
                     raise
-            else:
-                return saved, result
         raise CheckpointError(
             f"the training removed {_MOST_CHOICES} checkpoints before they were read",
             where=str(self.folder / "checkpoints"),

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from burnt.errors import (
 )
 from burnt.gradients import refuse_parallel
 from burnt.module import loading_problem, restore_fields
-from burnt.record import load_into, record_of
+from burnt.record import Record, load_into, record_of
 from burnt.train.activation_checkpointing import checkpointed, select_modules
 from burnt.train.background import BackgroundWriter
 from burnt.train.checkpoint import (
@@ -50,6 +50,7 @@ from burnt.train.checkpoint import (
     Loaded,
     Saved,
     checked_keepers,
+    model_file,
 )
 from burnt.train.control import Control
 from burnt.train.directing import take_director
@@ -86,7 +87,6 @@ from burnt.train.sinks import Sink
 from burnt.train.source import Source, is_restartable, refuse_while_importing
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
-from burnt.train.store.opening import look
 from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
 from burnt.train.trained import TrainedAs
@@ -395,7 +395,7 @@ class SupervisedTraining:
         try:
             return self._run(learner)
         except TakenOverError as error:
-            print(error, file=sys.stderr)  # no traceback shows it, as it is a SystemExit
+            sys.stderr.write(f"{error}\n")  # no traceback shows it, as it is a SystemExit
             raise
 
     def _run(self, learner: Learner) -> TrainingResult:
@@ -415,7 +415,7 @@ class SupervisedTraining:
         for plateau in plateaus_of(learner):
             plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
             plateau.reset()
-        seen = look(self.folder) if self.resume else None
+        chosen = time()
         loaded = self._restore_checkpoint(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
         loader_state = None if loaded is None else loaded.document.get("loader_state")
@@ -428,7 +428,7 @@ class SupervisedTraining:
             config=self._run_config(learner),
             resume=self.resume,
             resumed_from_step=None if loaded is None else position.step,
-            since=seen,
+            since=chosen,
             on_error=self.reporter.message,
         )
         Source.of(learner.model).mark(self.folder, _config_in(self.folder))
@@ -584,7 +584,7 @@ class SupervisedTraining:
         if best is None or value is None:
             self.reporter.message(f"No checkpoint has a value of {key}: the model has its last weights.")
             return
-        record = best.record()
+        record = Record.load(model_file(best.path))
         load_into(model, record)
         restore_fields(model, record)
         self.reporter.message(f"Restored the weights of {best.path.name}: {key} {value_text(value)}.")

@@ -302,16 +302,13 @@ class Inbox:
         self._next_listing = now if now < self._stable_at else now + _LISTING_SECONDS
         try:
             names = [name for name in _names(self._control) if name not in self._seen]
-        except OSError:
+            if names:
+                with self._changing():
+                    pass
+        except OSError:  # or a RunError: the folder is that of another run by now
             return ()
         if len(names) > _MAX_FILES_PER_POLL:
             self._next_listing = now
-        if names:
-            try:
-                with self._changing():
-                    pass
-            except RunError:  # the folder is that of another run by now
-                return ()
         return [found for name in names[:_MAX_FILES_PER_POLL] if (found := self._read_new(name)) is not None]
 
     def mark_answered(self, id: str) -> None:

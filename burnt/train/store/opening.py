@@ -5,12 +5,11 @@ All problems with the folder are raised here, on the calling thread, before the 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from burnt._files import replacing
 from burnt.errors import RunError
@@ -29,11 +28,6 @@ from burnt.train.store.schema import (
 _NETWORK_FILE_SYSTEMS = (
     *("nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.ceph"),
     *("fuse.sshfs", "glusterfs", "fuse.glusterfs", "lustre", "beegfs", "gpfs"),
-)
-
-
-_LAST_ATTEMPT = (
-    "SELECT id, host, pid, process_started, heartbeat, ended FROM attempt ORDER BY id DESC LIMIT 1"
 )
 
 
@@ -63,35 +57,8 @@ def create_database(path: Path, name: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-class Seen(NamedTuple):
-    """The newest attempt of a run, and when it last wrote."""
-
-    attempt: int
-    heartbeat: float
-
-
-def look(folder: Path) -> Seen | None:
-    """Return the newest attempt of the run in a folder; None if there is none that can be read.
-
-    Raises:
-        RunError: a live process is writing the run.
-    """
-    path = folder / DATABASE
-    if not path.exists():
-        return None
-    try:
-        with contextlib.closing(connect(path, "ro")) as connection:
-            last = connection.execute(_LAST_ATTEMPT).fetchone()
-    except (sqlite3.Error, UnicodeDecodeError):  # `begin_attempt` says what is wrong with it
-        return None
-    if last is None:
-        return None
-    _raise_if_running(folder, last, time.time())
-    return Seen(last[0], last[4])
-
-
 def begin_attempt(
-    path: Path, resume: bool, resumed_from_step: int | None, config: str | None, since: Seen | None = None
+    path: Path, resume: bool, resumed_from_step: int | None, config: str | None, since: float | None = None
 ) -> tuple[sqlite3.Connection, int]:
     """Open the database for writing and add an attempt; raise if a live process is writing the run."""
     try:
@@ -107,14 +74,15 @@ def begin_attempt(
         _set_journal(connection, path)
         process, now = ProcessName.own(), time.time()
         connection.execute("BEGIN IMMEDIATE")
-        last = connection.execute(_LAST_ATTEMPT).fetchone()
+        last = connection.execute(
+            "SELECT id, host, pid, process_started, heartbeat, ended FROM attempt ORDER BY id DESC LIMIT 1"
+        ).fetchone()
         if last is not None:
             _raise_if_running(path.parent, last, now)
-            if since is not None and (last[0], last[4]) != since:
+            if since is not None and last[4] > since:
                 raise RunError(
-                    f"{path.parent} was written by another process while this one prepared to resume it",
+                    f"pid {last[2]} on {last[1]} has written {path.parent} since its checkpoint was chosen",
                     where=str(path),
-                    found=f"attempt {last[0]}: pid {last[2]} on {last[1]}",
                     hint="resume it again, from what is its newest checkpoint now",
                 )
             # None means a start from the beginning: then rows of step 0 are superseded too.
@@ -187,7 +155,7 @@ def _unwritable_error(path: Path, error: sqlite3.Error) -> RunError:
         "the run's database cannot be written",
         where=str(path),
         found=str(error),
-        hint="another process is just writing it, maybe a suspended training: end that process first"
+        hint="another process is writing it, maybe a suspended training: end that process first"
         if is_locked
         else "choose a folder that this user can write to, on a disk with space left",
     )

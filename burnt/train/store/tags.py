@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt._files import replacing
+from burnt._files import replacing, sync_folder
 from burnt._json import parse_json
 from burnt.errors import RunError
 from burnt.train.store.control import check, user_name
@@ -106,6 +106,9 @@ def change_tags(
             (tags / tag).touch()
         for tag in to_remove:
             (tags / tag).unlink(missing_ok=True)
+        if tags.exists():
+            sync_folder(tags)
+            sync_folder(tags.parent)
     return read_tags(folder)
 
 
@@ -133,6 +136,7 @@ def add_note(folder: str | os.PathLike[str], text: str, step: int | None = None)
         # The names sort in the order of writing.
         with replacing(notes / f"{now:020d}-{secrets.token_hex(4)}.json") as file:
             file.write_text(json.dumps(document), encoding="utf-8")
+        sync_folder(notes.parent)
 
 
 def read_notes(folder: str | os.PathLike[str]) -> list[Note]:

@@ -1,7 +1,7 @@
 """`Tenure`: which attempt may change a run's folder.
 
-A training that stood still for a while (Ctrl-Z, a suspended laptop, a disk that hangs) may have been resumed by
-another process when it goes on. So it changes files of the folder in `Tenure.held` only, and `run.db` in
+A training that stood still for a while (Ctrl-Z, a suspended laptop, a disk that hangs) may have been resumed
+by another process when it goes on. So it changes files of the folder in `Tenure.held` only, and `run.db` in
 transactions that call `Tenure.check`.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from burnt.errors import RunError, TakenOverError
 from burnt.train.store.schema import DATABASE, connect
 
-_LOCK_MILLISECONDS = 2_000
+_LOCK_MILLISECONDS = 1_000
 
 
 class Tenure:
@@ -90,8 +90,8 @@ class Tenure:
             expected=f"attempt {self.attempt}: pid {os.getpid()}",
             found=f"attempt {attempt}: pid {pid} on {host}, since {time.ctime(started)}, from "
             + (f"step {step} on" if step else "the beginning"),
-            hint="this process was silent for more than 10 s (suspended, or its disk hung), and the run was resumed "
-            "meanwhile: nothing is left to do here",
+            hint="this process was silent for more than 10 s (suspended, or its disk hung), and the run was "
+            "resumed meanwhile: nothing is left to do here",
         )
 
     def _identity(self) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from typing import Any, Literal, Self
 from burnt._files import sync_folder
 from burnt.errors import MetricError, RunError, TakenOverError
 from burnt.train.store.liveness import HEARTBEAT_SECONDS
-from burnt.train.store.opening import Seen, begin_attempt, create_database
+from burnt.train.store.opening import begin_attempt, create_database
 from burnt.train.store.pyramid import Pyramid
 from burnt.train.store.rows import (
     INTO_ARTEFACT,
@@ -120,7 +120,7 @@ class RunWriter:
         config: Mapping[str, Any] | None = None,
         resume: bool = False,
         resumed_from_step: int | None = None,
-        since: Seen | None = None,
+        since: float | None = None,
         on_error: Callable[[str], None] | None = None,
     ) -> RunWriter:
         """Start a run in a folder, or a new attempt of the run that the folder holds.
@@ -134,14 +134,14 @@ class RunWriter:
                 with a higher step are superseded: they stay in the file but are not shown. Rows of this very
                 step stay valid, and what is logged again there is left out. None: the attempt starts from the
                 beginning, and all metric rows of earlier attempts are superseded.
-            since: what `look` returned when the checkpoint was chosen; the run must not have been written
-                since then.
+            since: when the checkpoint was chosen, in Unix seconds: nobody may have written the run later.
             on_error: called from the writing thread with a message, once each time that writing starts to
                 fail.
 
         Raises:
-            RunError: the folder holds a run and `resume` is false; a live process is writing the run, or has
-                written it `since`; the folder cannot be written; run.db is damaged or was written by a newer burnt.
+            RunError: the folder holds a run and `resume` is false; a live process is writing the run, or one
+                has written it `since`; the folder cannot be written; run.db is damaged or was written by a
+                newer burnt.
         """
         folder = Path(folder)
         path = folder / DATABASE
