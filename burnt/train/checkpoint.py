@@ -526,7 +526,9 @@ def model_file(path: Path) -> Path:
 
 def _read_saved(path: Path) -> Saved:
     """Read what keepers ask of a checkpoint."""
-    document = _checked_document(path, read_document(path / TRAINING_FILE))
+    document = read_document(path / TRAINING_FILE)
+    if document is None or not document.keys() >= _KEYS:
+        raise _no_checkpoint(path)
     return Saved(
         path,
         Position(**document["position"]),
@@ -557,10 +559,14 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise _damaged_error(path, error) from error
 
 
+def _no_checkpoint(path: Path) -> CheckpointError:
+    return CheckpointError(f"its {TRAINING_FILE} is not a checkpoint", where=os.fspath(path))
+
+
 def _checked_document(path: Path, document: dict[str, Any] | None) -> dict[str, Any]:
     """Return the document of a checkpoint if it is one, and that of the step in the folder's name."""
     if document is None or not document.keys() >= _KEYS:
-        raise CheckpointError(f"its {TRAINING_FILE} is not a checkpoint", where=os.fspath(path))
+        raise _no_checkpoint(path)
     name, step = path.name.removeprefix(_MOVED).removeprefix("step-"), document["position"]["step"]
     if name.isdecimal() and int(name) != step:
         raise CheckpointError(

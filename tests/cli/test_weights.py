@@ -289,7 +289,7 @@ def test_the_commands_of_the_page_about_weights(capsys, files):
     page = (ROOT / "docs" / "weights.md").read_text()
     (block,) = re.findall(r"```console\n(.*?burnt show.*?)```", page, re.DOTALL)
     commands = [line.partition("$ burnt ")[2].partition(" #")[0] for line in block.splitlines()]
-    assert len(commands) == 6
+    assert len(commands) == 7
     # `burnt convert` writes what the first command shows.
     for command in sorted(commands, key=lambda text: "convert checkpoint" not in text):
         printed(capsys, *shlex.split(command))

@@ -134,11 +134,10 @@ def test_a_changed_document(run, old, new):
 def test_a_folder_of_another_step(run):
     shutil.rmtree(at(run, 8))
     at(run, 4).rename(at(run, 8))
-    with pytest.raises(CheckpointError, match="a checkpoint is in the folder of another one") as caught:
-        train(run, resume=True, duration="10 steps")
-    assert "expected  that of step 8\n  found     that of step 4" in str(caught.value)
-    with pytest.warns(UserWarning, match="without step-00000008"):
-        burnt.load(run)
+    for read in every_reader(run):
+        with pytest.raises(CheckpointError, match="a checkpoint is in the folder of another one") as caught:
+            read()
+        assert "expected  that of step 8\n  found     that of step 4" in str(caught.value)
 
 
 def test_checkpoints_of_earlier_versions(run):
