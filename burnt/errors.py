@@ -209,7 +209,7 @@ class TakenOverError(BurntError, SystemExit):
     It is a `SystemExit`: a program that does not catch it ends with the exit code 4.
     """
 
-    code = 4
+    code: int = 4
 
 
 class QueryError(BurntError, ValueError):

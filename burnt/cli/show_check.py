@@ -44,7 +44,9 @@ def run(path: str, as_json: bool) -> int:
         files = [{"file": str(file), "state": state, "detail": detail} for file, state, detail in found]
         print_json({"path": path, "ok": not is_damaged, "files": files})
     else:
-        rows = [[str(file), Cell(state, _COLOURS[state]), detail] for file, state, detail in found]
+        rows: list[list[str | Cell]] = [
+            [str(file), Cell(state, _COLOURS[state]), detail] for file, state, detail in found
+        ]
         Page().table(["file", "state", ""], rows, fold_column="")
     return 1 if is_damaged else 0
 
@@ -71,7 +73,8 @@ def _check(path: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def _check_tensors(path: Path) -> tuple[str, str]:
-    damaged, unchecked = [], 0
+    damaged: list[str] = []
+    unchecked = 0
     is_zip = path.is_file() and zipfile.is_zipfile(path)  # .npz and .pt
     try:
         with ExitStack() as stack:

@@ -23,7 +23,7 @@ _CBOR_SEAL = re.compile(rb"pburnt\.crc32\.jsonh([0-9a-f]{8})")
 CHANGED = "a disk or a copy has changed the file: take another copy, or of a run an older checkpoint"
 
 
-def with_checksums(metadata: Mapping[str, str], count: int) -> dict[str, str]:
+def with_checksums(metadata: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return metadata with room for the checksums of so many tensors, which `sealed` fills in."""
     return {**without_checksums(metadata), CHECKSUMS: " ".join([_ZEROS] * count), SEAL: _ZEROS}
 

@@ -286,6 +286,8 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         tensors = safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise RecordError("a tensor file is damaged", where=os.fspath(path), found=str(error)) from None
+    except RuntimeError as error:  # from torch, which maps the file
+        raise OSError(f"{os.fspath(path)} cannot be read: {error}") from error
     for name, checksum in header.checksums.items():
         check_checksum(checksum, zlib.crc32(bytes_of(tensors[name])), f"{os.fspath(path)}: {name}")
     return tensors, parse_document(header.metadata, Path(path))

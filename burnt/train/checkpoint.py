@@ -249,9 +249,10 @@ class Checkpoints:
 
     def unreadable(self) -> list[Path]:
         """Return the folders of the damaged checkpoints, oldest first."""
+        folders = self.folders()  # first: a later one may be new
         readable = {saved.path for saved in self.saved()}
         # One that is gone by now was removed meanwhile by the training.
-        return [path for path in self.folders() if path not in readable and path.exists()]
+        return [path for path in folders if path not in readable and path.exists()]
 
     def is_best(self, position: Position, values: Mapping[str, float]) -> bool:
         """Whether a `KeepBest` would keep a checkpoint of this position with these metric values."""

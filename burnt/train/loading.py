@@ -109,8 +109,9 @@ def load(
         )
     code = None if source is None else source.find_file(files.folder)
     has_changed = source is not None and code is not None and source.has_changed(code)
+    build = kind.load
     try:
-        _, loaded = files.read_checkpoint(checkpoint, lambda saved: kind.load(model_file(saved.path)))
+        _, loaded = files.read_checkpoint(checkpoint, lambda saved: build(model_file(saved.path)))
     except RecordError as error:
         if has_changed:
             error.origin = (*error.origin, f"{code} has changed since the run was started")

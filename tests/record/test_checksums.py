@@ -83,15 +83,15 @@ def test_every_changed_byte_is_noticed(tmp_path, suffix):
         start = -(-(10 + length) // 256) * 256
         gaps = {*range(10 + length, start), *range(start + 24, start + 256)}
     values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for position in range(len(data)):
+    for position in range(0, len(data), 3 if gaps else 1):
         changed = bytearray(data)
         changed[position] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
-        read = (Record.load, read_weights)[position % 2]
+        read = (Record.load, read_weights)[position // 3 % 2]
         if position not in gaps:
             with pytest.raises(RecordError):
                 read(path)
-        elif position % 16 == 0:
+        elif position % 12 == 0:
             assert all(torch.equal(read(path).tensors[name], value) for name, value in values.items())
     path.write_bytes(data)
     assert Net.load(path).scale == 2.0

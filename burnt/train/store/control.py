@@ -20,7 +20,8 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -271,7 +272,9 @@ class Inbox:
     """
 
     def __init__(self, folder: str | os.PathLike[str], attempt: int, tenure: Tenure | None = None) -> None:
-        self._changing = contextlib.nullcontext if tenure is None else tenure.held
+        self._changing: Callable[[], AbstractContextManager[object]] = (
+            contextlib.nullcontext if tenure is None else tenure.held
+        )
         self._control = os.path.join(folder, _FOLDER)
         self._attempt = attempt
         self._modified = -1

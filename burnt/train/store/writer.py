@@ -557,9 +557,6 @@ class RunWriter:
             if self._connection is None:
                 self._connection = connect(self._path, "rw")
             connection = self._connection
-            if batch.is_synced:
-                (durability,) = connection.execute("PRAGMA synchronous").fetchone()
-                connection.execute("PRAGMA synchronous = FULL")  # the commit waits for the disk
             connection.execute("BEGIN IMMEDIATE")
             self.tenure.check(connection)
             batch.insert(connection)
@@ -598,13 +595,22 @@ class RunWriter:
         self._failing_since = None
         self._failures = 0
         if batch.is_synced:
-            # Into run.db itself, which then is complete without its log. If that fails, the log is durable.
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute(f"PRAGMA synchronous = {durability}")
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._sync_log(connection)
         for done in batch.flushed:
             done.set()
         return True
+
+    def _sync_log(self, connection: sqlite3.Connection) -> None:
+        """Wait for the disk, and move the log into run.db itself as far as readers let it.
+
+        Not in the transaction, whose lock keeps others from the run while the disk is slow. With a rollback
+        journal, each transaction does it.
+        """
+        with contextlib.suppress(OSError, sqlite3.Error):  # such a disk fails the checkpoint as well
+            if os.path.exists(log := f"{self._path}-wal"):
+                with open(log, "rb+") as file:
+                    os.fsync(file.fileno())
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _disconnect(self, *, ended: bool) -> None:
         connection, self._connection = self._connection, None
