@@ -657,6 +657,24 @@ def onednn_adds_int8_exactly() -> bool:
     )
 
 
+@functools.cache
+def onednn_convolves_int8_exactly() -> bool:
+    """Whether oneDNN's convolutions sum products of uint8 and int8 exactly, as `onednn_adds_int8_exactly`.
+
+    With AVX2 its matmul of int8 can be exact where its convolution is not.
+    """
+    if not onednn_adds_int8_exactly():
+        return False
+    x = torch.full((1, 64, 3, 3), 255, dtype=torch.uint8)
+    signs = torch.where(torch.arange(64) % 2 == 0, 127, -128).to(torch.int8)
+    weight = torch.stack([torch.full((64, 1, 1), 127, dtype=torch.int8), signs[:, None, None]] * 8)
+    sizes = [1, 1], [0, 0], [1, 1], 1
+    packed = onednn_int8_packed_conv(weight, x.shape, 0, *sizes)
+    sums = onednn_int8_conv(x, packed, len(weight), 0, *sizes)
+    expected = 255 * weight.sum((1, 2, 3), dtype=torch.float32)
+    return torch.equal(sums, expected.view(1, -1, 1, 1).expand_as(sums))
+
+
 def onednn_int8_packed_conv(
     weight: torch.Tensor,
     size: Sequence[int],

@@ -306,6 +306,7 @@ def test_onednn_multiplies_and_convolves_int8() -> None:
     if _torch.onednn_adds_int8_exactly():
         expected = (x.long() @ weight.long().t()).int()
         assert torch.equal(_torch.int8_mm(x, weight), expected), "aten._int_mm is no longer what it was"
+    if _torch.onednn_convolves_int8_exactly():
         image, kernel = torch.randint(0, 256, (2, 4, 9, 8)).byte(), weight[:6, :36].reshape(6, 4, 3, 3)[:, :2]
         sizes = ([2, 1], [1, 0], [1, 2])
         packed = _torch.onednn_int8_packed_conv(kernel.contiguous(), image.shape, 131, *sizes, 2)
@@ -527,7 +528,8 @@ def test_suggest_memory_format() -> None:
 
 def test_products_of_8_bit_matrices() -> None:
     a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((20, 32), (48, 32)))
-    assert torch.equal(_torch.int8_mm(a, b).long(), a.long() @ b.long().t())
+    if _torch.onednn_adds_int8_exactly():
+        assert torch.equal(_torch.int8_mm(a, b).long(), a.long() @ b.long().t())
     x, w = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((20, 32), (48, 32)))
     rows, columns, one = torch.rand(20, 1), torch.rand(1, 48), torch.ones(())
     exact = x.float() @ w.float().t()

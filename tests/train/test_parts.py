@@ -511,8 +511,8 @@ def test_a_file_that_grows_too_large_is_an_os_error(tmp_path):
 
 def test_what_a_killed_save_left_is_swept_away_by_the_next(tmp_path):
     checkpoints = Checkpoints(tmp_path, [KeepLast(1)])
-    (tmp_path / ".tmp-step-00000001").mkdir()
-    (tmp_path / ".tmp-step-00000001" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".tmp-1-step-00000001").mkdir()
+    (tmp_path / ".tmp-1-step-00000001" / "model.safetensors").write_bytes(b"half")
     assert checkpoints.newest() is None
     save(checkpoints, Net(nn.Linear(2, 2)), 2)
     assert names(tmp_path) == ["step-00000002"]

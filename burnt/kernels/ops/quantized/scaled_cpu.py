@@ -80,12 +80,14 @@ def _derive(weight: Tensor, name: str, uses: int, key: object, compute: Callable
     return entry[1]
 
 
-def _onednn_unsupported_reason(x: Tensor, values: Tensor, terms: int, most: int = _MAX_TERMS) -> str | None:
+def _onednn_unsupported_reason(
+    x: Tensor, values: Tensor, terms: int, most: int, is_exact: Callable[[], bool]
+) -> str | None:
     if not (x.numel() and values.numel()):
         return "an empty tensor"
     if terms > most:
         return f"{terms} terms: int32 does not hold their sum"
-    if not _torch.onednn_adds_int8_exactly():
+    if not is_exact():
         return "oneDNN's sums of int8 products saturate on this processor"
     return None
 
@@ -97,7 +99,7 @@ def _linear_onednn_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> 
     if x.shape[-1] == 1:
         return "one column: torch's matmul of integers returns wrong results"
     most = _MAX_TERMS if zero_point is None else _MAX_ASYMMETRIC_TERMS
-    return _onednn_unsupported_reason(x, values, x.shape[-1], most)
+    return _onednn_unsupported_reason(x, values, x.shape[-1], most, _torch.onednn_adds_int8_exactly)
 
 
 @scaled_linear.candidate(
@@ -174,7 +176,7 @@ def _terms(values: Tensor) -> int:
 
 def _conv_onednn_unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
     most = _MAX_TERMS if rest[-1] is None else _MAX_ASYMMETRIC_TERMS
-    return _onednn_unsupported_reason(x, values, _terms(values), most)
+    return _onednn_unsupported_reason(x, values, _terms(values), most, _torch.onednn_convolves_int8_exactly)
 
 
 @scaled_conv.candidate("onednn", devices=["cpu"], when=_conv_onednn_unsupported_reason, differentiable=True)

@@ -181,18 +181,20 @@ def test_changed_zero_points_are_summed_again() -> None:
 def test_sums_are_exact_without_vnni() -> None:
     code = """
 import torch
-from burnt import kernels
+from burnt import _torch, kernels
 x, w = torch.full((4, 5000), 127, dtype=torch.int8), torch.full((3, 5000), 127, dtype=torch.int8)
 args = (x, w, torch.tensor(1.0), torch.ones(1, 1))
 assert (kernels.scaled_linear(*args) == 5000 * 127 * 127).all()
 image = torch.full((1, 8, 9, 9), 127, dtype=torch.int8)
 out = kernels.scaled_conv(image, w[:, :72].reshape(3, 8, 3, 3), torch.tensor(1.0), torch.ones(1, 1))
 assert (out == 72 * 127 * 127).all()
-print(kernels.scaled_linear.chosen(*args).candidate.name)
+assert not _torch.onednn_convolves_int8_exactly()
+# Without AVX-512, torch's own matmul of integers takes the place of oneDNN's.
+print(_torch.onednn_adds_int8_exactly() or kernels.scaled_linear.chosen(*args).candidate.name == "float32")
 """
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "BURNT_TUNE": "off"}
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert out.stdout.strip() == "float32", out.stdout + out.stderr
+    assert out.stdout.strip() == "True", out.stdout + out.stderr
 
 
 def test_changed_weights_are_packed_again() -> None:
@@ -326,3 +328,6 @@ def test_oneDNN_is_offered_where_it_is_exact() -> None:
     assert (reason is None) == _torch.onednn_adds_int8_exactly()
     long = (int8(1, 70000), int8(1, 70000), *args[2:], *kernels.scaled_linear.defaults[4:])
     assert "70000 terms" in str(kernels.scaled_linear.candidates["onednn"].why_not(long))
+    conv = (int8(1, 4, 5, 5), int8(3, 4, 3, 3), *args[2:], *kernels.scaled_conv.defaults[4:])
+    reason = kernels.scaled_conv.candidates["onednn"].why_not(conv)
+    assert (reason is None) == _torch.onednn_convolves_int8_exactly()
