@@ -89,7 +89,12 @@ def run_as_on_windows(code: str, *arguments: object, packages: tuple[str, ...]) 
 
 def test_every_module_can_be_imported() -> None:
     pytest.importorskip("textual")
-    packages = ("textual.app", "textual.drivers.linux_driver", "triton.language")
+    packages = (
+        "textual.app",
+        "textual.drivers.linux_driver",
+        "triton.language",
+        "uvicorn.protocols.http.httptools_impl",
+    )
     imported = set(run_as_on_windows(IMPORT_ALL, packages=packages).split())
     files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "burnt").rglob("*.py")]
     names = {".".join(path.parts).removesuffix(".__init__") for path in files}

@@ -192,7 +192,7 @@ def test_an_error_after_it(tmp_path, monkeypatch, capsys):
             return 4
 
     resumes = Resumes(tmp_path / "run", monkeypatch)
-    with pytest.raises(OSError, match="the data is gone"):
+    with pytest.raises((OSError, TakenOverError)):  # its thread may have seen that it is taken over
         train(tmp_path / "run", mark=1.0, callbacks=[resumes], train=Batches())
     assert files(tmp_path / "run") == resumes.before
 
