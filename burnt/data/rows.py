@@ -261,7 +261,14 @@ def _as_tensor(dtype: np.dtype[Any], value: Any) -> torch.Tensor | None:
         return None
     if array.size and array.dtype.kind not in ("i" if dtype.kind == "i" else "if"):
         return None
-    return None if misfits(array, dtype).any() else torch.from_numpy(array.astype(dtype))
+    if misfits(array, dtype).any():
+        return None
+    if array.dtype.kind == dtype.kind == "f" and (np.abs(array) > 1 << np.finfo(dtype).nmant + 1).any():
+        # NumPy made integers floats because there are floats beside them.
+        whole = [cell for cell in np.array(value, dtype=object).ravel() if type(cell) is int]
+        if any(int(dtype.type(cell)) != cell for cell in whole):
+            return None
+    return torch.from_numpy(array.astype(dtype))
 
 
 def _is_too_large(value: Any, kind: np.dtype[Any]) -> bool:
