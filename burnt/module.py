@@ -301,12 +301,12 @@ class Module(torch.nn.Module):
         if config is None and record.config_type is None and not inspect.signature(cls).parameters:
             model = cls()
         else:
-            config = _config_in(record, cls, os.fspath(path)) if config is None else config
-            model = config.init()  # type: ignore[attr-defined]
+            builder = _config_in(record, cls, os.fspath(path)) if config is None else config
+            model = builder.init()  # type: ignore[attr-defined]
         if not isinstance(model, cls):
             raise RecordError(
                 f"{os.fspath(path)} builds no {cls.__name__}",
-                expected=f"{type(config).__qualname__}.init to return a {cls.__name__}",
+                expected=f"{type(builder).__qualname__}.init to return a {cls.__name__}",
                 found=type(model).__name__,
             )
         model.load_record(record)
@@ -643,8 +643,12 @@ def _from_json(saved: Any, own: Any, kind: Any) -> Any:
         own: the field's value in the model that was just built.
         kind: its annotation, None if unknown.
     """
+    if isinstance(own, tuple) and type(own) is not tuple and isinstance(saved, list):
+        return getattr(type(own), "_make", type(own))(saved)
     if isinstance(own, _Config) or (kind in (None, Any, object) and own is not None):
         kind = type(own)
+    if _is_ambiguous(saved, kind):
+        return _NOT_RESTORED
     try:
         value = msgspec.convert(saved, Any if kind in (None, object) else kind, str_keys=True)
     except (msgspec.ValidationError, TypeError):  # TypeError: a type that msgspec does not know
@@ -652,6 +656,15 @@ def _from_json(saved: Any, own: Any, kind: Any) -> Any:
     if isinstance(own, list | tuple) and isinstance(value, list | tuple):
         value = type(own)(value)  # of an annotation such as Sequence
     return value
+
+
+def _is_ambiguous(saved: Any, kind: Any) -> bool:
+    """Whether JSON made one of several values: the annotation does not say of which type its parts are."""
+    if kind is tuple:
+        return any(isinstance(part, list) for part in saved or ())
+    # JSON has made texts of keys such as 1, 0.5, True and None.
+    keys = saved if kind is dict and isinstance(saved, dict) else ()
+    return any(key in ("true", "false", "null") or re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", key) for key in keys)
 
 
 _NOT_RESTORED = object()

@@ -13,7 +13,7 @@ import pydoc
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
+from typing import Any, ClassVar, Generic, NamedTuple, Optional, TypeVar, Union
 
 import pytest
 import torch
@@ -55,6 +55,11 @@ class Mode(enum.StrEnum):
     SLOW = "slow"
 
 
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
 class Holder(Module):
     inner: list[Mlp]
     act: nn.Relu
@@ -68,12 +73,18 @@ class Holder(Module):
     sizes: Sequence[int] = (1,)
     name: str | None = "holder"
     odd: torch.Size | Path | None = None
+    point: Point = Point(0, 0)
+    shape: torch.Size = torch.Size([1])
+    bare: tuple = ()  # type: ignore[type-arg]
+    table: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.inner[1](x))
 
 
 class HolderConfig(Config):
+    rate: float = 0.5
+
     def init(self) -> Holder:
         torch.manual_seed(0)
         return Holder([mlp(), mlp()], nn.Relu(), MlpConfig())
@@ -495,6 +506,7 @@ class TestRecord:
             "mode": Mode.SLOW,
             "rate": math.nan,
         }
+        values |= {"point": Point(1, 2), "shape": torch.Size([3]), "bare": (1, 2.5), "table": {"a": [1]}}
         values |= {"anything": (5, 6), "sizes": (7, 8), "name": None, "config": MlpConfig(hidden=9)}
         for name, value in values.items():
             setattr(model, name, value)
@@ -517,6 +529,24 @@ class TestRecord:
         assert torch.equal(loaded(torch.ones(1, 2)), model(torch.ones(1, 2)))
         OwnConfig().init().save(tmp_path / "default.safetensors")
         assert Own.load(tmp_path / "default.safetensors").scale == 1.0
+
+    def test_a_config_whose_whole_number_is_a_float_is_the_same(self, tmp_path: Path) -> None:
+        model = HolderConfig(rate=0).init()
+        model.rate = 3.0
+        model.save(tmp_path / "m.safetensors")
+        assert Holder.load(tmp_path / "m.safetensors").rate == 3.0
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("bare", (1, (2, 3))), ("table", {1: 2}), ("table", {None: 2})]
+    )
+    def test_a_value_of_which_json_loses_the_types_is_named(
+        self, name: str, value: Any, tmp_path: Path
+    ) -> None:
+        model = HolderConfig().init()
+        setattr(model, name, value)
+        model.save(tmp_path / "m.safetensors")
+        with pytest.raises(RecordError, match=f"{name} of the model cannot be made what it was"):
+            Holder.load(tmp_path / "m.safetensors")
 
     def test_a_field_that_cannot_be_what_it_was_is_named(self, tmp_path: Path) -> None:
         model = HolderConfig().init()

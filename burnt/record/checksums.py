@@ -57,7 +57,10 @@ def check_seal(
         return {}
     start, end = (0, 0) if seal is None else seal.span(1)
     found = zlib.crc32(header[:start] + _ZEROS.encode() + header[end:])
-    hint = f"{CHANGED}; a program that edits the file must leave out the metadata {CHECKSUMS} and {SEAL}"
+    hint = (
+        f"a program that writes other tensors with the metadata of this file must leave out {CHECKSUMS} and "
+        f"{SEAL} (or read the tensors with safetensors, for burnt.load_weights); otherwise {CHANGED}"
+    )
     what = "the header of a file has changed since it was written"
     check_checksum(None if seal is None else int(seal[1], 16), found, where, what, hint)
     try:

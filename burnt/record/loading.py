@@ -702,8 +702,10 @@ def _replace(module: torch.nn.Module, targets: Iterable[_Target], new: Tensor) -
 
 def equal_as_json(saved: Any, value: Any) -> bool:
     """Whether JSON makes of a value what was saved of another one."""
-    # Compared as JSON, which turns tuples into lists and keys into strings. As text, NaN is equal to itself.
+    # Compared as JSON, which turns tuples into lists and keys into strings.
     try:
-        return json.dumps(json.loads(json.dumps(value))) == json.dumps(saved)
+        loaded = json.loads(json.dumps(value))
     except TypeError:
         return False
+    # 0 equals 0.0, and as text, NaN equals itself.
+    return bool(loaded == saved) or json.dumps(loaded, sort_keys=True) == json.dumps(saved, sort_keys=True)

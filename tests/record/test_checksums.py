@@ -127,7 +127,7 @@ def test_programs_that_edit_a_file_leave_them_out(tmp_path):
         metadata = file.metadata()
     edited = {name: tensor + 1 for name, tensor in safetensors.torch.load_file(path).items()}
     safetensors.torch.save_file(edited, path, metadata)
-    with pytest.raises(RecordError, match=r"must leave out the metadata burnt\.crc32 and burnt\."):
+    with pytest.raises(RecordError, match=r"must leave out burnt\.crc32 and burnt\."):
         Net.load(path)
     safetensors.torch.save_file(edited, path, {"burnt": metadata["burnt"]})
     assert torch.equal(Net.load(path).layer.bias, edited["layer.bias"])

@@ -516,6 +516,9 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
             value = source.meta.get("val", getattr(graph, str(source.target), None))
             if value is None or (tuple(value.shape), tuple(value.stride())) not in watch.restrided:
                 reason = "it reads the memory of a tensor that has other strides in a plan (as_strided)"
+        if node.target is torch.ops.aten.as_strided_scatter.default and torch.is_grad_enabled():
+            # torch 2.13 loses the gradient of the elements that are not written.
+            reason = "it writes through as_strided, of which torch's derivative is wrong in a plan"
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
     if any(isinstance(getattr(graph, name), torch.Generator) for name in captured):
         raise UnsupportedError("it draws random numbers from a torch.Generator")

@@ -18,6 +18,7 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 UNRECORDED = "modifies a tensor that requires a gradient in a way that autograd does not record"
+STRIDED = "writes through as_strided"
 LATE = "writes what has a gradient to memory of a detached tensor"
 
 
@@ -69,6 +70,8 @@ FALLBACKS = {
     "y.view(-1).data.view(5, 4).t().mul_(2)\n    return y * y": UNRECORDED,
     "z.copy_(x); z.detach().mul_(3)\n    return z.sin()": UNRECORDED,
     "torch.nn.init.constant_(y, 2.0)\n    return y * x": UNRECORDED,
+    "y.as_strided((3,), (2,)).mul_(3)\n    return y": STRIDED,
+    "w = x.T.clone(); w.as_strided((3,), (1,)).zero_()\n    return w * 1": STRIDED,
     "z.detach().copy_(y)\n    return z * x": LATE,
     "w = z.data; w.copy_(y)\n    return z * x": LATE,
     "w = z.detach(); z[0] = y[0]\n    return z * 2 + w": LATE,
