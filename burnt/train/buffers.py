@@ -75,23 +75,21 @@ class TransientBuffers:
 
     def __init__(self, model: torch.nn.Module, changed: Collection[str] = ()) -> None:
         self._model = model
-        saved = model.state_dict().keys()
         self._at_start = {
             path: (buffer, version_of(buffer))
             for path, buffer in model.named_buffers(remove_duplicate=False)
-            if path not in saved and path not in changed
+            if path not in changed
         }
         self._changed = set(changed)
 
     def changed(self) -> dict[str, Tensor]:
         """Return those that were changed in place or assigned anew since the start, by path."""
-        if not self._at_start and not self._changed:
-            return {}
         now = dict(self._model.named_buffers(remove_duplicate=False))
-        for path, (buffer, version) in list(self._at_start.items()):
-            if path in now and (now[path] is not buffer or version_of(buffer) != version):
+        unsaved = now.keys() - self._model.state_dict().keys()
+        for path in unsaved - self._changed:
+            buffer, version = self._at_start.get(path, (None, 0))
+            if now[path] is not buffer or version_of(buffer) != version:
                 self._changed.add(path)
-                del self._at_start[path]
         return {path: now[path] for path in sorted(self._changed) if path in now}
 
 
@@ -111,23 +109,39 @@ def load_buffers(
         buffers: the values of buffers that are not in the state dict.
         strides: of all buffers that are not contiguous; None if unknown.
     """
+
+    def strides_of(path: str, value: Tensor) -> tuple[int, ...]:
+        return tuple((strides or {}).get(path, torch.empty(value.shape, device="meta").stride()))
+
     now = dict(model.named_buffers(remove_duplicate=False))
     sharing: dict[int, set[str]] = {}
     for path, own in now.items():
         sharing.setdefault(id(own), set()).add(path)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    for prefix, owner in model.named_modules():  # those that were None when the model was built
+        for name in [name for name, own in owner._buffers.items() if own is None]:
+            path = f"{prefix}.{name}" if prefix else name
+            if path in buffers:
+                owner._buffers[name] = allocated(buffers[path], device, strides_of(path, buffers[path]))
+    replaced: dict[int, Tensor] = {}
     for path, own in now.items():
         value = buffers.get(path, own)
         if own.layout is not torch.strided or (value is own and strides is None):
             continue
-        stride = tuple((strides or {}).get(path, torch.empty(value.shape, device="meta").stride()))
+        stride = strides_of(path, value)
         lies_alike = (own.shape, own.dtype, own.stride()) == (value.shape, value.dtype, stride)
         if lies_alike and (value is own or torch.equal(own, value.to(own.device))):
             continue
-        if lies_alike and not own.data_ptr() % ALIGNMENT and sharing[id(own)] <= buffers.keys():
+        is_expanded = any(step == 0 and size > 1 for step, size in zip(stride, value.shape, strict=True))
+        is_whole = sharing[id(own)] <= buffers.keys()
+        if lies_alike and is_whole and not is_expanded and not own.data_ptr() % ALIGNMENT:
             own.detach().copy_(value)
-        else:
-            module, _, name = path.rpartition(".")
-            setattr(model.get_submodule(module), name, allocated(value, own.device, stride))
+            continue
+        new = replaced.get(id(own))
+        if new is None or new.stride() != stride or not torch.equal(new, value.to(new.device)):
+            new = replaced[id(own)] = allocated(value, own.device, stride)
+        module, _, name = path.rpartition(".")
+        setattr(model.get_submodule(module), name, new)
 
 
 def allocated(value: Tensor, device: torch.device, stride: Sequence[int]) -> Tensor:

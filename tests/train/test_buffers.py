@@ -30,6 +30,10 @@ class Net(nn.Module):
         self.child.register_buffer("mean", self.mean, persistent=False)  # one buffer of two modules
         self.register_buffer("first", self.linear.weight.detach()[0], persistent=False)  # a view
         self.register_buffer("old", self.turned, persistent=False)  # until `turned` is assigned anew
+        self.register_buffer("late", None, persistent=False)
+        self.register_buffer("flat", torch.zeros(1, SIZE).expand(3, SIZE), persistent=False)
+        self.register_buffer("square", torch.zeros(SIZE, 2), persistent=False)
+        self.child.register_buffer("square", self.square, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.linear(x)
@@ -40,7 +44,15 @@ class Net(nn.Module):
             self.saved = (0.9 * self.saved.T + 0.1 * both).T
             self.every = F.pad(both.T, (0, 3))[:, ::3]
             self.wide = both[0, :, None].expand(-1, 2)
+            self.late = both[1] if self.late is None else 0.9 * self.late + 0.1 * both[1]
+            self.flat[0].add_(both[0])
+            self.square = self.child.square = both.square().T
         sums = [self.mean @ self.mean, self.turned.sum(), self.saved.sum(), self.every.sum(), self.wide.sum()]
+        sums += [
+            self.flat.sum(),
+            self.square.sum(),
+            torch.zeros(()) if self.late is None else self.late.sum(),
+        ]
         return hidden * torch.stack(sums).sum() + self.first.sum() + self.old.sum()
 
 
@@ -86,6 +98,7 @@ def test_a_resumed_training_has_the_buffers_of_one_that_never_stopped(tmp_path: 
         resumed, _ = run(tmp_path / "run", steps, resume=steps > 2)
     assert all(buffer.data_ptr() % 64 == 0 for name, buffer in resumed.named_buffers() if name != "first")
     assert resumed.child.mean is resumed.mean
+    assert resumed.child.square is resumed.square
     assert resumed.first.data_ptr() == resumed.linear.weight.data_ptr()
     assert not resumed.old.any()
     resumed, _ = run(tmp_path / "run", 10, resume=True)
