@@ -15,7 +15,7 @@ import functools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -348,9 +348,11 @@ class Checkpoints:
         with self._changing():
             self.folder.mkdir(parents=True, exist_ok=True)
             self._restore_moved()
-            for leftover in self.folder.glob(".tmp-*"):  # of a killed process, or one that still writes there
-                shutil.rmtree(leftover, ignore_errors=True)
-            temporary.mkdir()
+            leftovers = [*self.folder.glob(".tmp-*")]  # of a killed process, or one that still writes there
+        # Not while others wait to write the run.
+        for leftover in leftovers:
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary.mkdir()
         try:
             record.save(temporary / MODEL_FILE)
             tie = {_MODEL_SEAL: read_seal(temporary / MODEL_FILE)}
@@ -422,11 +424,12 @@ class Checkpoints:
             saved = self.saved()
             scheduled = [entry for entry in saved if entry.scheduled]
             wanted = {s.path for s in (*saved[-1:], *(s for k in self.keepers for s in k.keep(scheduled)))}
-            for old in saved:
-                if not old.kept and old.path not in wanted:
-                    self._remove(old.path)
-            for moved, _ in self._moved():
-                shutil.rmtree(moved)
+            removed = [self._hide(old.path) for old in saved if not old.kept and old.path not in wanted]
+            removed += [moved for moved, _ in self._moved()]
+        for path in removed:  # not while others wait to write the run
+            if path is not None:
+                with suppress(FileNotFoundError):  # another one saves, and removes what is left over
+                    shutil.rmtree(path)
 
     def folders(self) -> list[Path]:
         """Return all checkpoint folders, oldest first, readable or not; also one that is just moved aside."""
@@ -434,14 +437,12 @@ class Checkpoints:
         found |= {target if target.exists() else old for old, target in self._moved()}
         return sorted(found, key=_step_order)
 
-    def _remove(self, path: Path) -> None:
+    def _hide(self, path: Path) -> Path | None:
+        """Rename a checkpoint to be removed, as a partly removed folder is none; return its new name."""
         if path.is_symlink():  # to the checkpoint of a run that is trained forward again, which keeps it
             path.unlink()
-            return
-        # Rename first, so that a partly removed folder is not mistaken for a checkpoint.
-        temporary = path.with_name(f".tmp-old-{path.name}")
-        path.rename(temporary)
-        shutil.rmtree(temporary)
+            return None
+        return path.rename(path.with_name(f".tmp-old-{path.name}"))
 
     def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
         """Load a checkpoint into a model and its metrics, and return its other parts.

@@ -322,6 +322,22 @@ def test_rows_are_there_before_their_checkpoint(tmp_path, monkeypatch, is_async,
         assert steps[: int(name[5:])] == list(range(1, int(name[5:]) + 1))
 
 
+def test_the_run_can_be_written_while_checkpoints_are_removed(tmp_path, monkeypatch):
+    """It may take seconds, on a slow disk."""
+    rmtree, removed = shutil.rmtree, []
+
+    def remove(path, *args, **kwargs):
+        with closing(sqlite3.connect(tmp_path / "run" / "run.db", timeout=2)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+        removed.append(path.name)
+        rmtree(path, *args, **kwargs)
+
+    (tmp_path / "run" / "checkpoints" / ".tmp-0-step-00000001").mkdir(parents=True)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", remove)
+    train(tmp_path / "run", checkpoints=[KeepLast(1)])
+    assert removed == [".tmp-0-step-00000001", *(f".tmp-old-step-0000000{number}" for number in (2, 4, 6))]
+
+
 def test_the_log_is_synced_once_for_a_checkpoint(tmp_path, monkeypatch):
     """Before it gets its name, and without the lock of a transaction, which keeps others from the run."""
     run, fsync, log = tmp_path / "run", os.fsync, []

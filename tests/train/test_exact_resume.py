@@ -285,20 +285,6 @@ def test_rows_of_the_step_that_it_resumes_from_are_not_written_twice(tmp_path):
     assert_equal_runs(folder, tmp_path / "whole")
 
 
-def test_rows_are_written_before_the_checkpoint_that_does_not_repeat_them(tmp_path, monkeypatch):
-    rename, rows = Path.rename, []
-
-    def look(self, target):
-        if self.parent.name == "checkpoints" and Path(target).name.startswith("step-"):
-            with RunReader(tmp_path) as reader:
-                rows.append(reader.points("loss").steps[-1])
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", look)
-    run(tmp_path, "plain", duration="5 steps")
-    assert rows == [2, 4, 5]
-
-
 KILLED = """
 import random, sys, threading, os, signal
 from pathlib import Path

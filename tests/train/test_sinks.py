@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import posixpath
 import re
@@ -649,6 +650,18 @@ def test_a_client_that_fails_for_another_reason_ends_the_mirror(tmp_path: Path, 
     sink.open(Run(tmp_path, "run", {}, 0.0, "host", 1, None, {}))
     mlflow.log_batch = None  # type: ignore[assignment, method-assign]
     with pytest.raises(TypeError):
+        sink.send(records(1))
+
+
+def test_a_full_disk_of_a_file_store_ends_the_mirror(tmp_path: Path, mlflow: FakeMlflow) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    mlflow.tracking_uri = "./mlruns"
+    sink = MLflow("study")
+    sink.open(Run(tmp_path, "run", {}, 0.0, "host", 1, None, {}))
+    mlflow.log_batch = fail  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="No space left"):
         sink.send(records(1))
 
 

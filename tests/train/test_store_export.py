@@ -200,6 +200,14 @@ def fields(data):
     return found
 
 
+def test_splits_whose_names_become_one_have_folders_of_their_own(tmp_path):
+    with RunWriter.create(tmp_path / "run") as run:
+        for split in ("valid/a", "valid_a"):
+            run.log(1, 1, {"loss": 0.5}, split=split)
+    files = export_tensorboard(tmp_path / "run", tmp_path / "tb")
+    assert len({file.parent for file in files}) == 2
+
+
 def test_tensorboard(folder, tmp_path):
     files = export_tensorboard(folder, tmp_path / "tb")
     assert [file.parent.name for file in files] == ["train", "valid"]

@@ -116,10 +116,10 @@ class MLflow(Sink):
 
     def _refuses(self, error: Exception) -> bool:
         """Whether an error is about a value, so that others may be taken, and not about the server."""
-        return self._is_files or getattr(error, "error_code", None) in (
-            "INVALID_PARAMETER_VALUE",
-            "BAD_REQUEST",
-        )
+        if isinstance(error, OSError):  # a full disk, for one
+            return False
+        codes = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+        return self._is_files or getattr(error, "error_code", None) in codes
 
     def _log(self, kind: str, values: Sequence[Any], most: int) -> None:
         """Log metrics or parameters: one by one, without those that MLflow refuses, if it refuses a batch."""

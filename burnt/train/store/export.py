@@ -10,6 +10,7 @@ import csv
 import os
 import re
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -160,6 +161,8 @@ def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[st
             splits.setdefault(series.split, []).append(series)
         for split, in_split in sorted(splits.items()):
             path = Path(out) / _as_name(split) / name
+            if path in files:  # "valid/a" and "valid_a"
+                path = path.parent.with_name(f"{path.parent.name}-{zlib.crc32(split.encode()):08x}") / name
             with _open_replacement(path, "wb") as file:
                 file.write(tensorboard.file_header(created))
                 for series, points in _pages(reader, {}, in_split):
