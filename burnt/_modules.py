@@ -145,13 +145,11 @@ def _specs(name: str) -> list[ModuleSpec]:
 
 @contextlib.contextmanager
 def _without_current_folder() -> Iterator[None]:
-    here = os.path.realpath(os.curdir)
     named = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
-    removed = [
-        (i, path)
-        for i, path in enumerate(sys.path)
-        if os.path.realpath(path) == here and here not in map(os.path.realpath, named)
-    ]
+    # Relative entries lead to where the user has gone, too.
+    relative = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in named]
+    left_out = {os.path.realpath(path) for path in (os.curdir, *relative)} - {*map(os.path.realpath, named)}
+    removed = [(i, path) for i, path in enumerate(sys.path) if os.path.realpath(path) in left_out]
     sys.path[:] = [path for i, path in enumerate(sys.path) if i not in dict(removed)]
     try:
         yield

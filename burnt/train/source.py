@@ -181,7 +181,7 @@ class Source:
 
     def mark(self, run: Path, document: Any) -> None:
         """Remember that the code may be executed which this source names in the ``config.json`` of a run."""
-        trust.mark(run, document, self._code_inside(run))
+        trust.mark(run, document, *self._code(run))
 
     def is_trusted(self, run: Path, document: Any, trusting: bool = False) -> bool:
         """Whether the code may be executed: this user trained the run here, or trusts it, now or before.
@@ -191,7 +191,7 @@ class Source:
             document: the content of its ``config.json``.
             trusting: whether the user trusts it now, which is remembered, as that of ``--trust`` is.
         """
-        if trust.has_mark(document, self._code_inside(run)):
+        if trust.has_mark(document, *self._code(run)):
             return True
         if trusting or trust.is_trusting():
             self.mark(run, document)
@@ -226,10 +226,12 @@ class Source:
         origin = origin_of(module)
         return None if origin is None else Path(origin)
 
-    def _code_inside(self, run: Path) -> list[Path]:
-        """Return the files inside the run folder that are named here, so that a mark covers their content."""
+    def _code(self, run: Path) -> tuple[list[Path], list[Path]]:
+        """Return the files that are named here: those inside the run folder, and others."""
         named = {file.resolve() for file in (self.find_file(run), self._target_file()) if file is not None}
-        return [file for file in named if file.is_relative_to(run.resolve()) and file.is_file()]
+        files = [file for file in named if file.is_file()]
+        inside = [file for file in files if file.is_relative_to(run.resolve())]
+        return inside, [file for file in files if file not in inside]
 
     def imported_class(self, run: Path) -> type[torch.nn.Module] | None:
         """Return the model's class if it is already imported, found by its module's name or its file."""

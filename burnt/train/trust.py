@@ -2,7 +2,8 @@
 
 A mark is a file in the user's state folder, named by a hash of the run's ``config.json`` (which holds a
 random id) and of the code inside the run's folder that it names. A moved run keeps its mark; a run of
-somebody else has none, and one whose configuration or code has changed has none any more.
+somebody else has none, and one whose configuration or code has changed has none any more. The mark lists the
+code outside of the folder by its path and its content: it counts where one of the two is the same.
 """
 
 from __future__ import annotations
@@ -39,23 +40,25 @@ def is_trusting() -> bool:
     return _TRUSTING.get()
 
 
-def mark(run: Path, document: Any, files: Iterable[Path]) -> None:
+def mark(run: Path, document: Any, inside: Iterable[Path], outside: Iterable[Path]) -> None:
     """Remember that the code which a run names may be executed; warn if that cannot be written down.
 
     Args:
         run: the run folder, which the mark names for those who look.
         document: the content of its ``config.json``.
-        files: the code inside the run folder.
+        inside: the code inside the run folder.
+        outside: the code that lies elsewhere.
     """
     try:
-        folder = _folder()
+        folder, key = _folder(), _key(document, inside)
         for path in (folder.parent, folder):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.stat().st_mode & 0o077:  # the monitor made it, or an earlier burnt
                 path.chmod(0o700)
-        handle = os.open(folder / _key(document, files), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{run.resolve()}\n")
+        lines = [_line(str(run.resolve())), *(f"{digest} {path}" for digest, path in map(_identity, outside))]
+        handle = os.open(folder / key, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home
         warnings.warn(
             f"the run {run} cannot be recorded as trusted, and commands that execute its code will need "
@@ -64,11 +67,15 @@ def mark(run: Path, document: Any, files: Iterable[Path]) -> None:
         )
 
 
-def has_mark(document: Any, files: Iterable[Path]) -> bool:
+def has_mark(document: Any, inside: Iterable[Path], outside: Iterable[Path]) -> bool:
     """Whether `mark` was called with the same configuration and code, by this user."""
     try:
-        return marks_problem() is None and (_folder() / _key(document, files)).is_file()
-    except (OSError, RuntimeError):
+        if marks_problem() is not None:
+            return False
+        lines = (_folder() / _key(document, inside)).read_text(encoding="utf-8").splitlines()
+        known = {part for line in lines for part in line.split(" ", 1)}
+        return all(not known.isdisjoint(_identity(file)) for file in outside)
+    except (OSError, RuntimeError, UnicodeDecodeError):
         return False
 
 
@@ -89,6 +96,15 @@ def marks_problem() -> str | None:
 
 def _folder() -> Path:
     return state_folder() / "trust"
+
+
+def _line(path: str) -> str:
+    return path.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _identity(file: Path) -> tuple[str, str]:
+    """Return the hash of a file's content and its path, as a mark has them."""
+    return hashlib.sha256(file.read_bytes()).hexdigest(), _line(str(file.resolve()))
 
 
 def _key(document: Any, files: Iterable[Path]) -> str:

@@ -312,6 +312,71 @@ def test_a_run_of_one_s_own_is_known_wherever_it_is(desk, monkeypatch, tmp_path_
         burnt.load(moved, import_code=True)
 
 
+OWN_CODE = "from burnt import nn\nclass Net(nn.Linear): pass\n"
+
+
+@pytest.fixture
+def own(desk, monkeypatch):
+    """A run of one's own in ``project/run``, and the code of its model beside it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk / "state"))
+    project = desk / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    (project / "own_net.py").write_text(OWN_CODE)
+    monkeypatch.syspath_prepend(str(project))
+    import own_net
+
+    train("run", own_net.Net.Config(in_features=2, out_features=1).init())
+    monkeypatch.chdir(desk)
+    sys.path.remove(str(project))
+    yield project
+    sys.modules.pop("own_net", None)
+
+
+@pytest.mark.parametrize(
+    ("is_edited", "code"),
+    [
+        (False, OWN_CODE),  # the whole project was copied
+        (False, OWN_CODE + "# another one\n"),
+        (True, OWN_CODE + "# another one\n"),
+        (True, None),
+    ],
+    ids=["copied", "changed", "changed beside an edited one", "edited"],
+)
+@pytest.mark.filterwarnings("ignore:.* has changed since")
+def test_code_outside_of_a_run_is_that_of_its_path_or_its_content(is_edited, code, own, monkeypatch):
+    other = own.parent / "other"
+    shutil.copytree(own / "run", other / "run")
+    sys.modules.pop("own_net")
+    if is_edited:
+        (own / "own_net.py").write_text(OWN_CODE + "# edited\n")
+    if code is not None:
+        (other / "own_net.py").write_text(code)
+        monkeypatch.chdir(other)
+        if code != OWN_CODE:
+            with pytest.raises(RunError, match=f"would import {other / 'own_net.py'}"):
+                burnt.load("run", import_code=True)
+            burnt.load("run", trust=True)
+            sys.modules.pop("own_net")
+        assert type(burnt.load("run", import_code=True)).__name__ == "Net"
+    else:  # the path that was marked may have other content, as of a file that one works on
+        monkeypatch.chdir(own)
+        assert type(burnt.load("run", import_code=True)).__name__ == "Net"
+
+
+def test_relative_entries_of_the_path_are_not_installed(gift, monkeypatch, capsys):
+    (gift / "src").mkdir()
+    (gift / "src" / "near.py").write_text(CODE)
+    change(gift, {"file": None, "module": "near", "target": "near:main"})
+    shutil.move(gift / "src", gift.parent / "src")
+    monkeypatch.setenv("PYTHONPATH", "src")
+    monkeypatch.syspath_prepend(str(gift.parent / "src"))  # as Python makes it
+    for words in (["train", "--resume", "gift"], ["export", "gift", "-o", "out.onnx"]):
+        assert main(words) == 1
+        assert "nothing was imported" in capsys.readouterr().err
+    assert not (gift.parent / "src" / "executed").exists()
+
+
 def test_two_equal_trainings_have_marks_of_their_own(desk, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(desk / "state"))
     train("runs/a")
