@@ -51,6 +51,7 @@ __all__ = [
     "is_plain_backward",
     "is_plain_call",
     "is_raised_by_saved_tensor_hook",
+    "is_recorded",
     "is_wrapped",
     "kernel_backward",
     "materialized",
@@ -64,6 +65,7 @@ __all__ = [
     "onednn_packed_conv",
     "onednn_supports",
     "real_tensors",
+    "replicated_kinds",
     "restore_fp32_settings",
     "share_memory",
     "skip_version_checks",
@@ -638,6 +640,12 @@ def int8_mm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply int8 ``x [m, k]`` by int8 ``weight [n, k]``, transposed: int32 ``[m, n]``, by oneDNN."""
     result: torch.Tensor = torch.ops.aten._int_mm(x, weight.t())
     return result
+
+
+def replicated_kinds() -> tuple[type, ...]:
+    """Return the class that ``replicate``, torch's other DistributedDataParallel, gives a module, if used."""
+    module = sys.modules.get("torch.distributed._composable.replicate")
+    return () if module is None else (module.DDP,)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt import _torch
 from burnt.errors import BurntError, UnsupportedError
 
 __all__ = ["BACKWARD_LOOP", "Gradients", "refuse_parallel"]
@@ -30,6 +31,7 @@ def refuse_parallel(model: torch.nn.Module) -> None:
     kinds: tuple[type, ...] = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
     if (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
         kinds += (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)
+    kinds += _torch.replicated_kinds()
     if not any(isinstance(module, kinds) for module in model.modules()):
         return
     path, found = next((path, module) for path, module in model.named_modules() if isinstance(module, kinds))

@@ -249,7 +249,14 @@ def fsdp1(model: torch.nn.Module) -> torch.nn.Module:
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 
 
+def replicated(model: torch.nn.Module) -> torch.nn.Module:
+    from torch.distributed._composable.replicate import replicate
+
+    return replicate(model)  # type: ignore[no-any-return]
+
+
 PARALLEL = {
+    "replicate": (replicated, "DDP"),
     "ddp": (torch.nn.parallel.DistributedDataParallel, "DistributedDataParallel"),
     "data parallel": (torch.nn.DataParallel, "DataParallel"),
     "fully_shard": (fully_sharded, "fully_shard"),

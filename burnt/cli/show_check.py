@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from burnt._json import parse_json
 from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar
 from burnt.errors import BurntError, RecordError, quantity
 from burnt.record.files import open_safetensors
@@ -55,7 +56,7 @@ def _check(path: Path) -> Iterator[tuple[Path, str, str]]:
     """Yield files, what is known of each, and why."""
     if (path / DATABASE).is_file():
         yield path / DATABASE, *_check_database(path / DATABASE)
-        yield path / "config.json", "not checked", "it has no checksum"
+        yield path / "config.json", *_check_document(path / "config.json")
         for folder in Checkpoints(path / "checkpoints").folders():
             found = list(_check(folder))
             if folder.exists():  # else the training has removed it meanwhile
@@ -99,6 +100,14 @@ def _check_tensors(path: Path) -> tuple[str, str]:
     if unchecked and not is_zip:
         return "not checked", f"{quantity(unchecked, 'tensor')} without checksums"
     return "ok", quantity(len(tensors), "tensor")
+
+
+def _check_document(path: Path) -> tuple[str, str]:
+    try:
+        parse_json(path.read_bytes())
+    except (ValueError, OSError) as error:
+        return "damaged", _text(error)
+    return "not checked", "it is JSON, without a checksum"
 
 
 def _check_database(path: Path) -> tuple[str, str]:

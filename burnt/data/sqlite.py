@@ -22,7 +22,7 @@ from burnt.errors import DataError, nearest
 __all__ = ["SqliteDataset"]
 
 _QUERY_TABLE = "burnt_query"
-_INSTRUCTIONS = 10_000  # of SQLite's virtual machine between two looks at the clock
+_INSTRUCTIONS = 1_000  # of SQLite's virtual machine between two looks at the clock
 
 
 class SqliteDataset(RowDataset):

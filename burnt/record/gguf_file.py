@@ -401,6 +401,7 @@ def _as_hugging_face(
 ) -> tuple[dict[str, StoredTensor], dict[str, dict[str, Any]]]:
     heads, kv_heads = (metadata.get(key) for key in _HEADS)
     counts = {"attn_q": heads, "attn_k": heads if kv_heads is None else kv_heads}
+    sizes: dict[str, int] = {}  # of a head, which is that of queries and keys, by layer
     for name, stored in tensors.items():
         parts = name.split(".")
         if len(parts) < 2 or parts[-2] not in counts:
@@ -409,11 +410,19 @@ def _as_hugging_face(
         if isinstance(count, list):  # one number for each layer
             layer = int(parts[1]) if parts[0] == "blk" and parts[1].isdecimal() else -1
             count = count[layer] if 0 <= layer < len(count) else None
-        if type(count) is not int or count < 1 or not stored.shape or stored.shape[0] % (2 * count):
+        rows = stored.shape[0] if stored.shape else 0
+        size = rows // count if type(count) is int and count > 0 else 0
+        if (
+            type(count) is not int
+            or size == 0
+            or rows % (2 * count)
+            or sizes.setdefault(".".join(parts[:-2]), size) != size
+        ):
             raise RecordError(
                 "a GGUF file does not say how the rows of queries or keys are arranged",
                 where=f"{path}: {name[:200]}",
-                expected=f"a number of heads in {' and '.join(_HEADS)} that divides the rows by pairs",
+                expected=f"a number of heads in {' and '.join(_HEADS)} that divides the rows by pairs, "
+                "with heads of one size for queries and keys",
                 found=f"{'no number' if count is None else repr(count)}, for shape {stored.shape}",
                 hint="convert the model again with a recent llama.cpp",
             )

@@ -357,7 +357,8 @@ def _has_key(request: Request, key: str) -> bool:
 
 def _has_host(request: Request, allowed: Sequence[str]) -> bool:
     given = request.headers.getlist("host")
-    return len(given) == 1 and _PORT.sub("", given[0].strip()).lower() in map(str.lower, allowed)
+    names = {name.lower().strip("[]") for name in allowed}  # an IPv6 address has brackets in the header
+    return len(given) == 1 and _PORT.sub("", given[0].strip()).lower().strip("[]") in names
 
 
 def _json(value: object) -> Response:

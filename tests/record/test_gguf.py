@@ -159,6 +159,9 @@ def test_numbers_of_heads_may_be_arrays_with_one_a_layer(heads, kv_heads, tmp_pa
         ([HEADS, 5], KV_HEADS, "blk.1.attn_q", "5, for shape"),
         (HEADS, [2.0, 2.0], "blk.0.attn_k", "2.0, for shape"),
         (None, None, "blk.0.attn_q", "no number"),
+        (HEADS, None, "blk.0.attn_", f"{HEADS}, for shape"),  # keys have fewer heads than queries
+        (HEADS, HEADS, "blk.0.attn_", f"{HEADS}, for shape"),
+        (HEADS // 2, KV_HEADS, "blk.0.attn_", "for shape"),
     ],
 )
 def test_a_number_of_heads_that_is_missing_or_does_not_fit_is_refused(heads, kv_heads, name, found, tmp_path):

@@ -285,13 +285,14 @@ def test_a_key_is_needed_for_models_and_metrics(header: str | None, status: int)
         (["evil.good.example"], 421),
         (["good.example:80:80"], 421),
         (["::1"], 421),
+        (["[::2]:8000"], 200),
         ([""], 421),
         (["good.example", "evil.example"], 421),
     ],
 )
 def test_the_host_can_be_pinned(hosts: list[str], status: int) -> None:
     headers = [("host", host) for host in hosts]
-    with client(Fake(), allowed_hosts=["Good.example", "[::1]"], api_key="k") as http:
+    with client(Fake(), allowed_hosts=["Good.example", "[::1]", "::2"], api_key="k") as http:
         keyed = [*headers, ("authorization", "Bearer k")]
         answers = [http.get(path, headers=keyed) for path in ("/v1/schema", "/v1/models", "/metrics")]
         answers.append(http.post("/v1/predict", json={"inputs": {"x": [1, 2]}}, headers=keyed))
@@ -300,7 +301,7 @@ def test_the_host_can_be_pinned(hosts: list[str], status: int) -> None:
     if status == 421:
         assert answers[0].json()["error"] == {
             "message": "the server does not answer for this host",
-            "expected": "Host: Good.example or [::1]",
+            "expected": "Host: Good.example or [::1] or ::2",
             "found": ", ".join(hosts) or "none",
         }
 

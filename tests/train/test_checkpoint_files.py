@@ -411,6 +411,10 @@ def test_the_check_of_a_run(run, capsys):
     assert set(damaged) == {str(at(run, 4) / MODEL), str(at(run, 6) / TRAINING), str(at(run, 8) / MODEL)}
     assert f"in {at(run, 4) / MODEL}: bias: expected CRC-32 " in damaged[str(at(run, 4) / MODEL)]
     assert "is not that of this checkpoint" in damaged[str(at(run, 8) / MODEL)]
+    (run / "config.json").write_text((run / "config.json").read_text()[:-3])
+    assert main(["show", "--check", str(run), "--json"]) == 1
+    (_, document, *_) = json.loads(capsys.readouterr().out)["files"]
+    assert document["state"] == "damaged"
     assert main(["show", "--check", str(at(run, 2))]) == 0
     assert main(["show", "--check", str(at(run, 8))]) == 1
 
