@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["STRIDE_OPS", "Footprint", "OverlapWatch", "has_internal_overlap", "may_overlap"]
+__all__ = ["STRIDE_OPS", "Footprint", "OverlapWatch", "has_internal_overlap", "is_attention", "may_overlap"]
 
 STRIDE_OPS = frozenset(
     getattr(torch.ops.aten, name).default for name in ("as_strided", "as_strided_copy", "as_strided_scatter")
@@ -101,6 +101,11 @@ def may_overlap(a: Footprint, b: Footprint, distance: int) -> bool:
     return True
 
 
+def is_attention(target: Any) -> bool:
+    """Whether an op computes attention as a whole; those of torch have no gradient of masks."""
+    return getattr(target, "namespace", None) == "aten" and "_scaled_dot_product_" in target.__name__
+
+
 class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notices in-place changes that the functionalized graph does not reproduce.
 
@@ -122,6 +127,7 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensor in it: that tensor gets the gradient, or the others do.
         is_written: whether such a tensor, or a view of one, was changed in place.
         is_written_while_read: whether a call changed a tensor that overlaps another one of its arguments.
+        has_attention: whether an op that computes attention as a whole was called.
         restrided: shape and strides of the tensors whose memory an op such as ``as_strided`` reads by other
             strides.
     """
@@ -132,7 +138,7 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_changed = self.is_inference = self.is_replaced = False
         self.is_unrecorded = self.is_recorded_late = False
-        self.is_written = False
+        self.is_written = self.has_attention = False
         self.is_written_while_read = False
         self.restrided: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self.views: dict[tuple[Any, ...], Tensor] = {}  # of tensors with internal overlap; kept alive
@@ -148,6 +154,7 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if func in _DETACHING and result.layout == torch.strided:
             self.detached[_storage(result)._cdata] = _storage(result)
+        self.has_attention |= is_attention(func)
         if func in STRIDE_OPS:
             self.restrided.add((tuple(args[0].shape), tuple(args[0].stride())))
         if func.is_view:

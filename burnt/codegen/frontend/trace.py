@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from burnt import _torch
 from burnt.codegen.frontend.aliases import Aliases, find_aliases
 from burnt.codegen.frontend.dtype_support import decompose_unless_unsupported
-from burnt.codegen.frontend.overlap import STRIDE_OPS, OverlapWatch
+from burnt.codegen.frontend.overlap import STRIDE_OPS, OverlapWatch, is_attention
 from burnt.codegen.frontend.real_results import RealResults
 from burnt.codegen.frontend.refusals import RefusalWatch
 from burnt.errors import UnsupportedError
@@ -510,6 +510,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         reason = "it modifies elements in place that share memory with others of the same tensor"
     if watch.is_written_while_read:
         reason = "it modifies a tensor in place that overlaps another argument of the same op"
+    if not watch.has_attention and any(is_attention(node.target) for node in graph.graph.nodes):
+        reason = "it computes attention with a mask that needs a gradient"
     for node in graph.graph.nodes:
         if node.target in STRIDE_OPS:
             source = node.all_input_nodes[0]

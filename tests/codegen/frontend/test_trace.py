@@ -154,6 +154,18 @@ def test_attention_without_dropout_is_not_random() -> None:
 
 
 @pytest.mark.full
+def test_attention_has_the_gradient_of_its_mask() -> None:
+    def fn(q: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask * 1.5) * 2
+
+    q, mask = torch.randn(2, 4, 16, 8, requires_grad=True), torch.randn(16, 16, requires_grad=True)
+    fused = fuse(fn)
+    expected, found = (torch.autograd.grad(f(q, mask).sin().sum(), (q, mask)) for f in (fn, fused))
+    torch.testing.assert_close(found, expected)
+    assert "a mask that needs a gradient" in str(fused.fallback_reason(q, mask))
+    assert fused.fallback_reason(q, mask.detach()) is None
+
+
 def test_attention_with_dropout_has_the_gradient_of_its_mask() -> None:
     fused = fuse(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.4) * 2)
     q, k, v = (torch.randn(2, 2, 16, 8, requires_grad=True) for _ in range(3))
