@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,7 +180,8 @@ def merge_lora(model: nn.Module) -> list[str]:
 
     Raises:
         ConfigError: the model has no adapters, or they are merged already; or a weight is shared with another
-            layer, as after `load_lora` of peft's adapter of a head that is tied to an embedding.
+            layer, as after `load_lora` of peft's adapter of a head that is tied to an embedding; or an
+            Embedding has `max_norm`.
 
     The adapters are kept for `unmerge_lora` until `remove_lora` drops them.
 
@@ -196,6 +198,14 @@ def merge_lora(model: nn.Module) -> list[str]:
                 where=path,
                 found=reason,
                 hint="nothing was changed; run the model with its adapters, or copy the weight first",
+            )
+        if getattr(layer, "max_norm", None) is not None:
+            raise ConfigError(
+                "an adapter of an Embedding with max_norm cannot be merged",
+                where=path,
+                expected="max_norm=None: the adapter is added after the norm is limited",
+                found=f"max_norm={layer.max_norm}",
+                hint="nothing was changed; run the model with its adapters",
             )
     for layer in layers.values():
         _add_to_weight(layer, 1)
@@ -350,7 +360,8 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     for name in sorted(tensors.keys() | (parameters.keys() - names)):
         here, there = (tuple(d[name].shape) if name in d else "nothing" for d in (parameters, tensors))
         if here != there:
-            remove_lora(model)
+            if targets:
+                remove_lora(model)
             raise _misfit(model, path, name, f"{there} in the file, {here} in the model")
     model.requires_grad_(False)
     for name, value in tensors.items():
@@ -379,7 +390,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], list[_Group]
 
 _PEFT_INERT = {
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
-    *("r", "rank_pattern", "target_modules", "exclude_modules", "target_parameters", "modules_to_save"),
+    *("target_modules", "exclude_modules", "target_parameters", "modules_to_save"),
     *(
         "layers_to_transform",
         "layers_pattern",
@@ -401,11 +412,12 @@ class _PeftConfig(msgspec.Struct):
 
     peft_type: Literal["LORA"]
     lora_alpha: float
+    r: int | None = None
+    rank_pattern: dict[str, int] = {}
     lora_dropout: float = 0.0
     use_rslora: bool = False
     init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal"] = True  # others change the base, too
     bias: Literal["none", "all", "lora_only"] = "none"
-    ensure_weight_tying: bool = False
 
 
 def _read_peft_config(file: Path) -> _PeftConfig:
@@ -423,7 +435,7 @@ def _read_peft_config(file: Path) -> _PeftConfig:
     raise RecordError(
         "peft's adapter cannot be read",
         where=str(file),
-        expected="a LoRA beside unchanged weights, with one alpha and no variant such as DoRA",
+        expected="a LoRA next to unchanged weights, with one alpha and no variant such as DoRA",
         found=problem,
         hint="merge the adapter into the base model with peft, and load the merged weights",
     )
@@ -455,10 +467,32 @@ def _read_peft(model: nn.Module, folder: Path) -> tuple[dict[str, Tensor], list[
             tensors[own] = value
     groups: dict[int, list[str]] = {}
     for name, value in tensors.items():
-        for ending in (".lora_A.weight", ".lora_embedding_A"):
-            if name.endswith(ending):
-                groups.setdefault(len(value), []).append(name.removesuffix(ending))
-    _check_ties(model, file, tensors, [path for paths in groups.values() for path in paths], config)
+        layer, _, part = name.removesuffix(".weight").rpartition(".lora_")
+        if part not in ("A", "B", "embedding_A", "embedding_B"):
+            continue
+        both = {name, name.replace(".lora_" + part, ".lora_" + part[:-1] + "BA"["AB".index(part[-1])])}
+        if missing := both - tensors.keys():
+            raise RecordError(
+                "a tensor of peft's adapter is missing",
+                where=str(file),
+                expected=missing.pop(),
+                found=f"only {name}",
+                hint="copy the adapter's folder again",
+            )
+        if part.endswith("B"):
+            continue
+        keys = (key for key in config.rank_pattern if re.fullmatch(rf"(.*\.)?({key})", layer))
+        rank = config.rank_pattern.get(next(keys, ""), config.r or len(value))
+        if rank != len(value):
+            raise RecordError(
+                "peft's adapter cannot be read",
+                where=f"{file}: {name}",
+                expected=f"rank {rank}, as adapter_config.json says",
+                found=f"rank {len(value)}",
+                hint="restore r= and rank_pattern= in adapter_config.json, on which the scale depends",
+            )
+        groups.setdefault(rank, []).append(layer)
+    _check_ties(model, file, tensors)
     return tensors, [
         _Group(rank, config.lora_alpha, config.lora_dropout, config.use_rslora, targets=targets)
         for rank, targets in groups.items()
@@ -473,9 +507,7 @@ def _is_same(base: Tensor, value: Tensor) -> bool:
     )
 
 
-def _check_ties(
-    model: nn.Module, file: Path, tensors: dict[str, Tensor], targets: Sequence[str], config: _PeftConfig
-) -> None:
+def _check_ties(model: nn.Module, file: Path, tensors: dict[str, Tensor]) -> None:
     """Refuse what would change another layer: peft gives each layer of a tied weight its own copy.
 
     Tensors that have equal values for all layers of a weight become one.
@@ -498,15 +530,6 @@ def _check_ties(
             )
         for name in given[1:]:
             del tensors[name]
-    tied = {name.rpartition(".")[0] for names in ties.values() if len(names) > 1 for name in names}
-    if config.ensure_weight_tying and (adapted := sorted(tied.intersection(targets))):
-        raise RecordError(
-            "peft's adapter cannot be read",
-            where=str(file.with_name("adapter_config.json")),
-            expected="adapters that are independent of each other",
-            found=f"ensure_weight_tying=True with an adapter of {adapted[0]!r}, whose weight is tied",
-            hint="merge the adapter into the base model with peft, and load the merged weights",
-        )
 
 
 # --- parts ------------------------------------------------------------------------------------------------

@@ -766,10 +766,62 @@ def test_a_weight_of_its_own_for_one_of_two_tied_layers_is_refused(tmp_path: Pat
 def test_tied_adapters_of_peft_are_refused(tmp_path: Path) -> None:
     change = {"head.lora_A.weight": torch.randn(2, 6), "head.lora_B.weight": torch.randn(11, 2)}
     nn.load_lora(Tied(), peft_folder(tmp_path, change))
-    nn.load_lora(Tied(), peft_folder(tmp_path, middle(), ensure_weight_tying=True))
     with pytest.raises(RecordError, match="peft's adapter cannot be read") as caught:
         nn.load_lora(Tied(), peft_folder(tmp_path, change, ensure_weight_tying=True))
-    assert "ensure_weight_tying=True with an adapter of 'head'" in str(caught.value.found)
+    assert caught.value.found == "ensure_weight_tying=True"
+
+
+@pytest.mark.parametrize("part", "AB")
+def test_a_tensor_that_peft_s_file_lacks_is_named(tmp_path: Path, part: str) -> None:
+    tensors = middle()
+    missing = f"middle.lora_{part}.weight"
+    del tensors[missing]
+    model = Tied()
+    with pytest.raises(RecordError, match="a tensor of peft's adapter is missing") as caught:
+        nn.load_lora(model, peft_folder(tmp_path, tensors))
+    assert caught.value.expected == missing
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "rank"),
+    [
+        ({"r": 1}, 1),
+        ({"r": 4}, 4),
+        ({"r": 2, "rank_pattern": {"middle": 3}}, 3),
+        ({"r": 8, "rank_pattern": {"mid.*": 2}}, None),
+        ({"r": 2, "rank_pattern": {"iddle": 3}}, None),
+    ],
+)
+def test_a_rank_other_than_that_of_peft_s_tensors(
+    tmp_path: Path, options: dict[str, Any], rank: int | None
+) -> None:
+    folder = peft_folder(tmp_path, middle(2), **options)
+    if rank is None:
+        assert nn.load_lora(Tied(), folder) == ["middle"]
+        return
+    with pytest.raises(RecordError, match="peft's adapter cannot be read") as caught:
+        nn.load_lora(Tied(), folder)
+    assert (caught.value.expected, caught.value.found) == (
+        f"rank {rank}, as adapter_config.json says",
+        "rank 2",
+    )
+
+
+def test_an_adapter_of_an_embedding_with_max_norm_is_not_merged() -> None:
+    """Peft limits the norm of the base's rows, not of the sums: no merged weight computes that."""
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 4, max_norm=1.0), torch.nn.Linear(4, 4))
+    nn.lora(model, rank=2, targets=["0", "1"])
+    randomize(model)
+    ids = torch.arange(5)
+    outputs = model(ids)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ConfigError, match="max_norm cannot be merged") as caught:
+        nn.merge_lora(model)
+    assert (caught.value.where, caught.value.found) == ("0", "max_norm=1.0")
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model(ids), outputs)
 
 
 def test_an_adapter_folder_without_weights_says_what_is_there(tmp_path: Path) -> None:
