@@ -26,7 +26,7 @@ from burnt.train.precision import WHOLE, autocast
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.target_shapes import TargetShapes
-from burnt.train.target_values import TargetValues, telling_batch
+from burnt.train.target_values import TargetValues, batch_of_extremes
 
 __all__ = ["FirstBatches", "check_first_batches", "check_without_values"]
 
@@ -157,7 +157,7 @@ def _check_validation_shapes(
     modes = [(module, module.training) for module in learner.model.modules()]
     learner.model.eval()
     try:
-        values = TargetValues(telling_batch(loader, batch))
+        values = TargetValues(batch_of_extremes(loader, batch))
         step = values.recorded(learner.validation_step)
         report = inspect.check(learner.model, batch, call=step, backward=False)
         values.check(f"the validation step of {split}", message)
@@ -266,7 +266,7 @@ def _check_training_step(
             return learner.step(model, batch)
         return learner.step(model, batch, CheckedOptimizers(optimizers, model, found))
 
-    values = TargetValues(telling_batch(train, batch))
+    values = TargetValues(batch_of_extremes(train, batch))
     step = recorder.recorded(target_shapes.recorded(values.recorded(call)))
     step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)

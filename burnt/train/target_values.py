@@ -1,6 +1,6 @@
 """Find losses that are given values which they do not take, while a step runs on meta tensors.
 
-What a step derives from its batch alone, such as labels that it shifts or converts, is computed with values
+What a step derives only from its batch, such as labels that it shifts or converts, is computed with values
 too, which are then known at the loss. Of outputs of the model, it is known whether they come straight from a
 linear layer, a softmax or a sigmoid.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from burnt.data import Loader
+from burnt.data import Loader, TensorDataset
+from burnt.data.table import Table
+from burnt.data.views import Selection
 from burnt.errors import BurntError, InputIndexError, InputValueError, range_hint
 from burnt.inspect.specs import map_tensors, named_tensors, tensors_in
 from burnt.nn.loss.checks import check_labels, check_probabilities, check_signs
 
-__all__ = ["TargetValues", "telling_batch"]
+__all__ = ["TargetValues", "batch_of_extremes"]
 
 _MOST_ELEMENTS = 1 << 24
 """Of the tensors whose values are followed through an op."""
@@ -45,7 +46,7 @@ _RESHAPING = {
 
 _LOGITS = "pass the logits themselves, the output of the last layer"
 _UNFIT = {
-    "cross_entropy": ({"softmax", "log_softmax", "sigmoid"}, f"it computes log_softmax itself: {_LOGITS}"),
+    "cross_entropy": ({"softmax", "sigmoid"}, f"it computes log_softmax itself: {_LOGITS}"),
     "binary_cross_entropy_with_logits": (
         {"softmax", "log_softmax", "sigmoid"},
         f"it computes the sigmoid itself: {_LOGITS}",
@@ -103,7 +104,7 @@ class TargetValues:
             InputIndexError: labels or indices are out of range.
             InputValueError: targets are not what the loss is defined for.
         """
-        told: set[str] = set()
+        warnings: set[str] = set()
         for name, arguments, values, kinds in self._calls:
             try:
                 _check_targets(name, arguments, values)
@@ -113,8 +114,8 @@ class TargetValues:
             kind = kinds.get(id(arguments.get("input")))
             unfit, hint = _UNFIT.get(name, (set(), ""))
             if kind in unfit:
-                told.add(f"Warning: {name} in {step} gets the output of {kind}, but {hint}.")
-        for text in sorted(told):
+                warnings.add(f"Warning: {name} in {step} gets the output of {kind}, but {hint}.")
+        for text in sorted(warnings):
             message(text)
 
 
@@ -168,7 +169,7 @@ def _check_indices(index: Tensor, size: int) -> None:
 
 
 class _Following(TorchFunctionMode):
-    """Computes values beside meta tensors, by their `id`, and records losses with what is known then."""
+    """Computes values next to meta tensors, by their `id`, and records losses with what is known then."""
 
     def __init__(self, known: dict[int, tuple[Tensor, Tensor]], calls: list[Any]) -> None:
         super().__init__()
@@ -187,9 +188,14 @@ class _Following(TorchFunctionMode):
             kinds = {key: kind for key, (_, kind) in self._kinds.items() if key in given}
             self._calls.append((name, arguments, values, kinds))
         result = func(*args, **kwargs)
+        if name == "__setitem__":
+            self._kinds.pop(id(args[0]), None)
         if isinstance(result, Tensor):
-            source = self._kinds.get(id(args[0]), (None, None))[1] if args and name in _RESHAPING else None
-            if (kind := _KINDS.get(name, source)) is not None:
+            source = self._kinds.get(id(args[0]), (None, None))[1] if args else None
+            if args and result is args[0]:
+                name = name.removesuffix("_")
+                self._kinds.pop(id(result), None)
+            if (kind := _KINDS.get(name, source if name in _RESHAPING else None)) is not None:
                 self._kinds[id(result)] = result, kind
         self._follow(func, name, args, kwargs, result)
         return result
@@ -271,41 +277,31 @@ def _arguments(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
     return found
 
 
-def telling_batch(loader: Any, batch: Any) -> Any:
-    """Return a batch with the smallest and largest numbers of each column that a dataset holds in memory.
+def batch_of_extremes(loader: Any, batch: Any) -> Any:
+    """Return a batch with the smallest and largest numbers of each column of a dataset in memory.
+
+    The second smallest and largest ones are taken, too, because the loss may ignore the first.
 
     Args:
         loader: of the dataset.
         batch: its first batch, which is returned where the columns are not known.
     """
-    if type(loader) is not Loader or loader.pack is not None or loader.buckets is not None:
+    dataset: Any = getattr(loader, "dataset", None)
+    source: Any = dataset.dataset if isinstance(dataset, Selection) else dataset
+    is_known = type(loader) is Loader and isinstance(source, TensorDataset | Table)
+    if not is_known or loader.pack is not None or loader.buckets is not None:
         return batch
-    column = getattr(loader.dataset, "column", None)
-    fields = batch if isinstance(batch, Mapping) else getattr(batch, "__dict__", {})
-    if column is None or not all(isinstance(name, str) for name in fields):
-        return batch
-    size = len(next(iter(fields.values()), ()))
     order = loader.order(0)[: len(loader) * loader.batch_size]
-    wishes: list[tuple[bool, list[int]]] = []  # by column: rows of its numbers, from both ends
-    for name in fields:
-        try:
-            values = column(name)
-        except (KeyError, ValueError):  # a transform has made the entry
+    places = order if dataset is source else torch.from_numpy(dataset.indices)[order]
+    candidates: dict[bool, list[Any]] = {False: [], True: []}  # by whether a column has floats: four rows
+    for column in source.columns.values() if isinstance(source, TensorDataset) else source.numbers():
+        if column.is_complex() or not 0 < len(places) * column[:1].numel() <= _MOST_ELEMENTS:
             continue
-        if isinstance(values, Tensor) and 0 < values.numel() <= _MOST_ELEMENTS and values.dtype in _NUMBERS:
-            flat = values[order].reshape(len(order), -1)
-            low, high = (
-                np.unique(ends.numpy(), return_index=True)[1] for ends in (flat.amin(1), flat.amax(1))
-            )
-            wishes.append((values.is_floating_point(), _take_turns([high[::-1].tolist(), low.tolist()])))
-    rows = _take_turns([some[:size] for is_float, some in wishes if not is_float])  # labels and indices
-    rows += [row for is_float, some in wishes if is_float for row in some[:2]]
-    return loader.read(order[torch.tensor(list(dict.fromkeys([*rows, *range(size)]))[:size])])
-
-
-def _take_turns(lists: Sequence[Sequence[int]]) -> list[int]:
-    """Return the first elements of all lists, then the second ones, and so on."""
-    return [one for turn in itertools.zip_longest(*lists) for one in turn if one is not None]
-
-
-_NUMBERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64}
+        flat = column[places.to(column.device)].reshape(len(places), -1).cpu()
+        low, high = (np.unique(ends.numpy(), return_index=True)[1] for ends in (flat.amin(1), flat.amax(1)))
+        rows = [high[-1], low[0], high[-min(2, len(high))], low[min(1, len(low) - 1)]]
+        candidates[column.is_floating_point()].append(rows)
+    # Labels and indices first, and of all columns the extremes before the second ones.
+    first = [int(row) for rows in candidates.values() for row in np.array(rows, np.int64).T.ravel()]
+    size = min(loader.batch_size, len(order))
+    return loader.read(order[torch.tensor(list(dict.fromkeys([*first, *range(size)]))[:size])])

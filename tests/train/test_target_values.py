@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import burnt
 from burnt import nn, optim
-from burnt.data import Batch, Loader, TensorDataset, split
+from burnt.data import Batch, CsvDataset, Loader, TensorDataset, split
 from burnt.errors import BurntError, DataError
 from burnt.train import Learner, StepOutput, SupervisedTraining
 from burnt.train.dry_run import Findings, dry_run
@@ -71,6 +71,11 @@ LABELS: dict[str, tuple[Loss, Tensor]] = {
     "one of the last": (F.cross_entropy, ONE_LARGE),
     "negative": (F.cross_entropy, THIRDS - 1),
     "ignored": (F.cross_entropy, torch.where(THIRDS == 1, -100, THIRDS)),
+    "negative next to ignored": (
+        F.cross_entropy,
+        torch.where(THIRDS == 1, -100, THIRDS) - (THIRDS == 0).int(),
+    ),
+    "large next to ignored": (smoothed, torch.cat([MASKED[:-1], torch.tensor([3])])),
     "255 ignored": (smoothed, MASKED),
     "255 not ignored": (F.cross_entropy, MASKED),
     "255 masked": (masked_in_place, MASKED),
@@ -172,6 +177,15 @@ def test_targets_for_which_torch_computes_something_else(tmp_path: Path, name: s
     assert words in str(caught.value)
 
 
+def binary(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.binary_cross_entropy(outputs[:, 0], y.clamp(max=1).float())
+
+
+def written(outputs: Tensor) -> Tensor:
+    outputs[:] = outputs.log_softmax(1)
+    return outputs
+
+
 INPUTS: dict[str, tuple[Loss, str | None]] = {
     "logits": (
         lambda o, y: F.nll_loss(o, y),
@@ -197,6 +211,14 @@ INPUTS: dict[str, tuple[Loss, str | None]] = {
         lambda o, y: F.binary_cross_entropy(o[:, 0], y.clamp(max=1).float()),
         "it takes probabilities: torch.sigmoid(logits)",
     ),
+    "log of softmax in place": (lambda o, y: F.nll_loss(F.softmax(o, 1).clone().log_(), y), None),
+    "log_softmax and cross_entropy": (lambda o, y: F.cross_entropy(o.log_softmax(1), y), None),
+    "sigmoid in place": (lambda o, y: binary(o.sigmoid_(), y), None),
+    "clamp in place": (lambda o, y: binary(o.clamp_(0, 1), y), None),
+    "hardsigmoid in place": (lambda o, y: binary(F.hardsigmoid(o, inplace=True), y), None),
+    "softmax in place": (lambda o, y: F.cross_entropy(o.sigmoid_(), y), "gets the output of sigmoid"),
+    "squeezed in place": (lambda o, y: F.nll_loss(o.unsqueeze_(0).squeeze_(0), y), "a linear layer"),
+    "written": (lambda o, y: F.nll_loss(written(o), y), None),
     "log_softmax": (lambda o, y: F.nll_loss(F.log_softmax(o, 1), y), None),
     "by hand": (lambda o, y: F.nll_loss(o - o.logsumexp(1, keepdim=True), y), None),
     "log of softmax": (lambda o, y: F.nll_loss((o.softmax(1) + 1e-9).log(), y), None),
@@ -266,3 +288,56 @@ def test_the_batch_is_not_changed_by_a_step_that_changes_its_own() -> None:
     assert not batch.y.any()
     with pytest.raises(DataError, match="labels from 7 to 7"):
         values.check("the step", lambda text: None)
+
+
+class Named(TensorDataset):
+    """A dataset with an attribute that has the name of a method."""
+
+    def __init__(self) -> None:
+        super().__init__(x=X, y=ONE_LARGE)
+        self.column = "y"  # type: ignore[assignment, method-assign]
+
+
+def test_only_columns_in_memory_are_looked_through(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="labels from 0 to 3"):
+        check(tmp_path, F.cross_entropy, THIRDS, train=Loader(Named(), 8))
+
+    class Files:
+        """As a dataset of files: each item that is read is noted."""
+
+        def __init__(self) -> None:
+            self.read: list[int] = []
+
+        def __len__(self) -> int:
+            return len(X)
+
+        def __getitem__(self, index: int) -> dict[str, Tensor]:
+            self.read.append(index)
+            return {"x": X[index], "y": ONE_LARGE[index]}
+
+        def column(self, name: str) -> Tensor:
+            raise AssertionError("the whole column is read")
+
+    files = Files()
+    assert check(tmp_path, F.cross_entropy, THIRDS, train=Loader(files, 8)).warnings == []
+    assert set(files.read) == set(range(8))
+
+
+def test_a_transform_may_put_a_number_first(tmp_path: Path) -> None:
+    def numbered(batch: Batch, generator: torch.Generator) -> Batch:
+        return Batch(scale=torch.tensor(2.0), x=batch.x, y=batch.y)
+
+    right = Loader(TensorDataset(x=X, y=THIRDS), 16, transform=numbered)
+    assert not [w for w in check(tmp_path, F.cross_entropy, THIRDS, train=right).warnings if "not" not in w]
+    large = Loader(TensorDataset(x=X, y=ONE_LARGE), 16, transform=numbered)
+    with pytest.raises(BurntError):
+        check(tmp_path, F.cross_entropy, THIRDS, train=large)
+
+
+def test_columns_of_a_table_are_looked_through(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y,text\n" + "".join(f"0.5,{y},a\n" for y in ONE_LARGE.tolist()))
+    table = CsvDataset(path, columns={"x": ["x"] * 6, "y": "y", "text": "text"})
+    for data in (table, split(table, 0.5, 0.5, shuffle=False)[1]):
+        with pytest.raises(DataError, match="labels from 0 to 3"):
+            check(tmp_path / "run", F.cross_entropy, THIRDS, train=Loader(data, 8))
