@@ -852,6 +852,9 @@ def interpolate_antialiased(
 
     if torch.compiler.is_exporting():  # programs name the op, and have no branch on a size that is open
         return interpolate(image, size, scale_factor)
+    if image.dtype in (torch.float16, torch.bfloat16) and image.device.type == "cpu":  # torch has no kernel
+        options = mode, align_corners, recompute_scale_factor
+        return interpolate_antialiased(image.float(), size, scale_factor, *options).to(image.dtype)
     sizes, factors = ((v, v) if isinstance(v, int | float) else v for v in (size, scale_factor))
     width = sizes[1] if sizes is not None else math.floor(image.shape[-1] * factors[1])
     if width != 1:

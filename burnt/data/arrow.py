@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from burnt.data.batch import own_item
-from burnt.data.fitting import misfits
+from burnt.data.batch import copy_item
 from burnt.data.schema import (
     BOOL,
     FLOAT,
@@ -28,7 +27,7 @@ from burnt.data.schema import (
     repeated,
     unfit_cell,
 )
-from burnt.data.table import Column, Lists, Numbers, Objects, Text, stack
+from burnt.data.table import Column, Lists, Numbers, Objects, Text, as_dtype, stack
 from burnt.errors import DataError
 
 if TYPE_CHECKING:
@@ -205,18 +204,18 @@ def _column(
         raise bad_cell(where(0), name, name_of(kind), f"a column of {type_}")
     values = array.fill_null(pyarrow.scalar(0).cast(array.type)).to_numpy(zero_copy_only=False)
     if fill is None:
-        return Numbers(_fitting(values, kind, name, where))
+        return Numbers(as_dtype(values, kind, name, where))
     values = values.copy()
     values[gaps] = 0  # in place of NaN
-    cells = _fitting(values, kind, name, where)
+    cells = as_dtype(values, kind, name, where)
     # By itself: one array of both would round large integers beside a float.
-    cells[gaps] = _fitting(np.array([fill]), kind, name, lambda _: where(int(gaps[0])))
+    cells[gaps] = as_dtype(np.array([fill]), kind, name, lambda _: where(int(gaps[0])))
     return Numbers(cells)
 
 
 def _as_python(fill: Any, cell: pyarrow.Scalar, index: int) -> Any:
     value = cell.as_py()
-    return own_item(fill) if value is None else value
+    return copy_item(fill) if value is None else value
 
 
 def _as_tensor(
@@ -233,7 +232,7 @@ def _as_tensor(
     except ValueError:
         expected = f"{name_of(Vector(dtype))}, of lists of one length without nulls"
         raise bad_cell(where(index), column, expected, cells) from None
-    return torch.from_numpy(_fitting(values, dtype, column, lambda _: where(index)))
+    return torch.from_numpy(as_dtype(values, dtype, column, lambda _: where(index)))
 
 
 def _from_decimal(array: pyarrow.Array, column: str, where: Callable[[int], str]) -> pyarrow.Array:
@@ -249,17 +248,6 @@ def _from_decimal(array: pyarrow.Array, column: str, where: Callable[[int], str]
         if value == value.to_integral_value() and int(value) != int(numbers[index].as_py()):
             raise unfit_cell(where(index), column, np.dtype(np.float64), value)
     return numbers
-
-
-def _fitting(
-    values: NDArray[Any], dtype: np.dtype[Any], column: str, where: Callable[[int], str]
-) -> NDArray[Any]:
-    """Return numbers as a dtype; raise a DataError for the first that does not fit."""
-    wrong = misfits(values, dtype)
-    if wrong.any():
-        index = int(np.flatnonzero(wrong)[0])
-        raise unfit_cell(where(index), column, dtype, values.ravel()[index].item())
-    return values.astype(dtype, copy=False)
 
 
 def _numbers(
@@ -312,7 +300,7 @@ def _vectors(array: pyarrow.Array, column: str, dtype: np.dtype[Any], where: Cal
         raise bad_cell(where_flat(index), column, name_of(Vector(dtype)), "a null among the numbers")
     if pyarrow.types.is_decimal(flat.type):
         flat = _from_decimal(flat, column, where_flat)
-    values = _fitting(flat.to_numpy(zero_copy_only=False), dtype, column, where_flat)
+    values = as_dtype(flat.to_numpy(zero_copy_only=False), dtype, column, where_flat)
     if pyarrow.types.is_fixed_size_list(found):
         return Numbers(values.reshape(len(array), found.list_size))
     return Lists(values, offsets)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.data.decoding import STORED
 from burnt.errors import DataError
 
-__all__ = ["Batch", "Mover", "clone", "collate", "move", "own_item", "pin"]
+__all__ = ["Batch", "Mover", "clone", "collate", "copy_item", "move", "pin"]
 
 _UNCHANGEABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
+_OF_PICTURES = ("tile", "format", "filename", STORED)  # which copies of Pillow's pictures lack
 _ARRAYS = ("__array__", "__array_interface__")  # of NumPy, Pillow, pandas ...
 
 
@@ -110,45 +112,48 @@ def clone(value: Any) -> Any:
     return _apply(value, Tensor.clone, lambda part: part)
 
 
-def own_item(item: Any) -> Any:
+def copy_item(item: Any) -> Any:
     """Copy an item for a function that may change it in place, because its dataset may hold it, too.
 
     Tensors, containers, dataclasses, and arrays, pictures and frames that can be written to are copied, and
-    keep their types. Other objects are returned as they are.
+    keep their types. Other objects, and those that do not allow copies, are returned as they are.
     """
-    if type(item) in _UNCHANGEABLE:
+    try:
+        return item if type(item) in _UNCHANGEABLE else _copied(item)
+    except (TypeError, AttributeError):  # such as a group of an HDF5 file
         return item
+
+
+def _copied(item: Any) -> Any:
     if isinstance(item, Tensor):
         return item.clone()
-    if isinstance(item, tuple):
-        values = [own_item(value) for value in item]
-        return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
+    if isinstance(item, np.ndarray) and not item.flags.writeable:  # perhaps a file that is mapped into memory
+        return item
     copied: Any
-    if type(item) is Batch:
-        copied = Batch(**own_item(vars(item)))
-    elif isinstance(item, list):
-        copied = copy.copy(item)
-        if not set(map(type, item)) <= _UNCHANGEABLE:
-            copied[:] = [own_item(value) for value in item]
-    elif isinstance(item, dict):
-        copied = copy.copy(item)
-        for name, value in item.items():
-            copied[name] = own_item(value)
-    elif isinstance(item, Batch | MutableMapping):
-        copied = copy.copy(item)
-        vars(copied).update(own_item(vars(item)))
-    elif isinstance(item, Mapping):
-        copied = {name: own_item(value) for name, value in item.items()}
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        copied = copy.copy(item)
-        for field in dataclasses.fields(item):
-            object.__setattr__(copied, field.name, own_item(getattr(item, field.name)))  # of frozen ones, too
-    elif isinstance(item, np.ndarray) and not item.flags.writeable:
-        copied = item  # perhaps a file that is mapped into memory
+    if isinstance(item, tuple):
+        copied = tuple.__new__(type(item), map(copy_item, item))  # `__new__` of a subclass may take others
     elif isinstance(item, set | bytearray) or any(hasattr(type(item), name) for name in _ARRAYS):
+        if getattr(item, "tile", None):  # a picture that is not decoded yet, unlike its copy
+            return item
         copied = item.copy()
+        for name in _OF_PICTURES if hasattr(item, "tile") else ():
+            if hasattr(item, name):
+                setattr(copied, name, getattr(item, name))
+        return copied
+    elif isinstance(item, Batch | list | Mapping) or (
+        dataclasses.is_dataclass(item) and not isinstance(item, type)
+    ):
+        copied = copy.copy(item)
     else:
-        copied = item
+        return item
+    if isinstance(item, list) and not set(map(type, item)) <= _UNCHANGEABLE:
+        copied[:] = map(copy_item, item)
+    elif isinstance(item, dict):
+        for name, value in item.items():
+            copied[name] = copy_item(value)
+    names = [field.name for field in dataclasses.fields(item)] if dataclasses.is_dataclass(item) else []
+    for name in {*names, *getattr(item, "__dict__", ())}:
+        object.__setattr__(copied, name, copy_item(getattr(item, name)))  # of frozen dataclasses, too
     return copied
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from burnt.data.csv_source import CsvFile, place_in
 from burnt.data.fitting import misfits
 from burnt.data.schema import BOOL, FLOAT, INT, TEXT, Categories, Kind, Schema, bad_cell, name_of, unfit_cell
-from burnt.data.table import Column, Numbers, Text
+from burnt.data.table import Column, Numbers, Text, as_dtype
 from burnt.errors import DataError
 
 __all__ = ["ColumnReader"]
@@ -199,9 +199,12 @@ class ColumnReader:
             raise unfit_cell(place_in(files, row), self.name, kind, field)
         start = 0
         for part in parts:
-            if part.dtype.kind == "i" and (wrong := misfits(part, kind)).any():
-                row = int(np.flatnonzero(wrong)[0])
-                raise unfit_cell(place_in(files, start + row), self.name, kind, part[row].item())
+
+            def place(row: int, start: int = start) -> str:
+                return place_in(files, start + row)
+
+            if part.dtype.kind == "i":
+                as_dtype(part, kind, self.name, place)
             start += len(part)
         values = np.concatenate([part.astype(kind, copy=False) for part in parts])
         if fill is not None:

@@ -72,8 +72,6 @@ class CsvDataset(Table):
     Batch(x: (2, 2), kind: (2,))
     """
 
-    makes_items = True
-
     @explain_arguments()
     def __init__(
         self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from burnt._hints import explain_arguments
 from burnt.data.arrow import (
@@ -14,7 +16,9 @@ from burnt.data.arrow import (
     import_pyarrow,
     read_entries,
 )
-from burnt.data.schema import Options, Schema
+from burnt.data.fitting import misfits
+from burnt.data.rows import flatten
+from burnt.data.schema import Kind, Options, Schema, Vector, unfit_cell
 from burnt.data.table import Table
 from burnt.errors import DataError
 
@@ -54,8 +58,6 @@ class DataframeDataset(Table):
     (tensor([1, 0]), ['flat', 'house'])
     """
 
-    makes_items = True
-
     @explain_arguments()
     def __init__(
         self,
@@ -88,11 +90,24 @@ class DataframeDataset(Table):
             schema, lambda column: distinct_values(table[column]), table.num_rows, "the dataframe"
         )
         kinds = column_kinds(schema, table.schema, lambda column: table[column].null_count > 0)
+        for column in schema.used:
+            _check_integers(frame[column], column, kinds[column], self.place)
         super().__init__(read_entries(table, schema, kinds, known, self.place), known, schema)
 
     def place(self, index: int) -> str:
         """Return the place of an item, ``"the dataframe, row 7"``, counted from 0."""
         return f"the dataframe, row {index}"
+
+
+def _check_integers(cells: Any, column: str, kind: Kind, where: Callable[[int], str]) -> None:
+    """Refuse integers in a column of objects that its floats have changed, which Arrow does not tell."""
+    dtype = kind.dtype if isinstance(kind, Vector) else kind
+    if not isinstance(dtype, np.dtype) or dtype.kind != "f" or str(getattr(cells, "dtype", "")) != "object":
+        return
+    for row, cell in enumerate(cells):
+        for number in flatten(cell) if isinstance(cell, list) else [cell]:
+            if isinstance(number, int | np.integer) and misfits(np.array([number]), dtype)[0]:
+                raise unfit_cell(where(row), column, dtype, number)
 
 
 def _converted(frame: Any, columns: list[str]) -> pyarrow.Table:
@@ -101,7 +116,7 @@ def _converted(frame: Any, columns: list[str]) -> pyarrow.Table:
 
     try:
         return pyarrow.table(frame[columns]).select(columns)
-    except (pyarrow.ArrowException, TypeError) as error:  # a column of objects of several types
+    except (pyarrow.ArrowException, TypeError, OverflowError) as error:  # objects of several types
         raise DataError(
             "a column of the dataframe cannot be converted to one type",
             found=" ".join(map(str, error.args)),

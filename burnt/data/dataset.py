@@ -11,7 +11,7 @@ from torch import Tensor
 from burnt.data.batch import Batch
 from burnt.errors import DataError, quantity
 
-__all__ = ["Dataset", "InMemoryDataset", "TensorDataset", "checked_index", "makes_items"]
+__all__ = ["Dataset", "InMemoryDataset", "TensorDataset", "checked_index"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -39,15 +39,6 @@ def checked_index(index: int, length: int) -> int:
     if not -length <= index < length:
         raise IndexError(f"index {index} of {quantity(length, 'item')}")
     return index + length if index < 0 else index
-
-
-def makes_items(dataset: object) -> bool:
-    """Whether each access makes a new item, which the dataset does not hold: one read from a file, mostly.
-
-    The class says so by `makes_items`, which is not inherited, because a subclass may hold what it has read.
-    """
-    makes = vars(type(dataset)).get("makes_items", False)
-    return bool(makes(dataset) if callable(makes) else makes)
 
 
 class InMemoryDataset(Generic[T]):

@@ -6,7 +6,7 @@ import io
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +25,9 @@ ImageMode = Literal["RGB", "L", "RGBA"]
 Colour = tuple[int, int, int]
 
 _ORIENTATION = 0x0112  # the tag of EXIF
+STORED = "_stored_samples"
+"""The attribute of an image that is decoded here: its `_Samples`, for when it is read again."""
+
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -34,6 +37,7 @@ class _Samples(NamedTuple):
     largest: int | None = None  # which becomes 255, or 65535 in mode I
     inverted: bool = False  # 0 is white
     colours_are_cut: bool = False  # from 16 bits to 8
+    is_stretched: bool = False  # by others, who may have changed the picture
 
 
 def read_image(
@@ -93,7 +97,8 @@ def read_mask(source: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
     """Decode a segmentation mask, whose values are classes: grey values or the indices of a palette.
 
     Grey values are those of the file. Pillow stretches those of 2 and 4 bits, and of PGM files, over the
-    whole range, which cannot be undone in an image of Pillow that is loaded already.
+    whole range. An image of Pillow that was decoded elsewhere is refused if its file says so; of one that has
+    no file name, it is not known.
 
     Args:
         source: as of `read_image`.
@@ -125,6 +130,13 @@ def read_mask(source: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
                 expected="grey values or palette indices (modes P, L, 1, I)",
                 found=f"mode {image.mode}",
                 hint="save the masks as class numbers, in PNG files",
+            )
+        if samples.is_stretched and samples.largest is not None:
+            raise DataError(
+                "a mask was decoded before, and its classes were stretched over the whole range",
+                expected="a path, bytes, or an image of Pillow that is only opened",
+                found=f"{image.format}, values up to {samples.largest} in the file",
+                hint="pass the path of the file",
             )
         is_deep = image.mode not in ("P", "L", "1")
         values = np.array(image)
@@ -231,7 +243,24 @@ def _load(image: Image.Image) -> _Samples:
             )
     image.load()
     if not tiles:
-        return _Samples()
+        return _samples_before(image)
+    samples = _samples_of(tiles)
+    setattr(image, STORED, samples)
+    return samples
+
+
+def _samples_before(image: Image.Image) -> _Samples:
+    """Return how the file of an image that is decoded already stores its samples, as far as it is known."""
+    from PIL import Image
+
+    samples: _Samples = getattr(image, STORED, _Samples())
+    if not hasattr(image, STORED) and image.mode in ("L", "I") and getattr(image, "filename", None):
+        with suppress(OSError, IndexError), Image.open(image.filename) as file:  # type: ignore[attr-defined]
+            samples = _samples_of(file.tile)._replace(is_stretched=True)
+    return samples
+
+
+def _samples_of(tiles: Any) -> _Samples:
     arguments = tiles[0][3] if isinstance(tiles[0][3], tuple) else (tiles[0][3],)
     raw = arguments[0] if arguments and isinstance(arguments[0], str) else ""
     bits = raw.partition(";")[2]
@@ -273,7 +302,11 @@ def _convert(image: Image.Image, samples: _Samples, mode: str, background: Colou
 def _colour(background: int | tuple[int, int, int]) -> Colour:
     values: list[int] = fill_values(background, torch.uint8, "background").reshape(-1).tolist()
     if len(values) not in (1, 3):
-        raise DataError("background= is no colour", expected="one number or three", found=background)
+        raise DataError(
+            "background= must be one number or three",
+            expected="grey, or red, green and blue, from 0 to 255",
+            found=background,
+        )
     red, green, blue = (values * 3)[:3]
     return red, green, blue
 

@@ -31,7 +31,7 @@ def fill_values(values: Any, dtype: torch.dtype, name: str) -> Tensor:
         given = torch.as_tensor(values)
         if given.is_floating_point() and not isinstance(values, Tensor):
             given = torch.as_tensor(values, dtype=torch.float64)
-    except (RuntimeError, OverflowError):  # integers of more than 64 bits
+    except (RuntimeError, OverflowError, ValueError):  # integers of more than 64 bits
         given = torch.as_tensor(values, dtype=torch.float64)
     converted = given.to(dtype)
     if given.is_floating_point() and dtype.is_floating_point:

@@ -55,9 +55,12 @@ def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str
 def check_splits(folder: Path, names: Sequence[str], otherwise: str) -> None:
     """Raise a DataError if the folders in a folder are the parts of a data set, such as train and valid.
 
-    One of them next to other folders may be a class, such as pictures of trains.
+    One of them next to other folders may be a class, such as pictures of trains, and so may `positive_test`
+    next to `negative_test`, where there is no training set.
     """
-    splits = [name for name in names if _SPLIT.fullmatch(name)]
+    found = [match for name in names if (match := _SPLIT.fullmatch(name))]
+    has_train = any(match[2].lower().startswith("train") for match in found)
+    splits = [match[0] for match in found if has_train or not match[1]]
     if len(splits) >= 2 or (splits and len(splits) == len(names)):
         train = next((name for name in splits if "train" in name.lower()), splits[0])
         raise DataError(

@@ -103,6 +103,7 @@ class HuggingFaceDataset(Labelled):
             dataset = dataset.select_columns(list(dict.fromkeys(self._fields.values())))
         self.dataset = dataset.with_format("torch") if dataset.format["type"] is None else dataset
         self._wide = {} if is_custom else {n: f for n, f in features.items() if _WIDE.search(repr(f))}
+        self._stored: dict[str, tuple[Any, bool]] = {}  # by column: its cells in Arrow, whether of fractions
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -136,12 +137,16 @@ class HuggingFaceDataset(Labelled):
         """
         parts = value if isinstance(value, list) else [value]
         parts = [np.asarray(part) for part in parts if isinstance(part, Tensor | np.ndarray | np.number)]
-        dtype = next((part.dtype for part in parts if _may_be_rounded(part)), None)
+        has_unsigned = "uint64" in repr(self._wide[name])
+        dtype = next((part.dtype for part in parts if _may_be_rounded(part, has_unsigned)), None)
         if dtype is None:
             return
-        cells = self.dataset.select_columns([name]).with_format("arrow")
-        head = _numbers(cells[:_SAMPLED][name])
-        is_measured = head.dtype.kind == "f" and bool((np.floor(head) != head).any())
+        if name not in self._stored:
+            cells = self.dataset.select_columns([name]).with_format("arrow")
+            head = _numbers(cells[:_SAMPLED][name])
+            is_measured = head.dtype.kind == "f" and bool((np.floor(head) != head).any())
+            self._stored[name] = cells, is_measured
+        cells, is_measured = self._stored[name]
         if not misfits(_numbers(cells[list(indices)][name]), dtype, is_measured=is_measured).any():
             return
         for index in indices:
@@ -179,10 +184,10 @@ class HuggingFaceDataset(Labelled):
         return f"row {index} of the dataset"
 
 
-def _may_be_rounded(values: NDArray[Any]) -> bool:
+def _may_be_rounded(values: NDArray[Any], has_unsigned: bool) -> bool:
     """Whether others may have become these numbers: large floats, or negative integers that were uint64."""
     if values.dtype.kind != "f":
-        return values.dtype.kind == "i" and bool((values < 0).any())
+        return has_unsigned and values.dtype.kind == "i" and bool((values < 0).any())
     return bool((np.abs(values) >= 2.0 ** (np.finfo(values.dtype).nmant + 1)).any())
 
 

@@ -100,8 +100,6 @@ class ImageFolder(_Images):
     (['daisy', 'tulip'], ['daisy/1.png', 'tulip/1.png'], torch.Size([3, 6, 8]), 1)
     """
 
-    makes_items = True
-
     @explain_arguments(
         root="it is called folder",
         transform="pass it as item_transform= of the loader, which gives it a generator",
@@ -183,8 +181,6 @@ class MultiLabelImageFolder(_Images):
     >>> pets[0]["labels"]
     tensor([0., 1.])
     """
-
-    makes_items = True
 
     def __init__(
         self,
@@ -280,8 +276,6 @@ class SegmentationFolder(_Images):
     >>> item["images"].shape, item["masks"].shape
     (torch.Size([3, 6, 8]), torch.Size([6, 8]))
     """
-
-    makes_items = True
 
     def __init__(
         self,

@@ -55,8 +55,6 @@ class JsonLinesDataset(RowDataset):
     (2, {'text': 'bye', 'ids': tensor([2])})
     """
 
-    makes_items = True
-
     @explain_arguments()
     def __init__(
         self,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from burnt.data.batch import collate, own_item
+from burnt.data.batch import collate, copy_item
 from burnt.data.pad import Pad
 from burnt.data.seeds import numpy_generator, torch_generator
 from burnt.data.state import decode_state, encode_state, has_state
@@ -103,9 +103,7 @@ class StreamReader:
         self.item_transform = item_transform
         self.transform = transform
         # A function of the user may change an item in place, and the source may hold it, as a list does.
-        self.copies_items = item_transform is not None or (
-            batcher is not None and not isinstance(batcher, Pad)
-        )
+        self.copies_items = item_transform is not None or not isinstance(batcher, Pad | None)
         self.lanes = lanes
         self.initial_state: Any = None
         self.restored_epoch: int | None = None
@@ -200,7 +198,7 @@ class _Lane:
             number, place, item = self._block[self._given]
             self._given += 1
             if reader.copies_items:
-                item = own_item(item)
+                item = copy_item(item)
             if reader.item_transform is not None:
                 cell[0] = number
                 generator = torch_generator(reader.seed, self._epoch, self._lane, number)

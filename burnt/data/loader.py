@@ -12,10 +12,10 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.adapt import as_dataset
-from burnt.data.batch import collate, own_item
+from burnt.data.batch import collate, copy_item
 from burnt.data.batch import pin as pin_memory
 from burnt.data.buckets import Buckets, as_buckets
-from burnt.data.dataset import Dataset, makes_items
+from burnt.data.dataset import Dataset
 from burnt.data.pack import Pack
 from burnt.data.pad import Pad
 from burnt.data.samplers import Sampler, as_sampler
@@ -385,8 +385,7 @@ class _Reader:
         self.pack = pack
         self.seed = seed
         # A function of the user may change an item in place, which must not change the dataset.
-        is_given = item_transform is not None or (batcher is not None and not isinstance(batcher, Pad))
-        self.copies_items = is_given and not makes_items(dataset)
+        self.copies_items = item_transform is not None or not isinstance(batcher, Pad | None)
 
     def __call__(self, task: tuple[int, int, Tensor], cell: Cell) -> Any:
         epoch, number, indices = task
@@ -452,7 +451,7 @@ class _Reader:
             try:
                 item = self.dataset[index] if items is None else items[place]
                 if self.copies_items:
-                    item = own_item(item)
+                    item = copy_item(item)
                 if self.item_transform is not None:
                     item = self.item_transform(item, torch_generator(self.seed, epoch, index))
             except BurntError as error:

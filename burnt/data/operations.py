@@ -19,8 +19,8 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.adapt import as_dataset
-from burnt.data.batch import own_item
-from burnt.data.dataset import Dataset, makes_items
+from burnt.data.batch import copy_item
+from burnt.data.dataset import Dataset
 from burnt.data.item_store import ItemStore
 from burnt.data.views import (
     ArrayWindows,
@@ -69,7 +69,7 @@ def filter(dataset: Dataset[T], predicate: Callable[[T], Any]) -> Dataset[T]:
     dataset = as_dataset(dataset)
     kept = []
     for index in range(len(dataset)):
-        item = dataset[index] if makes_items(dataset) else own_item(dataset[index])
+        item = copy_item(dataset[index])
         try:
             if predicate(item):
                 kept.append(index)

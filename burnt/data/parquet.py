@@ -66,8 +66,6 @@ class ParquetDataset(Labelled):
     {'x': tensor([  5., 120.])}
     """
 
-    makes_items = True
-
     @explain_arguments()
     def __init__(
         self,

@@ -34,7 +34,7 @@ from burnt.data.schema import (
 )
 from burnt.errors import DataError, quantity
 
-__all__ = ["RowDataset"]
+__all__ = ["RowDataset", "flatten"]
 
 _SAMPLED = 1000
 
@@ -180,7 +180,7 @@ class RowDataset(Labelled, ABC):
 def _infer(values: list[Any]) -> Kind:
     types = set(map(type, values))
     if types <= {list} and types:
-        numbers = list(itertools.chain.from_iterable(map(_flat, values)))
+        numbers = list(itertools.chain.from_iterable(map(flatten, values)))
         inner = _infer(numbers)
         return Vector(inner) if inner is INT or inner is FLOAT else OBJECT
     for kind, fitting in ((BOOL, {bool}), (INT, {int}), (FLOAT, {int, float}), (TEXT, {str})):
@@ -189,10 +189,11 @@ def _infer(values: list[Any]) -> Kind:
     return OBJECT
 
 
-def _flat(value: list[Any]) -> Iterable[Any]:
+def flatten(value: list[Any]) -> Iterable[Any]:
+    """Iterate over what is in a list and the lists in it."""
     for item in value:
         if isinstance(item, list):
-            yield from _flat(item)
+            yield from flatten(item)
         else:
             yield item
 

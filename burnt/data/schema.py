@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnt.data.batch import own_item
+from burnt.data.batch import copy_item
 from burnt.errors import DataError, nearest
 
 __all__ = [
@@ -272,7 +272,7 @@ class Schema:
                 raise bad_cell(place(), column, f"{name_of(kind)} in missing=", value)
             if kind is TEXT and not isinstance(value, str):
                 raise bad_cell(place(), column, "text in missing=", value)
-            return own_item(value)
+            return copy_item(value)
         type_ = kind.kind if isinstance(kind, np.dtype) and column not in self.categories else ""
         if self.missing == "nan" and type_ == "f":
             return np.nan
@@ -286,7 +286,7 @@ class Schema:
         """Return the categories of a column with these values.
 
         Raises:
-            DataError: it is the label, and its values are no classes.
+            DataError: it is the label, and its values are not classes.
         """
         known = Categories.found(values)
         if column == self.label:
@@ -304,11 +304,13 @@ def _check_classes(column: str, names: list[str], num_rows: int, where: str) -> 
     are_floats = are_numbers and not all(name.strip().lstrip("+-").isdigit() for name in names)
     if are_floats or (num_rows >= _FEW_ROWS and len(names) > num_rows / 2):
         raise DataError(
-            "label= names a column whose values are no classes",
+            "label= names a column whose values are not classes",
             where=f"{where}, column {column!r}",
             expected="a class for each row: text or integers, fewer than half as many classes as rows",
             found=(
-                "numbers with fractions: " if are_floats else f"{len(names):,} classes in {num_rows:,} rows: "
+                "numbers with a decimal point: "
+                if are_floats
+                else f"{len(names):,} classes in {num_rows:,} rows: "
             )
             + shorten(", ".join(names[:10])),
             hint=f"leave out label= to predict numbers; categories={{{column!r}: [...]}} names the classes",

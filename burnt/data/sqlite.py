@@ -68,8 +68,6 @@ class SqliteDataset(RowDataset):
     1
     """
 
-    makes_items = True
-
     @explain_arguments()
     def __init__(
         self,

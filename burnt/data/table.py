@@ -16,7 +16,7 @@ from burnt.data.fitting import misfits
 from burnt.data.schema import Categories, Labelled, Schema, check_entry, is_number, shorten, unfit_cell
 from burnt.errors import DataError, quantity
 
-__all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "stack", "take_across"]
+__all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "as_dtype", "stack", "take_across"]
 
 Indices = NDArray[np.int64]
 
@@ -143,6 +143,17 @@ class Objects:
 Column = Numbers | Text | Lists | Objects
 
 
+def as_dtype(
+    values: NDArray[Any], dtype: np.dtype[Any], column: str, where: Callable[[int], str]
+) -> NDArray[Any]:
+    """Return numbers as a dtype; raise a DataError for the first that does not fit."""
+    wrong = misfits(values, dtype)
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        raise unfit_cell(where(index), column, dtype, values.ravel()[index].item())
+    return values.astype(dtype, copy=False)
+
+
 def stack(columns: Mapping[str, Column], schema: Schema, where: Callable[[int], str]) -> dict[str, Column]:
     """Return the entries of the items: the columns, those of a vector stacked.
 
@@ -165,10 +176,13 @@ def stack(columns: Mapping[str, Column], schema: Schema, where: Callable[[int], 
         # Integers beside float32 would become float64.
         floats = [part.dtype for part in parts if part.dtype.kind == "f"]
         dtype = np.result_type(*(floats or [part.dtype for part in parts]))
+
+        def place(index: int, entry: str = entry) -> str:
+            return f"{where(index)}, entry {entry!r}"
+
         for name, part in zip(names, parts, strict=True):
-            if part.dtype.kind in "iu" and (wrong := misfits(part, dtype)).any():
-                index = int(np.flatnonzero(wrong)[0])
-                raise unfit_cell(f"{where(index)}, entry {entry!r}", name, dtype, part[index].item())
+            if part.dtype.kind in "iu":
+                as_dtype(part, dtype, name, place)
         entries[entry] = Numbers(np.stack(parts, axis=1, dtype=dtype, casting="unsafe"))
     return entries
 
@@ -219,6 +233,11 @@ class Table(Labelled):
         """
         check_entry(name, self._columns)
         return self._columns[name].take(np.arange(len(self)))
+
+    def numbers(self) -> list[Tensor]:
+        """Return the columns of numbers, which share the memory of this table."""
+        columns = self._columns.values()
+        return [torch.from_numpy(column.values) for column in columns if isinstance(column, Numbers)]
 
     @property
     def take(self) -> Callable[[Tensor], Batch]:

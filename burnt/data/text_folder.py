@@ -51,8 +51,6 @@ class TextFolder:
     'Dull. A joy.'
     """
 
-    makes_items = True
-
     def __init__(
         self,
         folder: str | os.PathLike[str],

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from burnt.data.batch import Batch, collate, own_item
-from burnt.data.dataset import checked_index, makes_items
+from burnt.data.batch import Batch, collate, copy_item
+from burnt.data.dataset import checked_index
 from burnt.data.item_store import ItemStore
 from burnt.data.table import take_across
 from burnt.errors import DataError
@@ -61,12 +61,9 @@ class Mapped(_Over[R]):
     def __init__(self, dataset: Any, function: Callable[[Any], R]) -> None:
         super().__init__(dataset)
         self._function = function
-        self._copies_items = not makes_items(dataset)
 
     def __getitem__(self, index: int) -> R:
-        item = self.dataset[index]
-        if self._copies_items:  # the function may change it in place
-            item = own_item(item)
+        item = copy_item(self.dataset[index])  # the function may change it in place
         try:
             return self._function(item)
         except Exception as error:
@@ -101,10 +98,6 @@ class Selection(_Over[T]):
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def makes_items(self) -> bool:
-        """Whether the dataset makes its items."""
-        return makes_items(self.dataset)
 
     def __getitem__(self, index: int) -> T:
         item: T = self.dataset[int(self.indices[index])]
@@ -157,10 +150,6 @@ class Concatenation(Generic[T]):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
-
-    def makes_items(self) -> bool:
-        """Whether all datasets make their items."""
-        return all(map(makes_items, self.datasets))
 
     def _find(self, index: int) -> tuple[Any, int]:
         index = checked_index(index, len(self))

@@ -112,6 +112,7 @@ class WorkerPool:
         # Whether loading draws from the global random states, which threads share. None: the next batch is
         # loaded alone, to see that. Later, a thread sees a change of these that may be of the training, too.
         self._draws: bool | None = None if self.kind == "threads" else False
+        self._suspicions = 0
         self._changes = [0]
         self._next_check = 1
 
@@ -145,11 +146,12 @@ class WorkerPool:
                 if not pending:
                     return
                 result = pending.popleft().result()
-                if is_observed and _global_states(True) != before:
-                    self._draws = True
-                    warnings.warn(_DRAWS, stacklevel=2)
-                elif is_observed:
-                    self._draws = False
+                if is_observed:
+                    # Two batches, since the threads of another loader may draw in the meantime.
+                    self._suspicions = self._suspicions + 1 if _global_states(True) != before else 0
+                    self._draws = {0: False, 1: None}.get(self._suspicions, True)
+                    if self._draws:
+                        warnings.warn(_DRAWS, stacklevel=2)
                 elif self._draws is False and self._changes[0] >= self._next_check:
                     self._draws, self._next_check = None, 2 * self._changes[0]
                 if self._draws is False:

@@ -301,3 +301,21 @@ def test_the_limit_of_pixels_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     for limit in (63, None):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         assert read_image(path, mode="L").shape == (1, 7, 9)
+
+
+@pytest.mark.parametrize("name", ["PNG of 2 bits", "PNG of 4 bits", "PNG of 8 bits", "PGM"])
+def test_a_mask_that_is_decoded_before_is_refused_if_its_classes_are_lost(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "mask"
+    data, classes = (b"P5 2 1 9\n\1\7", [1, 7]) if name == "PGM" else MASKS[name]
+    path.write_bytes(data)
+    with Image.open(path) as image:
+        image.load()
+    if "8 bits" in name:
+        assert read_mask(image).tolist() == [classes]
+    else:
+        with pytest.raises(DataError, match="a mask was decoded before") as caught:
+            read_mask(image)
+        assert caught.value.where == str(path)
+    with Image.open(path) as image:  # decoded here: read as often as one likes
+        for _ in range(2):
+            assert read_mask(image).tolist() == [classes]

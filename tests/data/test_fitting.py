@@ -102,7 +102,7 @@ MOVES = [
 
 
 @pytest.mark.parametrize("make", MOVES, ids=range(len(MOVES)))
-@pytest.mark.parametrize("fill", [-1, 256, 0.5, math.nan], ids=str)
+@pytest.mark.parametrize("fill", [-1, 256, 0.5, math.nan, 2**63, 2**64], ids=str)
 def test_pixels_and_classes_are_not_wrapped(make: Callable[[Any], Any], fill: float) -> None:
     with pytest.raises(DataError, match="does not fit the dtype") as caught:
         make(fill)(dict(MASKED), torch.Generator().manual_seed(0))
@@ -117,7 +117,7 @@ def test_auto_augmentation_and_backgrounds_are_checked() -> None:
         augment(dict(MASKED), torch.Generator().manual_seed(0))
     with pytest.raises(DataError, match="background= does not fit"):
         transforms.ToImage(background=300)({"image": b""})
-    with pytest.raises(DataError, match="background= is no colour"):
+    with pytest.raises(DataError, match="background= must be one number or three"):
         transforms.ToImage(background=(1, 2))({"image": b""})  # type: ignore[arg-type]
 
 
@@ -270,6 +270,44 @@ def test_decimals_and_lists_are_exact(tmp_path: Path) -> None:
         list(Sources(tmp_path).json_lines([[float(ID), 1.0]]))
 
 
+MIXED = {
+    "first": [[ID, 1.5]],
+    "last": [[1.5, ID]],
+    "negative": [[-ID, 1.5]],
+    "nested": [[[1.5, 2], [3, ID]]],
+    "a late row": [[1.5, 2], [3, 4.5], [ID, 0.5]],
+}
+
+
+@pytest.mark.parametrize("source", ["json_lines", "pandas"])
+@pytest.mark.parametrize("name", MIXED)
+def test_integers_next_to_floats_in_lists_are_exact(source: str, name: str, tmp_path: Path) -> None:
+    read, values = getattr(Sources(tmp_path), source), MIXED[name]
+    with pytest.raises(DataError, match=r"fits? float32") as caught:
+        list(read(values))
+    place = f"line {len(values)}" if source == "json_lines" else f"row {len(values) - 1}"
+    assert place in str(caught.value.where)
+    exact = json.loads(json.dumps(values).replace(str(ID), str(ID - 1)))
+    assert [item["a"].tolist() for item in read(exact)] == exact
+
+
+def test_objects_of_pandas_are_exact(tmp_path: Path) -> None:
+    def read(values: list[Any], **options: Any) -> Any:
+        return DataframeDataset(pandas.DataFrame({"a": pandas.Series(values, dtype=object)}), **options)
+
+    for values in ([ID, 1.5], [1.5, None, -ID], [1.5, np.int64(ID)]):
+        with pytest.raises(DataError, match="that fits float32") as caught:
+            read(values, missing="nan")
+        assert f"row {max(values.index(v) for v in values if v not in (None, 1.5))}," in str(
+            caught.value.where
+        )
+    for values in ([2**70, 1], [2**70, 1.5]):
+        with pytest.raises(DataError, match="cannot be converted to one type"):
+            read(values)
+    assert [item["a"] for item in read([ID - 1, 1.5])] == [ID - 1, 1.5]
+    assert [item["a"] for item in read([ID, 1.5], types={"a": torch.float64})] == [ID, 1.5]
+
+
 @pytest.mark.parametrize("access", ["take", "item", "column"])
 def test_what_hugging_face_rounds_is_refused(access: str) -> None:
     def read(values: Any) -> Any:
@@ -288,6 +326,28 @@ def test_what_hugging_face_rounds_is_refused(access: str) -> None:
     assert read(pyarrow.array([-5, 2**60 + 1])).tolist() == [-5, 2**60 + 1]
 
 
+@pytest.mark.parametrize(
+    ("column", "views"),
+    [
+        (pyarrow.array([-100] * 8), 0),
+        (pyarrow.array([-100.5] * 8), 0),
+        (pyarrow.array([1.5, *[float(ID)] * 7]), 1),
+        (pyarrow.array([*range(8)], pyarrow.uint64()), 0),
+    ],
+    ids=["labels", "numbers", "large numbers", "unsigned"],
+)
+def test_hugging_face_is_read_once(column: Any, views: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = HuggingFaceDataset(datasets.Dataset(pyarrow.table({"a": column})))
+    calls = []
+    select = datasets.Dataset.select_columns
+    monkeypatch.setattr(
+        datasets.Dataset, "select_columns", lambda self, names: calls.append(names) or select(self, names)
+    )
+    for index in range(8):
+        assert data[index]["a"] == data.take(torch.tensor([index])).a
+    assert len(calls) == views
+
+
 PRICES = [round(1.01 * i, 2) for i in range(1, 61)]
 
 
@@ -295,13 +355,13 @@ PRICES = [round(1.01 * i, 2) for i in range(1, 61)]
 def test_a_label_has_classes(source: str, tmp_path: Path) -> None:
     read = getattr(Sources(tmp_path), source)
     for values, words in (
-        (PRICES, "numbers with fractions"),
-        ([0.0, 1.0], "numbers with fractions"),
-        ([str(price) for price in PRICES], "numbers with fractions"),
+        (PRICES, "numbers with a decimal point"),
+        ([0.0, 1.0], "numbers with a decimal point"),
+        ([str(price) for price in PRICES], "numbers with a decimal point"),
         (list(range(60)), "60 classes in 60 rows"),
         ([f"name {i % 26}" for i in range(50)], "26 classes in 50 rows"),
     ):
-        with pytest.raises(DataError, match="whose values are no classes") as caught:
+        with pytest.raises(DataError, match="whose values are not classes") as caught:
             read(values, label="a")
         assert words in str(caught.value)
         assert "leave out label= to predict numbers" in str(caught.value)

@@ -279,7 +279,8 @@ def test_sixteen_bit_masks_are_int64(street: Path) -> None:
     "names",
     [
         ["train", "valid"], ["train", "val", "test"], ["Training", "Testing"], ["training_set", "test_set"],
-        ["train2017", "val2017"], ["seg_train", "seg_test"], ["train", "valid", "labels"], ["train"],
+        ["train2017", "val2017"], ["cifar_train", "cifar_val"], ["seg_train", "seg_test"],
+        ["train", "valid", "labels"], ["train"],
     ],
     ids=str,
 )  # fmt: skip
@@ -297,6 +298,15 @@ def test_the_parts_of_a_data_set_are_no_classes(names: list[str], tmp_path: Path
         with pytest.raises(DataError, match="a folder holds the parts of a data set"):
             SegmentationFolder(tmp_path, tmp_path)
     assert len(SegmentationFolder(tmp_path / names[0], tmp_path / names[0])) == 1
+
+
+@pytest.mark.parametrize(
+    "names", [["negative_test", "positive_test"], ["post-eval", "pre-eval"], ["crash_test"]], ids=str
+)
+def test_a_class_may_end_like_a_part_of_a_data_set(names: list[str], tmp_path: Path) -> None:
+    for name in names:
+        picture(tmp_path / name / "1.png")
+    assert ImageFolder(tmp_path).classes == names
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

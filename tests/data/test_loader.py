@@ -2,11 +2,16 @@
 
 import copy
 import dataclasses
+import io
 import json
 import random
+import struct
+import zlib
 from collections import UserDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -460,24 +465,113 @@ def test_a_value_that_is_filled_in_is_not_shared(tmp_path) -> None:
             item["tags"].append("b")
 
 
-def test_items_from_files_and_items_without_a_transform_are_not_copied(monkeypatch, tmp_path) -> None:
+def test_items_without_a_function_are_not_copied(monkeypatch) -> None:
     copied = []
-    monkeypatch.setattr("burnt.data.loader.own_item", lambda item: copied.append(item) or item)
-    path = tmp_path / "rows.csv"
-    path.write_text("a\n1\n2\n3\n4\n")
-    rows = data.CsvDataset(path)
+    monkeypatch.setattr("burnt.data.loader.copy_item", lambda item: copied.append(item) or item)
     items = [{"x": torch.ones(2)}] * 4
-    for source in (rows, data.select(rows, [1, 2]), data.concat(rows, rows)):
-        list(Loader(source, 2, item_transform=lambda item, generator: item))
     list(Loader(items, 2))
     list(Loader(items, 2, transform=lambda batch, generator: batch))
     list(Loader([[1], [2, 3]], 2, batcher=data.Pad(0)))
     assert copied == []
+    list(Loader(items, 2, item_transform=lambda item, generator: item))
+    assert len(copied) == 4
 
-    class Kept(data.CsvDataset):  # a subclass may hold its items
-        pass
 
-    for source in (items, data.concat(rows, items), Kept(path)):
-        copied.clear()
-        list(Loader(source, 2, item_transform=lambda item, generator: item))
-        assert len(copied) == len(source)
+class Slots(MutableMapping):
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __getitem__(self, name: Any) -> Any:
+        return self._values[name]
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        self._values[name] = value
+
+    def __delitem__(self, name: Any) -> None:
+        del self._values[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Doubled(tuple):
+    def __new__(cls, first: int) -> "Doubled":
+        return super().__new__(cls, (first, 2 * first))
+
+
+class Sum(NamedTuple("Sum", [("a", int), ("b", int), ("total", int)])):
+    def __new__(cls, a: int, b: int) -> "Sum":
+        return super().__new__(cls, a, b, a + b)
+
+
+class Uncopied:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.ones(2)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("cannot be copied")
+
+
+@dataclasses.dataclass
+class Held:
+    file: Any
+    x: torch.Tensor
+
+
+ODD = {
+    "pyarrow": (lambda: pyarrow.array([1, 2]), lambda item: item.to_pylist(), [1, 2]),
+    "polars": (lambda: polars.Series([1, 2]), list, [1, 2]),
+    "no copy": (Uncopied, lambda item: np.asarray(item).tolist(), [1, 1]),
+    "slots": (lambda: Slots({"a": 1}), dict, {"a": 1}),
+    "tuple": (lambda: Doubled(3), list, [3, 6]),
+    "named tuple": (lambda: Sum(1, 2), list, [1, 2, 3]),
+    "proxy": (lambda: MappingProxyType({"a": 1}), dict, {"a": 1}),
+    "file": (lambda: Held(io.BytesIO(b"ab"), torch.ones(1)), lambda item: item.file.getvalue(), b"ab"),
+    "gradient": (lambda: Batch(x=torch.ones(1, requires_grad=True) * 2), lambda item: item.x.tolist(), [2]),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_items_of_any_class_reach_the_transform_as_they_are(kind: str) -> None:
+    make, read, expected = ODD[kind]
+    loader = Loader(
+        [make()], 1, item_transform=lambda item, generator: (type(item), read(item)), batcher=list
+    )
+    assert list(loader.epoch(0)) == [[(type(make()), expected)]]
+
+
+@pytest.mark.parametrize("classes", [[0, 1, 2, 15], [0, 17, 34, 255]])
+def test_a_picture_that_is_only_opened_keeps_its_classes(classes: list[int], tmp_path: Path) -> None:
+    """The values of the file, in all epochs, of 4 bits and of 8."""
+    path = tmp_path / "mask.png"
+    picture = Image.new("L", (4, 1))
+    picture.putdata([value if 255 in classes else 17 * value for value in classes])
+    if 255 in classes:
+        picture.save(path)
+    else:
+        path.write_bytes(grey_png(4, 4, bytes([0x01, 0x2F])))
+    for item in (Image.open(path), Image.open(io.BytesIO(path.read_bytes()))):
+        loader = Loader([item], 1, item_transform=lambda item, generator: data.read_mask(item))
+        for epoch in range(3):
+            assert next(loader.epoch(epoch)).flatten().tolist() == classes
+    item.putpixel((0, 0), 9)  # decoded by now, so that the transform gets a copy
+    loader = Loader([item], 1, item_transform=lambda item, generator: item.putpixel((1, 0), 7) or 0)
+    list(loader.epoch(0))
+    assert item.getpixel((1, 0)) != 7
+
+
+def grey_png(bits: int, width: int, row: bytes) -> bytes:
+    """A PNG file of one row, by its specification."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        )
+
+    header = chunk(b"IHDR", struct.pack(">2I5B", width, 1, bits, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")

@@ -627,3 +627,17 @@ def test_what_the_training_draws_is_not_mistaken():
     batches = seeded_batches(loader, lambda: torch.rand(1))
     assert [item for batch in batches for item in batch] == list(range(200))
     assert loader._pool._draws is not True  # and nothing was warned of, which would be an error
+
+
+def test_what_another_loader_s_threads_draw_is_not_mistaken():
+    """The first batch of a validation set, while the threads of the training set still draw."""
+
+    def disturbed(batch, generator):
+        if float(batch[0]) == 0:
+            random.random()  # at the same time, by another thread
+        return batch
+
+    loader = Loader(torch.arange(200.0), 2, transform=disturbed, workers="2 threads")
+    batches = seeded_batches(loader)
+    assert [item for batch in batches for item in batch] == list(range(200))
+    assert loader._pool._draws is False

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from burnt.data.decoding import ImageMode, read_image, read_mask
+from burnt.data.fitting import fill_values
 from burnt.data.transforms import functional
 from burnt.data.transforms.geometry import Range, check_range, draw_rectangle
 from burnt.data.transforms.transform import Transform, check_probability, integer, replace_images, uniform
@@ -297,17 +298,19 @@ class RandomErasing(Transform):
         if size is None:
             return None
         top, left = integer(generator, height - size[0] + 1), integer(generator, width - size[1] + 1)
-        return top, left, self._pixels(channels, size, image.is_floating_point(), generator)
+        return top, left, self._pixels(channels, size, image.dtype, generator)
 
     def transform_image(self, image: Tensor, params: Any) -> Tensor:
         """Erase the rectangle."""
         return functional.erase(image, *params)
 
-    def _pixels(self, channels: int, size: tuple[int, int], is_float: bool, generator: Generator) -> Tensor:
+    def _pixels(
+        self, channels: int, size: tuple[int, int], dtype: torch.dtype, generator: Generator
+    ) -> Tensor:
         colours = channels - (channels in (2, 4))  # without alpha
         shape, device = (colours, *size), generator.device
         if self.value == "random":
-            if is_float:
+            if dtype.is_floating_point:
                 return torch.randn(shape, generator=generator, device=device)
             return torch.randint(256, shape, generator=generator, device=device)
         values = _values(self.value)
@@ -317,7 +320,7 @@ class RandomErasing(Transform):
                 expected=f"{channels} values, or a number",
                 found=f"{len(values)} values",
             )
-        return torch.tensor(values)[:, None, None].expand(max(colours, len(values)), *size)
+        return fill_values(values, dtype, "value")[:, None, None].expand(max(colours, len(values)), *size)
 
 
 def _values(value: float | tuple[float, ...] | list[float]) -> list[float]:

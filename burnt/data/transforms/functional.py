@@ -68,7 +68,7 @@ def has_alpha(image: Tensor) -> bool:
 def _of_colours(
     function: Callable[Concatenate[Tensor, P], Tensor],
 ) -> Callable[Concatenate[Tensor, P], Tensor]:
-    """Let a function change the colours of an image alone."""
+    """Let a function change only the colours of an image."""
 
     @functools.wraps(function)
     def keep_alpha(image: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:

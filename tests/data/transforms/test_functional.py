@@ -407,3 +407,12 @@ def test_one_number_does_not_normalize_alpha() -> None:
     assert "a mean of 0 and a std of 1 leave alpha" in str(caught.value)
     found = transforms.Normalize((0.5, 0.5, 0.5, 0), (0.25, 0.25, 0.25, 1))(image)
     assert torch.equal(found, torch.cat([(image[:3] - 0.5) / 0.25, image[3:]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [(1, 1), (4, 1), (1, 4), (4, 5)])
+def test_antialias_of_16_bits_is_that_of_float32_rounded(dtype: torch.dtype, size: tuple[int, int]) -> None:
+    image = torch.rand(3, 9, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for mode in ("bilinear", "bicubic"):
+        expected = functional.resize(image.float(), size, mode).to(dtype)
+        assert torch.equal(functional.resize(image, size, mode), expected)
