@@ -390,7 +390,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], list[_Group]
 
 _PEFT_INERT = {
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
-    *("target_modules", "exclude_modules", "target_parameters", "modules_to_save"),
+    *("target_modules", "exclude_modules", "target_parameters"),
     *(
         "layers_to_transform",
         "layers_pattern",
@@ -418,6 +418,7 @@ class _PeftConfig(msgspec.Struct):
     use_rslora: bool = False
     init_lora_weights: bool | Literal["gaussian", "eva", "orthogonal"] = True  # others change the base, too
     bias: Literal["none", "all", "lora_only"] = "none"
+    modules_to_save: list[str] | None = None
 
 
 def _read_peft_config(file: Path) -> _PeftConfig:
@@ -465,6 +466,19 @@ def _read_peft(model: nn.Module, folder: Path) -> tuple[dict[str, Tensor], list[
         trained = config.bias != "none" and own.endswith("bias")
         if not inner or trained or own not in parameters or not _is_same(parameters[own], value):
             tensors[own] = value
+    # peft lists modules that the model may lack: "classifier" and "score" for each classifier.
+    saved_whole = [
+        m for m in config.modules_to_save or () if any(f".{m}." in f".{name}" for name in parameters)
+    ]
+    for part in ("lora_", *saved_whole):
+        if not any(f".{part}" in f".{name}" for name in tensors):
+            raise RecordError(
+                "a tensor of peft's adapter is missing",
+                where=str(file),
+                expected=f"tensors of {part}",
+                found=", ".join(sorted(tensors)[:5]) or "none",
+                hint="copy the adapter's folder again",
+            )
     groups: dict[int, list[str]] = {}
     for name, value in tensors.items():
         layer, _, part = name.removesuffix(".weight").rpartition(".lora_")

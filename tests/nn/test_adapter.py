@@ -771,6 +771,15 @@ def test_tied_adapters_of_peft_are_refused(tmp_path: Path) -> None:
     assert caught.value.found == "ensure_weight_tying=True"
 
 
+@pytest.mark.parametrize(("tensors", "part"), [({}, "lora_"), (middle(), "head")])
+def test_a_file_of_peft_without_its_tensors_is_refused(
+    tmp_path: Path, tensors: dict[str, Tensor], part: str
+) -> None:
+    with pytest.raises(RecordError, match="a tensor of peft's adapter is missing") as caught:
+        nn.load_lora(Tied(), peft_folder(tmp_path, tensors, modules_to_save=["score", "head"]))
+    assert caught.value.expected == f"tensors of {part}"
+
+
 @pytest.mark.parametrize("part", "AB")
 def test_a_tensor_that_peft_s_file_lacks_is_named(tmp_path: Path, part: str) -> None:
     tensors = middle()
