@@ -40,7 +40,7 @@ from burnt.serve.device import Prediction, QueueFullError, Slot
 from burnt.serve.refusal import Refusal, busy
 from burnt.serve.schema import Batch, TooLargeError
 from burnt.serve.servable import Servable
-from burnt.serve.service import SURPLUS, Service, Settings
+from burnt.serve.service import OVER_LIMIT, Service, Settings
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -139,7 +139,7 @@ class _Endpoint:
 
     def _admit(self, request: Request) -> None:
         settings = self._service.settings
-        if request.scope.get(SURPLUS):
+        if request.scope.get(OVER_LIMIT):
             raise busy("the server has as many connections as it may")
         if settings.allowed_hosts and not _has_host(request, settings.allowed_hosts):
             raise Refusal(
@@ -306,7 +306,7 @@ class _Routes:
         except InputError as error:  # such as an index that an embedding lacks
             raise Refusal(400, error) from None
         except Exception as error:
-            # The text may hold paths and values of the server, so it goes to the log alone.
+            # The text may hold paths and values of the server, so it goes only to the log.
             _log.exception("%s: the model failed", slot.name)
             raise Refusal(
                 500, BurntError("the model failed on this input", found=type(error).__name__)
@@ -316,7 +316,7 @@ class _Routes:
         self, slot: Slot, prediction: Prediction, is_single: bool, kind: str, deadline: float
     ) -> Response:
         size = sum(output.nbytes for output in prediction.outputs)
-        if self._answers and self._answers + size > self._settings.max_answers:  # one alone passes
+        if self._answers and self._answers + size > self._settings.max_answers:  # a single one passes
             raise busy("the server holds as many bytes of answers as it may")
         self._answers += size
         try:

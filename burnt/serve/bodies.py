@@ -48,7 +48,7 @@ class BodyReader:
                         size += len(chunk)
                         self._held += len(chunk)
                         self._check_size(size)
-                        # A body that is alone passes, however the limits are chosen.
+                        # A single body passes, however the limits are chosen.
                         if self._held > max(self._settings.max_bodies, size):
                             raise busy("the server holds as many bytes of requests as it may")
             except TimeoutError:

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from burnt import memory
 from burnt.errors import BurntError
 from burnt.serve.refusal import Refusal
-from burnt.serve.service import SURPLUS, Settings
+from burnt.serve.service import OVER_LIMIT, Settings
 
 __all__ = ["Connections"]
 
@@ -72,7 +72,7 @@ class Connections:
         if is_recent and count <= self.limit + self.limit // 8:
             return False
         oldest.abort()
-        return not oldest.is_surplus
+        return not oldest.is_over_limit
 
     def limit_unread(self, newest: _Connection) -> None:
         """Close the connections that have not read for longest, until the others hold few enough bytes."""
@@ -105,7 +105,7 @@ class _Connection(HttpToolsProtocol):
     def __init__(self, connections: Connections, **options: Any) -> None:
         super().__init__(**options)
         self._connections = connections
-        self.is_surplus = False  # above the limit: only served what probes ask for
+        self.is_over_limit = False  # above the limit: only served what probes ask for
         self._in_head = False
         self._unparsed = 0  # bytes since the parser last made something of them
         self._pending = b""  # pipelined requests, for when those before them are answered
@@ -173,7 +173,7 @@ class _Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._real = cast(asyncio.Transport, transport)
         super().connection_made(cast(asyncio.Transport, self))
-        self.is_surplus = not self._connections.has_room(len(self.connections))
+        self.is_over_limit = not self._connections.has_room(len(self.connections))
         self._connections.wait(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -214,7 +214,7 @@ class _Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._unparsed = 0
-        cast(dict[str, Any], self.scope)[SURPLUS] = self.is_surplus
+        cast(dict[str, Any], self.scope)[OVER_LIMIT] = self.is_over_limit
         self._note()
 
     def on_url(self, url: bytes) -> None:
@@ -232,7 +232,7 @@ class _Connection(HttpToolsProtocol):
         self.headers = []  # fields after a chunked body must not become headers of the request
         self._in_head = False
         self._unparsed = 0
-        if self.expect_100_continue or self.is_surplus:
+        if self.expect_100_continue or self.is_over_limit:
             # The client may or may not send the body after an answer without it: what follows is unclear.
             self.cycle.keep_alive = False
 

@@ -88,7 +88,7 @@ def write_container(
 
     Raises:
         UnsupportedError: a package that the image needs is not installed here, so its version is not known.
-        RecordError: a file cannot be loaded, because its weights lie in files beside it, for example.
+        RecordError: a file cannot be loaded, because its weights lie in files next to it, for example.
         BurntError: the folder cannot be written, or holds other files of the same names.
     """
     target = Path(folder)
@@ -102,7 +102,7 @@ def write_container(
         for name, source in models.items():
             if source.resolve() != (target / files[name]).resolve():
                 shutil.copyfile(source, target / files[name])
-                OnnxModel(target / files[name])  # raises if the file has its weights in others beside it
+                OnnxModel(target / files[name])  # raises if the file has its weights in others next to it
         _copy_burnt(target / "burnt")
         (target / "requirements.txt").write_text("\n".join(requirements) + "\n")
         (target / "Containerfile").write_text(

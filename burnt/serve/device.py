@@ -147,7 +147,7 @@ class DeviceThread:
         """Wait for an answer. A request whose wait is cancelled is not run, unless it already is.
 
         Raises:
-            Exception: what the model raised for this request alone.
+            Exception: what the model raised for this request only.
         """
         try:
             outcome = await request.future
@@ -219,7 +219,7 @@ class DeviceThread:
         return taken
 
     def _answer(self, slot: Slot, requests: Sequence[Request]) -> list[Prediction | Exception]:
-        """Run requests together; where that fails, each alone, so that one cannot fail the others."""
+        """Run requests together; where that fails, each by itself, so that one cannot fail the others."""
         model = slot.model
         # They may have been queued together for an older version of a model that runs them one by one now.
         if len(requests) == 1 or model.schema.is_batchable:
@@ -229,7 +229,9 @@ class DeviceThread:
                 if len(requests) == 1:
                     return [error]
                 self.metrics.failed_batches.labels(slot.name).inc()
-                _log.warning("%s: a batch of %d failed, running its requests alone", slot.name, len(requests))
+                _log.warning(
+                    "%s: a batch of %d failed, running its requests one by one", slot.name, len(requests)
+                )
         return [outcome for request in requests for outcome in self._answer(slot, [request])]
 
     def _run(self, slot: Slot, model: Servable, requests: Sequence[Request]) -> list[Prediction]:

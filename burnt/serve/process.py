@@ -49,8 +49,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise BurntError("there is no such port", where=where, expected="0 to 65535")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        backlog = min(_BACKLOG, _max_handles() // 4)
-        listener = socket.create_server(address[:2], family=family, backlog=backlog)
+        listener = socket.create_server(address[:2], family=family)  # uvicorn sets the backlog
         # Of its connections: more in the kernel would be unlimited memory, and hide how fast clients read.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         return listener

@@ -19,9 +19,9 @@ from burnt.serve.device import DeviceThread, Slot
 from burnt.serve.schema import Arrays
 from burnt.serve.servable import Servable
 
-__all__ = ["SURPLUS", "Service", "Settings"]
+__all__ = ["OVER_LIMIT", "Service", "Settings"]
 
-SURPLUS = "burnt.surplus"  # in the scope of a request on a connection above the limit
+OVER_LIMIT = "burnt.over_limit"  # in the scope of a request on a connection above the limit
 
 _log = logging.getLogger("burnt.serve")
 

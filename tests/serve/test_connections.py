@@ -286,7 +286,7 @@ class Client:
     def __init__(self, unsent: int = 0) -> None:
         self.unsent = unsent
         self.flow = SimpleNamespace(write_paused=unsent > 0)
-        self.is_aborted = self.is_expired = self.is_surplus = False
+        self.is_aborted = self.is_expired = self.is_over_limit = False
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -314,12 +314,12 @@ def test_connections_above_the_limit_when_none_has_waited() -> None:
     async def scenario() -> None:
         connections: Any = Connections(Settings(timeout=1e9), limit=8)
         assert not connections.has_room(9)  # the other eight are busy
-        connections.wait(surplus := Client())
-        surplus.is_surplus = True
+        connections.wait(above := Client())
+        above.is_over_limit = True
         assert not connections.has_room(9)
-        assert not surplus.is_aborted  # its request may have arrived
+        assert not above.is_aborted  # its request may have arrived
         assert not connections.has_room(10)  # it takes the place of another one above the limit
-        assert surplus.is_aborted
+        assert above.is_aborted
 
     asyncio.run(scenario())
 
