@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["TOLERANCE", "BatchProbe", "difference", "tolerance_for"]
+__all__ = ["TOLERANCE", "BatchProbe", "difference", "pad", "tolerance_for"]
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -33,7 +33,8 @@ class BatchProbe:
 
     Args:
         items: the inputs of at least two items, each with a batch axis of size 1. The first one is in every
-            batch. If some are much larger than others, a quantization with one scale for a batch is found.
+            batch, except that the first two are run by themselves in turn. If some are much larger than
+            others, a quantization with one scale for a batch is found.
         input_axes: the batch axis of each input; one without it is the same in all batches.
         output_axes: the batch axis of each output; one without it is not compared.
         tolerance: the largest accepted difference, relative to an item's largest output. With more than
@@ -43,7 +44,7 @@ class BatchProbe:
     >>> for size in (1, 2):
     ...     (x,) = probe.batch(size)
     ...     probe.add([x - x.mean(0)])
-    >>> probe.found
+    >>> probe.largest_difference
     1.0
     """
 
@@ -54,19 +55,20 @@ class BatchProbe:
         output_axes: Sequence[int | None],
         tolerance: float = TOLERANCE,
     ) -> None:
-        self.found = 0.0  # the largest difference
+        self.largest_difference = 0.0
         self._items, self._input_axes, self._output_axes = items, input_axes, output_axes
         self._tolerance = tolerance
         self._generator = np.random.default_rng(0)
         self._numbers: list[int] = []  # of the items in the last batch
         self._is_first = False
+        self._num_single = 0  # batches of one item
         self._known: dict[tuple[int, int], np.ndarray[Any, Any]] = {}  # by output and item
         self._compared: set[int] = set()
 
     @property
     def depends(self) -> bool:
         """Whether a difference was found that rounding does not explain."""
-        return not self.found <= self._tolerance
+        return not self.largest_difference <= self._tolerance
 
     @property
     def is_complete(self) -> bool:
@@ -81,6 +83,9 @@ class BatchProbe:
         # At both ends in turn: the others may be compared with the first item, or with the last one.
         self._numbers = [0, *numbers] if self._is_first else [*numbers, 0]
         self._is_first = size > 1 and not self._is_first
+        if size == 1:  # an item that has the largest number of all does not show a division by it
+            self._numbers = [self._num_single % 2]
+            self._num_single += 1
         return [
             self._items[0][i].copy()
             if axis is None
@@ -94,13 +99,13 @@ class BatchProbe:
             if axis is None or (self._tolerance > TOLERANCE and output.dtype.kind in "biu"):
                 continue
             if axis >= output.ndim or output.shape[axis] != len(self._numbers):
-                self.found = float("inf")
+                self.largest_difference = float("inf")
                 continue
             for row, number in enumerate(self._numbers):
                 part = np.take(output, row, axis)
                 expected = self._known.setdefault((i, number), part)
                 if part is not expected:
-                    self.found = max(self.found, difference(part, expected))
+                    self.largest_difference = max(self.largest_difference, difference(part, expected))
                     if part.dtype.kind not in "fc" or np.isfinite(part).any():
                         self._compared.add(i)
 
@@ -108,10 +113,13 @@ class BatchProbe:
 def difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
     """Return the largest difference relative to the largest number in two arrays.
 
-    It is infinite where shapes, integers, or the places of NaN and infinity differ.
+    It is infinite where shapes, integers, or the places of NaN and infinity differ. Numbers that are equal
+    count up to 10 times the largest of the others: a mask of -1e9 or a timestamp must not hide a difference.
 
     >>> difference(np.array([1.0, 4.0, np.nan]), np.array([1.0, 5.0, np.nan]))
     0.2
+    >>> difference(np.array([1.0, -1e9]), np.array([2.0, -1e9]))
+    0.05
     """
     if found.shape != expected.shape:
         return float("inf")
@@ -124,5 +132,17 @@ def difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> f
         return 0.0
     kind = np.result_type(found, np.float64)
     a, b = found[finite].astype(kind), expected[finite].astype(kind)
-    scale = max(np.abs(a).max(), np.abs(b).max())
-    return float(np.abs(a - b).max() / scale) if scale else 0.0
+    errors, sizes = np.abs(a - b), np.maximum(np.abs(a), np.abs(b))
+    if not errors.any():
+        return 0.0
+    return float(errors.max() / min(sizes.max(), 10 * sizes[errors > 0].max()))
+
+
+def pad(array: np.ndarray[Any, Any], batch_axis: int | None) -> None:
+    """Set the second half of the last axis of integers or booleans to 0 in place, like padded tokens.
+
+    The batch axis does not count; that of an array without one is None.
+    """
+    axis = array.ndim - 1 if batch_axis != array.ndim - 1 else array.ndim - 2
+    if array.dtype.kind in "biu" and axis >= 0:
+        array.swapaxes(axis, -1)[..., (array.shape[axis] + 1) // 2 :] = 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from burnt._independence import TOLERANCE, BatchProbe, difference
+from burnt._independence import TOLERANCE, BatchProbe, difference, pad
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -45,6 +45,8 @@ DEPENDENT: dict[str, Function] = {
     "other number": lambda x: x[:1],
     "NaN of another": lambda x: x + 0 * np.exp(np.abs(x).max()),
     "integers": lambda x: x.argsort(0),
+    "mean next to a mask": lambda x: np.hstack([x - x.mean(0), np.full_like(x, -1e9)]),
+    "softmax next to timestamps": lambda x: np.hstack([np.exp(x - x.max(0)), 1.7e9 + x * 0]),
 }
 
 
@@ -61,7 +63,7 @@ def probe_of(function: Function, sizes: tuple[int, ...] = (1, 2, 4, 8), **option
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_independent_items_are_the_same_in_every_batch(name: str) -> None:
     probe = probe_of(INDEPENDENT[name])
-    assert probe.found <= TOLERANCE
+    assert probe.largest_difference <= TOLERANCE
     assert not probe.depends
 
 
@@ -94,7 +96,7 @@ def test_every_axis_may_be_the_batch_and_inputs_without_one_stay_the_same() -> N
         probe.add([x.cumsum(0) + same, x.sum()])
         x -= 1e9  # a model may change its inputs in place
         assert not np.array_equal(x, x_before)
-    assert probe.found < 1e-12
+    assert probe.largest_difference < 1e-12
     assert not probe.depends
 
 
@@ -107,4 +109,31 @@ def test_the_difference_is_relative_and_infinite_where_the_places_of_nan_differ(
     assert difference(np.array([1 + 1j]), np.array([1 + 1j])) == 0
     assert difference(np.zeros(2), np.zeros(2)) == 0
     assert difference(np.zeros(2), np.zeros(3)) == inf
+    assert difference(np.array([1.0, -1e9]), np.array([2.0, -1e9])) == pytest.approx(0.05)
     assert difference(np.float16([6e4]), np.float16([-6e4])) == 2
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_items_are_run_by_themselves(order: int) -> None:
+    """The one with the largest number shows no division by the largest number of a batch."""
+    probe = BatchProbe([[np.array([[x]])] for x in (2.0, 1.9)[::order]], [0], [0])
+    for size in (1, 1, 2):
+        (x,) = probe.batch(size)
+        probe.add([x / x.max()])
+    assert probe.depends
+
+
+def test_padding_ends_the_last_axis_that_is_not_the_batch() -> None:
+    for shape, axis, expected in [
+        ((1, 5), 0, [[1, 1, 1, 0, 0]]),
+        ((2, 1), 1, [[1], [0]]),
+        ((2,), None, [1, 0]),
+        ((1,), 0, [1]),
+        ((), None, 1),
+    ]:
+        array = np.ones(shape, np.int64)
+        pad(array, axis)
+        assert array.tolist() == expected
+    numbers = np.ones((1, 4))
+    pad(numbers, 0)
+    assert numbers.all()
