@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from burnt._independence import TOLERANCE
+from burnt._independence import TOLERANCE, pad
 from burnt.errors import (
     BurntError,
     InputError,
@@ -295,7 +295,14 @@ class Schema:
             arrays.append(np.full(shape, 0 if tensor.range is None else tensor.range[0], tensor.dtype))
         return arrays
 
-    def random_item(self, generator: np.random.Generator, scale: float = 1.0, open_size: int = 1) -> Arrays:
+    def random_item(
+        self,
+        generator: np.random.Generator,
+        scale: float = 1.0,
+        open_size: int = 1,
+        largest_integer: int = 1,
+        is_padded: bool = False,
+    ) -> Arrays:
         """Return random inputs for one item.
 
         Args:
@@ -303,6 +310,8 @@ class Schema:
             scale: a factor for floating-point numbers. With more than 1 integers are the largest of their
                 range, and booleans true: the sums of many random ones would hardly differ between items.
             open_size: the size of open axes other than the batch.
+            largest_integer: of integers of more than 8 bits whose range is not known.
+            is_padded: whether integers and booleans end with zeros, where 0 is in their range.
         """
         arrays: Arrays = []
         for tensor in self.inputs:
@@ -310,7 +319,10 @@ class Schema:
                 1 if axis == tensor.batch_axis else open_size if size is None else size
                 for axis, size in enumerate(tensor.shape)
             ]
-            arrays.append(_random_array(tensor, shape, generator, scale))
+            array = _random_array(tensor, shape, generator, scale, largest_integer)
+            if is_padded and (tensor.range is None or tensor.range[0] <= 0 <= tensor.range[1]):
+                pad(array, tensor.batch_axis)
+            arrays.append(array)
         return arrays
 
     def to_dict(self) -> dict[str, Any]:
@@ -350,7 +362,11 @@ def numpy_dtype(name: str, where: str) -> np.dtype[Any]:
 
 
 def _random_array(
-    tensor: TensorSchema, shape: Sequence[int], generator: np.random.Generator, scale: float
+    tensor: TensorSchema,
+    shape: Sequence[int],
+    generator: np.random.Generator,
+    scale: float,
+    largest_integer: int,
 ) -> np.ndarray[Any, Any]:
     low, high = tensor.range or (0, 0)
     if tensor.dtype.kind == "b":
@@ -358,8 +374,9 @@ def _random_array(
     if tensor.dtype.kind in "iu":
         limits = np.iinfo(tensor.dtype)
         least, most = max(int(low), limits.min), min(int(high), limits.max)
-        if tensor.range is None and scale > 1 and tensor.dtype.itemsize == 1:  # such as an image
-            least, most = limits.min, limits.max
+        if tensor.range is None and scale > 1:
+            is_8_bits = tensor.dtype.itemsize == 1  # such as an image
+            least, most = (limits.min, limits.max) if is_8_bits else (0, largest_integer)
         elif least >= most:  # 0 and 1 are valid as tokens, kinds of tokens and masks
             least, most = (least, least + 1) if least < limits.max else (least - 1, least)
         return generator.integers(least if scale == 1 else most, most, shape, tensor.dtype, endpoint=True)

@@ -119,7 +119,7 @@ class Service:
     async def reload(self, slot: Slot) -> bool:
         """Serve the newest version of a model, if it is another one; return whether it is.
 
-        It is loaded and run beside the old one, which answers until then, and goes on if the new one fails.
+        It is loaded and run next to the old one, which answers until then, and goes on if the new one fails.
         """
         version = None
         try:
@@ -177,9 +177,15 @@ class Service:
         open_sizes = [1]
         if schema.has_open_axes:  # models often take only some: a length, or multiples of 32
             sizes, open_sizes = [1, *[min(4, largest)] * 2], [32, 7, 224]
-        for open_size, large in itertools.product(open_sizes, (1000.0, 1.0)):
+        # Large integers are no valid indices of small tables, and models may round large numbers to indices.
+        largest_numbers = ((1000.0, 1000), (1000.0, 1), (1.0, 1))
+        for open_size, (large, integer) in itertools.product(open_sizes, largest_numbers):
             random = np.random.default_rng(0)
-            items = [schema.random_item(random, scale, open_size) for scale in (1.0, large) * 2]
+            items = [
+                # Only the first item is padded, and run by itself: lengths relative to the longest show.
+                schema.random_item(random, scale, open_size, integer, is_padded=number == 0)
+                for number, scale in enumerate((1.0, large) * 2)
+            ]
             taken, returned = ([t.batch_axis for t in tensors] for tensors in (schema.inputs, schema.outputs))
             probe = BatchProbe(items, taken, returned, schema.tolerance)
             for size in sizes:

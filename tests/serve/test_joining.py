@@ -58,6 +58,7 @@ def joins(model: Any, **settings: Any) -> bool:
 LINEAR = nn.Linear(4, 4)
 X = torch.rand(5, 4)
 IDS = torch.randint(0, 50, (5, 6))
+PADDED = torch.tensor([[3, 1, 0, 0], [4, 1, 5, 9]])
 MASK = torch.rand(5, 6) > 0.2
 TABLE = nn.Embedding(50, 4)
 
@@ -89,6 +90,9 @@ ONE_BY_ONE: dict[str, tuple[Callable[..., Any], Any]] = {
     "one of several inputs": (lambda x, ids: x + ids.amax(), (X, IDS)),
     "all NaN": (lambda x: x * float("nan"), X),
     "statistics": (lambda x: nn.functional.batch_norm(x, None, None, training=True), X[..., None]),
+    "mean next to a mask": (lambda x: torch.hstack([x - x.mean(0), torch.full_like(x, -1e9)]), X),
+    "softmax next to timestamps": (lambda x: torch.hstack([x.softmax(0), x * 0 + 1.7e9]), X),
+    "length relative to the longest": (lambda ids: (n := (ids != 0).sum(1)) / n.max(), PADDED),
     "fails on several": (fails_on_several, X),
 }
 
@@ -171,7 +175,7 @@ def test_files_that_take_the_sequence_first(
 
 
 def test_a_dynamically_quantized_file_and_module(tmp_path: Path) -> None:
-    """A small request among large ones is answered as by ONNX Runtime or the module alone."""
+    """A small request among large ones is answered as by ONNX Runtime or the module without the others."""
     from onnxruntime.quantization import quantize_dynamic
 
     torch.manual_seed(0)
@@ -225,6 +229,34 @@ def test_the_reason_is_logged_and_in_the_schema(caplog: pytest.LogCaptureFixture
 def test_an_item_without_its_batch_axis_is_taken_all_the_same() -> None:
     with client(Fake(lambda x: x / np.abs(x).max())) as http:
         assert http.post("/v1/predict", json={"inputs": {"x": [1, 4]}}).json()["outputs"]["y"] == [0.25, 1]
+
+
+@pytest.mark.parametrize("dtype", ["INT16", "UINT16", "INT32", "INT64"])
+def test_files_of_integers_are_tried_with_large_ones_if_they_take_them(tmp_path: Path, dtype: str) -> None:
+    def file(name: str, nodes: list[Any], constants: list[Any]) -> OnnxModel:
+        graph = helper.make_graph(
+            nodes,
+            name,
+            [helper.make_tensor_value_info("x", getattr(TensorProto, dtype), ["batch", 4])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+            constants,
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, tmp_path / name)
+        return OnnxModel(tmp_path / name)
+
+    peak = [
+        helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMax", ["float"], ["peak"], keepdims=1),
+        helper.make_node("Div", ["float", "peak"], ["y"]),
+    ]
+    assert not joins(file("peak.onnx", peak, []))
+    table = numpy_helper.from_array(np.arange(50, dtype=np.float32), "table")
+    gather = [
+        helper.make_node("Cast", ["x"], ["ids"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "ids"], ["y"]),
+    ]
+    assert joins(file("table.onnx", gather, [table]))
 
 
 def test_a_quantized_file_of_tokens_whose_numbers_and_length_are_open(tmp_path: Path) -> None:
