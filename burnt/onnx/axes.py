@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from burnt._independence import BatchProbe
+from burnt._independence import BatchProbe, pad
 from burnt.errors import BurntError, InputRuntimeError, InputValueError
 from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx.importer.module import ImportedModule
 
 __all__ = [
-    "NO_BATCH",
+    "OPEN_AXIS",
     "Limit",
     "axes_of_imported",
     "fixed_axis_error",
@@ -29,7 +29,7 @@ __all__ = [
 OpenAxes = Mapping[str, Mapping[int, str]]
 """Names of axes, by input and axis."""
 
-NO_BATCH = "axis_0"
+OPEN_AXIS = "axis_0"
 """The name of an open axis that would be the batch if outputs did not depend on its other entries."""
 
 _LARGEST_MINIMUM = 4  # sizes below are compared one by one
@@ -88,7 +88,7 @@ def without_batch(signature: Signature, open_axes: OpenAxes) -> tuple[Signature,
     axes = {
         info.name: {
             **open_axes.get(info.name, {}),
-            **({} if info.batch_axis is None else {info.batch_axis: NO_BATCH}),
+            **({} if info.batch_axis is None else {info.batch_axis: OPEN_AXIS}),
         }
         for info in signature.inputs
     }
@@ -104,9 +104,14 @@ def items_depend(model: nn.Module, signature: Signature, tolerance: float) -> bo
     varied = tuple(replace(info, range=_wider(info)) for info in signature.inputs)
     examples = [replace(signature, inputs=varied).example(1, seed) for seed in range(3)]
     items = [[tensor.numpy() for tensor in tensors] for tensors in examples]
+    for array, info in zip(items[0], varied, strict=True):
+        low, high = info.range or (0, 0)
+        array[...] = low + (array - low) / 2  # sums and largest numbers of many elements hardly differ
+        if low <= 0 <= high:
+            pad(array, info.batch_axis)
     inputs, outputs = ([info.batch_axis for info in infos] for infos in (signature.inputs, signature.outputs))
     probe = BatchProbe(items, inputs, outputs, tolerance)
-    for size in (1, 2, 3):
+    for size in (1, 1, 2, 3):
         batch = [torch.from_numpy(array) for array in probe.batch(size)]
         try:
             with torch.no_grad():
@@ -173,7 +178,7 @@ def with_open_axes(signature: Signature, open_axes: OpenAxes) -> tuple[Signature
 
 
 def axes_of_imported(model: nn.Module, signature: Signature) -> dict[str, dict[int, str]]:
-    """Return the axes beside the batch that the file of an imported model leaves open, where they can be.
+    """Return the axes other than the batch that the file of an imported model leaves open, where they can be.
 
     Args:
         model: any module; of others than imported ones there are none.

@@ -43,7 +43,7 @@ from burnt.inspect.specs import tensors_in
 from burnt.kernels import decompositions
 from burnt.nn.quantized import Quantized
 from burnt.onnx.axes import (
-    NO_BATCH,
+    OPEN_AXIS,
     Limit,
     axes_of_imported,
     fixed_axis_error,
@@ -113,7 +113,7 @@ class Exported:
         lines += [f"  {axis}: {limit}" for axis, limit in self.limits.items()]
         lines += [f"  {axis}: fixed, since {reason}" for axis, reason in self.fixed.items()]
         if not self.has_items:
-            lines.append(f"  {NO_BATCH}: open, and not a batch, since outputs depend on its other entries")
+            lines.append(f"  {OPEN_AXIS}: open, and not a batch, since outputs depend on its other entries")
         lines += [f"  batch {batch}: largest error {error:.1e}" for batch, error in self.errors.items()]
         return "\n".join(lines)
 

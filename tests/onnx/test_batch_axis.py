@@ -139,6 +139,11 @@ burnt.quantize(QUANTIZED, "int8-dynamic_tensor")
         (lambda x: (x, x.flip(0)), torch.rand(4, 4), True),
         (lambda x: TABLE(x).cumsum(0), IDS, True),
         (lambda x: TABLE(x).cumsum(1), IDS, False),
+        *((lambda x: x / x.abs().amax(), torch.rand(4, size), True) for size in (2, 3, 4, 5, 500)),
+        (lambda x: x - x.mean(), torch.rand(4, 5000), True),
+        (lambda x: x / x.amax(), torch.arange(1, 25).view(4, 6), True),
+        (lambda x: (n := (x != 0).sum(1)) / n.amax(), torch.arange(24).view(4, 6), True),
+        (lambda x: torch.hstack([x - x.mean(0), torch.full_like(x, -1e9)]), torch.rand(4, 4), True),
         (lambda x: x.mean(0), torch.rand(4, 5), False),  # no output has the axis
         (lambda x: (x, x @ x.T), torch.rand(4, 5), False),  # it grows with the batch
         (lambda x: x.view(4, -1), torch.rand(4, 5), False),  # tracing says what is wrong
