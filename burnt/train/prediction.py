@@ -21,7 +21,7 @@ from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import forward_signature
 from burnt.inspect.specs import at_path, tensors_in
 from burnt.train.gathering import gather, to_cpu
-from burnt.train.item_dependence import has_one_scale, item_dependence
+from burnt.train.item_dependence import has_one_scale, measure_item_dependence
 from burnt.train.learner import Learner
 from burnt.train.precision import autocast, check_precision
 from burnt.train.trained import TrainedAs
@@ -138,8 +138,9 @@ def predict(
 
     Outputs must not depend on how the data is divided into batches, as those of a model that takes the
     sequence first or normalizes over the batch. If there is more than one batch, three items of the first one
-    are run in pairs, and what this changes in buffers and attributes is undone. Not checked are a
-    function `call`, batches of a loader or iterator with ``stream=True``, and models with forward hooks.
+    that has different items are run in pairs, without forward hooks, and what this changes in buffers and
+    attributes is undone. Not checked are a function `call`, and batches of a loader or iterator with
+    ``stream=True``.
 
     >>> import torch
     >>> model = torch.nn.Linear(3, 2)
@@ -163,9 +164,8 @@ def predict(
     trained = TrainedAs.of(module)
     if precision is None:
         precision = "float32" if trained is None else trained.precision
-    batches, total = _batches(data, batch_size)
+    batches, total, is_in_batches = _batches(data, batch_size)
     run = _Run(module, *_function(module, inputs, call, trained), transform, check_precision(precision))
-    is_in_batches = _is_in_batches(data)
     # With a single batch, or where batches are the user's and are returned one by one, the outputs are the
     # model's own, whatever they depend on; a function `call` is written for whole batches.
     if total != 1 and not callable(call) and not (stream and is_in_batches):
@@ -211,31 +211,37 @@ class _Run:
         self._hint: str | None = None  # until the items have been found to be independent
 
     def require_independence(self, hint: str) -> None:
-        """Raise a DataError with a hint if items of the first batch depend on each other."""
+        """Raise a DataError with a hint where items of a batch depend on each other."""
         self._hint = hint
 
     def __call__(self, batch: Any) -> Any:
         """Return the output of a batch on the CPU."""
-        # The modes are changed for a batch alone: between two, a stream's consumer may use the model.
+        # The modes are changed only during a batch: between two, a stream's consumer may use the model.
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
             with torch.no_grad(), self._autocast():
                 # In memory of its own, since a model may change its inputs in place.
                 arguments = clone(move(self._find(batch), self._device))
-                if self._hint is not None and (found := item_dependence(self._model, self._apply, arguments)):
-                    raise DataError(
-                        "the model's outputs for an item depend on the other items of its batch",
-                        where=type(self._model).__name__,
-                        expected="the same outputs in every batch",
-                        found=f"beside another item a difference of {found:.2g} of the largest output",
-                        hint=self._hint,
-                    )
-                self._hint = None
+                if self._hint is not None:
+                    self._check_independence(arguments, self._hint)
                 return to_cpu(self._apply(arguments))
         finally:
             for module, training in modes:
                 module.training = training
+
+    def _check_independence(self, arguments: Arguments, hint: str) -> None:
+        found = measure_item_dependence(self._model, self._apply, arguments)
+        if found:
+            raise DataError(
+                "the model's outputs for an item depend on the other items of its batch",
+                where=type(self._model).__name__,
+                expected="the same outputs in every batch",
+                found=f"outputs differ by a relative {found:.2g} when the other items of the batch change",
+                hint=hint,
+            )
+        if found is not None:  # else the items of this batch are equal: the next one may show it
+            self._hint = None
 
     def _apply(self, arguments: Arguments) -> Any:
         args, kwargs = arguments
@@ -270,8 +276,8 @@ def _count(batch: Any) -> int | None:
     return size
 
 
-def _batches(data: Any, batch_size: int | None) -> tuple[Iterator[Any], int | None]:
-    """Return the batches of any kind of data, and their number if it is known.
+def _batches(data: Any, batch_size: int | None) -> tuple[Iterator[Any], int | None, bool]:
+    """Return the batches of any kind of data, their number if it is known, and whether the data had batches.
 
     Raises:
         DataError: it is of an unknown kind, empty, or shuffled.
@@ -284,13 +290,13 @@ def _batches(data: Any, batch_size: int | None) -> tuple[Iterator[Any], int | No
     if columns is not None:
         count = _common_length(columns)
         starts = range(0, max(count, 1), size)  # an empty tensor has an empty output of the right shape
-        return (_rows(data, start, start + size) for start in starts), len(starts)
+        return (_rows(data, start, start + size) for start in starts), len(starts), False
     is_loader = callable(getattr(data, "epoch", None)) and callable(getattr(data, "num_batches", None))
     if isinstance(data, torch.utils.data.IterableDataset):
-        return _collated(data, size), None
+        return _collated(data, size), None, False
     if not is_loader and _is_dataset(data):
         loader = Loader(data, size)
-        return loader.epoch(0), len(loader)
+        return loader.epoch(0), len(loader), False
     if isinstance(data, str) or not (is_loader or isinstance(data, Iterable)):
         raise DataError(
             "data= cannot be predicted",
@@ -306,21 +312,12 @@ def _batches(data: Any, batch_size: int | None) -> tuple[Iterator[Any], int | No
         )
     _refuse_reordered(data)
     if is_loader:
-        return data.epoch(0), data.num_batches()
+        return data.epoch(0), data.num_batches(), True
     try:
         total = len(data)
     except TypeError:
         total = None
-    return iter(data), total
-
-
-def _is_in_batches(data: Any) -> bool:
-    """Whether the data is in batches already, those of a loader or an iterator."""
-    is_loader = callable(getattr(data, "epoch", None))
-    is_items = isinstance(
-        data, Tensor | np.ndarray | Mapping | Batch | tuple | torch.utils.data.IterableDataset
-    )
-    return is_loader or not (is_items or _is_dataset(data))
+    return iter(data), total, True
 
 
 def _columns(data: Any) -> dict[Any, Any] | None:
@@ -365,7 +362,7 @@ def _rows(data: Any, start: int, stop: int) -> Any:
 
 
 def _is_dataset(data: Any) -> bool:
-    """Whether the data has items by index; torch's DataLoader has a length alone."""
+    """Whether the data has items by index; torch's DataLoader has only a length."""
     return (
         not isinstance(data, str | bytes) and hasattr(type(data), "__len__") and hasattr(data, "__getitem__")
     )
@@ -541,7 +538,7 @@ class _InputFinder:
                     where=f"{self._where}, {name}",
                     expected="inputs=function, or call=function, that does the same",
                     found=_columns_text(columns, batch),
-                    hint="or give the inputs alone, as a tensor",
+                    hint="or give only the inputs, as a tensor",
                 )
             try:
                 tensors.append(at_path(batch, path))

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import Tensor, nn
 
 import burnt
@@ -45,11 +47,14 @@ MIXING: dict[str, Callable[[Tensor], Any]] = {
     "statistics": lambda x: nn.functional.batch_norm(x, None, None, training=True),
     "one of several outputs": lambda x: {"a": x, "b": (x, x - x.mean(0))},
     "a little": lambda x: x + 0.02 * x.mean(0),
+    "next to a mask": lambda x: torch.hstack([x - x.mean(0), torch.full_like(x, -1e9)]),
+    "next to timestamps": lambda x: torch.hstack([x.softmax(0), x * 0 + 1.7e9]),
+    "three items or more": lambda x: nn.functional.pad(x.T, (2, 2), "reflect").T.unfold(0, 5, 1).mean(-1),
 }
 SEPARATE: dict[str, Callable[[Tensor], Any]] = {
     "matmul": lambda x: x @ WEIGHT,
     "random": lambda x: nn.functional.dropout(x, 0.5, training=True),
-    "rounding alone": lambda x: ((x @ WEIGHT) @ WEIGHT.inverse() - x) ** 2,
+    "only rounding": lambda x: ((x @ WEIGHT) @ WEIGHT.inverse() - x) ** 2,
     "not finite": lambda x: x.log(),
     "in place": lambda x: x.div_(100),
     "a number for each batch": lambda x: (x, x.sum()),
@@ -136,7 +141,7 @@ class Stateful(nn.Module):
         return self.state
 
 
-def test_a_model_is_left_as_after_its_batches_alone() -> None:
+def test_a_model_is_left_as_after_only_its_batches() -> None:
     model = Stateful()
     torch.manual_seed(5)
     found = predict(model, X, 50)
@@ -147,12 +152,107 @@ def test_a_model_is_left_as_after_its_batches_alone() -> None:
     assert torch.equal(torch.rand(()), drawn)
 
 
-def test_hooks_see_the_batches_alone() -> None:
+def test_hooks_see_only_the_batches() -> None:
     seen: list[int] = []
     model = nn.Sequential(nn.Linear(4, 4))
     model[0].register_forward_hook(lambda module, args, output: seen.append(len(output)))
     predict(model, X, 50)
     assert seen == [50, 50, 50]
+
+
+class SequenceFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.recurrent = nn.GRU(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.recurrent(self.layer(x))[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    "add_hook",
+    [
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        lambda layer: nn.utils.prune.l1_unstructured(layer, "weight", 0.3),
+        lambda layer: layer.register_forward_hook(lambda *_: None),
+    ],
+)
+def test_models_with_hooks_are_checked_and_keep_them(add_hook: Callable[[nn.Module], Any]) -> None:
+    model = SequenceFirst()
+    add_hook(model.layer)
+    before = dict(vars(model.layer))
+    with pytest.raises(DataError, match="depend on the other items"):
+        predict(model, X)
+    assert all(vars(model.layer)[name] is value for name, value in before.items() if name != "training")
+
+
+def test_items_that_are_equal_show_nothing_and_others_are_chosen() -> None:
+    some = X.clone()
+    some[[0, 31, 63]] = X[0]
+    padded = X.clone()
+    padded[:64] = 0
+    two = X.clone()
+    two[:64] = X[0]
+    two[40] = X[1]
+    for data in (some, padded, two):
+        with pytest.raises(DataError, match="depend on the other items"):
+            predict(Forward(lambda x: x - x.mean(0)), data)
+        torch.testing.assert_close(predict(Forward(lambda x: x @ WEIGHT), data), data @ WEIGHT)
+
+
+def test_two_layers_are_not_two_items() -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(4, 3, num_layers=2, batch_first=True)
+    x = X.view(75, 2, 4)
+    outputs, _ = predict(model, x, 25)
+    torch.testing.assert_close(outputs, model(x)[0].detach())
+
+
+class Counting(nn.Module):
+    """Has states in attributes, and one in a variable that a function encloses."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.calls = {"list": [0]}
+        self.tensor = torch.zeros(())
+        self.generator = torch.Generator().manual_seed(3)
+        self.rng = np.random.default_rng(3)
+        enclosed = [0]
+
+        def count() -> int:
+            enclosed[0] += 1
+            return enclosed[0]
+
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls["list"][0] += 1
+        self.tensor += 1
+        return (
+            x
+            + {
+                "list": lambda: self.calls["list"][0],
+                "tensor": lambda: self.tensor,
+                "generator": lambda: torch.rand(x.shape, generator=self.generator),
+                "rng": lambda: torch.from_numpy(self.rng.random(x.shape)).float(),
+                "enclosed": self.count,
+            }[self.name]()
+        )
+
+
+@pytest.mark.parametrize("name", ["list", "tensor", "generator", "rng", "enclosed"])
+def test_outputs_that_depend_on_calls_before_are_not_refused(name: str) -> None:
+    """The state after it is the same as after a loop over the batches."""
+    model, other = Counting(name), Counting(name)
+    found = predict(model, X, 50)
+    expected = torch.cat([other(x) for x in X.split(50)])
+    if name != "enclosed":
+        assert torch.equal(found, expected)
+    assert (model.calls, model.tensor) == ({"list": [3]}, 3)
 
 
 # --- steps that change their batch in place
