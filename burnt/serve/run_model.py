@@ -53,10 +53,12 @@ class RunModel:
         dtypes = {info.dtype for info in (*self.signature.inputs, *self.signature.outputs)}
         for parameter in module.parameters():
             dtypes |= {str(parameter.dtype).removeprefix("torch."), "tf32" if parameter.is_cuda else ""}
-        self.schema = replace(schema, tolerance=tolerance_for(dtypes))
         self._wanted = wanted
         self._classes = classes
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        # On a GPU an index beyond a table ends all use of it by the process.
+        largest = schema.largest_integer if self._device.type == "cpu" else 1
+        self.schema = replace(schema, tolerance=tolerance_for(dtypes), largest_integer=largest)
         self._dtypes = [info.torch_dtype for info in self.signature.inputs]
 
     def batch_sizes(self, max_batch: int) -> Sequence[int]:

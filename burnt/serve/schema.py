@@ -99,6 +99,7 @@ class Schema:
         classes: the names of the classes that a single output ``[batch, classes]`` scores.
         tolerance: how far an item's outputs may differ between batches of different sizes by rounding,
             relative to the largest one.
+        largest_integer: of random items, where an input's range is not known.
         one_by_one: why requests are not joined although all tensors have a batch axis; found when the model
             is first run.
 
@@ -116,6 +117,7 @@ class Schema:
     outputs: tuple[TensorSchema, ...]
     classes: tuple[str, ...] | None = None
     tolerance: float = TOLERANCE
+    largest_integer: int = 1000
     one_by_one: str | None = None
 
     @classmethod
