@@ -10,12 +10,13 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnt._torch import version_of
 from burnt.errors import InputRuntimeError, InputTypeError, UnsupportedError
 from burnt.inspect.checking import check
 from burnt.inspect.specs import Path, TensorSpec, map_tensors, tensor_paths, tensors_in
@@ -269,23 +270,21 @@ class SignatureRecorder:
             calls: list[_Recorded] = []
 
             paths = tensor_paths(args[0]) if len(args) == 1 else {}
-            before = {id(tensor): (tensor, _state(tensor)) for tensor in tensors_in(args)}
-            changed: set[int] = set()
+            storages = {id(tensor): _storage(tensor) for tensor in tensors_in(args)}
+            writes = _Writes()
 
             def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-                unchanged = {i: path for i, path in paths.items() if i not in changed}
-                calls.append(_Recorded(module, args, kwargs, output, unchanged))
+                unchanged = {i: path for i, path in paths.items() if storages.get(i) not in writes.storages}
+                calls.append(_Recorded(module, args, kwargs, output, unchanged, storages))
 
             # What the model itself changes in place is part of it.
             handles = (
-                model.register_forward_pre_hook(
-                    lambda *_: changed.update(i for i, (t, state) in before.items() if _state(t) != state),
-                    prepend=True,
-                ),
+                model.register_forward_pre_hook(lambda *_: writes.stop(), prepend=True),
                 model.register_forward_hook(record, with_kwargs=True),
             )
             try:
-                return step(model, *args, **kwargs)
+                with writes:
+                    return step(model, *args, **kwargs)
             finally:
                 for handle in handles:
                     handle.remove()
@@ -311,7 +310,10 @@ class SignatureRecorder:
             return ()
         call = self._calls[0]
         leaves = [leaf for _, leaf in _named_leaves((call.args, call.kwargs), "")]
-        return tuple(call.paths.get(id(leaf)) for leaf in leaves)
+        return tuple(
+            call.paths.get(id(leaf)) if call.storages.get(id(leaf)) == _storage(leaf) else None
+            for leaf in leaves
+        )
 
     def signature(self) -> Signature:
         """Return the signature of the first call, with the batch axes that it shares with the second.
@@ -356,12 +358,33 @@ class _Recorded:
     kwargs: dict[str, Any]
     output: Any
     paths: Mapping[int, Path]  # of the tensors in the step's batch that it has not changed in place, by id
+    storages: Mapping[int, int | None]  # that the batch's tensors had when the step began, by id
 
 
-def _state(tensor: Any) -> Any:
-    """Return what changes when a tensor is written to or gets other memory."""
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes which storages ops write to, until `stop`: version counters miss what is done to ``.data``."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int | None] = set()
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if not self._is_stopped and func._schema.is_mutable:
+            for argument, value in zip_longest(func._schema.arguments, args):
+                if argument.is_write:
+                    self.storages.update(map(_storage, tensors_in(given.get(argument.name, value))))
+        return func(*args, **given)
+
+
+def _storage(tensor: Any) -> int | None:
+    """Return a number for a tensor's memory; None for a nested tensor or a TensorSpec."""
     is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_nested
-    return (version_of(tensor), tensor.untyped_storage()._cdata) if is_plain else None
+    return tensor.untyped_storage()._cdata if is_plain else None
 
 
 def _call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
