@@ -37,7 +37,8 @@ def resize(
 ) -> Tensor:
     """Resize axes of a tensor, one after the other, see the arguments of ONNX's Resize.
 
-    Sizes and places are computed in float32, as in ONNX Runtime: 5 times 1.4 is 7, not just below.
+    Sizes and places are computed in float32, as in ONNX Runtime: 5 times 1.4 is 7, not just below. Corners
+    are aligned by the size of the result, as in ONNX Runtime and torch, not by the old size times the factor.
 
     Args:
         x: any shape.
@@ -107,18 +108,20 @@ def _places(size: int, old: int, factor: float, kind: str, region: tuple[float, 
     """Return the place in the input of each element of the result, in float32."""
     y = torch.arange(size, dtype=torch.float32)
     ratio = torch.tensor(factor, dtype=torch.float32)
-    length = factor * old
     if kind == "align_corners":
-        return y * 0 if length == 1 else y * (old - 1) / (length - 1)
+        return y * 0 if size == 1 else y * (old - 1) / (size - 1)
     if kind == "asymmetric":
         return y / ratio
+    if kind == "tf_half_pixel_for_nn":
+        return (y + 0.5) / ratio
     if kind == "tf_crop_and_resize":
-        start, end = region
-        step = (end - start) * (old - 1)
-        return start * (old - 1) + (y * 0 + step / 2 if length == 1 else y * step / (length - 1))
+        start, end = torch.tensor(region, dtype=torch.float32)
+        if size == 1:
+            return y + (start + end) * (old - 1) * 0.5
+        return start * (old - 1) + y * (end - start) * (old - 1) / (size - 1)
     if kind == "pytorch_half_pixel" and size == 1:
         return y * 0
-    offset = old / 2 * (1 - size / length) if kind == "half_pixel_symmetric" else 0.0
+    offset = old / 2 * (1 - size / (ratio * old)) if kind == "half_pixel_symmetric" else 0.0
     return offset + (y + 0.5) / ratio - 0.5
 
 

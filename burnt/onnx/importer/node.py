@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from burnt.errors import UnsupportedError
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -45,6 +47,27 @@ class Node:
     def text(self, name: str, default: str) -> str:
         """Return an attribute of text; `default` if it is not given."""
         return to_text(self.attr(name, default))
+
+    def choice(self, name: str, default: str, *others: str) -> str:
+        """Return an attribute that is one of some words.
+
+        Raises:
+            UnsupportedError: it is another one.
+        """
+        found = self.text(name, default)
+        if found not in (default, *others):
+            raise self.refusal(name, ", ".join((default, *others)))
+        return found
+
+    def refusal(self, name: str, expected: str) -> UnsupportedError:
+        """Return the error for an attribute whose value is not supported."""
+        value = str(to_text(self.attr(name)))
+        return UnsupportedError(
+            f"the attribute {name} of {self.op} is not supported with this value",
+            where=self.name or f"the node of {', '.join(repr(v.name) for v in self.node.outputs)}",
+            expected=expected,
+            found=f"{name}={value if len(value) <= 80 else value[:80] + '...'}",
+        )
 
     def has(self, index: int) -> bool:
         """Whether an input is given."""

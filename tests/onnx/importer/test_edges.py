@@ -163,6 +163,70 @@ def test_half_pixels_of_one_element(mode: str) -> None:
     _check(_model(text, {"scales": np.array([1, 1, 1, 0.5], np.float32)}), {"x": _floats(1, 1, 4, 3)})
 
 
+_CUBIC = ["antialias = 1", "exclude_outside = 1", "cubic_coeff_a = -0.5"]
+
+
+@pytest.mark.parametrize("coordinates", ["align_corners", "tf_crop_and_resize", "half_pixel"])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [("nearest", ""), ("linear", ""), ("linear", "antialias = 1"), *(("cubic", o) for o in ("", *_CUBIC))],
+)
+def test_resize_where_size_times_scale_is_no_integer(mode: str, options: str, coordinates: str) -> None:
+    """Corners are aligned by the integer size of the result; ONNX's own reference takes the fraction."""
+    attributes = f'mode = "{mode}", coordinate_transformation_mode = "{coordinates}"'
+    attributes += f", {options}" if options else ""
+    attributes += ", extrapolation_value = 3.0" if coordinates == "tf_crop_and_resize" else ""
+    attributes += ', nearest_mode = "floor"' if mode != "linear" else ""
+    text = f"g (float[N, 2, H, W] x) => (float[a, b, c, d] y) {{ y = Resize<{attributes}>(x, roi, scales) }}"
+    roi = np.array([0, 0, 0.2, -0.3, 1, 1, 0.7, 1], np.float32)
+    module = _model(text, {"scales": np.array([1, 1, 2.3, 0.6], np.float32), "roi": roi})
+    module.opset_import[0].version = 19
+    for height, width in ((7, 8), (9, 4)):
+        _check(module, {"x": _floats(1, 2, height, width)})
+
+
+@pytest.mark.parametrize("scales", [[2.3], [0.6, 2.3], [0.6, 1.7, 2.3]])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resize_aligns_corners_along_some_axes(mode: str, scales: list[float]) -> None:
+    rank = len(scales)
+    attributes = f'axes = {list(range(2, 2 + rank))}, mode = "{mode}"'
+    attributes += ', coordinate_transformation_mode = "align_corners"'
+    dims = "1, 1, 5, 6, 4".split(", ")[: 2 + rank]
+    text = f"g (float[{', '.join(dims)}] x) => (float[{', '.join('abcde'[: 2 + rank])}] y) {{ "
+    text += f"y = Resize<{attributes}>(x, , scales) }}"
+    model = _model(text, {"scales": np.array(scales, np.float32)})
+    model.opset_import[0].version = 19
+    _check(model, {"x": _floats(*map(int, dims))})
+
+
+def test_resize_with_half_pixels_of_tensorflow() -> None:
+    attributes = 'mode = "nearest", coordinate_transformation_mode = "tf_half_pixel_for_nn", '
+    attributes += 'nearest_mode = "floor"'
+    text = f"g (float[1, 1, 4, 9] x) => (float[a, b, c, d] y) {{ y = Resize<{attributes}>(x, roi, scales) }}"
+    constants = {"scales": np.array([1, 1, 0.6, 1.5], np.float32), "roi": np.zeros(0, np.float32)}
+    model = _model(text, constants)
+    model.opset_import[0].version = 11
+    _check(model, {"x": _floats(1, 1, 4, 9)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mode", "area"),
+        ("coordinate_transformation_mode", "corners"),
+        ("nearest_mode", "round"),
+        ("keep_aspect_ratio_policy", "crop"),
+    ],
+)
+def test_resize_refuses_words_that_it_does_not_know(name: str, value: str) -> None:
+    text = (
+        f'g (float[1, 1, 4, 4] x) => (float[a, b, c, d] y) {{ y = Resize<{name} = "{value}">(x, , scales) }}'
+    )
+    with pytest.raises(UnsupportedError, match=f"attribute {name} of Resize") as caught:
+        burnt.onnx.load(_model(text, {"scales": np.array([1, 1, 2, 2], np.float32)}))
+    assert f"found     {name}={value}" in str(caught.value)
+
+
 @pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"])
 def test_a_global_pool_of_an_input_without_a_shape(op: str) -> None:
     x = _floats(2, 3, 2, 3, 4)

@@ -20,6 +20,13 @@ _MODES = {
 }
 
 
+_COORDINATES = (
+    *("half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn"),
+    "tf_crop_and_resize",
+)
+_NEAREST = "round_prefer_ceil", "floor", "ceil"
+
+
 def _numbers(build: Build, node: Node, index: int) -> Any:
     constant = build.constant(node, index)
     if constant is not None:
@@ -35,26 +42,27 @@ def _resize(build: Build, node: Node) -> Any:
         "sizes": sizes_of(build, node, 3),
         "scales": _numbers(build, node, 2) if node.has(2) else None,
         "axes": node.attr("axes"),
-        "mode": node.text("mode", "nearest"),
-        "coordinates": node.text("coordinate_transformation_mode", "half_pixel"),
+        "mode": node.choice("mode", "nearest", "linear", "cubic"),
+        "coordinates": node.choice("coordinate_transformation_mode", "half_pixel", *_COORDINATES),
     }
     if found["mode"] == "nearest":
-        found["nearest"] = node.text("nearest_mode", "round_prefer_floor")
+        found["nearest"] = node.choice("nearest_mode", "round_prefer_floor", *_NEAREST)
     if found["mode"] == "cubic":
         found["cubic"] = node.attr("cubic_coeff_a", -0.75)
     if found["coordinates"] == "tf_crop_and_resize":
         found |= {"roi": _numbers(build, node, 1), "extrapolation": node.attr("extrapolation_value", 0.0)}
-    if node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-        found["aspect"] = node.text("keep_aspect_ratio_policy", "stretch")
+    aspect = node.choice("keep_aspect_ratio_policy", "stretch", "not_larger", "not_smaller")
+    if aspect != "stretch":
+        found["aspect"] = aspect
     found |= {name: True for name in ("antialias", "exclude_outside") if node.attr(name, 0)}
     return _call(build, node, found)
 
 
-@handler("Upsample")
+@handler("Upsample", since=7)
 def _upsample(build: Build, node: Node) -> Any:
     found: dict[str, Any] = {
         "scales": node.attr("scales") or _numbers(build, node, 1),
-        "mode": node.text("mode", "nearest"),
+        "mode": node.choice("mode", "nearest", "linear"),
         "coordinates": "asymmetric",
     }
     if found["mode"] == "nearest":
