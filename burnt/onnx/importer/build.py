@@ -26,7 +26,7 @@ from burnt.onnx.importer.heads import Repeated
 from burnt.onnx.importer.integers import Ints, compute
 from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.names import tensor_hint, unique_name
-from burnt.onnx.importer.node import Node, shortest_decimal, to_text
+from burnt.onnx.importer.node import Node, attribute_defaults, refuse_attribute, shortest_decimal, to_text
 from burnt.onnx.importer.patterns import rewrite_patterns
 from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Size, Statement, names_in
 from burnt.onnx.importer.registry import find_handler
@@ -489,6 +489,7 @@ class Build:
             results = known
         else:
             results = found(self, wrapped)
+        wrapped.check_read()
         outputs = results if isinstance(results, tuple) else (results,)
         for output, result in zip(node.outputs, outputs, strict=False):
             if isinstance(result, np.ndarray):
@@ -735,6 +736,7 @@ def build_program(model: ir.Model, where: str) -> Build:
         UnsupportedError: ops without a handler; all of them are listed.
         RecordError: the graph is damaged.
     """
+    _check_attributes(model)
     expand(model, where, MAX_NODES)
     rewrite_patterns(model)
     missing = unsupported_nodes(model)
@@ -757,6 +759,23 @@ def build_program(model: ir.Model, where: str) -> Build:
         first = next(iter(build.tensors), None)
         _set_devices(build.program, None if first is None else Device(Name(f"self.{first}")))
     return build
+
+
+def _check_attributes(model: ir.Model) -> None:
+    """Check that ops have no attributes that ONNX, or the function that they call, does not know.
+
+    Raises:
+        UnsupportedError: one does.
+    """
+    for graph in (model.graph, *model.functions.values()):
+        for node in graph.all_nodes():
+            if node.attributes:
+                function = model.functions.get(node.op_identifier())
+                version = graph.opset_imports.get(node.domain, graph.opset_imports.get("ai.onnx", 1))
+                known: Any = attribute_defaults(node.domain, node.op_type, version)
+                known = known if function is None else function.attributes
+                for name in () if known is None else sorted(node.attributes.keys() - set(known)):
+                    raise refuse_attribute(node, name, f"one of {', '.join(known) or 'none'}")
 
 
 def _set_devices(program: Program, device: Device | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,15 @@ from burnt.errors import UnsupportedError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Node", "shortest_decimal", "to_text"]
+__all__ = ["Node", "attribute_defaults", "refuse_attribute", "shortest_decimal", "to_text"]
+
+_WITHOUT_EFFECT = {
+    *("consumed_inputs", "is_test", "seed"),  # memory; versions below 7 for inference; another generator
+    *("accuracy_level", "chunk_size", "multi_class", "nodes_hitrates", "nodes_hitrates_as_tensor"),  # hints
+    *("hidden_size", "kernel_shape", "num_outputs", "type"),  # what inputs and outputs say; pools read theirs
+    "sorted",  # TopK, which may return any order without it; Unique reads its own
+}
+"""Attributes that do not change what is computed here, whatever their value is."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -31,9 +40,11 @@ class Node:
         self.name = node.name or ""
         self.num_inputs = len(node.inputs)
         self.num_outputs = len(node.outputs)
+        self.read: set[str] = set()
 
     def attr(self, name: str, default: Any = None) -> Any:
         """Return an attribute: a number, text, list, numpy array or graph; `default` if it is not given."""
+        self.read.add(name)
         attribute = self.node.attributes.get(name)
         if attribute is None:
             return default
@@ -61,13 +72,29 @@ class Node:
 
     def refusal(self, name: str, expected: str) -> UnsupportedError:
         """Return the error for an attribute whose value is not supported."""
-        value = str(to_text(self.attr(name)))
-        return UnsupportedError(
-            f"the attribute {name} of {self.op} is not supported with this value",
-            where=self.name or f"the node of {', '.join(repr(v.name) for v in self.node.outputs)}",
-            expected=expected,
-            found=f"{name}={value if len(value) <= 80 else value[:80] + '...'}",
-        )
+        return refuse_attribute(self.node, name, expected)
+
+    def ignore(self, *names: str) -> None:
+        """Note attributes that do not change the result, as other attributes or the inputs are."""
+        self.read.update(names)
+
+    def check_read(self) -> None:
+        """Check that the handler has read each attribute whose value is not the default.
+
+        Raises:
+            UnsupportedError: it has not, so that the attribute would be ignored.
+        """
+        unread = self.node.attributes.keys() - self.read - _WITHOUT_EFFECT
+        for name in sorted(unread):
+            defaults = attribute_defaults(self.node.domain, self.op, self.version)
+            value = self.attr(name)
+            if defaults is None:  # of ONNX Runtime: almost all have the default 0
+                if value in (0, b"", "", b"NONE", "NONE", []):
+                    continue
+                raise self.refusal(name, f"no {name}")
+            default = defaults[name]
+            if to_text(value) != to_text(default):
+                raise self.refusal(name, f"no {name}" if default is None else f"no {name}, or {default}")
 
     def has(self, index: int) -> bool:
         """Whether an input is given."""
@@ -84,6 +111,31 @@ class Node:
             return False
         output = self.node.outputs[index]
         return bool(output.name) and (bool(output.uses()) or output.is_graph_output())
+
+
+@functools.cache
+def attribute_defaults(domain: str, op: str, version: int) -> dict[str, Any] | None:
+    """Return the attributes that ONNX knows of an op, with their defaults; None if it does not know the op."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(op, version, "" if domain == "ai.onnx" else domain)
+    except onnx.defs.SchemaError:
+        return None
+    given = {name: attribute.default_value for name, attribute in schema.attributes.items()}
+    defaults = {name: onnx.helper.get_attribute_value(v) if v.name else None for name, v in given.items()}
+    return {k: shortest_decimal(v) if isinstance(v, float) else v for k, v in defaults.items()}
+
+
+def refuse_attribute(node: ir.Node, name: str, expected: str) -> UnsupportedError:
+    """Return the error for an attribute that is not supported, or not with its value."""
+    value = to_text(node.attributes[name].value)
+    return UnsupportedError(
+        f"the attribute {name} of {node.op_type} is not supported",
+        where=node.name or f"the node of {', '.join(repr(v.name) for v in node.outputs)}",
+        expected=expected,
+        found=f"{name}={value if len(value) <= 80 else value[:80] + '...'}",
+    )
 
 
 def to_text(value: Any) -> str:

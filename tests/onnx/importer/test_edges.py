@@ -191,7 +191,7 @@ def test_resize_aligns_corners_along_some_axes(mode: str, scales: list[float]) -
     rank = len(scales)
     attributes = f'axes = {list(range(2, 2 + rank))}, mode = "{mode}"'
     attributes += ', coordinate_transformation_mode = "align_corners"'
-    dims = "1, 1, 5, 6, 4".split(", ")[: 2 + rank]
+    dims = ["1", "1", "5", "6", "4"][: 2 + rank]
     text = f"g (float[{', '.join(dims)}] x) => (float[{', '.join('abcde'[: 2 + rank])}] y) {{ "
     text += f"y = Resize<{attributes}>(x, , scales) }}"
     model = _model(text, {"scales": np.array(scales, np.float32)})

@@ -27,8 +27,9 @@ def _attention(build: Build, node: Node) -> Any:
         options["window"] = window
     if node.attr("softmax_precision"):
         options["softmax_dtype"] = torch_dtype(node.attr("softmax_precision"))
+    mode = node.attr("qk_matmul_output_mode", 0)
     if node.uses_output(3):
-        options["scores"] = node.attr("qk_matmul_output_mode", 0)
+        options["scores"] = mode
     options = {key: value for key, value in options.items() if value is not None}
     while inputs[-1] is None:
         inputs.pop()

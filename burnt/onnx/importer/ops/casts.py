@@ -21,6 +21,7 @@ _PLAIN = (
 
 def _cast(build: Build, node: Node, to: int) -> Any:
     options: dict[str, Any] = {}
+    node.ignore("saturate", "round_mode")  # of float8 alone
     if 17 <= to <= 20 or to == 24:
         options["saturate"] = bool(node.attr("saturate", 1))
     if to == 24:

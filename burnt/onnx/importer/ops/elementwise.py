@@ -139,7 +139,8 @@ def operands(build: Build, node: Node, *, left: bool = False, right: bool = True
         left: whether the first may be a number, where it is known to be one.
         right: whether the second may.
     """
-    axis = node.attr("axis") if node.attr("broadcast", 0) else None  # of versions below 7
+    axis, broadcast = node.attr("axis"), node.attr("broadcast", 0)  # of versions below 7
+    axis = axis if broadcast else None
     second = literal(build, node, 1) if right else None
     first = literal(build, node, 0) if left and second is None and axis is None else None
     if first is None:

@@ -73,17 +73,6 @@ def _fused_matmul(build: Build, node: Node) -> Any:
     )
 
 
-def _refuse(node: Node, *attributes: str) -> None:
-    for name in attributes:
-        if node.attr(name):
-            raise UnsupportedError(
-                f"an attribute of {node.op} is not supported",
-                where=node.name,
-                expected=f"no {name}",
-                found=node.attr(name),
-            )
-
-
 @handler("FusedConv", "FusedGemm", domain=MS)
 def _fused_activation(build: Build, node: Node) -> Any:
     plain = "Conv" if node.op == "FusedConv" else "Gemm"
@@ -169,7 +158,6 @@ def _options(node: Node) -> dict[str, Any]:
 
 @handler("Attention", domain=MS)
 def _packed_attention(build: Build, node: Node) -> Any:
-    _refuse(node, "do_rotary", "past_present_share_buffer")
     inputs = [build.tensor(node, i) for i in range(6)]
     options = _options(node)
     if node.attr("qkv_hidden_sizes"):
@@ -185,7 +173,8 @@ def _multi_head_attention(build: Build, node: Node) -> Any:
 
 @handler("RotaryEmbedding", domain=MS)
 def _rotary(build: Build, node: Node) -> Any:
-    _refuse(node, "is_packed_batching", "scale" if node.attr("scale", 1.0) != 1.0 else "is_packed_batching")
+    if node.attr("scale", 1.0) != 1.0:
+        raise node.refusal("scale", "1.0")
     options = {
         "interleaved": bool(node.attr("interleaved", 0)),
         "num_heads": node.attr("num_heads", 0),
@@ -197,7 +186,7 @@ def _rotary(build: Build, node: Node) -> Any:
 
 @handler("GroupQueryAttention", domain=MS)
 def _group_query_attention(build: Build, node: Node) -> Any:
-    _refuse(node, "smooth_softmax", "k_quant_type", "v_quant_type", "qk_output")
+    node.ignore("qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon")  # of inputs that are refused
     if any(node.has(i) for i in range(9, node.num_inputs)):
         raise UnsupportedError(
             "GroupQueryAttention with positions, a bias or a sink is not supported",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @handler("And")
 def _and(build: Build, node: Node) -> Any:
-    if "axis" not in node.node.attributes and "broadcast" not in node.node.attributes:
+    if node.attr("axis") is None and node.attr("broadcast") is None:
         for index in (0, 1):
             if _is_true(node.node.inputs[1 - index]) and isinstance(build.value(node, index), Name):
                 result = _broadcast(build, node, index)

@@ -19,8 +19,7 @@ ML = "ai.onnx.ml"
 
 def _list(node: Node, *names: str) -> list[Any]:
     """Return the first attribute that is given, as a list; text is decoded."""
-    for name in names:
-        found = node.attr(name)
+    for found in [node.attr(name) for name in names]:
         if found is not None and len(found):
             values = found.reshape(-1).tolist() if isinstance(found, np.ndarray) else list(found)
             return [v.decode() if isinstance(v, bytes) else v for v in values]
@@ -67,6 +66,7 @@ def _normalizer(build: Build, node: Node) -> Any:
 def _imputer(build: Build, node: Node) -> Any:
     values = _list(node, "imputed_value_floats", "imputed_value_int64s")
     is_int = not node.attr("imputed_value_floats")
+    node.ignore("replaced_value_int64", "replaced_value_float")  # of the other type
     missing = node.attr("replaced_value_int64", 0) if is_int else node.attr("replaced_value_float", 0.0)
     return build.call("ops.impute", build.tensor(node, 0), missing, values, hint="imputed")
 
@@ -104,6 +104,7 @@ def _zip_map(build: Build, node: Node) -> Any:
 @handler("CategoryMapper", domain=ML)
 def _category_mapper(build: Build, node: Node) -> Any:
     texts, numbers = _list(node, "cats_strings"), _list(node, "cats_int64s")
+    node.ignore("default_string", "default_int64")  # of the other type
     if build.dtype(node, 0) is None:
         arguments: tuple[Any, ...] = (texts, numbers, node.attr("default_int64", -1), torch.int64)
     else:
@@ -113,6 +114,7 @@ def _category_mapper(build: Build, node: Node) -> Any:
 
 @handler("LabelEncoder", domain=ML)
 def _label_encoder(build: Build, node: Node) -> Any:
+    node.ignore("default_string", "default_int64", "default_float")  # of other types
     if node.version < 2:
         texts = _list(node, "classes_strings")
         if build.dtype(node, 0) is None:
@@ -342,6 +344,7 @@ def _kernel(build: Build, node: Node, count: int) -> Any:
 def _svm_regressor(build: Build, node: Node) -> Any:
     rho = _list(node, "rho")
     count = node.attr("n_supports", 0)
+    node.ignore("kernel_params")  # of no support vectors
     weights = np.array(_list(node, "coefficients"), np.float32).reshape(1, -1)
     weight, bias = build.parameter(weights, "weight"), build.parameter(np.array(rho, np.float32), "bias")
     kernel = _kernel(build, node, count) if count else build.tensor(node, 0)

@@ -24,6 +24,7 @@ def _recurrent(build: Build, node: Node) -> Any:
     num_states = 2 if node.op == "LSTM" else 1
     layer = _layer(build, node)
     if layer is not None:
+        node.ignore("activation_alpha", "activation_beta")  # torch's activations have none
         return _call_layer(build, node, layer)
     options: dict[str, Any] = {
         "direction": node.text("direction", "forward"),

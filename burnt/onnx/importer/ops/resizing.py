@@ -45,6 +45,7 @@ def _resize(build: Build, node: Node) -> Any:
         "mode": node.choice("mode", "nearest", "linear", "cubic"),
         "coordinates": node.choice("coordinate_transformation_mode", "half_pixel", *_COORDINATES),
     }
+    node.ignore("nearest_mode", "cubic_coeff_a", "extrapolation_value")  # of other modes
     if found["mode"] == "nearest":
         found["nearest"] = node.choice("nearest_mode", "round_prefer_floor", *_NEAREST)
     if found["mode"] == "cubic":

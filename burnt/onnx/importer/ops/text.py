@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ def _regex_full_match(build: Build, node: Node) -> Any:
 
 @handler("StringNormalizer")
 def _string_normalizer(build: Build, node: Node) -> Any:
+    if re.match("(az|lt|tr)", node.text("locale", "")):
+        raise node.refusal("locale", "a language whose letters change case as in English")
     return build.call(
         "ops.normalize_strings",
         build.tensor(node, 0),

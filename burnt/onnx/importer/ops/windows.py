@@ -280,12 +280,12 @@ def _as_torch(node: Node) -> tuple[int, Any] | None:
 @handler("MaxPool")
 def _max_pool(build: Build, node: Node) -> Any:
     x, kernel = build.tensor(node, 0), node.attr("kernel_shape")
-    same, dtype = _as_torch(node), build.dtype(node, 0)
+    same, dtype, order = _as_torch(node), build.dtype(node, 0), node.attr("storage_order", 0)
     if same and not node.uses_output(1) and dtype is not None and dtype.is_floating_point:
         dilations = node.attr("dilations") or [1]
         extra = {"dilation": tuple(dilations)} if set(dilations) != {1} else {}
         return build.call(f"F.max_pool{same[0]}d", x, *same[1], hint="pooled", **extra)
-    extra = _window(node) | ({"column_major": True} if node.attr("storage_order", 0) else {})
+    extra = _window(node) | ({"column_major": True} if order else {})
     return build.calls("ops.max_pool", x, kernel, count=2, hint="pooled", **extra)
 
 
