@@ -30,7 +30,7 @@ from burnt.onnx.importer.node import Node, attribute_defaults, refuse_attribute,
 from burnt.onnx.importer.patterns import rewrite_patterns
 from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Size, Statement, names_in
 from burnt.onnx.importer.registry import find_handler
-from burnt.onnx.importer.source import MAX_NODES
+from burnt.onnx.importer.source import MAX_NODES, ConstantLimit
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -92,6 +92,7 @@ class Build:
         repeated: for tensors that repeat others, what they repeat.
         weights: for constants, whether all nodes that read them have the same op and weights.
         unread: how often nodes that are still to come read a large constant.
+        limit: of the bytes of constants; None if they are not counted.
     """
 
     program: Program
@@ -121,6 +122,7 @@ class Build:
     repeated: dict[Name, Repeated] = field(default_factory=dict)
     weights: dict[Any, bool] = field(default_factory=dict)
     unread: dict[Any, int] = field(default_factory=dict)
+    limit: ConstantLimit | None = None
 
     # --- what handlers read -------------------------------------------------------------------------------
 
@@ -344,6 +346,7 @@ class Build:
             own = f"{hint}_{own}" if own[:1].isdigit() else own  # those of a Sequential are numbers
             name = unique_name(own, root.member_names)
             root.layers[name] = module
+            self.take(sum(tensor.nbytes for tensor in module.state_dict().values()), node)
             if key is not None:
                 root.shared_layers[key] = name
         words = [word for word in re.split(r"[./]", path or "") if not word.isdigit()]
@@ -365,6 +368,7 @@ class Build:
         root = self.root
         name = unique_name(tensor_hint(root.without_prefix(hint)), root.member_names)
         tensor = array if isinstance(array, Tensor) else to_tensor(array)
+        self.take(tensor.nbytes, self.node)
         if is_trained is None:
             is_trained = tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.dim() > 0
             is_trained = is_trained and not hint.endswith(_BUFFERS)
@@ -494,8 +498,15 @@ class Build:
         for output, result in zip(node.outputs, outputs, strict=False):
             if isinstance(result, np.ndarray):
                 self.constants[output] = result
+                if node.op_type != "Constant":  # those are in the file
+                    self.take(result.nbytes, node)
             else:
                 self.values[output] = result
+
+    def take(self, nbytes: int, node: ir.Node | None) -> None:
+        """Count bytes of constants that the import makes."""
+        if (limit := self.root.limit) is not None:
+            limit.take(nbytes, "weights" if node is None else _name_of(node))
 
     def _move_strings(self, found: Any, node: Node) -> tuple[Any, ...]:
         """Move strings, which torch does not have: move their positions, and look the strings up there."""
@@ -532,7 +543,8 @@ class Build:
         inputs = [self.constant(node, i) for i in range(node.num_inputs) if node.has(i)]
         if not inputs or any(array is None for array in inputs):
             return False
-        if _folded_size(node.op, inputs) > _MAX_FOLDED:
+        made = _largest_size(node.op, [array for array in inputs if array is not None])
+        if made > (_MAX_FOLDED if node.op in (*_SIZED, "Range", "OneHot") else _MAX_MADE):
             return False
         if node.op == "Transpose":  # of a weight, which is stored as it is used
             return node.is_only_use(0)
@@ -690,6 +702,16 @@ _NOT_FOLDED = {
     *("Loop", "Scan", "If", "SequenceMap", "Identity"),
 }
 
+_MAX_MADE = 2**22  # elements of a result that is then found to be too large
+_SIZED = {"ConstantOfShape", "Expand", "Tile", "HannWindow", "HammingWindow", "BlackmanWindow"}
+_SIZED_OTHERWISE = {
+    *("AffineGrid", "AveragePool", "CenterCropPad", "Col2Im", "Conv", "ConvInteger", "ConvTranspose", "DFT"),
+    *("DeformConv", "Einsum", "LpPool", "MaxPool", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Pad"),
+    *("QLinearConv", "Resize", "RoiAlign", "STFT", "TfIdfVectorizer", "Upsample"),
+}
+"""Ops that numbers in their inputs or attributes let make any number of elements; these are not folded."""
+_BROADCASTING = {"Max", "Mean", "Min", "Sum", "Where"}
+
 _MOVING = {
     *("Compress", "Expand", "GatherElements", "GatherND", "ReverseSequence", "Slice", "Split", "Squeeze"),
     *("Tile", "Transpose", "Unsqueeze"),
@@ -697,20 +719,25 @@ _MOVING = {
 """Ops that only move elements, and whose handlers take tensors alone."""
 
 
-def _folded_size(op: str, inputs: list[Any]) -> int:
-    """Return the number of elements that an op makes of constants, for ops that make more than they get."""
-    numbers = [
-        array.reshape(-1).tolist() for array in inputs if array.dtype.kind in "iuf" and array.size <= 64
-    ]
-    if op == "ConstantOfShape" and numbers:
-        return int(math.prod(numbers[0]))
-    if op in ("Expand", "Tile") and len(numbers) == len(inputs) == 2:
-        return int(math.prod(max(1, abs(n)) for n in numbers[1])) * max(1, len(numbers[0]))
-    if op == "Range" and len(numbers) == 3 and numbers[2][0]:
-        return int(abs(numbers[1][0] - numbers[0][0]) // abs(numbers[2][0]))
-    if op in ("Expand", "Tile", "Pad", "Resize", "Upsample", "OneHot", "ConstantOfShape", "Range"):
-        return _MAX_FOLDED + 1 if len(numbers) < len(inputs) else 0
-    return 0
+def _largest_size(op: str, inputs: list[np.ndarray[Any, Any]]) -> float:
+    """Return how many elements an op may make of constants, before it makes them."""
+    numbers = [array.reshape(-1).tolist() for array in inputs if array.dtype.kind in "iuf"]
+    sizes, last = [array.size for array in inputs], numbers[-1] if numbers else []
+    if op in _SIZED:
+        return math.prod(max(1, abs(n)) for n in last) * max(1, sizes[0] if len(sizes) > 1 else 1)
+    if op == "Range":
+        start, end, step = (part[0] for part in numbers)
+        return abs((end - start) / step) if step else math.inf
+    if op == "OneHot":
+        return sizes[0] * abs(numbers[1][0])
+    if op in ("Concat", "Slice", "ScatterElements", "ScatterND"):
+        return sum(sizes)
+    if op in _BROADCASTING:
+        return math.prod(
+            max(array.shape[-i] if i <= array.ndim else 1 for array in inputs)
+            for i in range(1, 1 + max(array.ndim for array in inputs))
+        )
+    return math.inf if op in _SIZED_OTHERWISE else math.prod(max(1, size) for size in sizes)
 
 
 def _is_text(value: ir.Value | None) -> bool:
@@ -729,12 +756,17 @@ def _size(value: Any) -> int:
     return int(value.numel() if isinstance(value, Tensor) else value.size)
 
 
-def build_program(model: ir.Model, where: str) -> Build:
+def build_program(model: ir.Model, where: str, limit: ConstantLimit) -> Build:
     """Return the program of a model.
+
+    Args:
+        model: is changed.
+        where: what messages call it.
+        limit: of the bytes of constants.
 
     Raises:
         UnsupportedError: ops without a handler; all of them are listed.
-        RecordError: the graph is damaged.
+        RecordError: the graph is damaged, or its constants are beyond the limit.
     """
     _check_attributes(model)
     expand(model, where, MAX_NODES)
@@ -752,7 +784,7 @@ def build_program(model: ir.Model, where: str) -> Build:
             found="\n".join(lines),
             hint="export it again with another opset, or without operators of the exporter's own",
         )
-    build = Build(Program([]), prefix=common_prefix(model.graph))
+    build = Build(Program([]), prefix=common_prefix(model.graph), limit=limit)
     build.add_graph(model.graph)
     build.remove_unused()
     if not build.main_input:  # no input has a device: that of the weights

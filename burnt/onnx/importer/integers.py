@@ -9,6 +9,7 @@ call on tensors.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -292,7 +293,10 @@ def _rule(*ops: str) -> Callable[[Rule], Rule]:
 
 def _each(function: Callable[..., Any], *arrays: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Call a function on the elements of arrays, which are broadcast."""
-    found = np.empty(np.broadcast_shapes(*(array.shape for array in arrays)), dtype=object)
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise ValueError("the result is too large")
+    found = np.empty(shape, dtype=object)
     found[...] = np.frompyfunc(function, len(arrays), 1)(*arrays)
     return found
 

@@ -24,27 +24,37 @@ __all__ = ["load"]
 
 
 @overload
-def load(model: object, engine: Literal["burnt"] = "burnt") -> ImportedModule: ...
+def load(
+    model: object, engine: Literal["burnt"] = "burnt", *, max_constant_bytes: int | None = None
+) -> ImportedModule: ...
 @overload
-def load(model: object, engine: Literal["onnx2torch"]) -> ConvertedModule: ...
+def load(
+    model: object, engine: Literal["onnx2torch"], *, max_constant_bytes: int | None = None
+) -> ConvertedModule: ...
 @overload
-def load(model: object, engine: str) -> ImportedModule | ConvertedModule: ...
-def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModule:
+def load(
+    model: object, engine: str, *, max_constant_bytes: int | None = None
+) -> ImportedModule | ConvertedModule: ...
+def load(
+    model: object, engine: str = "burnt", *, max_constant_bytes: int | None = None
+) -> ImportedModule | ConvertedModule:
     """Import an ONNX model as a burnt Module.
 
     Args:
         model: the path of a file, its bytes, or an ``onnx.ModelProto``.
         engine: ``"onnx2torch"`` for the converter of that name, with layers of torch and its own; it comes
             with ``pip install burnt[onnx2torch]``.
+        max_constant_bytes: limit of the constants that the import computes or copies; None is 16 times the
+            bytes of the file and its external data, and at least 64 MiB.
 
     Returns:
         A module in evaluation mode. Inputs are positional, in the order of the graph, or keywords by their
         names in the file; it returns one tensor, or a tuple of several.
 
     Raises:
-        RecordError: this is not an ONNX model, or it is damaged.
+        RecordError: this is not an ONNX model, it is damaged, or its constants are beyond the limit.
         UnsupportedError: it has ops that the engine does not support (burnt's names all of them), or
-            onnx2torch is missing.
+            onnx2torch is missing; or a node has an attribute that would be ignored.
         InputValueError: there is no such engine.
         OSError: the file does not exist or cannot be read.
 
@@ -66,7 +76,7 @@ def load(model: object, engine: str = "burnt") -> ImportedModule | ConvertedModu
     if engine != "burnt":
         raise InputValueError("engine= is invalid", expected="'burnt' or 'onnx2torch'", found=repr(engine))
     with _garbage_kept():
-        return _load(model)
+        return _load(model, max_constant_bytes)
 
 
 @contextlib.contextmanager
@@ -84,10 +94,10 @@ def _garbage_kept() -> Iterator[None]:
             gc.enable()
 
 
-def _load(model: object) -> ImportedModule:
-    parsed, where = read_model(model)
+def _load(model: object, max_constant_bytes: int | None) -> ImportedModule:
+    parsed, where, limit = read_model(model, max_constant_bytes)
     signature = _signature(parsed)
-    build = build_program(parsed, where)
+    build = build_program(parsed, where, limit)
     gather_gated(build.program, build.layers, build.member_names)
     group_blocks(build.program, build.tensors, build.layers, build.used_names)
     read_sizes_from_inputs(build)

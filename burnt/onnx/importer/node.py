@@ -115,7 +115,7 @@ class Node:
 
 @functools.cache
 def attribute_defaults(domain: str, op: str, version: int) -> dict[str, Any] | None:
-    """Return the attributes that ONNX knows of an op, with their defaults; None if it does not know the op."""
+    """Return the attributes of an op with their defaults; None if ONNX does not know the op."""
     import onnx
 
     try:

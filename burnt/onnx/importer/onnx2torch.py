@@ -62,7 +62,7 @@ def convert(model: object) -> ConvertedModule:
     """
     import onnx_ir as ir
 
-    parsed, where = read_model(model)
+    parsed, where, _ = read_model(model)
     engine = _onnx2torch()
     producers = [value.producer() for value in parsed.graph.outputs]
     if any(producer is None or len(producer.outputs) > 1 for producer in producers):

@@ -77,6 +77,8 @@ def _bias(node: ir.Node, index: int, factor: float = 1.0) -> tuple[bool, ir.Valu
     bias, x_scale, weight_scale = (array_of(v, _MOST) for v in (value, node.inputs[1], node.inputs[4]))
     if bias is None or x_scale is None or weight_scale is None or node.graph is None:
         return False, None
+    if bias.ndim != 1 or x_scale.size != 1 or weight_scale.size not in (1, bias.size):
+        return False, None
     array = (
         bias.astype(np.float64) * (x_scale.astype(np.float64) * weight_scale.reshape(-1) * factor)
     ).astype(np.float32)

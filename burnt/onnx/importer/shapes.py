@@ -6,7 +6,10 @@ result into a second model; here the inferred types alone are read.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
+
+from burnt.onnx.importer.matching import array_of
 
 if TYPE_CHECKING:
     import onnx
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["infer_shapes"]
 
 _MOST_BYTES = 1000  # of an initializer whose values shapes may depend on
+_MOST_PROPAGATED = 2**21  # elements that ONNX follows through the graph, each in 70 bytes
+_PROPAGATING = {"Mul", "Cast", "Sub", "Concat", "Add", "Slice", "Gather", "Squeeze", "Unsqueeze"}
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -23,10 +28,31 @@ def infer_shapes(model: ir.Model) -> None:
 
     proto = _without_weights(model)
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=_has_few_elements(model.graph))
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):  # the last two: C++, protobuf
         return
     _adopt(model.graph, inferred.graph)
+
+
+def _has_few_elements(graph: ir.Graph) -> bool:
+    """Whether the vectors that ONNX follows through ops on shapes have few elements in all.
+
+    It has no limit of its own: a Concat of a vector with itself, some times over, takes any memory.
+    """
+    lengths: dict[ir.Value | None, int] = {}
+
+    def length(value: ir.Value | None) -> int:
+        if value is not None and value not in lengths and value.shape is not None and len(value.shape) == 1:
+            return value.shape[0] if isinstance(value.shape[0], int) else 0
+        return lengths.get(value, 0)
+
+    for node in graph.all_nodes():
+        sizes = [length(value) for value in node.inputs]
+        if node.op_type == "ConstantOfShape" and (known := array_of(node.inputs[0], 1)) is not None:
+            lengths[node.outputs[0]] = math.prod(known.reshape(-1).tolist())
+        elif node.op_type in _PROPAGATING and any(sizes):
+            lengths[node.outputs[0]] = sum(sizes) if node.op_type == "Concat" else max(sizes)
+    return sum(lengths.values()) <= _MOST_PROPAGATED
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:

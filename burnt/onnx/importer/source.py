@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from burnt.errors import RecordError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["MAPS", "MAX_DEPTH", "MAX_NODES", "OPSET", "read_model"]
+__all__ = ["MAPS", "MAX_DEPTH", "MAX_NODES", "OPSET", "ConstantLimit", "read_model"]
 
 MAX_NODES = 200_000
 """Nodes of a model, those of inlined functions and bodies included."""
@@ -32,11 +36,48 @@ MAPS = "burnt.maps"
 _MAX_BYTES = 2**31  # protobuf's limit for a message
 
 
-def read_model(model: object) -> tuple[ir.Model, str]:
-    """Return a model and what messages call it.
+_MIN_CONSTANTS = 2**26  # bytes
+_MAX_GROWTH = 16
+
+
+@dataclass
+class ConstantLimit:
+    """The bytes of constants that an import may make: a file of 1 KB can describe any number.
+
+    Args:
+        nbytes: the limit.
+        where: what messages call the model.
+        used: so far; negative by the bytes of the file, which the module holds too.
+    """
+
+    nbytes: int
+    where: str
+    used: int
+
+    def take(self, nbytes: int, what: str) -> None:
+        """Count bytes before they are allocated, or kept.
+
+        Raises:
+            RecordError: they are more than the limit.
+        """
+        self.used += nbytes
+        if self.used > self.nbytes:
+            raise RecordError(
+                "the constants of the model are too large to compute",
+                where=f"{self.where}: {what}",
+                expected=f"at most {self.nbytes:,} bytes more than the file has",
+                found=f"{self.used:,} bytes or more",
+                hint="for a file that you trust: max_constant_bytes= or --max-constant-bytes",
+            )
+
+
+def read_model(model: object, max_constant_bytes: int | None = None) -> tuple[ir.Model, str, ConstantLimit]:
+    """Return a model, what messages call it, and the limit of its constants.
 
     Args:
         model: the path of a file, its bytes, or an ``onnx.ModelProto``.
+        max_constant_bytes: the limit; None is 16 times the bytes of the file and its external data, and at
+            least 64 MiB.
 
     Raises:
         RecordError: it is not an ONNX model, damaged, too large, or refers to files outside of its folder.
@@ -45,7 +86,7 @@ def read_model(model: object) -> tuple[ir.Model, str]:
     import onnx
     import onnx_ir as ir
 
-    where, folder = "an ONNX model", None
+    where, folder, is_own = "an ONNX model", None, not isinstance(model, onnx.ModelProto)
     if isinstance(model, str | os.PathLike):
         where = os.fspath(model)
         path = Path(where)
@@ -69,7 +110,17 @@ def read_model(model: object) -> tuple[ir.Model, str]:
         proto = model
     else:
         raise _not_onnx(where, f"an object of class {type(model).__name__}")
-    _check_proto(proto, where, folder)
+    external = _check_proto(proto, where, folder)
+    size = proto.ByteSize() + external
+    if max_constant_bytes is None:
+        max_constant_bytes = max(_MIN_CONSTANTS, _MAX_GROWTH * size)
+    limit = ConstantLimit(max_constant_bytes, where, used=-size)
+    if any(_sparse_tensors(proto)):
+        if not is_own:
+            own = onnx.ModelProto()
+            own.CopyFrom(proto)
+            proto = own
+        _densify(proto, limit)
     values = [*proto.graph.output, *proto.graph.value_info]
     if any(_has_map(value.type) for value in values):
         own = onnx.ModelProto()  # onnx_ir has no maps, which ZipMap of ai.onnx.ml returns
@@ -89,7 +140,7 @@ def read_model(model: object) -> tuple[ir.Model, str]:
     _detach(parsed)
     if folder is not None:
         ir.external_data.set_base_dir(parsed.graph, folder)
-    return parsed, where
+    return parsed, where, limit
 
 
 def _has_map(kind: Any) -> bool:
@@ -117,8 +168,83 @@ def _detach(model: ir.Model) -> None:
                     )
 
 
-def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
-    """Check what can be seen before parsing: versions, sizes, nesting, paths of external data."""
+def _graphs(proto: Any) -> Iterator[tuple[Any, int]]:
+    """Yield the graph and functions of a model and the bodies in them, each with its depth."""
+    stack = [(proto.graph, 0), *((function, 0) for function in proto.functions)]
+    while stack:
+        graph, depth = stack.pop()
+        yield graph, depth
+        for node in graph.node:
+            for attribute in node.attribute:
+                stack += [(attribute.g, depth + 1)] if attribute.HasField("g") else []
+                stack += [(body, depth + 1) for body in attribute.graphs]
+
+
+def _sparse_tensors(proto: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the sparse tensors of a model: the graph and the initializer, or None and the attribute."""
+    for graph, _ in _graphs(proto):
+        yield from ((graph, sparse) for sparse in getattr(graph, "sparse_initializer", ()))
+        for node in graph.node:
+            yield from ((None, a) for a in node.attribute if a.HasField("sparse_tensor"))
+
+
+def _densify(proto: Any, limit: ConstantLimit) -> None:
+    """Replace sparse tensors by dense ones, in place."""
+    for graph, sparse in list(_sparse_tensors(proto)):
+        if graph is None:
+            sparse.t.CopyFrom(_dense(sparse.sparse_tensor, limit))
+            sparse.name, sparse.type = "value", sparse.TENSOR
+            sparse.ClearField("sparse_tensor")
+        else:
+            graph.initializer.append(_dense(sparse, limit))
+    for graph, _ in _graphs(proto):
+        if hasattr(graph, "sparse_initializer"):
+            del graph.sparse_initializer[:]
+
+
+def _dense(sparse: Any, limit: ConstantLimit) -> Any:
+    """Return the dense tensor of a sparse one, whose indices are linear, or one for each axis."""
+    import onnx
+
+    name, dims = sparse.values.name or "a sparse constant", tuple(sparse.dims)
+    inner = sparse.values, sparse.indices
+    size, bits = math.prod(dims), _num_bytes(sparse.values)
+    if onnx.TensorProto.EXTERNAL in (tensor.data_location for tensor in inner):
+        raise _wrong_sparse(name, limit, "values and indices in the file", "external data")
+    if min(dims, default=0) < 0:
+        raise _wrong_sparse(name, limit, "sizes of at least 0", str(dims))
+    limit.take(size * max(1, (bits or 8) // max(1, math.prod(sparse.values.dims))), name)
+    try:
+        values, indices = (onnx.numpy_helper.to_array(tensor) for tensor in inner)
+    except (ValueError, TypeError) as error:
+        raise _wrong_sparse(name, limit, "values and indices of their shapes", str(error)) from None
+    if indices.dtype != np.int64 or indices.shape not in ((values.size,), (values.size, len(dims))):
+        shapes = f"int64 indices of shape ({values.size},) or ({values.size}, {len(dims)})"
+        raise _wrong_sparse(name, limit, shapes, f"{indices.dtype} of shape {indices.shape}")
+    ends = [size] if indices.ndim == 1 else dims
+    if values.size and bool(((indices < 0) | (indices >= ends)).any()):
+        raise _wrong_sparse(
+            name, limit, f"indices from 0 to below {ends}", f"{indices.min()} to {indices.max()}"
+        )
+    flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dims)
+    if bool((np.diff(flat) <= 0).any()):
+        raise _wrong_sparse(name, limit, "indices in ascending order, each once", "another order")
+    dense = np.full(size, b"" if values.dtype == object else 0, values.dtype)
+    dense[flat] = values.reshape(-1)
+    return onnx.numpy_helper.from_array(dense.reshape(dims), sparse.values.name)
+
+
+def _wrong_sparse(name: str, limit: ConstantLimit, expected: str, found: str) -> RecordError:
+    where = f"{limit.where}: {name}"
+    return RecordError("a sparse tensor is damaged", where=where, expected=expected, found=found[:200])
+
+
+def _check_proto(proto: Any, where: str, folder: Path | None) -> int:
+    """Check what can be seen before parsing: versions, sizes, nesting, paths of external data.
+
+    Returns:
+        The bytes of the files with external data.
+    """
     if not proto.ir_version or not proto.HasField("graph"):
         raise RecordError(
             "this is not an ONNX model",
@@ -146,10 +272,8 @@ def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
             found=opset,
             hint="pip install --upgrade onnx",
         )
-    nodes = 0
-    stack = [(proto.graph, 0), *((function, 0) for function in proto.functions)]
-    while stack:
-        graph, depth = stack.pop()
+    nodes, files = 0, set()
+    for graph, depth in _graphs(proto):
         nodes += len(graph.node)
         if nodes > MAX_NODES or depth > MAX_DEPTH:
             raise RecordError(
@@ -163,13 +287,13 @@ def _check_proto(proto: Any, where: str, folder: Path | None) -> None:
             for attribute in node.attribute:
                 tensors += [attribute.t] if attribute.HasField("t") else []
                 tensors += attribute.tensors
-                stack += [(attribute.g, depth + 1)] if attribute.HasField("g") else []
-                stack += [(body, depth + 1) for body in attribute.graphs]
         for tensor in tensors:
-            _check_tensor(tensor, where, folder)
+            files.add(_check_tensor(tensor, where, folder))
+    return sum(path.stat().st_size for path in files if path is not None)
 
 
-def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
+def _check_tensor(tensor: Any, where: str, folder: Path | None) -> Path | None:
+    """Check a tensor, and return the file of its external data."""
     import onnx
 
     if any(size < 0 for size in tensor.dims):
@@ -178,7 +302,7 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         if size is not None and tensor.HasField("raw_data") and len(tensor.raw_data) != size:
             raise _wrong_size(tensor, where, f"{size:,} bytes", f"{len(tensor.raw_data):,}")
-        return
+        return None
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     parts = PurePosixPath(location.replace("\\", "/"))
@@ -210,6 +334,7 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> None:
             found=found,
             hint=hint,
         )
+    return path
 
 
 def _num_bytes(tensor: Any) -> int | None:

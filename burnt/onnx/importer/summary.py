@@ -49,17 +49,18 @@ class Summary:
     unsupported: dict[str, str]
 
 
-def summarize(model: object) -> Summary:
+def summarize(model: object, max_constant_bytes: int | None = None) -> Summary:
     """Return what an ONNX model holds; nothing is imported or computed.
 
     Args:
         model: the path of a file, its bytes, or an ``onnx.ModelProto``.
+        max_constant_bytes: limit of the constants that are made of sparse ones, as in `burnt.onnx.load`.
 
     Raises:
         RecordError: this is not an ONNX model, or it is damaged.
         OSError: the file does not exist or cannot be read.
     """
-    parsed, where = read_model(model)
+    parsed, where, _ = read_model(model, max_constant_bytes)
     graph = parsed.graph
     nodes = [*graph.all_nodes(), *(node for f in parsed.functions.values() for node in f.all_nodes())]
     counts = Counter(_op(node.domain, node.op_type) for node in nodes)

@@ -173,8 +173,8 @@ def test_weights_are_freed_once_they_are_read() -> None:
     arrays = {name: rng.integers(-2, 3, (32, 32)).astype(np.float32) for name in "wvuz"}  # exact sums
     proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
     proto.graph.initializer.extend(tensor(array, name=name) for name, array in arrays.items())
-    parsed, where = read_model(proto)
-    build = build_program(parsed, where)
+    parsed, where, limit = read_model(proto)
+    build = build_program(parsed, where, limit)
     assert {value.name for value in build.constants if build.constants[value].nbytes >= 4096} == {"u", "z"}
     assert parsed.graph.initializers["w"].const_value is None
     w, v, u, z = arrays.values()

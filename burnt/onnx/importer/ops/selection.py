@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnt.errors import UnsupportedError
 from burnt.onnx.importer.build import Build, Node
 from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
 from burnt.onnx.importer.integers import maximum, minimum
@@ -17,15 +16,9 @@ from burnt.onnx.importer.registry import handler
 @handler("Constant")
 def _constant(build: Build, node: Node) -> Any:
     (name, attribute), *_ = node.node.attributes.items()
+    node.ignore(name)
     if name == "value":
         return node.attr("value")
-    if name == "sparse_value":
-        raise UnsupportedError(
-            "a sparse constant cannot be imported",
-            where=node.name,
-            expected="a dense one",
-            found="sparse_value",
-        )
     kinds = {"value_float": np.float32, "value_int": np.int64, "value_string": object}
     return np.array(attribute.value, dtype=kinds[name.removesuffix("s")])
 
