@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 import operator
 import os
 import sys
@@ -382,9 +383,9 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
                         expected=f"an index below {len(node)}",
                         found=last,
                     )
-                node[int(last)] = _parse(text)
+                node[int(last)] = _parse(text, _child_kind(node, kind, last))
             elif isinstance(node, dict):
-                node[last] = _parse(text)
+                node[last] = _parse(text, _child_kind(node, kind, last))
             else:
                 parent, field = ".".join(parents), _tag_field(kind)
                 raise ConfigError(
@@ -887,9 +888,21 @@ def _of_type(tag: str, node: Any, kind: Any, given: set[str]) -> dict[str, Any]:
     return {field: tag, **defaults, **{key: present[key] for key in given if key in present}}
 
 
-def _parse(text: str) -> Any:
-    # Other text stays a string: the lax conversion turns "12" into 12 if the field is a number, and keeps it
-    # if the field is a string.
+def _parse(text: str, kind: Any) -> Any:
+    """Return the value that a text of a command line stands for, in a field of type `kind`.
+
+    The lax conversion makes "12" a number later where the field is one, and keeps it where the field is a
+    string. Where it may be either, JSON decides: 12 and true are not strings; "12" in quotes and nan are.
+    """
+    kinds = list(_alternatives(kind, listing_open=False))
+    if type(None) in kinds and text in ("None", "none", "null"):
+        return None
+    if str in kinds and len(kinds) > 1 and not text.startswith("["):
+        with contextlib.suppress(ValueError):
+            value = parse_json({"True": "true", "False": "false"}.get(text, text))
+            is_finite = type(value) is not float or math.isfinite(value)
+            if is_finite and (type(value) in kinds or (type(value) is int and float in kinds)):
+                return value
     if not text.startswith(("[", "{", '"')):
         return text
     try:

@@ -548,3 +548,55 @@ def test_from_assignments_sets_required_fields():
         Outer.from_assignments(["inner.norm=layer"])
     assert caught.value.where == "inner.width"
     assert "path: nothing, expected Path" in str(caught.value)
+
+
+class Either(Config):
+    count: int | str = "many"
+    rate: float | str = "auto"
+    flag: bool | str = "auto"
+    name: str | None = "a"
+    limit: int | None = 3
+    any: int | bool | float | str | None = "a"
+    mixed: list[int | str] = msgspec.field(default_factory=lambda: ["a"])
+    text: str = "a"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "value"),
+    [
+        ("count=5", 5),
+        ("count=-5", -5),
+        ('count="5"', "5"),
+        ("count=5.5", "5.5"),
+        ("count=05", "05"),
+        ("count=true", "true"),
+        ("rate=5", 5.0),
+        ("rate=1e-3", 1e-3),
+        ("rate=nan", "nan"),
+        ("rate=Infinity", "Infinity"),
+        ('rate="1.5"', "1.5"),
+        ("flag=true", True),
+        ("flag=False", False),
+        ("flag=1", "1"),
+        ('flag="true"', "true"),
+        ("name=None", None),
+        ("name=none", None),
+        ("name=null", None),
+        ('name="None"', "None"),
+        ("name=5", "5"),
+        ("name=", ""),
+        ("limit=None", None),
+        ("any=1", 1),
+        ("any=1.5", 1.5),
+        ("any=true", True),
+        ("any=None", None),
+        ("any=b", "b"),
+        ("mixed.0=7", [7]),
+        ("mixed.0=b", ["b"]),
+        ("text=5", "5"),
+        ("text=None", "None"),
+    ],
+)
+def test_values_of_fields_that_may_be_strings(assignment: str, value: Any) -> None:
+    found = getattr(Either.from_assignments([assignment]), assignment.partition("=")[0].partition(".")[0])
+    assert (type(found), found) == (type(value), value)
