@@ -19,7 +19,14 @@ from burnt.errors import quantity
 __all__ = ["class_name", "run"]
 
 
-def run(path: str, out: str, name: str | None, force: bool, as_json: bool) -> int:
+def run(
+    path: str,
+    out: str,
+    name: str | None,
+    force: bool,
+    as_json: bool,
+    max_constant_bytes: int | None = None,
+) -> int:
     """Import a model, write it, and print what was written.
 
     Args:
@@ -28,6 +35,7 @@ def run(path: str, out: str, name: str | None, force: bool, as_json: bool) -> in
         name: of the class; None makes one of the file's name.
         force: whether to replace the files of an earlier import.
         as_json: whether to print JSON.
+        max_constant_bytes: as of `burnt.onnx.load`.
 
     Returns:
         The exit code 0.
@@ -70,7 +78,7 @@ def run(path: str, out: str, name: str | None, force: bool, as_json: bool) -> in
     name = class_name(file.stem) if name is None else name
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise UsageError("--name is no name of a class", found=name, hint=f"--name {class_name(name)}")
-    module = onnx.load(file)
+    module = onnx.load(file, max_constant_bytes=max_constant_bytes)
     python = write_package(module, folder, name=name, title=f"Imported from {file.name}.")
     weights = folder / WEIGHTS
     layers = Counter(_layers(module))

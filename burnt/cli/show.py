@@ -28,7 +28,13 @@ __all__ = ["run"]
 _LONGEST_METADATA = 200  # characters of a value; --json has all
 
 
-def run(path: str, only: Sequence[str], with_values: bool, as_json: bool) -> int:
+def run(
+    path: str,
+    only: Sequence[str],
+    with_values: bool,
+    as_json: bool,
+    max_constant_bytes: int | None = None,
+) -> int:
     """Print what a file or folder of weights holds.
 
     Args:
@@ -36,6 +42,7 @@ def run(path: str, only: Sequence[str], with_values: bool, as_json: bool) -> int
         only: patterns on names of tensors; none prints all.
         with_values: whether to read the values and print statistics of them.
         as_json: whether to print JSON.
+        max_constant_bytes: of an ONNX model, as of `burnt.onnx.load`.
 
     Returns:
         The exit code 0.
@@ -48,7 +55,7 @@ def run(path: str, only: Sequence[str], with_values: bool, as_json: bool) -> int
     if path.endswith(".onnx") and os.path.isfile(path):
         if only or with_values:
             raise UsageError("--only and --values are for files of weights", found=path)
-        return show_onnx.run(path, as_json)
+        return show_onnx.run(path, as_json, max_constant_bytes)
     with ExitStack() as stack:
         source = open_source(path, stack)
         names = [*source.tensors, *source.record.aliases]

@@ -10,12 +10,13 @@ from burnt.errors import quantity
 __all__ = ["run"]
 
 
-def run(path: str, as_json: bool) -> int:
+def run(path: str, as_json: bool, max_constant_bytes: int | None = None) -> int:
     """Print inputs, outputs, operator sets, ops by count, parameters, and what is not supported.
 
     Args:
         path: the ONNX file.
         as_json: whether to print JSON.
+        max_constant_bytes: as of `burnt.onnx.load`.
 
     Returns:
         The exit code 0.
@@ -25,7 +26,7 @@ def run(path: str, as_json: bool) -> int:
     """
     from burnt.onnx.importer.summary import summarize
 
-    summary = summarize(path)
+    summary = summarize(path, max_constant_bytes)
     if as_json:
         print_json({"path": path, "format": "onnx", **asdict(summary)})
         return 0

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 
 import burnt
 from burnt.cli import main
@@ -74,3 +76,21 @@ def test_paths_that_are_no_model(model, capsys):
     error = capsys.readouterr().err
     assert "--out is below a file" in error
     assert f"found     {file}\n" in error
+
+
+def test_the_limit_of_constants_is_an_option(tmp_path, capsys):
+    path = tmp_path / "sparse.onnx"
+    values = helper.make_tensor("v", TensorProto.FLOAT, [1], [1.0])
+    indices = helper.make_tensor("i", TensorProto.INT64, [1], [0])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xy"]
+    sparse = helper.make_sparse_tensor(values, indices, [1000])
+    node = helper.make_node("Add", ["x", "v"], ["y"])
+    onnx.save(
+        helper.make_model(helper.make_graph([node], "g", *([e] for e in ends), sparse_initializer=[sparse])),
+        path,
+    )
+    for command in (["import", str(path), "--out", str(tmp_path / "net")], ["show", str(path)]):
+        assert main([*command, "--max-constant-bytes", "1000"]) == 1
+        assert "at most 1,000 bytes" in capsys.readouterr().err
+        assert main(command) == 0
+        capsys.readouterr()

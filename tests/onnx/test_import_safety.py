@@ -6,6 +6,8 @@ import ast
 import itertools
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -387,3 +389,208 @@ def test_strings_of_a_model_are_literals():
     module = burnt.onnx.load(model)
     tree = ast.parse(module_source(module, "Imported", "title"))
     assert text in {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
+# --- attributes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "found"),
+    [
+        ("Relu", {"slope": 0.5}, "slope=0.5"),
+        ("Softmax", {"axes": [1]}, "axes="),
+        ("Identity", {"kernel_shape": [2]}, "kernel_shape="),
+    ],
+)
+def test_an_attribute_that_the_op_does_not_have(op, attributes, found):
+    with pytest.raises(UnsupportedError, match=f"the attribute {next(iter(attributes))} of {op}") as caught:
+        burnt.onnx.load(_model([helper.make_node(op, ["x"], ["y"], name="first", **attributes)]))
+    assert "in        first" in str(caught.value)
+    assert f"found     {found}" in str(caught.value)
+
+
+def _norm(**attributes: Any) -> Any:
+    weights = [numpy_helper.from_array(np.ones(4, np.float32), "w")]
+    return _model([helper.make_node("LayerNormalization", ["x", "w"], ["y"], **attributes)], weights)
+
+
+def test_an_attribute_that_would_be_ignored():
+    """ONNX's default is no more than what the op does without the attribute."""
+    with pytest.raises(UnsupportedError, match="the attribute stash_type of LayerNormalization") as caught:
+        burnt.onnx.load(_norm(stash_type=11))
+    assert "no stash_type, or 1" in str(caught.value)
+    assert "the node of 'y'" in str(caught.value)
+    x = torch.arange(8.0).reshape(2, 4)
+    assert torch.equal(burnt.onnx.load(_norm(stash_type=1))(x), burnt.onnx.load(_norm())(x))
+
+
+def test_an_attribute_of_onnx_runtime_that_would_be_ignored():
+    for value in (0, 1):
+        node = helper.make_node("FusedMatMul", ["x", "w"], ["y"], domain="com.microsoft", other=value)
+        model = _model([node], [numpy_helper.from_array(WEIGHT, "w")])
+        model.opset_import.add(domain="com.microsoft", version=1)
+        if value == 0:
+            burnt.onnx.load(model)
+            continue
+        with pytest.raises(UnsupportedError, match="the attribute other of FusedMatMul"):
+            burnt.onnx.load(model)
+
+
+def test_an_attribute_that_a_function_does_not_have():
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    function = helper.make_function("own", "F", ["a"], ["b"], body, [helper.make_opsetid("", 20)])
+    model = _model([helper.make_node("F", ["x"], ["y"], domain="own", alpha=2.0)])
+    model.functions.append(function)
+    model.opset_import.add(domain="own", version=1)
+    with pytest.raises(UnsupportedError, match="the attribute alpha of F"):
+        burnt.onnx.load(model)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"mode": "linear", "nearest_mode": "floor", "cubic_coeff_a": -0.5},  # as torch.onnx writes
+        {"mode": "nearest", "nearest_mode": "floor", "extrapolation_value": 3.0},
+    ],
+)
+def test_attributes_of_other_modes_are_ignored(attributes):
+    scales = numpy_helper.from_array(np.array([1, 2], np.float32), "s")
+    burnt.onnx.load(_model([helper.make_node("Resize", ["x", "", "s"], ["y"], **attributes)], [scales]))
+
+
+# --- constants --------------------------------------------------------------------------------------------
+
+
+def _concats(count: int) -> Any:
+    nodes = [helper.make_node("ConstantOfShape", ["s"], ["c0"])]
+    nodes += [helper.make_node("Concat", [f"c{i}"] * 16, [f"c{i + 1}"], axis=0) for i in range(count)]
+    nodes += [helper.make_node("ReduceSum", [f"c{count}"], ["t"], keepdims=0)]
+    nodes += [helper.make_node("Add", ["x", "t"], ["y"])]
+    return _model(nodes, [numpy_helper.from_array(np.array([16]), "s")])
+
+
+_CHILD = """
+import resource, sys
+import onnx, burnt, burnt.onnx.importer.load
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (600 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+burnt.onnx.load(sys.stdin.buffer.read())
+"""
+
+
+def _pads() -> Any:
+    nodes = [
+        helper.make_node("Pad", ["a", "p"], ["b"]),
+        helper.make_node("ReduceSum", ["b"], ["t"], keepdims=0),
+    ]
+    constants = [np.ones(4, np.float32), np.array([0, 2**40])]
+    weights = [numpy_helper.from_array(array, name) for array, name in zip(constants, "ap", strict=True)]
+    return _model([*nodes, helper.make_node("Add", ["x", "t"], ["y"])], weights)
+
+
+def _windows() -> Any:
+    nodes = [
+        helper.make_node("HannWindow", ["n"], ["b"]),
+        helper.make_node("ReduceSum", ["b"], ["t"], keepdims=0),
+    ]
+    weights = [numpy_helper.from_array(np.array(2**33), "n")]
+    return _model([*nodes, helper.make_node("Add", ["x", "t"], ["y"])], weights)
+
+
+@pytest.mark.parametrize("model", [_concats(7), _pads(), _windows()], ids=["concat", "pad", "window"])
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="the limit of a process's memory is Linux's"
+)
+def test_small_files_of_large_constants_take_little_memory(model):
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD], input=model.SerializeToString(), capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()[-500:]
+
+
+@pytest.mark.parametrize("in_body", [False, True])
+def test_folded_constants_are_limited(in_body):
+    """Each of 64 nodes makes 32 KiB of a few numbers."""
+    names = [f"e{i}" for i in range(64)]
+    nodes = [helper.make_node("Expand", ["one", "shape"], [name]) for name in names]
+    nodes += [helper.make_node("Max", ["zero", *names], ["all"])]
+    nodes += [helper.make_node("ReduceMax", ["all"], ["m"], keepdims=0)]
+    nodes += [helper.make_node("Cast", ["m"], ["f"], to=FLOAT), helper.make_node("Add", ["x", "f"], ["y"])]
+    weights = [
+        numpy_helper.from_array(np.array(values), name)
+        for name, values in (("one", [1]), ("zero", [0]), ("shape", [4096]))
+    ]
+    if in_body:
+        output = [helper.make_tensor_value_info("y", FLOAT, None)]
+        body = helper.make_graph(nodes, "body", [], output)
+        nodes = [helper.make_node("If", ["yes"], ["z"], then_branch=body, else_branch=body)]
+        weights.append(numpy_helper.from_array(np.array(True), "yes"))
+    model = _model(nodes, weights, outputs=("z",) if in_body else ("y",))
+    with pytest.raises(RecordError, match="the constants of the model are too large") as caught:
+        burnt.onnx.load(model, max_constant_bytes=2**20)
+    assert "at most 1,048,576 bytes" in str(caught.value)
+    assert "max_constant_bytes=" in str(caught.value)
+    x = torch.arange(4.0)[None]
+    assert torch.equal(burnt.onnx.load(model)(x), x + 1)
+
+
+# --- sparse tensors ---------------------------------------------------------------------------------------
+
+
+def _sparse(where: str, indices: Any, dims: Any = (2, 4), values: Any = (1.0, 2.0), shape: Any = None) -> Any:
+    flat = np.array(indices, np.int64)
+    inner = helper.make_tensor("d", FLOAT, [len(values)], values)
+    places = helper.make_tensor("i", TensorProto.INT64, flat.shape, flat.reshape(-1))
+    places.dims[:] = shape or flat.shape
+    sparse = helper.make_sparse_tensor(inner, places, dims)
+    add = helper.make_node("Add", ["x", "d"], ["y"])
+    if where == "initializer":
+        return _model([add], sparse_initializer=[sparse])
+    nodes = [helper.make_node("Constant", [], ["d"], sparse_value=sparse), add]
+    if where == "constant":
+        return _model(nodes)
+    output = [helper.make_tensor_value_info("y", FLOAT, None)]
+    body = helper.make_graph(nodes if where == "constant of a body" else [add], "body", [], output)
+    if where == "initializer of a body":
+        body.sparse_initializer.append(sparse)
+    node = helper.make_node("If", ["yes"], ["z"], then_branch=body, else_branch=body)
+    return _model([node], [numpy_helper.from_array(np.array(True), "yes")], outputs=("z",))
+
+
+_PLACES = ["initializer", "constant", "initializer of a body", "constant of a body"]
+
+
+@pytest.mark.parametrize("where", _PLACES)
+@pytest.mark.parametrize("indices", [[1, 6], [[0, 1], [1, 2]]])
+def test_sparse_tensors_are_imported_as_dense_ones(where, indices):
+    model = _sparse(where, indices)
+    before = model.SerializeToString()
+    want = np.ones((2, 4), np.float32)
+    want.reshape(-1)[[1, 6]] += [1, 2]
+    found = burnt.onnx.load(model)(torch.ones(2, 4))
+    np.testing.assert_array_equal(found.detach().numpy(), want)
+    assert model.SerializeToString() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"indices": [1, 8]}, "indices from 0 to below"),
+        ({"indices": [-1, 6]}, "indices from 0 to below"),
+        ({"indices": [[0, 1], [2, 2]]}, "indices from 0 to below"),
+        ({"indices": [6, 1]}, "indices in ascending order"),
+        ({"indices": [1, 1]}, "indices in ascending order"),
+        ({"indices": [1, 2, 3]}, r"int64 indices of shape \(2,\) or \(2, 2\)"),
+        ({"indices": [1, 6], "dims": (2, -4)}, "sizes of at least 0"),
+        ({"indices": [1, 6], "shape": [3]}, "values and indices of their shapes"),
+    ],
+)
+def test_sparse_tensors_that_are_damaged(change, expected):
+    with pytest.raises(RecordError, match=f"a sparse tensor is damaged\n(.*\n)* *expected +{expected}"):
+        burnt.onnx.load(_sparse("constant", **change))
+
+
+def test_sparse_tensors_are_limited():
+    for where in _PLACES[:2]:
+        with pytest.raises(RecordError, match="the constants of the model are too large"):
+            burnt.onnx.load(_sparse(where, [1, 6], (2**20, 2**20)))

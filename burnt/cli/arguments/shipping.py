@@ -145,6 +145,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     imported.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the package to write")
     imported.add_argument("--name", help="of the class; default: one like the file's")
     imported.add_argument("--force", action="store_true", help="replace an earlier import")
+    _add_constant_limit(imported)
     add_json(imported)
     page = add_parser(
         commands, "page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, _page
@@ -263,6 +264,7 @@ def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     show.add_argument(
         "--values", action="store_true", help="also read the values, and show min, max, mean, NaN"
     )
+    _add_constant_limit(show)
     convert = add_parser(
         commands, "convert", "write weights in another format or dtype", _CONVERT_EXAMPLES, _convert
     )
@@ -360,10 +362,19 @@ def _export(args: argparse.Namespace) -> int:
     return export.run(run_model.arguments(args), given, args.json)
 
 
+def _add_constant_limit(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--max-constant-bytes",
+        type=int,
+        metavar="N",
+        help="limit of the constants that an ONNX model makes, default: 16 times the file, at least 64 MiB",
+    )
+
+
 def _import(args: argparse.Namespace) -> int:
     from burnt.cli import import_onnx
 
-    return import_onnx.run(args.file, args.out, args.name, args.force, args.json)
+    return import_onnx.run(args.file, args.out, args.name, args.force, args.json, args.max_constant_bytes)
 
 
 def _page(args: argparse.Namespace) -> int:
@@ -432,7 +443,7 @@ def _show(args: argparse.Namespace) -> int:
         if args.only or args.values:
             raise UsageError("--check reads all values, and shows none", found="--only or --values")
         return show_check.run(args.file, args.json)
-    return show.run(args.file, args.only or (), args.values, args.json)
+    return show.run(args.file, args.only or (), args.values, args.json, args.max_constant_bytes)
 
 
 def _convert(args: argparse.Namespace) -> int:

@@ -115,7 +115,7 @@ def _places(size: int, old: int, factor: float, kind: str, region: tuple[float, 
     if kind == "tf_half_pixel_for_nn":
         return (y + 0.5) / ratio
     if kind == "tf_crop_and_resize":
-        start, end = torch.tensor(region, dtype=torch.float32)
+        start, end = torch.tensor(region, dtype=torch.float32).unbind()
         if size == 1:
             return y + (start + end) * (old - 1) * 0.5
         return start * (old - 1) + y * (end - start) * (old - 1) / (size - 1)

@@ -719,7 +719,7 @@ _MOVING = {
 """Ops that only move elements, and whose handlers take tensors alone."""
 
 
-def _largest_size(op: str, inputs: list[np.ndarray[Any, Any]]) -> float:
+def _largest_size(op: str, inputs: list[np.ndarray[Any, Any]]) -> Any:
     """Return how many elements an op may make of constants, before it makes them."""
     numbers = [array.reshape(-1).tolist() for array in inputs if array.dtype.kind in "iuf"]
     sizes, last = [array.size for array in inputs], numbers[-1] if numbers else []
@@ -799,7 +799,8 @@ def _check_attributes(model: ir.Model) -> None:
     Raises:
         UnsupportedError: one does.
     """
-    for graph in (model.graph, *model.functions.values()):
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for graph in graphs:
         for node in graph.all_nodes():
             if node.attributes:
                 function = model.functions.get(node.op_identifier())
