@@ -22,6 +22,7 @@ import burnt
 from burnt.errors import BurntError, RecordError, UnsupportedError
 from burnt.onnx.importer.names import unique_name
 from burnt.onnx.importer.python import module_source
+from burnt.onnx.importer.summary import summarize
 
 FLOAT = TensorProto.FLOAT
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -594,3 +595,58 @@ def test_sparse_tensors_are_limited():
     for where in _PLACES[:2]:
         with pytest.raises(RecordError, match="the constants of the model are too large"):
             burnt.onnx.load(_sparse(where, [1, 6], (2**20, 2**20)))
+
+
+# --- size -------------------------------------------------------------------------------------------------
+
+
+def _functions(count: int) -> Any:
+    """Functions that are called once, in a chain, whose values have the same names."""
+    functions, nodes = [], []
+    for i in range(count):
+        body = [helper.make_node("Sigmoid", ["a"], ["c"]), helper.make_node("Neg", ["c"], ["b"])]
+        functions.append(
+            helper.make_function("own", f"F{i}", ["a"], ["b"], body, [helper.make_opsetid("", 20)])
+        )
+        ends = f"v{i}" if i else "x", f"v{i + 1}" if i < count - 1 else "y"
+        nodes.append(helper.make_node(f"F{i}", [ends[0]], [ends[1]], domain="own"))
+    model = _model(nodes)
+    model.functions.extend(functions)
+    model.opset_import.add(domain="own", version=1)
+    return model
+
+
+def _weights(count: int) -> Any:
+    names = [f"w{i}" for i in range(count)]
+    nodes = [
+        helper.make_node("Add", [f"v{i}" if i else "x", name], [f"v{i + 1}" if i < count - 1 else "y"])
+        for i, name in enumerate(names)
+    ]
+    return _model(nodes, [numpy_helper.from_array(np.full(4, i, np.float32), n) for i, n in enumerate(names)])
+
+
+def _lines(function: Any, model: Any) -> int:
+    """Count the lines that Python runs of the importer and of onnx_ir."""
+    count = 0
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal count
+        if not re.search(r"onnx_ir|burnt.onnx", frame.f_code.co_filename):
+            return None
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(model)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("make", [_functions, _weights])
+@pytest.mark.parametrize("function", [burnt.onnx.load, summarize])
+def test_twice_the_size_is_twice_the_work(function, make):
+    function(make(1))
+    assert _lines(function, make(600)) < 2.2 * _lines(function, make(300))

@@ -5,6 +5,9 @@ Shapes and dtypes are inferred afterwards, so that handlers see those of the nod
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from burnt.errors import RecordError
@@ -32,8 +35,6 @@ def expand(model: ir.Model, where: str, max_nodes: int) -> None:
     Raises:
         RecordError: functions call each other in a circle, or the expanded model would be too large.
     """
-    from onnx_ir.passes.common import InlinePass
-
     expand_qoperators(model)
     _set_versions(model.graph)
     if model.functions:
@@ -41,18 +42,53 @@ def expand(model: ir.Model, where: str, max_nodes: int) -> None:
         for function in model.functions.values():
             _set_versions(function)
         _adopt_opsets(model)
-        InlinePass()(model)
+        _inline(model)
     _infer(model)
     for _ in range(_MAX_ROUNDS):
         if not _add_bodies(model):
             name_symbols(model)
             return
         _check_size(model, where, max_nodes)
-        InlinePass()(model)
+        _inline(model)
         for node in list(model.graph):  # outputs that a body does not compute, and nothing reads
             if node.op_type == "Constant" and not node.outputs[0].name and not node.outputs[0].uses():
                 model.graph.remove(node)
         _infer(model)
+
+
+_PATCHING = threading.Lock()
+
+
+def _inline(model: ir.Model) -> None:
+    """Replace calls of functions by their bodies, by onnx_ir's pass, in linear time.
+
+    The pass counts from 1 for each new name, and compares all functions with each other: both are quadratic.
+    """
+    from onnx_ir.passes.common import InlinePass, inliner
+
+    last: dict[tuple[int, str], int] = {}
+
+    def make_unique_name(name: str, _: Any, used: set[str]) -> str:
+        number, found = last.get((id(used), name), 1), name
+        while found in used:
+            number += 1
+            found = f"{name}_{number}"
+        last[id(used), name] = number
+        used.add(found)
+        return found
+
+    def abbreviate(ids: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
+        names = {key: "_".join(filter(None, key[1:])) for key in ids}
+        domains = Counter(key[1:] for key in names)
+        return {key: f"{key[0]}_{name}" if domains[key[1:]] > 1 else name for key, name in names.items()}
+
+    with _PATCHING:
+        before = inliner._make_unique_name, inliner._abbreviate
+        inliner._make_unique_name, inliner._abbreviate = make_unique_name, abbreviate
+        try:
+            InlinePass()(model)
+        finally:
+            inliner._make_unique_name, inliner._abbreviate = before
 
 
 def version_of(node: ir.Node) -> int:
