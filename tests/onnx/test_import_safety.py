@@ -645,8 +645,40 @@ def _lines(function: Any, model: Any) -> int:
     return count
 
 
-@pytest.mark.parametrize("make", [_functions, _weights])
-@pytest.mark.parametrize("function", [burnt.onnx.load, summarize])
+@pytest.mark.parametrize(("function", "make"), [(burnt.onnx.load, _weights), (summarize, _functions)])
 def test_twice_the_size_is_twice_the_work(function, make):
     function(make(1))
-    assert _lines(function, make(600)) < 2.2 * _lines(function, make(300))
+    assert _lines(function, make(400)) < 2.2 * _lines(function, make(200))
+
+
+# --- sizes in attributes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "found"),
+    [
+        ("LinearRegressor", {"coefficients": [1.0, 2.0, 3.0], "targets": 2}, "attribute coefficients"),
+        ("LinearRegressor", {"coefficients": [1.0, 2.0], "targets": 0}, "attribute coefficients"),
+        ("LinearRegressor", {"targets": 1}, "attribute coefficients"),
+        ("LinearRegressor", {"coefficients": [1.0] * 4, "intercepts": [1.0, 2.0]}, "attribute intercepts"),
+    ],
+)
+def test_linear_models_whose_sizes_do_not_fit(op, attributes, found):
+    model = _model([helper.make_node(op, ["x"], ["y"], domain="ai.onnx.ml", **attributes)])
+    model.opset_import.add(domain="ai.onnx.ml", version=1)
+    with pytest.raises(UnsupportedError, match=found):
+        burnt.onnx.load(model)
+
+
+@pytest.mark.parametrize(("k", "n"), [(4, 4), (64, 3), (0, 3), (32, -3)])
+def test_blocks_of_bits_whose_sizes_do_not_fit(k, n):
+    weights = [
+        numpy_helper.from_array(np.zeros((3, 1, 8), np.uint8), "w"),
+        numpy_helper.from_array(np.ones(3, np.float32), "s"),
+    ]
+    sizes = {"K": k, "N": n, "bits": 4, "block_size": 16}
+    node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **sizes)
+    model = _model([node], weights)
+    model.opset_import.add(domain="com.microsoft", version=1)
+    with pytest.raises(UnsupportedError, match=r"weight \(3, 1, 8\), scales \(3,\)"):
+        burnt.onnx.load(model)

@@ -82,13 +82,14 @@ def _inline(model: ir.Model) -> None:
         domains = Counter(key[1:] for key in names)
         return {key: f"{key[0]}_{name}" if domains[key[1:]] > 1 else name for key, name in names.items()}
 
+    module: Any = inliner
     with _PATCHING:
-        before = inliner._make_unique_name, inliner._abbreviate
-        inliner._make_unique_name, inliner._abbreviate = make_unique_name, abbreviate
+        before = module._make_unique_name, module._abbreviate
+        module._make_unique_name, module._abbreviate = make_unique_name, abbreviate
         try:
             InlinePass()(model)
         finally:
-            inliner._make_unique_name, inliner._abbreviate = before
+            module._make_unique_name, module._abbreviate = before
 
 
 def version_of(node: ir.Node) -> int:

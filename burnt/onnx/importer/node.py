@@ -129,7 +129,7 @@ def attribute_defaults(domain: str, op: str, version: int) -> dict[str, Any] | N
 
 def refuse_attribute(node: ir.Node, name: str, expected: str) -> UnsupportedError:
     """Return the error for an attribute that is not supported, or not with its value."""
-    value = to_text(node.attributes[name].value)
+    value = to_text(node.attributes[name].value if name in node.attributes else None)
     return UnsupportedError(
         f"the attribute {name} of {node.op_type} is not supported",
         where=node.name or f"the node of {', '.join(repr(v.name) for v in node.outputs)}",

@@ -114,6 +114,11 @@ def _nbits_layer(build: Build, node: Node) -> Any:
     assert packed is not None
     assert scales is not None
     n, k, bits, block = (node.attr(name, 4) for name in ("N", "K", "bits", "block_size"))
+    blocks = -(-k // max(1, block))
+    if packed.size * 8 != n * blocks * block * bits or scales.size != n * blocks:
+        raise node.refusal(
+            "K", f"K, N, bits and block_size of a weight {packed.shape}, scales {scales.shape}"
+        )
     if bits not in (2, 4, 8) or scales.dtype.name not in ("float32", "float16", "bfloat16"):
         return None
     tensors = [None if array is None else to_tensor(array) for array in (packed, scales, zeros)]

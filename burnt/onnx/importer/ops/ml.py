@@ -168,8 +168,12 @@ def _linear_regressor(build: Build, node: Node) -> Any:
 
 
 def _linear(build: Build, node: Node, count: int) -> Any:
-    weight = build.parameter(np.array(_list(node, "coefficients"), np.float32).reshape(count, -1), "weight")
-    intercepts = _list(node, "intercepts")
+    coefficients, intercepts = _list(node, "coefficients"), _list(node, "intercepts")
+    if count < 1 or not coefficients or len(coefficients) % count:
+        raise node.refusal("coefficients", f"a multiple of {count} numbers, one row for each score")
+    if intercepts and len(intercepts) != count:
+        raise node.refusal("intercepts", f"{count} numbers, one for each score")
+    weight = build.parameter(np.array(coefficients, np.float32).reshape(count, -1), "weight")
     bias = build.parameter(np.array(intercepts, np.float32), "bias") if intercepts else None
     return build.call("ops.linear_scores", build.tensor(node, 0), weight, bias, hint="scores")
 
