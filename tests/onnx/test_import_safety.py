@@ -489,6 +489,30 @@ def _pads() -> Any:
     return _model([*nodes, helper.make_node("Add", ["x", "t"], ["y"])], weights)
 
 
+def _ranges() -> Any:
+    nodes = [
+        helper.make_node("Range", ["a", "e", "i"], ["r"]),
+        helper.make_node("Cast", ["r"], ["b"], to=FLOAT),
+    ]
+    nodes += [
+        helper.make_node("ReduceSum", ["b"], ["t"], keepdims=0),
+        helper.make_node("Add", ["x", "t"], ["y"]),
+    ]
+    return _model(
+        nodes, [numpy_helper.from_array(np.array(v), n) for n, v in zip("aei", (0, 2**34, 1), strict=True)]
+    )
+
+
+def _products() -> Any:
+    nodes = [helper.make_node("Mul", ["s", "s"], ["p"]), helper.make_node("ConstantOfShape", ["p"], ["a"])]
+    nodes += [
+        helper.make_node("Add", ["a", "a"], ["b"]),
+        helper.make_node("ReduceSum", ["b"], ["t"], keepdims=0),
+    ]
+    nodes += [helper.make_node("Add", ["x", "t"], ["y"])]
+    return _model(nodes, [numpy_helper.from_array(np.array([2**16]), "s")])
+
+
 def _windows() -> Any:
     nodes = [
         helper.make_node("HannWindow", ["n"], ["b"]),
@@ -498,7 +522,7 @@ def _windows() -> Any:
     return _model([*nodes, helper.make_node("Add", ["x", "t"], ["y"])], weights)
 
 
-@pytest.mark.parametrize("model", [_concats(7), _pads(), _windows()], ids=["concat", "pad", "window"])
+@pytest.mark.parametrize("model", [_concats(7), _pads(), _windows(), _ranges(), _products()])
 @pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="the limit of a process's memory is Linux's"
 )

@@ -808,7 +808,9 @@ def _check_attributes(model: ir.Model) -> None:
                 known: Any = attribute_defaults(node.domain, node.op_type, version)
                 known = known if function is None else function.attributes
                 for name in () if known is None else sorted(node.attributes.keys() - set(known)):
-                    raise refuse_attribute(node, name, f"one of {', '.join(known) or 'none'}")
+                    raise refuse_attribute(
+                        node, name, f"one of {', '.join(known)}" if known else "no attributes"
+                    )
 
 
 def _set_devices(program: Program, device: Device | None) -> None:

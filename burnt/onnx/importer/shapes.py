@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from burnt.onnx.importer.matching import array_of
 
 if TYPE_CHECKING:
@@ -19,6 +21,16 @@ __all__ = ["infer_shapes"]
 
 _MOST_BYTES = 1000  # of an initializer whose values shapes may depend on
 _MOST_PROPAGATED = 2**21  # elements that ONNX follows through the graph, each in 70 bytes
+_GENERATING = {
+    "ConstantOfShape": 0,
+    "Range": 1,
+    "Expand": 1,
+    "Tile": 1,
+    "Pad": 1,
+    "Resize": 2,
+    "HannWindow": 0,
+}
+"""Ops that make vectors, and the input with their size."""
 _PROPAGATING = {"Mul", "Cast", "Sub", "Concat", "Add", "Slice", "Gather", "Squeeze", "Unsqueeze"}
 
 
@@ -39,20 +51,31 @@ def _has_few_elements(graph: ir.Graph) -> bool:
 
     It has no limit of its own: a Concat of a vector with itself, some times over, takes any memory.
     """
-    lengths: dict[ir.Value | None, int] = {}
+    lengths: dict[ir.Value | None, int] = {}  # of vectors
+    bounds: dict[ir.Value | None, float] = {}  # of the sum of their elements
 
     def length(value: ir.Value | None) -> int:
         if value is not None and value not in lengths and value.shape is not None and len(value.shape) == 1:
             return value.shape[0] if isinstance(value.shape[0], int) else 0
         return lengths.get(value, 0)
 
+    def bound(value: ir.Value | None) -> float:
+        known = None if value in bounds else array_of(value, 2)
+        if known is None or known.dtype.kind not in "iuf":
+            return bounds.get(value, 0.0)
+        return float(np.abs(known.astype(np.float64)).sum())
+
     for node in graph.all_nodes():
-        sizes = [length(value) for value in node.inputs]
-        if node.op_type == "ConstantOfShape" and (known := array_of(node.inputs[0], 1)) is not None:
-            lengths[node.outputs[0]] = math.prod(known.reshape(-1).tolist())
-        elif node.op_type in _PROPAGATING and any(sizes):
-            lengths[node.outputs[0]] = sum(sizes) if node.op_type == "Concat" else max(sizes)
-    return sum(lengths.values()) <= _MOST_PROPAGATED
+        op, output = node.op_type, node.outputs[0] if node.outputs else None
+        if op in _PROPAGATING:
+            sizes, numbers = [length(value) for value in node.inputs], [bound(value) for value in node.inputs]
+            if any(sizes):
+                lengths[output] = sum(sizes) if op == "Concat" else max(sizes)
+            if any(numbers):
+                bounds[output] = math.prod(numbers) if op == "Mul" else sum(numbers)
+        elif op in _GENERATING and (size := bound(node.inputs[_GENERATING[op]])):
+            lengths[output] = int(min(size, _MOST_PROPAGATED)) * max(1, length(node.inputs[0]))
+    return sum(lengths.values()) < _MOST_PROPAGATED
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:
