@@ -73,7 +73,7 @@ def _has_few_elements(graph: ir.Graph) -> bool:
                 lengths[output] = sum(sizes) if op == "Concat" else max(sizes)
             if any(numbers):
                 bounds[output] = math.prod(numbers) if op == "Mul" else sum(numbers)
-        elif op in _GENERATING and (size := bound(node.inputs[_GENERATING[op]])):
+        elif (at := _GENERATING.get(op, -1)) in range(len(node.inputs)) and (size := bound(node.inputs[at])):
             lengths[output] = int(min(size, _MOST_PROPAGATED)) * max(1, length(node.inputs[0]))
     return sum(lengths.values()) < _MOST_PROPAGATED
 
