@@ -244,12 +244,15 @@ class _Routes:
                     found=kind or "none",
                 ),
             )
-        coding = ", ".join(request.headers.getlist("content-encoding"))
-        if any(part.strip().lower() not in ("", "identity") for part in coding.split(",")):
+        headers = request.headers
+        coding = ", ".join(headers.getlist("content-encoding") + headers.getlist("transfer-encoding"))
+        if any(part.strip().lower() not in ("", "identity", "chunked") for part in coding.split(",")):
             raise Refusal(
                 415,
                 BurntError(
-                    "the server does not read compressed bodies", expected="no Content-Encoding", found=coding
+                    "the server does not read compressed bodies",
+                    expected="no Content-Encoding, and no Transfer-Encoding but chunked",
+                    found=coding,
                 ),
                 {"Accept-Encoding": "identity"},
             )

@@ -149,6 +149,7 @@ def test_an_offer_that_arrives_byte_by_byte(server: Server) -> None:
         (post(b"Content-Encoding: gzip\r\n"), 415, "compressed"),
         (post(b"Content-Encoding: identity\r\nContent-Encoding: br\r\n"), 415, "compressed"),
         (post(b"Content-Encoding: Identity\r\n"), 200, None),
+        (post(b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"), 415, "compressed"),
     ],
 )
 def test_what_is_read_and_what_is_refused(server: Server, sent: bytes, status: int, said: str | None) -> None:
