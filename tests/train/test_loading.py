@@ -114,7 +114,7 @@ def test_code_that_has_changed_is_said(script: Path) -> None:
     file = script.parent.parent / "shipped_net.py"
     file.write_text(CODE.replace("nn.Linear(2, self.width)", "nn.Linear(2, self.width + 1)"))
     with pytest.raises(RecordError, match=r"shipped_net\.py has changed since the run was started"):
-        burnt.load(script, import_code=True)
+        burnt.load(script, trust=True)  # the file is a copy
     sys.modules.pop("shipped_net")
     file.write_text(CODE + "\n# a remark\n")
     with pytest.warns(UserWarning, match="has changed since the run net was started"):
@@ -134,7 +134,7 @@ def test_code_that_trains_when_it_is_imported_does_not_train_again(script: Path)
     file = script.parent.parent / "shipped_net.py"
     file.write_text(CODE.replace('if __name__ == "__main__":', "if True:").replace("runs/net", "runs/again"))
     with pytest.raises(DefinitionError, match=r"shipped_net\.py trains when it is imported") as caught:
-        burnt.load(script, import_code=True)
+        burnt.load(script, trust=True)
     assert "if __name__ == '__main__'" in str(caught.value)
     assert not (script.parent / "again").exists()
 
