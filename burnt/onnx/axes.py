@@ -106,7 +106,8 @@ def items_depend(model: nn.Module, signature: Signature, tolerance: float) -> bo
     items = [[tensor.numpy() for tensor in tensors] for tensors in examples]
     for array, info in zip(items[0], varied, strict=True):
         low, high = info.range or (0, 0)
-        array[...] = low + (array - low) / 2  # sums and largest numbers of many elements hardly differ
+        if array.dtype != bool:
+            array[...] = low + (array - low) / 2  # sums and largest numbers of many elements hardly differ
         if low <= 0 <= high:
             pad(array, info.batch_axis)
     inputs, outputs = ([info.batch_axis for info in infos] for infos in (signature.inputs, signature.outputs))

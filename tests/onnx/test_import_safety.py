@@ -522,7 +522,13 @@ def _windows() -> Any:
     return _model([*nodes, helper.make_node("Add", ["x", "t"], ["y"])], weights)
 
 
-@pytest.mark.parametrize("model", [_concats(7), _pads(), _windows(), _ranges(), _products()])
+_ALLOCATING = [
+    _concats(7),
+    *(pytest.param(make(), marks=pytest.mark.full) for make in (_pads, _windows, _ranges, _products)),
+]
+
+
+@pytest.mark.parametrize("model", _ALLOCATING)
 @pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="the limit of a process's memory is Linux's"
 )
