@@ -345,7 +345,8 @@ def test_the_log_is_synced_once_for_a_checkpoint(tmp_path, monkeypatch):
     def unlocked(number):
         wal = run / "run.db-wal"
         if wal.exists() and os.path.samestat(os.fstat(number), wal.stat()):
-            with closing(sqlite3.connect(run / "run.db", timeout=0, isolation_level=None)) as other:
+            # The training's own thread may have the lock for a moment.
+            with closing(sqlite3.connect(run / "run.db", timeout=5, isolation_level=None)) as other:
                 other.execute("BEGIN IMMEDIATE")
             log.append("log")
         fsync(number)
