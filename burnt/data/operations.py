@@ -372,7 +372,8 @@ def _counts(sizes: Sequence[float], length: int) -> list[int]:
     given = ", ".join(builtins.map(str, sizes))
     fits = all(isinstance(size, int | float | np.number) and size > 0 for size in sizes)
     if not sizes or not fits or (any(whole) and not all(whole)):
-        raise DataError("a split needs sizes", expected=expected, found=given or "none")
+        hint = "split(dataset, 0.8, 0.2)"
+        raise DataError("a split needs sizes", expected=expected, found=given or "none", hint=hint)
     everything = length if all(whole) else 1.0
     total = sum(sizes)
     if len(sizes) == 1:

@@ -316,7 +316,7 @@ def _untrusted(run: Path, what: str) -> RunError:
         found=f"it would {what}",
         hint="read that code; if you trust it and what it imports: --trust, or trust=True in Python. This is "
         "remembered until config.json or the code in the folder changes. A run of your own needs it once "
-        "if an older burnt or another machine trained it"
+        "if an older burnt or another machine trained it, or its code was moved and changed"
         + (f". Nothing is remembered: {problem}" if problem else ""),
     )
 
