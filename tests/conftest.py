@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import processors, sampling
@@ -41,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.register_profile("burnt", deadline=None)  # other processes share the machine
+    hypothesis.settings.load_profile("burnt")
     # No test waits for the disk: what it writes is soon deleted. A closed descriptor remains an error.
     os.fsync = os.fstat  # type: ignore[assignment]
     os.environ["BURNT_SWAP_CACHE"] = "0"  # of this machine's user; also in the processes that tests start
