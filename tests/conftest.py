@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -12,7 +13,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from tests import processors, sampling
@@ -42,8 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    hypothesis.settings.register_profile("burnt", deadline=None)  # other processes share the machine
-    hypothesis.settings.load_profile("burnt")
+    if importlib.util.find_spec("hypothesis") is not None:  # a machine with a GPU may lack it
+        from hypothesis import settings
+
+        settings.register_profile("burnt", deadline=None)  # other processes share the machine
+        settings.load_profile("burnt")
     # No test waits for the disk: what it writes is soon deleted. A closed descriptor remains an error.
     os.fsync = os.fstat  # type: ignore[assignment]
     os.environ["BURNT_SWAP_CACHE"] = "0"  # of this machine's user; also in the processes that tests start
