@@ -74,7 +74,7 @@ def _remove_abandoned(target: Path) -> None:
 
 def state_folder() -> Path:
     """Return the folder of what burnt remembers for this user: ``$XDG_STATE_HOME/burnt``, by default
-    ``~/.local/state/burnt``. A relative path is ignored: a folder that somebody sent may hold it.
+    ``~/.local/state/burnt``. A relative path is ignored: a received folder may hold it.
 
     Raises:
         RuntimeError: this user has no home.

@@ -50,7 +50,7 @@ def import_file(path: str | os.PathLike[str]) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        # Not the byte code beside it, which may have come with a file that somebody sent, and do otherwise.
+        # Not the byte code beside it, which may have come with a received file, and do otherwise.
         exec(spec.loader.source_to_code(path.read_bytes(), os.fspath(path)), vars(module))
     except BaseException:
         del sys.modules[name]

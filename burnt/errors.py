@@ -83,7 +83,7 @@ __all__ = [
 
 
 def clean(text: str) -> str:
-    r"""Escape control sequences and unprintable characters, to make text from somebody's file safe to print.
+    r"""Escape control sequences and unprintable characters, to make text from another user's file safe to print.
 
     >>> print(clean("red \x1b[31m\n"))
     red \x1b[31m\n
@@ -141,7 +141,7 @@ class BurntError(Exception):
                 first, *rest = str(value).splitlines() or [""]
                 lines.append(f"  {name:<8}  {first}")
                 lines += [f"            {line}" for line in rest]
-        # A traceback prints it too, and names in it may be those of somebody's file.
+        # A traceback prints it too, and names in it may come from another user's file.
         return "\n".join(clean(line) for text in lines for line in text.splitlines())
 
     def __reduce__(self) -> tuple[object, ...]:

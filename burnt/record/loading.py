@@ -547,7 +547,7 @@ def static_differences(record: Record, module: torch.nn.Module) -> dict[str, tup
         for path, fields in saved.items():
             mine = own.get(path, {})
             for name, value in fields.items():
-                # Another version of a layer may lack a constant; another layer is told by its class.
+                # Another version of a layer may lack a constant; another layer is recognized by its class.
                 if (is_static or name in mine) and not equal_as_json(value, mine.get(name, ABSENT)):
                     differences[f"{path}.{name}" if path else name] = value, mine.get(name, ABSENT)
     return differences

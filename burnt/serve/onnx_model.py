@@ -152,7 +152,7 @@ def _own_tensors(session: Any, path: Path) -> tuple[tuple[TensorSchema, ...], tu
 def _tensor(value: Any, batch: int | str | None, path: Path) -> TensorSchema:
     """Describe an input or output; `batch` is the size of the batch, by its name, or None if it has none.
 
-    Of axes without a name, which are told apart by nothing, only the first one is the batch.
+    Of axes without a name, which cannot be distinguished, only the first one is the batch.
     """
     if value.type not in _DTYPES:
         raise UnsupportedError(

@@ -108,7 +108,7 @@ def serve(
 
 
 def configuration(app: Starlette, settings: Settings, access_log: bool = False) -> uvicorn.Config:
-    """Return what uvicorn is told: mainly, to let `Connections` limit what clients can do."""
+    """Return uvicorn's options: mainly, to let `Connections` limit what clients can do."""
     import uvicorn
 
     from burnt.serve.connections import Connections

@@ -60,7 +60,7 @@ def measure_item_dependence(
             is_float = is_varied and tensor.is_floating_point()
             return tensor * (1 - torch.finfo(tensor.dtype).eps) if is_float else tensor
 
-        # Of equal shapes, sums are rounded alike and random numbers are the same.
+        # Of equal shapes, sums are rounded in the same way and random numbers are the same.
         chosen, seed = map_tensors(arguments, choose), int(is_varied)
         with _undone(model, seed), preserved_random_states(), uncompiled():
             torch.manual_seed(seed)

@@ -164,7 +164,7 @@ class Source:
         """
         try:
             return msgspec.convert(document, cls)
-        except msgspec.ValidationError as error:  # somebody else may have written it
+        except msgspec.ValidationError as error:  # another program may have written it
             raise TypeError(str(error)) from None
 
     def find_file(self, run: Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 A mark is a file in the user's state folder, named by a hash of the run's ``config.json`` (which holds a
 random id) and of the code inside the run's folder that it names. A moved run keeps its mark; a run of
-somebody else has none, and one whose configuration or code has changed has none any more. The mark lists the
+another user has none, and one whose configuration or code has changed has none any more. The mark lists the
 code outside of the folder by its path and its content: it counts where one of the two is the same.
 """
 
@@ -80,7 +80,7 @@ def has_mark(document: Any, inside: Iterable[Path], outside: Iterable[Path]) -> 
 
 
 def marks_problem() -> str | None:
-    """Return why the marks count for nothing: somebody else may have made them. None if they count."""
+    """Return why the marks count for nothing: another user may have made them. None if they count."""
     if not hasattr(os, "getuid"):  # Windows, where a profile is its user's own
         return None
     try:

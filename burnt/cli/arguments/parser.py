@@ -49,7 +49,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add the option that lets a run of somebody else execute its code."""
+    """Add the option that lets another user's run execute its code."""
     parser.add_argument(
         "--trust",
         action="store_true",

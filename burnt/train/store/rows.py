@@ -35,7 +35,7 @@ class Batch:
         self.items = 0
         self.samples = 0
         self.flushed: list[threading.Event] = []
-        self.is_synced = False  # whether somebody waits for it to survive a power cut
+        self.is_synced = False  # whether a caller waits for it to survive a power cut
         self._rows: dict[str, list[Row]] = {}
 
     def __bool__(self) -> bool:
