@@ -83,7 +83,7 @@ __all__ = [
 
 
 def clean(text: str) -> str:
-    r"""Escape control sequences and unprintable characters, to make text from another user's file safe to print.
+    r"""Escape control sequences and unprintable characters, so that text of any file is safe to print.
 
     >>> print(clean("red \x1b[31m\n"))
     red \x1b[31m\n
