@@ -366,7 +366,8 @@ def test_code_outside_of_a_run_is_that_of_its_path_or_its_content(is_edited, cod
 
 def test_relative_entries_of_the_path_are_not_installed(gift, monkeypatch, capsys):
     (gift / "src").mkdir()
-    (gift / "src" / "near.py").write_text(CODE)
+    code = CODE.replace("config", "config: burnt.Config") + "import burnt\nclass Net(burnt.nn.Linear): pass\n"
+    (gift / "src" / "near.py").write_text("from __future__ import annotations\n" + code)
     change(gift, {"file": None, "module": "near", "target": "near:main"})
     shutil.move(gift / "src", gift.parent / "src")
     monkeypatch.setenv("PYTHONPATH", "src")
