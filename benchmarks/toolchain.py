@@ -22,7 +22,8 @@ from collections.abc import Callable
 
 import torch
 
-from burnt.codegen.runtime.c_library import PREAMBLE, launcher, load
+from burnt.codegen.runtime.c_compiler import PREAMBLE
+from burnt.codegen.runtime.c_library import launcher, load
 
 ONE_LINE = """
 void add(const burnt_arg *a) {

@@ -14,8 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from burnt.errors import ArgumentError, BurntError, nearest
 
-__all__ = ["ELSEWHERE", "SYNONYMS", "VALUE_SYNONYMS", "argument_error", "explain_arguments", "no_attribute"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

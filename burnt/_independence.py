@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["TOLERANCE", "BatchProbe", "difference", "pad", "tolerance_for"]
-
 Arrays = list[np.ndarray[Any, Any]]
 
 TOLERANCE = 1e-3

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 from burnt.errors import ConfigError
 
-__all__ = ["class_in", "import_file", "import_installed", "module_of_file", "origin_of"]
-
 _T = TypeVar("_T")
 
 

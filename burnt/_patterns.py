@@ -9,8 +9,6 @@ from fnmatch import fnmatchcase
 
 from burnt.errors import nearest
 
-__all__ = ["matches", "near", "warn_unmatched"]
-
 
 def matches(pattern: str, path: str) -> bool:
     """Whether a pattern matches a path or the path of a module above it.

@@ -31,16 +31,6 @@ from burnt._hints import VALUE_SYNONYMS, argument_error
 from burnt._json import parse_json
 from burnt.errors import BurntError, ConfigError, DefinitionError, nearest
 
-__all__ = [
-    "FORMAT",
-    "Config",
-    "DerivedConfig",
-    "derive_config",
-    "field_values",
-    "qualified_name",
-    "suggest_value",
-]
-
 FORMAT = 1
 """Version of the JSON layout that `Config.save` writes."""
 

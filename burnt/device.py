@@ -13,16 +13,6 @@ import torch
 from burnt import _torch
 from burnt.errors import DeviceError, nearest
 
-__all__ = [
-    "DeviceInfo",
-    "Processor",
-    "accelerators",
-    "as_device",
-    "best_device",
-    "device_info",
-    "processor",
-]
-
 _VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}  # by the vendor id of the cpuid instruction
 
 

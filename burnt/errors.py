@@ -45,42 +45,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = [
-    "ArgumentError",
-    "BurntError",
-    "CacheError",
-    "CheckpointError",
-    "CompileError",
-    "ConfigError",
-    "DataError",
-    "DefinitionError",
-    "DeviceError",
-    "FusionError",
-    "FusionWarning",
-    "InputDivisionError",
-    "InputError",
-    "InputIndexError",
-    "InputRuntimeError",
-    "InputTypeError",
-    "InputUnsupportedError",
-    "InputValueError",
-    "MetricError",
-    "NonFiniteError",
-    "OptimError",
-    "QuantError",
-    "QueryError",
-    "RecordError",
-    "RunError",
-    "ShapeError",
-    "SwapError",
-    "TakenOverError",
-    "UnsupportedError",
-    "clean",
-    "nearest",
-    "quantity",
-    "range_hint",
-]
-
 
 def clean(text: str) -> str:
     r"""Escape control sequences and unprintable characters, so that text of any file is safe to print.

@@ -12,8 +12,6 @@ from torch import Tensor
 from burnt import _torch
 from burnt.errors import BurntError, UnsupportedError
 
-__all__ = ["BACKWARD_LOOP", "Gradients", "refuse_parallel"]
-
 BACKWARD_LOOP = (
     "to train in several processes, write the loop: compute the loss with the DistributedDataParallel (DDP) "
     "or fully_shard module, call loss.backward(), and step an optimizer of torch.optim"

@@ -37,8 +37,6 @@ from pathlib import Path
 
 from burnt.errors import ConfigError
 
-__all__ = ["SWITCH", "Stats", "disable", "enable", "enable_by_default", "pool", "stats", "trim"]
-
 SWITCH = "BURNT_MEMORY_POOL"
 """The environment variable: ``0`` keeps the pool off in any case; ``1`` lets burnt enable it by default even
 if the environment tunes malloc; a size such as ``2GiB`` does the same with a limit."""

@@ -19,7 +19,7 @@ import typing
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field as field
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 import msgspec
@@ -36,8 +36,6 @@ from burnt.errors import DefinitionError, RecordError
 if TYPE_CHECKING:
     from burnt.inspect import CheckReport, Summary
     from burnt.record import LoadReport, Record
-
-__all__ = ["Module", "TensorList", "field", "layers_in_body", "loading_problem", "restore_fields"]
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))

@@ -15,8 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 from burnt.errors import ConfigError, nearest
 
-__all__ = ["NAMES", "VALUES", "QuantScheme", "ValueType"]
-
 
 class ValueType(NamedTuple):
     """How one quantized value is stored.

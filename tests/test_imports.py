@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +124,11 @@ def test_the_monitor_loads_no_torch_and_its_first_screen_not_what_runs_need() ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_only_packages_list_their_names() -> None:
+    """What is public stands in `__init__.py`; `burnt.nn.init` is a module that users import from."""
+    house = Path(burnt.__file__).parent
+    listed = {path for path in house.rglob("*.py") if "\n__all__" in path.read_text()}
+    inner = {path.relative_to(house).as_posix() for path in listed if path.name != "__init__.py"}
+    assert inner == {"nn/init.py"}

@@ -17,8 +17,6 @@ from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.train import load_attribute
 from burnt.errors import DeviceError, quantity
 
-__all__ = ["run"]
-
 _ROUNDS = 25
 
 

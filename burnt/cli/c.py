@@ -7,8 +7,6 @@ import re
 from burnt.cli.output import Page, UsageError
 from burnt.cli.run_model import RunArguments, load_run_model
 
-__all__ = ["run"]
-
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
 

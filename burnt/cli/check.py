@@ -17,8 +17,6 @@ from burnt.errors import BurntError
 if TYPE_CHECKING:
     from burnt.train.dry_run import Findings
 
-__all__ = ["run"]
-
 
 @dataclass
 class _Result:

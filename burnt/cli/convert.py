@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from burnt.cli.output import Page, UsageError, print_json, progress_bar, size_text
+from burnt.cli.output import Page, UsageError, print_json, progress_bar
 from burnt.cli.show import check_source
+from burnt.monitor.format import size_text
 from burnt.record import convert_weights
-
-__all__ = ["ConvertArguments", "run"]
 
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 

@@ -6,14 +6,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-from burnt.cli.output import UsageError, clean
+from burnt.cli.output import UsageError
 from burnt.cli.runs_show import open_run, run_folder
-from burnt.errors import BurntError
+from burnt.errors import BurntError, clean
 from burnt.monitor.format import highest_scheduled_rate, rate_change_warning
 from burnt.train.store import RunReader, Series
 from burnt.train.store.control import Acknowledgement, acknowledgement, check, send
-
-__all__ = ["run"]
 
 _POLL_SECONDS = 0.05
 _NOT_ANSWERED = 3

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnt.cli.output import Cell, Page, UsageError, clean, print_json
+from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.run_model import load_model
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.train import config_class, configured, load_attribute
-from burnt.errors import MetricError, nearest, quantity
+from burnt.errors import MetricError, clean, nearest, quantity
 from burnt.train.format import value_text
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from burnt.train.loading import RunFiles
     from burnt.train.metrics import Metric
     from burnt.train.store.afterwards import Table
-
-__all__ = ["EvaluateArguments", "load_data", "run"]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from pathlib import Path
 from burnt.cli.output import Page, UsageError, print_json
 from burnt.cli.run_model import RunArguments, load_run_model
 
-__all__ = ["ExportArguments", "run"]
-
 
 @dataclass(frozen=True)
 class ExportArguments:

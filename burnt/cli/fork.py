@@ -11,19 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnt.cli.output import UsageError, clean
+from burnt.cli.output import UsageError
 from burnt.cli.replay import announce, progress_line
 from burnt.cli.resume import Resuming
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
-from burnt.errors import BurntError, CheckpointError
+from burnt.errors import BurntError, CheckpointError, clean
 
 if TYPE_CHECKING:
     from burnt.train.learner import Learner
     from burnt.train.rewind import Past
     from burnt.train.training import SupervisedTraining
-
-__all__ = ["run", "start_fork"]
 
 
 def run(point: str, overrides: Sequence[str], yes: bool) -> int:

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
-from burnt.cli.output import Page, UsageError, print_json, size_text
+from burnt.cli.output import Page, UsageError, print_json
 from burnt.errors import quantity
-
-__all__ = ["class_name", "run"]
+from burnt.monitor.format import size_text
 
 
 def run(

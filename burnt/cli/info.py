@@ -12,9 +12,8 @@ from dataclasses import asdict
 from typing import Any
 
 from burnt import __version__
-from burnt.cli.output import Cell, Page, print_json, size_text
-
-__all__ = ["collect_facts", "run"]
+from burnt.cli.output import Cell, Page, print_json
+from burnt.monitor.format import size_text
 
 
 def run(as_json: bool) -> int:
@@ -125,14 +124,14 @@ def _compiler_info() -> dict[str, str] | None:
 
 def _kernel_status() -> dict[str, Any]:
     """Return whether kernels can be compiled, where they are cached, and how many tunings are stored."""
-    from burnt.codegen.runtime import c_library
+    from burnt.codegen.runtime import c_compiler, c_library
     from burnt.errors import CacheError
     from burnt.kernels.autotune.database import TuningDatabase
 
     status = c_library.status()
     facts = {
         "generated": status["compiler"] is not None,
-        "why": c_library.why_no_compiler(),
+        "why": c_compiler.why_no_compiler(),
         "folder": status["folder"],
         "entries": status["entries"],
         "bytes": status["bytes"],

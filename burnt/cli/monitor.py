@@ -13,8 +13,6 @@ from burnt.cli.output import UsageError, closest_path, print_json
 from burnt.cli.runs_show import run_folder
 from burnt.errors import UnsupportedError
 
-__all__ = ["run"]
-
 
 def run(
     folders: Sequence[str],

@@ -14,22 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from burnt.errors import BurntError, nearest, quantity
-from burnt.monitor.format import age_text, clean, size_text
-
-__all__ = [
-    "Cell",
-    "Page",
-    "UsageError",
-    "age_text",
-    "clean",
-    "closest_path",
-    "print_json",
-    "progress_bar",
-    "report",
-    "size_text",
-    "step_bar",
-]
+from burnt.errors import BurntError, clean, nearest, quantity
 
 _MAX_ROWS = 20  # rows of an abbreviated table in a terminal
 _LONG_BYTES = 200_000_000  # less is read before a bar would be seen

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from burnt.cli.output import Page
 from burnt.cli.run_model import RunArguments, RunModel, load_run_model
 
-__all__ = ["PageArguments", "run"]
-
 
 @dataclass(frozen=True)
 class PageArguments:

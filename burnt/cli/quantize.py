@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.evaluate import load_data
-from burnt.cli.output import Cell, Page, UsageError, clean, closest_path, print_json, step_bar
+from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json, step_bar
 from burnt.cli.run_model import load_model, named_model
 from burnt.cli.runs_show import open_run, run_folder
-from burnt.errors import ConfigError, QuantError, RecordError
+from burnt.errors import ConfigError, QuantError, RecordError, clean
 from burnt.train.store.schema import DATABASE
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from burnt.quant import QuantReport
     from burnt.scheme import QuantScheme
-
-__all__ = ["QuantizeArguments", "run"]
 
 
 _WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".bpk", ".gguf"}

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnt.cli.output import UsageError, clean, print_json
+from burnt.cli.output import UsageError, print_json
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
-from burnt.errors import quantity
+from burnt.errors import clean, quantity
 from burnt.train.format import duration_text
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from burnt.train.rewind import Past
     from burnt.train.training import SupervisedTraining
 
-__all__ = ["announce", "progress_line", "run"]
 
 _ASK_SECONDS = 60.0
 _CALL = "print(burnt.train.replay(training, learner, {}))"

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from burnt.train.learner import Learner
     from burnt.train.training import SupervisedTraining, TrainingResult
 
-__all__ = ["Resuming", "run"]
-
 
 def run(name: str, overrides: Sequence[str], show: bool) -> int:
     """Resume a run; return the exit code 0.

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnt.cli.output import UsageError, clean
+from burnt.cli.output import UsageError
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.train import load_attribute
-from burnt.errors import RecordError, UnsupportedError
+from burnt.errors import RecordError, UnsupportedError, clean
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from burnt.inspect.signature import Signature
     from burnt.train.checkpoint import Saved
     from burnt.train.loading import RunFiles
-
-__all__ = ["RunArguments", "RunModel", "arguments", "load_model", "load_run_model", "named_model"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from burnt.cli.runs_list import STATE_STYLES, progress_json
 from burnt.cli.runs_select import select_runs
 from burnt.errors import quantity
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import duration_text, fork_text, series_label, value_text
+from burnt.monitor.format import fork_text, series_label
 from burnt.monitor.plotting.comparison import (
     all_metrics,
     best_indices,
@@ -22,9 +22,8 @@ from burnt.monitor.plotting.comparison import (
     differences,
 )
 from burnt.monitor.plotting.plot import Plot, PlotView
+from burnt.train.format import duration_text, value_text
 from burnt.train.store import Series
-
-__all__ = ["run"]
 
 _PLOT_LINES = 14
 _MIN_COLUMNS, _PIPE_COLUMNS = 60, 100

@@ -6,12 +6,9 @@ import io
 import sys
 from pathlib import Path
 
-from burnt.cli.output import clean
 from burnt.cli.runs_show import open_run, run_folder
-from burnt.errors import quantity
+from burnt.errors import clean, quantity
 from burnt.train.store import export_csv, export_jsonl, export_tensorboard
-
-__all__ = ["run"]
 
 
 def run(name: str, format_name: str, out: str | None, follow: bool) -> int:

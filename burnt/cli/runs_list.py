@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
+from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.errors import RunError
 from burnt.monitor.format import (
+    age_text,
     better_direction,
     fork_text,
     fraction,
@@ -24,15 +25,6 @@ from burnt.train.format import duration_text, value_text
 from burnt.train.store import Extreme, Parent, Point, Progress, RunReader, RunSummary, Series, find_runs
 from burnt.train.store.reader import training_seconds
 from burnt.train.store.tags import read_tags
-
-__all__ = [
-    "STATE_STYLES",
-    "active_seconds",
-    "best_value",
-    "print_runs",
-    "progress_json",
-    "run",
-]
 
 STATE_STYLES = {
     "running": "bold green",

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from burnt.cli.fork import start_fork
-from burnt.cli.output import Cell, Page, UsageError, clean, print_json
+from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
+from burnt.errors import clean
 from burnt.train.store.schema import DATABASE
-
-__all__ = ["run"]
 
 _INSTEAD = "run the program again in another folder, and compare"
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from burnt.cli.output import UsageError, clean, size_text
+from burnt.cli.output import UsageError
 from burnt.cli.runs_select import select_runs
-from burnt.errors import quantity
+from burnt.errors import clean, quantity
+from burnt.monitor.format import size_text
 from burnt.train.store.removal import Removable, examine, remove
-
-__all__ = ["run"]
 
 
 def run(names: Sequence[str], is_confirmed: bool) -> int:

@@ -6,14 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 
-from burnt.cli.output import Page, UsageError, clean
+from burnt.cli.output import Page, UsageError
 from burnt.cli.runs_list import print_runs
-from burnt.errors import QueryError
+from burnt.errors import QueryError, clean
 from burnt.monitor.data.runs import RunLibrary
 from burnt.train.store import find_runs
 from burnt.train.store.search import parse_query
-
-__all__ = ["run"]
 
 
 def run(words: Sequence[str], folder: str, paths_only: bool, as_json: bool) -> int:

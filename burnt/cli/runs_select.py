@@ -14,8 +14,6 @@ from burnt.errors import RunError
 from burnt.train.store import find_runs
 from burnt.train.store.schema import DATABASE
 
-__all__ = ["select_runs"]
-
 
 def select_runs(names: Sequence[str]) -> list[str]:
     """Return the folders of runs, each once, in the order of the arguments.

@@ -11,19 +11,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt.cli.output import Cell, Page, UsageError, age_text, closest_path, print_json, size_text
+from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json
 from burnt.cli.runs_list import STATE_STYLES, active_seconds, best_value, progress_json
 from burnt.errors import RunError, quantity
 from burnt.monitor.data.series_order import series_in_order
-from burnt.monitor.format import problem_text, progress_text, series_label, split_tuning_keys
+from burnt.monitor.format import (
+    age_text,
+    problem_text,
+    progress_text,
+    series_label,
+    size_text,
+    split_tuning_keys,
+)
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Parent, Points, RunReader, Series, find_runs
 from burnt.train.store.reader import text_of
 from burnt.train.store.schema import DATABASE
 from burnt.train.store.search import flatten, settings_of
 from burnt.train.store.tags import all_notes, read_tags
-
-__all__ = ["open_run", "run", "run_folder", "sparkline"]
 
 _EVENTS, _LOG_LINES = 8, 10
 _SPARKLINE_CELLS = 20

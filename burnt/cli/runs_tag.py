@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from burnt.cli.output import UsageError, clean, print_json
+from burnt.cli.output import UsageError, print_json
 from burnt.cli.runs_select import select_runs
 from burnt.cli.runs_show import open_run
-from burnt.errors import RunError
+from burnt.errors import RunError, clean
 from burnt.train.store.control import check
 from burnt.train.store.tags import add_note, change_tags, check_tag, read_tags
-
-__all__ = ["note", "tag"]
 
 
 def tag(words: Sequence[str], as_json: bool) -> int:

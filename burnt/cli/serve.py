@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnt.cli.output import Page, UsageError, clean, size_text
+from burnt.cli.output import Page, UsageError
 from burnt.cli.run_model import RunArguments, RunModel, load_run_model
+from burnt.errors import clean
+from burnt.monitor.format import size_text
 from burnt.serve.onnx_model import OnnxModel
 from burnt.serve.process import listen, serve
 from burnt.serve.service import Settings
@@ -22,7 +24,6 @@ from burnt.serve.service import Settings
 if TYPE_CHECKING:
     from burnt.serve.servable import Servable
 
-__all__ = ["run"]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _RELOAD = 2.0  # seconds between looks for new versions

@@ -12,8 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from burnt.cli import show_onnx
-from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar, size_text
+from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar
 from burnt.errors import ConfigError, quantity
+from burnt.monitor.format import size_text
 from burnt.record.loading import Selection
 from burnt.record.source import Source
 from burnt.record.sources import open_source
@@ -22,8 +23,6 @@ from burnt.record.stored import StoredTensor
 from burnt.scheme import QuantScheme
 from burnt.train.format import value_text
 from burnt.train.store.schema import DATABASE
-
-__all__ = ["run"]
 
 _LONGEST_METADATA = 200  # characters of a value; --json has all
 

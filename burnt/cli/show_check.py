@@ -18,8 +18,6 @@ from burnt.record.sources import open_source
 from burnt.train.checkpoint import MODEL_FILE, TRAINING_FILE, Checkpoints, model_file
 from burnt.train.store.schema import DATABASE, check_schema, connect
 
-__all__ = ["run"]
-
 _COLOURS = {"ok": "green", "damaged": "bold red", "not checked": "yellow"}
 
 

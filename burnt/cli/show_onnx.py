@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from burnt.cli.output import Page, print_json, size_text
+from burnt.cli.output import Page, print_json
 from burnt.errors import quantity
-
-__all__ = ["run"]
+from burnt.monitor.format import size_text
 
 
 def run(path: str, as_json: bool, max_constant_bytes: int | None = None) -> int:

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnt.cli.output import UsageError, clean
+from burnt.cli.output import UsageError
 from burnt.cli.train import config_class, find_function, usage_error
 from burnt.config import Config
-from burnt.errors import ConfigError
+from burnt.errors import ConfigError, clean
 
 if TYPE_CHECKING:
     from burnt.train.source import Source
-
-__all__ = ["StoredTarget"]
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,6 @@ from burnt.cli.output import UsageError, closest_path
 from burnt.config import Config
 from burnt.errors import ConfigError, nearest
 
-__all__ = [
-    "config_class",
-    "configured",
-    "find_function",
-    "load_attribute",
-    "load_module",
-    "run",
-    "usage_error",
-]
-
 _MAX_DEPTH = 4  # depth of the search for names similar to a mistyped one
 _MAX_FILES = 2000
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}

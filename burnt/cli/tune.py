@@ -10,13 +10,12 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
+from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.train import load_module
 from burnt.errors import BurntError, CacheError, nearest, quantity
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
+from burnt.monitor.format import age_text
 from burnt.swapping import kept
-
-__all__ = ["clear", "export", "import_rows", "run", "show"]
 
 
 def run(

@@ -34,11 +34,6 @@ from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_l
 from burnt.codegen.schedule.saved_tensors import forget_dropped_values, with_saved_inputs
 from burnt.errors import CacheError, UnsupportedError
 
-__all__ = [
-    "BackwardPlan", "Differentiable", "build_backward_plan", "grad_by_torch", "trace_backward",
-]  # fmt: skip
-
-
 # Longest axis of a cumprod whose derivative is compiled: torch unrolls it, about ten ops for each element.
 _MAX_UNROLLED = 32
 

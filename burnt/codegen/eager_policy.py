@@ -26,8 +26,6 @@ from torch.fx import Node
 from burnt.codegen.frontend.trace import Traced, trace_composite_calls
 from burnt.codegen.lower.pooling import POOLING_OPS, AdaptiveWindows, UniformWindows, pooling_windows
 
-__all__ = ["EagerCalls", "eager_calls", "why_torch_is_faster"]
-
 _MAX_NODES = 40  # the graph of any of these ops, decomposed, is smaller
 # Pooling windows whose gradient is gathered: at most this window size and stride, at least this row length.
 _MAX_WINDOW, _MAX_STRIDE, _MIN_ROW = 3, 2, 192

@@ -20,8 +20,6 @@ from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.targets import find_target
 from burnt.codegen.schedule.scheduler import VIEW_OPS, Plan, TorchCall
 
-__all__ = ["Explanation", "Step", "explain"]
-
 _NO_OPS = frozenset({"load", "const", "number", "index", "as", "reduced", "scanned", "identity"})
 
 

@@ -61,8 +61,6 @@ from burnt.codegen.schedule.saved_tensors import SavedTensors, select_saved_tens
 from burnt.codegen.schedule.scheduler import TorchCall
 from burnt.errors import CacheError, DefinitionError, FusionError, FusionWarning, UnsupportedError
 
-__all__ = ["Function", "functions", "fuse"]
-
 # Limits on the plans of one function. Beyond the first two, running the eager function is cheaper.
 _MAX_FLOAT_VALUES = 16  # sets of float arguments that plans are specialized to
 _MAX_INTEGER_VALUES = 32  # sets of integer arguments among calls that are otherwise the same

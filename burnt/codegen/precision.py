@@ -27,8 +27,6 @@ from burnt import _torch
 from burnt.device import device_info
 from burnt.errors import InputValueError
 
-__all__ = ["dot_precision", "matmul_eps", "multiplying", "precision", "set_precision"]
-
 _TORCH_NAMES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
 _NAMES = {"highest": "ieee", "high": "tf32", "medium": "flex32"}
 _BITS = {"tf32": 11, "flex32": 8}

@@ -19,8 +19,6 @@ from burnt.codegen.ir import Expr, Kernel, OnlineReduction, ScanStep, Store
 from burnt.codegen.runtime.targets import find_target
 from burnt.errors import ConfigError
 
-__all__ = ["Stages", "main", "softmax", "stages"]
-
 
 class Stages(NamedTuple):
     """The stages of a function for some arguments, as text.

@@ -12,8 +12,6 @@ from burnt.data.dataframe import DataframeDataset
 from burnt.data.hugging_face import HuggingFaceDataset
 from burnt.errors import DataError
 
-__all__ = ["as_dataset"]
-
 
 def as_dataset(source: Any) -> Any:
     """Return a dataset with items by index, and `take` only if that means a batch of the items at indices.
@@ -62,6 +60,7 @@ class Rows:
         return self._values[index]
 
     def take(self, indices: Tensor) -> Tensor:
+        """The values at these places, in one step."""
         if isinstance(self._values, Tensor):
             return self._values[indices.to(self._values.device)]
         return torch.from_numpy(self._values[indices.numpy()])

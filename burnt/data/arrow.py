@@ -33,16 +33,6 @@ from burnt.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = [
-    "column_kinds",
-    "column_names",
-    "distinct_values",
-    "find_categories",
-    "have_one_shape",
-    "import_pyarrow",
-    "read_entries",
-]
-
 
 def import_pyarrow(purpose: str) -> Any:
     """Return the module `pyarrow`; raise a DataError that names the extra if it is not installed."""

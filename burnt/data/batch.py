@@ -14,8 +14,6 @@ from torch import Tensor
 from burnt.data.decoding import STORED
 from burnt.errors import DataError
 
-__all__ = ["Batch", "Mover", "clone", "collate", "copy_item", "move", "pin"]
-
 _UNCHANGEABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
 _OF_PICTURES = ("tile", "format", "filename", STORED)  # which copies of Pillow's pictures lack
 _ARRAYS = ("__array__", "__array_interface__")  # of NumPy, Pillow, pandas ...

@@ -11,8 +11,6 @@ from torch import Tensor
 from burnt.data.samplers import _array, _digest, read_lengths
 from burnt.errors import DataError
 
-__all__ = ["Buckets"]
-
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 

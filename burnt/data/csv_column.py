@@ -15,8 +15,6 @@ from burnt.data.schema import BOOL, FLOAT, INT, TEXT, Categories, Kind, Schema, 
 from burnt.data.table import Column, Numbers, Text, as_dtype
 from burnt.errors import DataError
 
-__all__ = ["ColumnReader"]
-
 _MISSING = frozenset(("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None"))
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _TOO_LARGE = "a number that fits float32"

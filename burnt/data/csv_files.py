@@ -26,8 +26,6 @@ from burnt.data.schema import SCALARS, Options, Schema
 from burnt.data.table import Column, Numbers, Table, Text, stack
 from burnt.errors import DataError
 
-__all__ = ["CsvDataset"]
-
 
 class CsvDataset(Table):
     """Rows of CSV files, read at once into compact columns: 4 bytes a float, 8 an integer, UTF-8 for text.

@@ -13,8 +13,6 @@ from typing import Any, TextIO
 from burnt.data.schema import Schema, bad_cell, repeated
 from burnt.errors import DataError, quantity
 
-__all__ = ["CsvFile", "place_in"]
-
 _SAMPLED = 20_000
 _CHUNK = 4000  # rows of a chunk after the first: their fields fit the CPU's cache
 

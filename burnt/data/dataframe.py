@@ -25,8 +25,6 @@ from burnt.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["DataframeDataset"]
-
 
 class DataframeDataset(Table):
     """Rows of a dataframe of pandas or polars, a table of pyarrow, or anything else that exports Arrow.

@@ -11,8 +11,6 @@ from torch import Tensor
 from burnt.data.batch import Batch
 from burnt.errors import DataError, quantity
 
-__all__ = ["Dataset", "InMemoryDataset", "TensorDataset", "checked_index"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

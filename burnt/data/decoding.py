@@ -16,8 +16,6 @@ from torch import Tensor
 from burnt.data.fitting import fill_values
 from burnt.errors import DataError, UnsupportedError
 
-__all__ = ["ImageMode", "read_image", "read_mask"]
-
 if TYPE_CHECKING:
     from PIL import Image
 

@@ -11,8 +11,6 @@ from typing import Any, Generic, TypeVar
 
 from burnt.errors import DataError, nearest
 
-__all__ = ["Handle", "find_files"]
-
 T = TypeVar("T")
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 

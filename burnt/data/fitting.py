@@ -11,8 +11,6 @@ from torch import Tensor
 
 from burnt.errors import DataError
 
-__all__ = ["fill_values", "misfits"]
-
 _EXACT = 2.0**53  # from here on, float64 does not hold every integer either
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from burnt.errors import DataError, nearest, quantity
 
-__all__ = ["check_splits", "find_classes", "find_files"]
-
 _SPLIT = re.compile(
     r"(.+[_-])?(train|training|val|valid|validation|test|testing|dev|eval)([_-]?(set|data|images|split|\d+))?",
     re.IGNORECASE,

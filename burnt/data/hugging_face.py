@@ -16,8 +16,6 @@ from burnt.data.fitting import misfits
 from burnt.data.schema import Labelled, check_entry, unfit_cell
 from burnt.errors import DataError, nearest, quantity
 
-__all__ = ["HuggingFaceDataset"]
-
 _WIDE = re.compile(r"\b(u?int32|u?int64|float64)\b")  # features that float32 does not hold
 _SAMPLED = 1000
 

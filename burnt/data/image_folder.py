@@ -18,8 +18,6 @@ from burnt.data.decoding import ImageMode, import_pillow, read_image, read_mask
 from burnt.data.folders import check_splits, find_classes, find_files
 from burnt.errors import DataError, nearest, quantity
 
-__all__ = ["IMAGE_SUFFIXES", "ImageFolder", "MultiLabelImageFolder", "SegmentationFolder"]
-
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 """Files that are pictures, in lower or upper case; every other file is in `others`."""
 

@@ -21,8 +21,6 @@ from burnt.data.batch import Batch
 from burnt.data.files import Handle
 from burnt.errors import DataError
 
-__all__ = ["ItemStore"]
-
 _APPLICATION_ID = 0x6275726E  # "burn": tells the file from other SQLite files
 _TUPLE, _TENSOR, _ARRAY, _SCALAR, _BATCH = range(5)
 

@@ -12,8 +12,6 @@ from burnt.data.loader import B, EpochLoader
 from burnt.data.state import decode_state, encode_state, has_state
 from burnt.errors import DataError
 
-__all__ = ["IterableLoader", "as_loader"]
-
 
 class IterableLoader(Generic[B]):
     """Any iterable of batches, such as torch's DataLoader, as the Learner wants it.

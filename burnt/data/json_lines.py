@@ -17,8 +17,6 @@ from burnt.data.rows import RowDataset
 from burnt.data.schema import Options, bad_cell
 from burnt.errors import DataError
 
-__all__ = ["JsonLinesDataset"]
-
 _BLOCK = 1 << 23
 
 

@@ -23,8 +23,6 @@ from burnt.data.state import decode_state, encode_state, has_state
 from burnt.data.workers import Cell
 from burnt.errors import BurntError, DataError
 
-__all__ = ["START", "Position", "Shards", "StreamReader"]
-
 Position = dict[str, Any]
 
 

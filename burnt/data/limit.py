@@ -15,8 +15,6 @@ from burnt.data.batch import clone
 from burnt.data.loader import EpochLoader
 from burnt.errors import DataError
 
-__all__ = ["LimitedLoader", "RepeatedLoader"]
-
 B = TypeVar("B")
 
 

@@ -24,8 +24,6 @@ from burnt.data.transforms.adapters import as_transform
 from burnt.data.workers import Cell, WorkerPool
 from burnt.errors import BurntError, DataError, quantity
 
-__all__ = ["EpochLoader", "Loader", "ResumableIterator", "ResumableLoader"]
-
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 

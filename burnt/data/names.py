@@ -7,8 +7,6 @@ from typing import Any
 
 from burnt.errors import DataError
 
-__all__ = ["category_names", "check_same_names", "class_names"]
-
 
 def class_names(loader: Any) -> list[str] | None:
     """Return the names of the classes of a loader's dataset, which torchvision's have as `classes`; None

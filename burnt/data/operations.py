@@ -33,8 +33,6 @@ from burnt.data.views import (
 )
 from burnt.errors import DataError, quantity
 
-__all__ = ["cache", "chunks", "concat", "filter", "map", "sample", "select", "shuffle", "split", "windows"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

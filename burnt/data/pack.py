@@ -14,8 +14,6 @@ from burnt.data.fitting import fill_values
 from burnt.data.samplers import _array, _digest, read_lengths
 from burnt.errors import DataError
 
-__all__ = ["Pack", "segment_mask", "segment_starts"]
-
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 

@@ -13,8 +13,6 @@ from burnt.data.batch import Batch, collate
 from burnt.data.fitting import fill_values
 from burnt.errors import DataError
 
-__all__ = ["Pad"]
-
 
 class Pad:
     """A batcher that pads sequences to the longest in the batch, and collates what else there is.

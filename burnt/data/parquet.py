@@ -32,8 +32,6 @@ from burnt.errors import DataError, quantity
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["ParquetDataset"]
-
 
 class ParquetDataset(Labelled):
     """Rows of Parquet files, read one row group at a time, when a row of it is used for the first time.

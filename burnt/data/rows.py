@@ -34,8 +34,6 @@ from burnt.data.schema import (
 )
 from burnt.errors import DataError, quantity
 
-__all__ = ["RowDataset", "flatten"]
-
 _SAMPLED = 1000
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from burnt.data.seeds import numpy_generator, seed_of, torch_generator
 from burnt.errors import BurntError, DataError
 
-__all__ = ["ClassBalanced", "Sampler", "SubsetSampler", "TorchSampler", "WeightedSampler", "as_sampler"]
-
 
 @runtime_checkable
 class Sampler(Protocol):

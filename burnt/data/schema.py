@@ -14,19 +14,6 @@ import torch
 from burnt.data.batch import copy_item
 from burnt.errors import DataError, nearest
 
-__all__ = [
-    "Categories",
-    "Kind",
-    "Labelled",
-    "Options",
-    "Schema",
-    "bad_cell",
-    "check_entry",
-    "is_number",
-    "repeated",
-    "unfit_cell",
-]
-
 
 @dataclass(frozen=True)
 class Vector:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-__all__ = ["numpy_generator", "seed_of", "torch_generator"]
-
 
 def numpy_generator(*keys: int) -> np.random.Generator:
     """Return NumPy's generator for the keys."""

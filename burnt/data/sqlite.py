@@ -19,8 +19,6 @@ from burnt.data.rows import RowDataset
 from burnt.data.schema import Options
 from burnt.errors import DataError, nearest
 
-__all__ = ["SqliteDataset"]
-
 _QUERY_TABLE = "burnt_query"
 _INSTRUCTIONS = 1_000  # of SQLite's virtual machine between two looks at the clock
 

@@ -12,8 +12,6 @@ import torch
 
 from burnt.errors import DataError
 
-__all__ = ["decode_state", "encode_state", "has_state"]
-
 _ARRAY, _TENSOR, _BYTES = "__array__", "__tensor__", "__bytes__"
 
 

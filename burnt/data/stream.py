@@ -24,8 +24,6 @@ from burnt.data.transforms.adapters import as_transform
 from burnt.data.workers import WorkerPool
 from burnt.errors import DataError
 
-__all__ = ["StreamLoader"]
-
 
 class StreamLoader(Generic[B]):
     """Batches from an iterable of items, or from `Shards`, for data that has no length or no items by index.

@@ -16,8 +16,6 @@ from burnt.data.fitting import misfits
 from burnt.data.schema import Categories, Labelled, Schema, check_entry, is_number, shorten, unfit_cell
 from burnt.errors import DataError, quantity
 
-__all__ = ["Column", "Lists", "Numbers", "Objects", "Table", "Text", "as_dtype", "stack", "take_across"]
-
 Indices = NDArray[np.int64]
 
 

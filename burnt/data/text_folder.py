@@ -10,8 +10,6 @@ from typing import Any
 from burnt.data.folders import find_classes, find_files
 from burnt.errors import DataError, quantity
 
-__all__ = ["TextFolder", "read_text"]
-
 
 class TextFolder:
     """Text files for classification, in a folder for each class; or without labels.

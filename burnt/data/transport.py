@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["pickled", "receive", "send", "unpickled"]
-
 _ALIGNMENT = 64
 
 

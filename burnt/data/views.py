@@ -22,8 +22,6 @@ from burnt.data.item_store import ItemStore
 from burnt.data.table import take_across
 from burnt.errors import DataError
 
-__all__ = ["ArrayWindows", "Cached", "Concatenation", "DatasetWindows", "Mapped", "Selection", "note_place"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 Indices = NDArray[np.int64]
@@ -286,6 +284,7 @@ def _require_take(dataset: Any) -> None:
 
 
 def place_of(dataset: Any, index: int) -> str:
+    """Where an item comes from (a file and line, where its data set says so), for messages."""
     place = getattr(dataset, "place", None)
     return f"item {index}" if place is None else place(index)
 

@@ -49,8 +49,6 @@ from burnt.data.seeds import seed_of
 from burnt.data.transport import pickled, receive, send, unpickled
 from burnt.errors import BurntError, DataError, UnsupportedError
 
-__all__ = ["Cell", "Target", "WorkerPool"]
-
 Cell = Any
 """A list or array of one integer: the index of the item that is being read, -1 for none."""
 

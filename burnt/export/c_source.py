@@ -22,8 +22,6 @@ from burnt.errors import UnsupportedError
 from burnt.inspect.signature import Signature
 from burnt.onnx import export
 
-__all__ = ["CSource", "Layer", "MissingOpsError", "c_source"]
-
 _BYTES = {"float": 4, "double": 8, "int64_t": 8, "int32_t": 4, "int16_t": 2, "int8_t": 1}
 _BYTES |= {"uint64_t": 8, "uint32_t": 4, "uint16_t": 2, "uint8_t": 1, "_Bool": 1, "bool": 1, "_Float16": 2}
 _C_TYPES = {"float32": "float", "float64": "double", "bool": "_Bool"}

@@ -24,8 +24,6 @@ from burnt.errors import InputRuntimeError, UnsupportedError
 from burnt.export.c_source import CSource, Layer, Parameter, c_source
 from burnt.inspect.signature import Signature
 
-__all__ = ["Firmware", "Memory", "measure_memory", "write_firmware"]
-
 _MARK = "written by burnt"  # in each file, which the next call may replace
 
 TOLERANCE = 1e-5

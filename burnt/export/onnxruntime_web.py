@@ -14,8 +14,6 @@ from typing import Self
 
 from burnt.errors import UnsupportedError
 
-__all__ = ["OnnxRuntimeWeb"]
-
 VERSION = "1.30.0"
 
 _SCRIPT = "dist/ort.wasm.bundle.min.mjs"

@@ -28,8 +28,6 @@ from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx import export
 from burnt.onnx.weights import rounded_copy
 
-__all__ = ["Page", "write_page"]
-
 _WEIGHTS = ("float32", "float16", "bfloat16")
 _DTYPES = ("float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 _SMALLEST_IMAGE = 4  # [1, 1, 2, 2] is rather a list of numbers

@@ -14,8 +14,6 @@ import torch
 from burnt.errors import UnsupportedError
 from burnt.export.c_source import CSource
 
-__all__ = ["compile_wasm"]
-
 INSTALL = "apt install clang lld wasi-libc libclang-rt-14-dev-wasm32 (Debian 12)"
 
 _FLAGS = ("--target=wasm32-wasi", "-mexec-model=reactor", "-std=c99", "-O3", "-nostartfiles")

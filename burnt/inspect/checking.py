@@ -18,8 +18,6 @@ from burnt.inspect.misfit import is_rank_hint
 from burnt.inspect.specs import shapes_text, tensors_in
 from burnt.inspect.trail import Call, first_line, is_about_shapes
 
-__all__ = ["CheckReport", "check"]
-
 
 @dataclass(frozen=True)
 class CheckReport:

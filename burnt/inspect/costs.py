@@ -16,8 +16,6 @@ from burnt.inspect.meta import MetaModel, meta_context, meta_inputs
 from burnt.inspect.specs import shapes_text, tensors_in
 from burnt.inspect.trail import Trail, first_line
 
-__all__ = ["Row", "Summary", "summary"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -27,8 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["without_meta_leaks"]
-
 # Packages whose own state is not looked into, as that of the standard library. What they hold of the user's
 # is: closures, bound methods.
 _EXCLUDED = frozenset({"burnt", "numpy", "torch", "triton"})

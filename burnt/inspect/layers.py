@@ -19,8 +19,6 @@ from burnt.inspect.misfit import Misfit, rank_hint
 from burnt.inspect.specs import shape_text
 from burnt.inspect.torch_layers import SAME_INPUTS, misfit_by_class
 
-__all__ = ["Misfit", "describe", "dtype_misfit", "has_known_inputs", "misfit", "output_features"]
-
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORM_RANKS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}

@@ -22,16 +22,6 @@ from burnt._torch import compiler_is_loaded
 from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors, named_tensors
 from burnt.inspect.trail import Call, Trail
 
-__all__ = [
-    "MetaModel",
-    "batch_size_of",
-    "meta_context",
-    "meta_copy",
-    "meta_inputs",
-    "preserved_random_states",
-    "uncompiled",
-]
-
 
 def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
     """Return a meta tensor of the same class, shape, strides and dtype.

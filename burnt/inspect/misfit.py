@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Misfit", "is_rank_hint", "rank_hint"]
-
 _INPUTS = {3: "sequences", 4: "images", 5: "volumes"}
 
 

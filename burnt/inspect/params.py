@@ -10,8 +10,6 @@ from torch import nn
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.errors import ConfigError
 
-__all__ = ["freeze", "map_params", "num_params", "unfreeze", "visit"]
-
 
 def num_params(model: nn.Module, trainable: bool | None = None) -> int:
     """Return the number of elements in a model's parameters; a shared parameter counts once.

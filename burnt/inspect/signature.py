@@ -22,8 +22,6 @@ from burnt.inspect.checking import check
 from burnt.inspect.specs import Path, TensorSpec, map_tensors, tensor_paths, tensors_in
 from burnt.inspect.trail import Call
 
-__all__ = ["Signature", "SignatureRecorder", "TensorInfo", "forward_signature", "signature_of"]
-
 
 @dataclass(frozen=True)
 class TensorInfo:

@@ -12,19 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = [
-    "Path",
-    "TensorSpec",
-    "at_path",
-    "is_list_of_tensors",
-    "map_tensors",
-    "named_tensors",
-    "shape_text",
-    "shapes_text",
-    "tensor_paths",
-    "tensors_in",
-]
-
 # Objects with a __dict__ that are not searched for tensors.
 _OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 

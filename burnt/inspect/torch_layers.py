@@ -15,8 +15,6 @@ from torch import nn
 from burnt.inspect.misfit import Misfit, rank_hint
 from burnt.inspect.specs import shape_text
 
-__all__ = ["SAME_INPUTS", "misfit_by_class", "pooled_channels_hint"]
-
 SAME_INPUTS = (nn.EmbeddingBag, nn.LogSoftmax, nn.Softmax, nn.Softmax2d, nn.Softmin, nn.Upsample)
 """Layers whose subclasses accept the same inputs, also those with a ``forward`` of their own."""
 

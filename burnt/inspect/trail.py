@@ -20,11 +20,10 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from burnt.errors import ArgumentError, InputError, ShapeError
-from burnt.inspect.layers import Misfit, describe, dtype_misfit, has_known_inputs, misfit, output_features
+from burnt.inspect.layers import describe, dtype_misfit, has_known_inputs, misfit, output_features
+from burnt.inspect.misfit import Misfit
 from burnt.inspect.specs import shape_text, shapes_text
 from burnt.inspect.torch_layers import pooled_channels_hint
-
-__all__ = ["Call", "Trail", "first_line", "is_about_shapes"]
 
 Call = Callable[..., Any]
 

@@ -73,7 +73,8 @@ from burnt.kernels.ops.rotary import rope
 from burnt.kernels.ops.scan import cumprod, cumsum
 from burnt.kernels.ops.softmax import log_softmax, softmax
 from burnt.kernels.optim.muon import muon_step, orthogonalized
-from burnt.kernels.optim.steps import StepResult, adam_step, adamw_step, sgd_step
+from burnt.kernels.optim.request import StepResult
+from burnt.kernels.optim.steps import adam_step, adamw_step, sgd_step
 
 __all__ = [
     "ACTIVATIONS",

@@ -7,8 +7,6 @@ from typing import Any, Literal, TypeAlias
 
 from burnt.errors import ConfigError, nearest
 
-__all__ = ["Activation", "name_activation", "read_activation"]
-
 Activation: TypeAlias = Literal[
     "gelu",
     "gelu_tanh",

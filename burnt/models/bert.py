@@ -18,8 +18,6 @@ from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_t
 from burnt.module import Module
 from burnt.record import Drop, Join, Layout, Step
 
-__all__ = ["Bert", "BertConfig"]
-
 _FAMILIES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 
 

@@ -17,8 +17,6 @@ from burnt.errors import InputIndexError, InputTypeError, InputValueError, Shape
 from burnt.models.pretrained import Pretrained
 from burnt.nn import KeyValueCache, length_mask
 
-__all__ = ["Decoder", "Generation", "TokenStream", "filter_logits"]
-
 Prompts: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]]
 Stop: TypeAlias = int | Sequence[int | Sequence[int]]
 

@@ -20,8 +20,6 @@ from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_t
 from burnt.module import Module
 from burnt.record import Drop, Layout, Rename, Step
 
-__all__ = ["Gpt2", "Gpt2Config"]
-
 _ALIASES = {
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",

@@ -21,8 +21,6 @@ from burnt.nn import rope_scaling
 from burnt.nn.gated import GateActivation
 from burnt.record import Drop, Join, Layout, Step
 
-__all__ = ["Llama", "LlamaConfig"]
-
 
 class LlamaConfig(PretrainedConfig):
     """What a `Llama` consists of.

@@ -27,8 +27,6 @@ from burnt.module import Module
 from burnt.record import Layout, LoadReport, Record, load_weights, record_of
 from burnt.record.sources import open_source
 
-__all__ = ["Pretrained", "PretrainedConfig", "build", "load_pretrained"]
-
 _OTHER_NAMES = {"num_labels": "num_classes", "torch_dtype": "dtype", "device_map": "device"}
 """Arguments of transformers' `from_pretrained` that have another name here."""
 

@@ -18,8 +18,6 @@ from burnt.models.pretrained import Pretrained, PretrainedConfig, build
 from burnt.module import Module
 from burnt.record import Keep, Layout, Step
 
-__all__ = ["ResNet", "ResNetConfig"]
-
 _REDUCTION = 4
 """How many times fewer channels the 3x3 convolution of a bottleneck has."""
 

@@ -13,8 +13,6 @@ from burnt.config import field_values
 from burnt.errors import ConfigError
 from burnt.nn import rope_scaling
 
-__all__ = ["read_rope", "write_rope"]
-
 _KINDS: dict[str, type[rope_scaling.Scaling]] = {
     "linear": rope_scaling.Linear,
     "dynamic": rope_scaling.DynamicNtk,

@@ -29,7 +29,6 @@ from burnt.models.pretrained import read_json
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["TextStream", "Tokenizer"]
 
 Side: TypeAlias = Literal["left", "right"]
 

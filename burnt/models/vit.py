@@ -20,8 +20,6 @@ from burnt.models.pretrained import Pretrained, PretrainedConfig, build
 from burnt.module import Module
 from burnt.record import Drop, Join, Layout, Rename, Step
 
-__all__ = ["ViT", "ViTConfig"]
-
 _HEADS: dict[str, Literal["classification"] | None] = {
     "ForImageClassification": "classification",
     "ForMaskedImageModeling": None,

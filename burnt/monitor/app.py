@@ -23,10 +23,10 @@ from textual.message_pump import MessagePump
 from textual.screen import Screen
 from textual.timer import Timer
 
+from burnt.errors import clean
 from burnt.monitor.data.preferences import Preferences
 from burnt.monitor.data.refresher import DataScreen, Refresher
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import clean
 from burnt.monitor.screens.run_list import RunsScreen
 from burnt.monitor.ui.keymap import APP, Key, bindings, key_text
 from burnt.monitor.ui.theme import DARK, LIGHT, PLAIN
@@ -34,7 +34,6 @@ from burnt.monitor.ui.theme import DARK, LIGHT, PLAIN
 if TYPE_CHECKING:
     from burnt.monitor.terminal_handoff import Attachment  # POSIX only
 
-__all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
 MIN_WIDTH, MIN_HEIGHT = 80, 24
 

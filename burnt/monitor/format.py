@@ -9,36 +9,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from burnt.errors import clean
 from burnt.train.format import duration_text, value_text
 from burnt.train.store.schema import DATABASE
 
 if TYPE_CHECKING:
     from burnt.train.store import Parent, Progress, RunSummary, Series
 
-__all__ = [
-    "age_text",
-    "better_direction",
-    "clean",
-    "clock_text",
-    "duration_text",
-    "fork_text",
-    "fraction",
-    "full_number_text",
-    "highest_scheduled_rate",
-    "main_metric",
-    "natural_key",
-    "one_line",
-    "parse_number",
-    "problem_text",
-    "progress_text",
-    "rate_change_warning",
-    "seconds_of",
-    "series_label",
-    "size_text",
-    "split_tuning_keys",
-    "value_text",
-]
 
 # The run store does not record the better direction of a metric, so it is inferred from its name.
 _LOWER_IS_BETTER = {

@@ -14,8 +14,6 @@ from burnt.errors import RunError
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.data.runs import RunLibrary
 
-__all__ = ["write_screenshot"]
-
 _TIMEOUT_SECONDS = 30.0
 
 

@@ -8,21 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, clean
 from burnt.monitor.data.event_text import event_text
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.data.series_order import series_in_order
-from burnt.monitor.format import (
-    age_text,
-    clean,
-    clock_text,
-    duration_text,
-    progress_text,
-    series_label,
-    value_text,
-)
-
-__all__ = ["snapshot_data", "snapshot_lines"]
+from burnt.monitor.format import age_text, clock_text, progress_text, series_label
+from burnt.train.format import duration_text, value_text
 
 _COLUMNS = (
     *("run", "state", "progress", "eta", "metric", "last", "best", "at step", "age", "took", "tags"),

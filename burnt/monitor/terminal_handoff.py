@@ -24,7 +24,6 @@ from burnt.train.terminal import in_foreground, leave_screen, restore_terminal
 if sys.platform != "win32":
     import termios
 
-__all__ = ["Attachment", "StdoutDriver"]
 
 _HEARTBEAT_SECONDS = 0.5
 _WATCH_SECONDS = 0.25

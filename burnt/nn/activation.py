@@ -14,43 +14,6 @@ from burnt.config import Config, suggest_value
 from burnt.errors import ConfigError, InputValueError, nearest
 from burnt.module import Module
 
-__all__ = [
-    "ActivationConfig",
-    "ActivationName",
-    "Celu",
-    "Elu",
-    "Gelu",
-    "Glu",
-    "Hardshrink",
-    "Hardsigmoid",
-    "Hardswish",
-    "Hardtanh",
-    "LeakyRelu",
-    "LogSigmoid",
-    "LogSoftmax",
-    "Mish",
-    "Prelu",
-    "Relu",
-    "Relu2",
-    "Relu6",
-    "Rrelu",
-    "Selu",
-    "Shrink",
-    "Sigmoid",
-    "Silu",
-    "Softmax",
-    "Softmax2d",
-    "Softmin",
-    "Softplus",
-    "Softshrink",
-    "Softsign",
-    "Tanh",
-    "Tanhshrink",
-    "Threshold",
-    "ThresholdedRelu",
-    "build_activation",
-]
-
 
 class Relu(Module, torch.nn.ReLU, init=False):
     r"""The positive part: :math:`y = \max(x, 0)`, of any shape.
@@ -817,5 +780,7 @@ def activation_error(activation: object, also: Sequence[str] = ()) -> ConfigErro
     )
 
 
-class Activation(Config):  # its name is in messages
+class Activation(Config):
+    """Holds any activation's Config; its name is in messages."""
+
     activation: ActivationConfig

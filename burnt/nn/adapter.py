@@ -34,8 +34,6 @@ from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
 from burnt.record import FORMAT, check_format, read_tensors, read_weights, write_tensors
 
-__all__ = ["load_lora", "lora", "merge_lora", "remove_lora", "save_lora", "unmerge_lora", "without_lora"]
-
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _KINDS = (nn.Linear, nn.Embedding, *_CONVS)
 _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")

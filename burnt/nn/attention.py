@@ -23,8 +23,6 @@ from burnt.nn.dropout import check_probability
 from burnt.nn.linear import Linear
 from burnt.nn.position import RotaryEncoding
 
-__all__ = ["CrossAttention", "MultiHeadAttention"]
-
 
 class _Attention(Module):
     """Base of both layers: projections, heads, masks, and the attention itself."""

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from burnt.errors import BurntError, ShapeError
 
-__all__ = ["KeyValueCache", "TransformerCache"]
-
 
 class KeyValueCache:
     """The projected keys and values of one attention layer: of earlier tokens, or of a context.

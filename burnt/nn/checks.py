@@ -7,8 +7,6 @@ from torch import Tensor
 
 from burnt.errors import InputRuntimeError
 
-__all__ = ["check_dtype"]
-
 
 def check_dtype(where: str, name: str, x: Tensor, dtype: torch.dtype) -> None:
     """Check that an input has the dtype of a layer's parameters, or one that autocast converts to it.

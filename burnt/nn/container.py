@@ -6,8 +6,6 @@ import torch
 
 from burnt.module import Module
 
-__all__ = ["Sequential"]
-
 
 class Sequential(Module, torch.nn.Sequential, init=False):
     """Calls layers one after the other, each with the output of the one before.

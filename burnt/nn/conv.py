@@ -14,20 +14,6 @@ from burnt.errors import InputValueError
 from burnt.module import Module
 from burnt.nn.misfit import FAILURES, input_error
 
-__all__ = [
-    "LARGE",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvBase",
-    "Sides",
-    "check_groups",
-    "check_sizes",
-    "checked_padding",
-    "has_uneven_sides",
-    "sides_of",
-]
-
 LARGE = 1 << 20
 """Multiplications; below, selecting a faster convolution than torch's takes too long."""
 

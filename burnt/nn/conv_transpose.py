@@ -15,8 +15,6 @@ from burnt.module import Module
 from burnt.nn.conv import LARGE, Sides, check_groups, check_sizes, checked_padding, has_uneven_sides, sides_of
 from burnt.nn.misfit import FAILURES, input_error
 
-__all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
-
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 

@@ -6,8 +6,6 @@ import torch
 
 from burnt.module import Module
 
-__all__ = ["CosineSimilarity", "PairwiseDistance"]
-
 
 class CosineSimilarity(Module, torch.nn.CosineSimilarity, init=False):
     r"""The cosine of the angle between vectors.

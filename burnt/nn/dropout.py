@@ -9,16 +9,6 @@ from burnt import kernels
 from burnt.errors import InputValueError
 from burnt.module import Module
 
-__all__ = [
-    "AlphaDropout",
-    "Dropout",
-    "Dropout1d",
-    "Dropout2d",
-    "Dropout3d",
-    "FeatureAlphaDropout",
-    "GaussianNoise",
-]
-
 
 def check_probability(layer: str, p: float) -> None:
     """Check the probability of a layer's dropout.

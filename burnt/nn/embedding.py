@@ -11,8 +11,6 @@ from burnt import kernels
 from burnt.errors import InputIndexError, InputValueError
 from burnt.module import Module
 
-__all__ = ["Embedding", "EmbeddingBag"]
-
 
 class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch annotates a `freeze` it lacks
     """A table of vectors, indexed by id.

@@ -15,8 +15,6 @@ from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
 from burnt.nn.sizes import check_sizes
 
-__all__ = ["FeedForwardActivation", "FeedForwardBase", "PositionWiseFeedForward"]
-
 FeedForwardActivation: TypeAlias = ActivationConfig | Literal["swiglu", "geglu"]
 """An activation by name or Config, or a gated unit, whose first Linear has twice as many outputs."""
 

@@ -15,8 +15,6 @@ from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
 from burnt.nn.sizes import check_sizes
 
-__all__ = ["GatedFeedForward", "GeGlu", "SwiGlu"]
-
 GateActivation = Literal["silu", "gelu", "gelu_tanh", "relu", "sigmoid"]
 
 

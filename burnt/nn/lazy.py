@@ -13,18 +13,6 @@ from burnt.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTransp
 from burnt.nn.linear import Linear
 from burnt.nn.norm import BatchNorm, InstanceNorm
 
-__all__ = [
-    "LazyBatchNorm",
-    "LazyConv1d",
-    "LazyConv2d",
-    "LazyConv3d",
-    "LazyConvTranspose1d",
-    "LazyConvTranspose2d",
-    "LazyConvTranspose3d",
-    "LazyInstanceNorm",
-    "LazyLinear",
-]
-
 
 class _Lazy:
     """Added to torch's lazy layers: the layer that one becomes has its own Config, to be saved and loaded."""

@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from burnt import _torch, kernels
 from burnt.module import Module
 
-__all__ = ["Bilinear", "Linear"]
-
 _LARGE = 1 << 20  # multiplications; below, selecting a faster matmul than torch's takes too long
 
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from burnt.errors import InputValueError
 
-__all__ = ["causal_mask", "length_mask", "padding_mask"]
-
 
 def causal_mask(length: int, offset: int = 0, *, device: torch.device | str | None = None) -> Tensor:
     """Return a mask that hides later positions: an `attn_mask` of the attention layers.

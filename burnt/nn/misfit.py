@@ -9,8 +9,6 @@ from torch import Tensor
 from burnt.errors import BurntError, InputRuntimeError, InputTypeError, ShapeError
 from burnt.inspect.layers import describe, misfit
 
-__all__ = ["FAILURES", "input_error"]
-
 FAILURES = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """What torch, and `burnt.kernels`, raise for inputs that do not fit."""
 

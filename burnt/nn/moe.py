@@ -21,8 +21,6 @@ from burnt.errors import ConfigError, InputValueError, ShapeError
 from burnt.module import Module
 from burnt.nn.gated import GateActivation, GatedFeedForward, check_gate, gated
 
-__all__ = ["MoeFeedForward", "Routing", "TopKRouter", "record_routing"]
-
 
 class Routing(NamedTuple):
     """Which experts vectors go to.

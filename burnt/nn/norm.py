@@ -17,18 +17,6 @@ from burnt.errors import ConfigError, InputValueError, ShapeError
 from burnt.module import Module
 from burnt.nn.shape import Identity
 
-__all__ = [
-    "BatchNorm",
-    "GroupNorm",
-    "InstanceNorm",
-    "LayerNorm",
-    "LocalResponseNorm",
-    "NormalizationConfig",
-    "RmsNorm",
-    "SyncBatchNorm",
-    "build_normalization",
-]
-
 
 class BatchNorm(Module, BatchNormBase):
     r"""Normalises each channel over the batch and all other axes, of any rank.
@@ -559,5 +547,7 @@ def build_normalization(
     return layer
 
 
-class Normalization(Config):  # its name is in messages
+class Normalization(Config):
+    """Holds any normalization's Config; its name is in messages."""
+
     normalization: NormalizationConfig

@@ -6,24 +6,6 @@ import torch
 
 from burnt.module import Module
 
-__all__ = [
-    "CircularPad1d",
-    "CircularPad2d",
-    "CircularPad3d",
-    "ConstantPad1d",
-    "ConstantPad2d",
-    "ConstantPad3d",
-    "ReflectionPad1d",
-    "ReflectionPad2d",
-    "ReflectionPad3d",
-    "ReplicationPad1d",
-    "ReplicationPad2d",
-    "ReplicationPad3d",
-    "ZeroPad1d",
-    "ZeroPad2d",
-    "ZeroPad3d",
-]
-
 
 class CircularPad1d(Module, torch.nn.CircularPad1d, init=False):
     """Continues sequences from the opposite end, as if they were periodic.

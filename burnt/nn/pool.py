@@ -13,27 +13,6 @@ from burnt import kernels
 from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
 
-__all__ = [
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AdaptiveMaxPool1d",
-    "AdaptiveMaxPool2d",
-    "AdaptiveMaxPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "LpPool1d",
-    "LpPool2d",
-    "LpPool3d",
-    "MaxPool1d",
-    "MaxPool2d",
-    "MaxPool3d",
-    "MaxUnpool1d",
-    "MaxUnpool2d",
-    "MaxUnpool3d",
-]
-
 
 def _per_axis(size: Any, axes: int) -> Any:
     """Expand a size to all axes, so that the kernels recognise an input without a batch axis."""

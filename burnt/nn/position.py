@@ -15,8 +15,6 @@ from burnt.errors import InputIndexError, ShapeError
 from burnt.module import Module
 from burnt.nn import rope_scaling
 
-__all__ = ["LearnedPositionalEncoding", "PositionalEncoding", "RotaryEncoding"]
-
 
 class PositionalEncoding(Module):
     r"""Adds sines and cosines of the position to a sequence of vectors.

@@ -30,22 +30,6 @@ from burnt.nn.misfit import FAILURES, input_error
 from burnt.record.quantized import register_builder
 from burnt.scheme import QuantScheme
 
-__all__ = [
-    "FOLDED",
-    "LAYERS",
-    "Folded",
-    "Quantized",
-    "QuantizedConv",
-    "QuantizedEmbedding",
-    "QuantizedLinear",
-    "QuantizedMap",
-    "build_quantized",
-    "has_transposed_weight",
-    "quantized_class",
-    "weight_key",
-    "weight_matrix",
-]
-
 _WEIGHT = ("values", "scale", "zero_point")
 _BUFFERS = (*_WEIGHT, "input_scale", "input_zero_point")
 

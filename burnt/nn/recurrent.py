@@ -23,8 +23,6 @@ from burnt.module import Module
 from burnt.nn.checks import check_dtype
 from burnt.nn.masks import length_mask
 
-__all__ = ["Gru", "GruCell", "Lstm", "LstmCell", "Rnn", "RnnCell"]
-
 
 class _Recurrent(Module):
     """Base of the layers: parameters with torch's names, sequences of different lengths, and single steps."""

@@ -14,8 +14,6 @@ import math
 from burnt.config import Config, field_values
 from burnt.errors import ConfigError
 
-__all__ = ["DynamicNtk", "Linear", "Llama3", "Ntk", "Scaling", "Yarn"]
-
 
 class _Scaling(Config):
     """What the scalings share."""

@@ -7,17 +7,6 @@ import torch
 from burnt.errors import InputValueError
 from burnt.module import Module
 
-__all__ = [
-    "ChannelShuffle",
-    "Flatten",
-    "Fold",
-    "Identity",
-    "PixelShuffle",
-    "PixelUnshuffle",
-    "Unflatten",
-    "Unfold",
-]
-
 
 class Identity(Module, torch.nn.Identity):
     """Returns its input: a place for a layer that may be missing.

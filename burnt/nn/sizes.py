@@ -7,8 +7,6 @@ from typing import Any
 
 from burnt.errors import ShapeError
 
-__all__ = ["check_sizes"]
-
 
 def check_sizes(where: str, smallest: int = 1, **sizes: Any) -> None:
     """Check that sizes are integers, and none is too small.

@@ -23,8 +23,6 @@ from burnt.nn.transformer_layer import (
     build_norm,
 )
 
-__all__ = ["Transformer", "TransformerDecoder", "TransformerEncoder"]
-
 
 class TransformerEncoder(Module):
     """A stack of `TransformerEncoderLayer`; with ``is_causal=True``, a decoder as in GPT.

@@ -22,14 +22,6 @@ from burnt.nn.norm import LayerNorm, RmsNorm
 from burnt.nn.position import RotaryEncoding
 from burnt.nn.sizes import check_sizes
 
-__all__ = [
-    "FeedForwardConfig",
-    "TransformerDecoderLayer",
-    "TransformerEncoderLayer",
-    "arguments_of",
-    "build_norm",
-]
-
 FeedForwardConfig: TypeAlias = GatedFeedForward.Config | MoeFeedForward.Config
 """Feed-forwards that a Config can name in place of two Linears."""
 

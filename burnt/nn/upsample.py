@@ -13,8 +13,6 @@ from burnt.errors import InputValueError, nearest
 from burnt.module import Module
 from burnt.nn.misfit import FAILURES, input_error
 
-__all__ = ["Upsample"]
-
 _RANKS = {"linear": 1, "cubic": 1, "bilinear": 2, "bicubic": 2, "lanczos": 2, "trilinear": 3}
 _SMOOTH = ("linear", "cubic", "bilinear", "bicubic", "trilinear")
 _ANTIALIASED = ("bilinear", "bicubic", "lanczos")

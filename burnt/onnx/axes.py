@@ -14,18 +14,6 @@ from burnt.errors import BurntError, InputRuntimeError, InputValueError
 from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx.importer.module import ImportedModule
 
-__all__ = [
-    "OPEN_AXIS",
-    "Limit",
-    "axes_of_imported",
-    "fixed_axis_error",
-    "items_depend",
-    "limits_in",
-    "with_named_batch",
-    "with_open_axes",
-    "without_batch",
-]
-
 OpenAxes = Mapping[str, Mapping[int, str]]
 """Names of axes, by input and axis."""
 

@@ -19,8 +19,6 @@ from burnt.onnx.importer.dtypes import from_numpy, to_numpy
 from burnt.onnx.importer.load import load
 from burnt.onnx.importer.module import ImportedModule
 
-__all__ = ["BurntBackend", "PreparedModel", "prepare", "run_model", "run_node", "supports_device"]
-
 
 class PreparedModel(BackendRep):
     """An imported model that takes and returns numpy arrays.

@@ -16,8 +16,6 @@ from burnt.errors import InputRuntimeError
 from burnt.inspect.signature import Signature
 from burnt.onnx.axes import Limit
 
-__all__ = ["compare", "first_line"]
-
 _LARGEST_RUN = 1025  # beyond a limit: attention takes memory with the square of the length
 
 

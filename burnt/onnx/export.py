@@ -68,8 +68,6 @@ from burnt.onnx.translations import (
 from burnt.onnx.weights import require_numbers, rounded_copy, store_in_16_bits
 from burnt.scheme import QuantScheme
 
-__all__ = ["Exported", "export"]
-
 OPSET = 20
 """The version of ONNX's operators that is written: the newest that all the runtimes in docs/ship.md read."""
 

@@ -27,17 +27,6 @@ from burnt.kernels.ops.quantized.scaled import finish_linear
 from burnt.kernels.ops.quantized.values import unpack
 from burnt.scheme import VALUES
 
-__all__ = [
-    "FLOAT8",
-    "OPSET_4_BITS",
-    "OPSET_FLOAT8",
-    "expand_masks",
-    "quantize_in_shape",
-    "reads_only_quantized",
-    "store_packed_weights",
-    "translations",
-]
-
 OPSET_FLOAT8 = 19
 """The first opset with tensors of float8."""
 

@@ -17,8 +17,6 @@ from burnt.errors import InputValueError, UnsupportedError
 if TYPE_CHECKING:
     import onnx_ir
 
-__all__ = ["require_numbers", "rounded_copy", "store_in_16_bits"]
-
 
 def require_numbers(model: nn.Module) -> None:
     """Check that the weights of a model have values, and that none is NaN.

@@ -12,8 +12,6 @@ from burnt.kernels import StepResult
 from burnt.kernels.optim.adafactor import adafactor_step
 from burnt.optim.optimizer import Optimizer, zero
 
-__all__ = ["Adafactor"]
-
 
 class Adafactor(Optimizer):
     """Adafactor: the second moments of a matrix are stored as one row and one column, without a first moment.

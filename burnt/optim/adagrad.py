@@ -8,8 +8,6 @@ from torch import Tensor
 from burnt.kernels.optim.updates import ADADELTA, ADAGRAD
 from burnt.optim.optimizer import Optimizer, zero
 
-__all__ = ["Adadelta", "Adagrad"]
-
 
 class Adagrad(Optimizer):
     """Adagrad: gradients divided by the root of the sum of their squares. It takes sparse gradients.

@@ -11,8 +11,6 @@ from torch import Tensor
 from burnt.kernels import StepResult, adam_step, adamw_step
 from burnt.optim.optimizer import Optimizer, zero
 
-__all__ = ["Adam", "AdamW"]
-
 
 class _Adam(Optimizer):
     """Base of Adam and AdamW: their state, and the step except for its function."""

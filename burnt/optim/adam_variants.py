@@ -8,8 +8,6 @@ from torch import Tensor
 from burnt.kernels.optim.updates import ADAMAX, NADAM, RADAM
 from burnt.optim.optimizer import Optimizer, zero
 
-__all__ = ["Adamax", "NAdam", "RAdam"]
-
 
 class Adamax(Optimizer):
     """Adam with the largest of past gradients, decayed, in place of the root of their mean square.

@@ -8,8 +8,6 @@ from torch import Tensor
 from burnt.kernels.optim.updates import ADAN
 from burnt.optim.optimizer import Optimizer, zero
 
-__all__ = ["Adan"]
-
 
 class Adan(Optimizer):
     """Adan: Adam with Nesterov momentum by differences of gradients.

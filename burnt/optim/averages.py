@@ -14,8 +14,6 @@ from burnt.errors import OptimError
 from burnt.kernels import StepResult
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
 
-__all__ = ["Ema", "Swa"]
-
 _INNER = "optimizer/"  # before the keys of the state of the optimizer inside
 
 

@@ -19,8 +19,6 @@ from burnt.optim.optimizer import Optimizer, OptimizerRecord, is_rate
 from burnt.optim.schedules import Constant
 from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, stable_text
 
-__all__ = ["Group", "Groups", "matrices"]
-
 Pattern = str | Callable[[str, torch.nn.Parameter], bool]
 
 

@@ -12,8 +12,6 @@ from burnt.kernels import StepResult
 from burnt.kernels.optim.lamb import lamb_step
 from burnt.optim.optimizer import Optimizer, zero
 
-__all__ = ["Lamb"]
-
 
 class Lamb(Optimizer):
     """Lamb: AdamW whose update of each parameter tensor is scaled to the tensor's norm, for large batches.

@@ -13,8 +13,6 @@ from burnt.gradients import Gradients
 from burnt.kernels import StepResult
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
 
-__all__ = ["Lbfgs"]
-
 # torch's state: lists of tensors and of numbers, tensors, numbers. The rest is overwritten in each step.
 _LISTS = ("old_dirs", "old_stps", "ro")
 _TENSORS = ("d", "prev_flat_grad", "H_diag")

@@ -8,8 +8,6 @@ from torch import Tensor
 from burnt.kernels.optim.updates import LION
 from burnt.optim.optimizer import Optimizer
 
-__all__ = ["Lion"]
-
 
 class Lion(Optimizer):
     """Lion: the sign of the momentum; one state tensor per parameter.

@@ -13,8 +13,6 @@ from burnt.kernels import StepResult, muon_step
 from burnt.kernels.optim.muon import COEFFICIENTS
 from burnt.optim.optimizer import Optimizer
 
-__all__ = ["Muon"]
-
 
 class Muon(Optimizer):
     """Muon: orthogonalised momentum, for the weight matrices inside a network.

@@ -26,8 +26,6 @@ from burnt.kernels.optim.formula import Update
 from burnt.kernels.optim.steps import update_step
 from burnt.record import read_tensors, write_tensors
 
-__all__ = ["Optimizer", "OptimizerRecord", "is_rate", "zero"]
-
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerRecord:

@@ -8,8 +8,6 @@ from torch import Tensor
 from burnt.kernels.optim.updates import RMS_PROP
 from burnt.optim.optimizer import Optimizer, zero
 
-__all__ = ["RmsProp"]
-
 
 class RmsProp(Optimizer):
     """RMSProp: gradients divided by the root of a running mean of their squares.

@@ -14,8 +14,6 @@ from burnt.kernels.optim.formula import wide_dtype
 from burnt.kernels.optim.updates import SCHEDULE_FREE_ADAMW
 from burnt.optim.optimizer import Optimizer, zero
 
-__all__ = ["ScheduleFreeAdamW"]
-
 
 class ScheduleFreeAdamW(Optimizer):
     """AdamW that averages its parameters instead of lowering the learning rate, which stays constant.

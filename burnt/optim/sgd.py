@@ -11,8 +11,6 @@ from torch import Tensor
 from burnt.kernels import StepResult, sgd_step
 from burnt.optim.optimizer import Optimizer
 
-__all__ = ["Sgd"]
-
 
 class Sgd(Optimizer):
     """Stochastic gradient descent, optionally with momentum.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["CHARACTERS", "Masks", "dash_bits", "line_masks", "line_sample"]
-
 Masks = list[int]
 
 # Unicode braille bits of bits 0 to 3 (left column of dots, top to bottom) and 4 to 7 (right column).

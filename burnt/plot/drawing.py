@@ -12,8 +12,6 @@ from burnt.plot.braille import CHARACTERS, line_masks, line_sample
 from burnt.plot.styles import DASH_PATTERNS, PALETTE
 from burnt.plot.ticks import Tick, linear_ticks, log_ticks
 
-__all__ = ["Line", "Plot"]
-
 _LEGEND_HEIGHT, _TOP, _RIGHT, _BOTTOM = 20, 14, 18, 42  # pixels
 _DIGIT_WIDTH, _LETTER_WIDTH = 7, 7.2  # pixels in 12 px sans-serif, wide fonts included
 # The colours of the text suit a light and a dark page; browsers and GitHub apply the second one.

@@ -23,8 +23,6 @@ from burnt.plot.drawing import (
 from burnt.plot.styles import PALETTE
 from burnt.plot.ticks import log_ticks
 
-__all__ = ["Points", "Scatter"]
-
 _MARKERS = "●○▲△■□◆◇"
 _TITLE_HEIGHT = 18  # pixels above the axes, for the name of the y axis
 _LABEL_WIDTH = 6.6  # pixels of a letter of a point's label, in 11 px sans-serif

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DASH_PATTERNS", "PALETTE"]
-
 # Paul Tol's bright and vibrant schemes, ordered so that neighbours also differ for colour-blind readers. All
 # have medium lightness; the monitor's chart blends them towards black or white for contrast with the
 # background.

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Tick", "count_text", "linear_ticks", "log_ticks", "number_text", "span_text", "time_ticks"]
-
 
 class Tick(NamedTuple):
     """A position on an axis and its label."""

@@ -30,8 +30,6 @@ from burnt.quant.sites import (
 from burnt.quant.smooth import Smoothing, find_smoothings, smoothed_layer, smoothing_norms, smoothing_notes
 from burnt.scheme import QuantScheme
 
-__all__ = ["dequantize", "quantize"]
-
 
 def quantize(
     model: torch.nn.Module,

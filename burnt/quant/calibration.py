@@ -18,8 +18,6 @@ from burnt.nn.quantized import Quantized, QuantizedConv, QuantizedEmbedding, qua
 from burnt.quant.flow import Flow
 from burnt.quant.observers import InputObserver
 
-__all__ = ["Calibration", "calibrate_layers", "layer_items", "output_error"]
-
 _CHUNK_ROWS = 4096
 _CHUNK_SAMPLES = 64
 

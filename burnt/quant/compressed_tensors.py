@@ -26,8 +26,6 @@ from burnt.record.folder import SHARD_BYTES, write_folder
 from burnt.record.stored import MemoryTensor
 from burnt.scheme import QuantScheme
 
-__all__ = ["save_compressed_tensors"]
-
 
 def save_compressed_tensors(
     model: torch.nn.Module, folder: str | os.PathLike[str], *, shard_bytes: int = SHARD_BYTES

@@ -16,8 +16,6 @@ from burnt.quant.report import LayerReport
 from burnt.quant.sites import Site
 from burnt.scheme import QuantScheme
 
-__all__ = ["group_sites", "layer_report", "quantize_group", "skipped_report"]
-
 
 def group_sites(sites: Sequence[Site]) -> list[list[Site]]:
     """Return the sites to quantize; those with tied weights together, since they share their values."""

@@ -7,8 +7,6 @@ import copy
 import torch
 from torch import Tensor
 
-__all__ = ["is_plain", "shared_parameters", "with_parameters"]
-
 
 def with_parameters(layer: torch.nn.Module, **tensors: Tensor) -> torch.nn.Module:
     """Return a shallow copy of a layer with some parameters replaced, or added where they were None.

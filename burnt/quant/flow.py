@@ -12,8 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt.inspect.specs import tensors_in
 
-__all__ = ["Flow"]
-
 
 class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records who reads the outputs of some modules, by the identity of tensors.

@@ -18,8 +18,6 @@ from burnt.nn.quantized import (
 from burnt.quant.copies import is_plain, shared_parameters, with_parameters
 from burnt.quant.flow import Flow
 
-__all__ = ["batch_norms", "find_batch_norms", "fold_batch_norm"]
-
 _CLASSES = (
     torch.nn.BatchNorm1d,
     torch.nn.BatchNorm2d,

@@ -12,8 +12,6 @@ from burnt import kernels
 from burnt.errors import ConfigError, nearest
 from burnt.scheme import VALUES
 
-__all__ = ["ACTIVATION_METHODS", "ActivationMethod", "InputObserver", "Reservoir", "activation_range"]
-
 ActivationMethod = Literal["minmax", "moving_average", "percentile", "mse", "absmean"]
 
 ACTIVATION_METHODS: tuple[str, ...] = get_args(ActivationMethod)

@@ -16,8 +16,6 @@ from burnt.codegen import fuse
 from burnt.errors import ConfigError, nearest
 from burnt.scheme import QuantScheme
 
-__all__ = ["METHODS", "RangeMethod", "default_method", "weight_range"]
-
 RangeMethod = Literal["minmax", "mse", "percentile", "absmean"]
 
 METHODS: tuple[str, ...] = get_args(RangeMethod)

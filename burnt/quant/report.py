@@ -15,8 +15,6 @@ from burnt._files import replacing
 from burnt.errors import ConfigError, quantity
 from burnt.plot import Points, Scatter
 
-__all__ = ["LayerReport", "QuantReport"]
-
 _MOST_ROWS = 24  # above, layers that differ in a number of their path alone share a row
 _NARROWEST_PATH = 30  # characters of a path that must fit before columns are left out
 

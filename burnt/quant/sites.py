@@ -17,16 +17,6 @@ from burnt.errors import ArgumentError, QuantError
 from burnt.nn.quantized import LAYERS, Quantized, QuantizedEmbedding, quantized_class, weight_matrix
 from burnt.scheme import QuantScheme
 
-__all__ = [
-    "Site",
-    "check_model",
-    "children",
-    "choose_schemes",
-    "find_sites",
-    "other_reason",
-    "refuse_single_layer",
-]
-
 _AUTO = tuple(
     QuantScheme.parse(name)
     for name in (

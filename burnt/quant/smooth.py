@@ -19,8 +19,6 @@ from burnt.nn.quantized import QuantizedLinear, has_transposed_weight, quantized
 from burnt.quant.calibration import Calibration
 from burnt.quant.copies import is_plain, shared_parameters, with_parameters
 
-__all__ = ["Smoothing", "find_smoothings", "smoothed_layer", "smoothing_norms", "smoothing_notes"]
-
 _SMALLEST = 1e-5
 _TOLERANCE = 1e-2  # of a norm's output; one that adds 1 to its weight is off by far more
 

@@ -14,8 +14,6 @@ from burnt.nn.quantized import Quantized, quantized_class
 from burnt.quant.sites import check_model
 from burnt.scheme import VALUES, QuantScheme
 
-__all__ = ["from_torchao"]
-
 
 def from_torchao(model: torch.nn.Module) -> tuple[str, ...]:
     """Replace the layers of a model that torchao has quantized by burnt's, in place.

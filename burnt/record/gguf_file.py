@@ -36,8 +36,6 @@ from burnt.record.layout import Drop, Layout
 from burnt.record.stored import StoredTensor
 from burnt.scheme import QuantScheme
 
-__all__ = ["MAGIC", "Gguf", "llama", "open_gguf"]
-
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = "general.alignment"

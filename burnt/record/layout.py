@@ -17,8 +17,6 @@ from burnt.errors import RecordError
 from burnt.record.arranged import JoinedTensor, PartOfTensor, PermutedTensor, value_of
 from burnt.record.stored import MemoryTensor, StoredTensor
 
-__all__ = ["Arrangement", "Drop", "Join", "Keep", "Layout", "Rename", "Split", "Step"]
-
 
 @dataclass(frozen=True)
 class Rename:

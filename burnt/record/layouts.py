@@ -6,8 +6,6 @@ from torch import Tensor, nn
 
 from burnt.record.layout import Join, Keep, Layout, Rename, Split, Step
 
-__all__ = ["burn", "tensorflow_norms", "timm_vit"]
-
 tensorflow_norms = Layout([("**.gamma", "**.weight"), ("**.beta", "**.bias")])
 """Norms with ``gamma`` and ``beta``, as in files converted from TensorFlow (the first BERT models)."""
 

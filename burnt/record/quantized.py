@@ -21,20 +21,6 @@ from burnt.record.casting import DTYPES
 from burnt.record.wrappers import WRAPPERS, without_wrappers
 from burnt.scheme import QuantScheme
 
-__all__ = [
-    "module_paths",
-    "quantized_hint",
-    "quantized_layers",
-    "quantized_note",
-    "register_builder",
-    "renamed_layers",
-    "scale_paths",
-    "set_weight_dtypes",
-    "tied_layers",
-    "with_quantized_layers",
-    "with_weight_dtype",
-]
-
 _Builder: TypeAlias = Callable[[torch.nn.Module, Mapping[str, Any], tuple[int, ...] | None], torch.nn.Module]
 
 _builders: list[_Builder] = []

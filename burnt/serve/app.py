@@ -45,7 +45,6 @@ from burnt.serve.service import OVER_LIMIT, Service, Settings
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-__all__ = ["create_app"]
 
 T = TypeVar("T")
 

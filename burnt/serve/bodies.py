@@ -12,8 +12,6 @@ from burnt.errors import BurntError
 from burnt.serve.refusal import Refusal, busy, too_large
 from burnt.serve.service import Settings
 
-__all__ = ["BodyReader"]
-
 
 class BodyReader:
     """Reads bodies, and knows how many bytes of them are in memory.

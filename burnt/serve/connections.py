@@ -21,8 +21,6 @@ from burnt.errors import BurntError
 from burnt.serve.refusal import Refusal
 from burnt.serve.service import OVER_LIMIT, Settings
 
-__all__ = ["Connections"]
-
 _MAX_LINE = 8 * 1024  # bytes of one header, or of the URL; these two are nginx's defaults
 _MAX_HEAD = 32 * 1024  # bytes of all headers
 _MAX_HEADERS = 100

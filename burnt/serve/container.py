@@ -20,8 +20,6 @@ import burnt
 from burnt.errors import BurntError, UnsupportedError
 from burnt.serve.onnx_model import OnnxModel
 
-__all__ = ["PACKAGES", "locked_requirements", "write_container"]
-
 PACKAGES = (
     "httptools",
     "msgspec",

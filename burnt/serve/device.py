@@ -21,8 +21,6 @@ from burnt.serve.metrics import Metrics
 from burnt.serve.schema import Arrays, Batch
 from burnt.serve.servable import Servable
 
-__all__ = ["DeviceThread", "Prediction", "QueueFullError", "Request", "Slot"]
-
 _log = logging.getLogger("burnt.serve")
 
 

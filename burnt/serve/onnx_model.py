@@ -17,8 +17,6 @@ from burnt._independence import tolerance_for
 from burnt.errors import RecordError, UnsupportedError
 from burnt.serve.schema import Arrays, Schema, TensorSchema
 
-__all__ = ["OnnxModel"]
-
 _DTYPES = {
     "tensor(float)": "float32",
     "tensor(double)": "float64",

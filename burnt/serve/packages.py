@@ -6,8 +6,6 @@ import importlib.util
 
 from burnt.errors import UnsupportedError
 
-__all__ = ["require_packages"]
-
 
 def require_packages() -> None:
     """Check that the packages of the server are installed.

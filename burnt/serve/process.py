@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.applications import Starlette
 
-__all__ = ["configuration", "listen", "serve"]
 
 _log = logging.getLogger("burnt.serve")
 # New connections that the kernel keeps while the server is busy. The event loop accepts all of them at once;

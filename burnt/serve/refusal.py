@@ -9,8 +9,6 @@ from starlette.responses import Response
 from burnt.errors import BurntError
 from burnt.serve.wire import JSON, encode_error
 
-__all__ = ["Refusal", "busy", "too_large"]
-
 
 class Refusal(Exception):
     """A request that is not answered with a prediction.

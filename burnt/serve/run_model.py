@@ -21,8 +21,6 @@ from burnt.serve.servable import padded_sizes
 from burnt.train.checkpoint import model_file
 from burnt.train.loading import RunFiles
 
-__all__ = ["RunModel"]
-
 
 class RunModel:
     """A module that the server runs in evaluation mode.

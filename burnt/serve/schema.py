@@ -22,8 +22,6 @@ from burnt.errors import (
     UnsupportedError,
 )
 
-__all__ = ["Arrays", "Batch", "Schema", "TensorSchema", "TooLargeError"]
-
 Arrays = list[np.ndarray[Any, Any]]
 """Inputs or outputs of a model, in the order of its schema."""
 

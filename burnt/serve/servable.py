@@ -7,8 +7,6 @@ from typing import Protocol, Self
 
 from burnt.serve.schema import Arrays, Schema
 
-__all__ = ["Servable", "padded_sizes"]
-
 
 class Servable(Protocol):
     """A model that can be served. It is only run by the device thread."""

@@ -19,8 +19,6 @@ from burnt.serve.device import DeviceThread, Slot
 from burnt.serve.schema import Arrays
 from burnt.serve.servable import Servable
 
-__all__ = ["OVER_LIMIT", "Service", "Settings"]
-
 OVER_LIMIT = "burnt.over_limit"  # in the scope of a request on a connection above the limit
 
 _log = logging.getLogger("burnt.serve")

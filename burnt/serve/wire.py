@@ -22,17 +22,6 @@ import safetensors.numpy
 from burnt.errors import BurntError, InputRuntimeError, InputTypeError
 from burnt.serve.schema import Schema, TensorSchema
 
-__all__ = [
-    "JSON",
-    "SAFETENSORS",
-    "decode_json",
-    "decode_safetensors",
-    "encode_error",
-    "encode_json",
-    "encode_safetensors",
-    "is_finite",
-]
-
 JSON = "application/json"
 SAFETENSORS = "application/vnd.safetensors"
 

@@ -27,8 +27,6 @@ from burnt.swapping.report import Report
 from burnt.swapping.site import Site, SwapPlan, restore_class, site_of, start
 from burnt.swapping.state import preserved_state
 
-__all__ = ["as_arguments", "swap", "unswap"]
-
 _MARK = "_burnt_swap"
 
 

@@ -19,8 +19,6 @@ from torch.utils import _pytree as pytree
 from burnt.swapping.api import as_arguments, swap
 from burnt.swapping.report import Report
 
-__all__ = ["RIVALS", "Comparison", "compare"]
-
 RIVALS = ("eager", "inductor", "swapped")
 _MIN_ROUNDS = 5  # even if they take longer than the time limit
 _SHORTEST = 5e-3  # seconds of a sample, at least

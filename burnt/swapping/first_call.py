@@ -24,8 +24,6 @@ from burnt.swapping.model_timing import restore_original, time_model
 from burnt.swapping.report import Report
 from burnt.swapping.site import SwapPlan, can_measure
 
-__all__ = ["FirstCall", "differences", "unregister"]
-
 _lock = threading.Lock()
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from burnt.codegen.runtime.build_cache import cache_folder
 from burnt.swapping.report import Report
 
-__all__ = ["SWITCH", "clear", "files", "is_enabled", "load", "path_of", "store"]
-
 SWITCH = "BURNT_SWAP_CACHE"
 """The environment variable: ``0`` neither reads nor writes kept decisions."""
 _MAX_FILES = 200  # some 100 kB each for a model of hundreds of layers

@@ -8,9 +8,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["KINDS", "Kind", "is_swapped", "original_class"]
-
-
 KINDS: dict[str, Kind] = {}
 """Every kind by name, in the order in which they are matched against a module."""
 

@@ -35,27 +35,6 @@ from burnt.kernels.interface.tuning_key import machine_name
 from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.state import preserved_state
 
-__all__ = [
-    "Call",
-    "Finding",
-    "ModelTiming",
-    "NotCallableError",
-    "Source",
-    "Timing",
-    "check_error",
-    "context_of",
-    "copy_arguments",
-    "device_of",
-    "is_slower",
-    "is_surely_faster_or_slower",
-    "is_undecided",
-    "measure",
-    "race",
-    "signature_of",
-    "summarize_error",
-    "twin",
-]
-
 # The least speedup of a swapped site: anything less is not worth a numerical difference.
 _GAIN = 1.02
 _EVEN = 1.0  # the speed of two that take the same time

@@ -23,8 +23,6 @@ from burnt.swapping.measure import (
 from burnt.swapping.site import SECONDS_BETWEEN_LINES, SwapPlan, restore_class, show_progress, site_of
 from burnt.swapping.state import preserved_state
 
-__all__ = ["restore_original", "time_model"]
-
 _SECONDS = 5.0  # for what is undecided; the minimum number of rounds may take longer
 _SLOWEST = 1.5  # seconds of a call; some 15 are needed
 

@@ -18,8 +18,6 @@ from burnt.swapping.kind import KINDS
 from burnt.swapping.measure import Finding, ModelTiming, Source, Timing
 from burnt.swapping.site import Site, SwapPlan
 
-__all__ = ["Report", "Row", "in_ms"]
-
 _FORMAT, _VERSION = "burnt swap report", 1
 
 _MAX_PATH_LENGTH = 30  # characters of paths in a line

@@ -30,18 +30,6 @@ from burnt.swapping.measure import (
     signature_of,
 )
 
-__all__ = [
-    "SECONDS_BETWEEN_LINES",
-    "Site",
-    "SwapPlan",
-    "can_measure",
-    "restore_class",
-    "reuse_inner_module",
-    "show_progress",
-    "site_of",
-    "start",
-]
-
 State = Literal["waiting", "swapped", "part", "left"]
 SECONDS_BETWEEN_LINES = 5.0
 """The least seconds of measuring between two lines of progress."""
@@ -165,6 +153,7 @@ def restore_class(module: nn.Module) -> None:
 
 
 def set_class(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Make `module` an instance of `cls`."""
     # nn.Module.__setattr__ would first search parameters, buffers and submodules, which a class never is.
     object.__setattr__(module, "__class__", cls)
 

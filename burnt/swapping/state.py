@@ -14,8 +14,6 @@ from torch.nn.parameter import is_lazy
 
 from burnt.inspect.meta import preserved_random_states
 
-__all__ = ["preserved_state"]
-
 _CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, set, deque)
 # What every module has: these attributes are torch's own, and restored one by one or not at all.
 _MODULE_ATTRIBUTES = frozenset({*vars(nn.Module()), "_compiled_call_impl"})

@@ -12,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.errors import ConfigError
 
-__all__ = ["checkpointed", "select_modules"]
-
 
 @contextlib.contextmanager
 def checkpointed(model: torch.nn.Module, pattern: str | None) -> Iterator[None]:

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from burnt.record import Record
 
-__all__ = ["BackgroundWriter", "copied_record", "copied_tensors"]
-
 T = TypeVar("T")
 
 

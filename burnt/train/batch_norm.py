@@ -12,8 +12,6 @@ from burnt.train.learner import Learner, StepFunction, Steps, model_step
 from burnt.train.manual import Optimizers
 from burnt.train.precision import autocast
 
-__all__ = ["update_batch_norm"]
-
 
 def update_batch_norm(
     model: Learner | torch.nn.Module, batches: Any, *, step: StepFunction | None = None

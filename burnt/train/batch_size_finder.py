@@ -23,8 +23,6 @@ from burnt.train.learner import Learner
 from burnt.train.rate_finder import endless, trial_update
 from burnt.train.update import Update
 
-__all__ = ["BatchSizeSearch", "Trial", "find_batch_size"]
-
 _SHARE = 0.9  # of the memory that is free at the start
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from burnt._torch import version_of
 from burnt.record import constants_of, static_fields_of
 
-__all__ = ["BufferCopies", "TransientBuffers", "allocated", "field_texts", "load_buffers"]
-
 ALIGNMENT = 64
 """The bytes to which torch's allocators align new tensors."""
 

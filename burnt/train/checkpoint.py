@@ -37,8 +37,6 @@ from burnt.train.monitored_metric import Monitored
 from burnt.train.rng import RandomStates
 from burnt.train.store.tenure import Tenure
 
-__all__ = ["Checkpoints", "Every", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved", "checked_keepers"]
-
 FORMAT = 1
 MODEL_FILE, TRAINING_FILE = "model.safetensors", "training.safetensors"
 _MOVED = ".tmp-moved-"

@@ -19,8 +19,6 @@ from burnt.train.progress import Reporter
 from burnt.train.store import RunWriter
 from burnt.train.store.control import Command, Inbox, Refused
 
-__all__ = ["Control", "TrainingClock"]
-
 _PAUSED_POLL_SECONDS = 0.05
 
 

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 from burnt.errors import DefinitionError
 
-__all__ = ["Director", "directed", "take_director", "use_first_training"]
-
 T = TypeVar("T")
 Director = Callable[[Any, Any], T]
 """A function of a `SupervisedTraining` and its Learner, whose result `SupervisedTraining.run` returns."""

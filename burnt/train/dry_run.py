@@ -14,8 +14,6 @@ from burnt.errors import BurntError
 from burnt.train.directing import use_first_training
 from burnt.train.progress import Reporter
 
-__all__ = ["CollectingReporter", "Findings", "ValuesNeeded", "dry_run"]
-
 
 @dataclasses.dataclass
 class Findings:

@@ -9,8 +9,6 @@ import sys
 
 from burnt.errors import ConfigError
 
-__all__ = ["Duration", "Position"]
-
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "day": 86400}
 _UNITS = {
     "epoch": "epochs", "step": "steps", "day": "day", "d": "day", "h": "h", "hour": "h", "min": "min",

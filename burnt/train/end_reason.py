@@ -12,8 +12,6 @@ from burnt.errors import BurntError, NonFiniteError
 from burnt.train.duration import Position
 from burnt.train.store import RunWriter
 
-__all__ = ["Cause", "Ending", "cause_of"]
-
 Cause = Literal["exception", "nan", "out of memory"]
 
 _MAX_TRACEBACK_CHARACTERS = 20_000  # of a traceback; recursion errors are long

@@ -17,8 +17,6 @@ from burnt.train.loop import run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, float32_matmuls
 
-__all__ = ["evaluate", "loss_first"]
-
 
 @explain_arguments(device="the model is evaluated where it is: model.to(device)")
 def evaluate(

@@ -24,21 +24,6 @@ if TYPE_CHECKING:
     from burnt.train.progress import Reporter
     from burnt.train.store import RunWriter
 
-__all__ = [
-    "Callbacks",
-    "CheckpointSaved",
-    "Ended",
-    "EpochEnded",
-    "Event",
-    "Failed",
-    "GradientsComputed",
-    "Logged",
-    "Started",
-    "Stepped",
-    "Training",
-    "Validated",
-]
-
 
 class Training(Protocol):
     """What callbacks see of the training, which is a `burnt.train.loop.Loop`.

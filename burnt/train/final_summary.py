@@ -12,8 +12,6 @@ from burnt.train.format import value_text
 from burnt.train.metrics.base import Metric
 from burnt.train.store import RunReader
 
-__all__ = ["format_summary"]
-
 
 def format_summary(
     folder: Path,

@@ -28,8 +28,6 @@ from burnt.train.step import StepOutput
 from burnt.train.target_shapes import TargetShapes
 from burnt.train.target_values import TargetValues, batch_of_extremes
 
-__all__ = ["FirstBatches", "check_first_batches", "check_without_values"]
-
 _CLASSES = "torch's losses take classes of int64: labels.long(), or masks.long()\n"
 
 

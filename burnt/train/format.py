@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["duration_text", "value_text", "values_text"]
-
 
 def value_text(value: float) -> str:
     """Format a metric value: ``0.1234``, or ``1.23e-05`` where that is shorter."""

@@ -12,8 +12,6 @@ from torch import Tensor
 from burnt.data import Batch
 from burnt.inspect.specs import map_tensors
 
-__all__ = ["gather", "to_cpu"]
-
 
 def to_cpu(output: Any) -> Any:
     """Return a batch's output with its tensors on the CPU, detached."""

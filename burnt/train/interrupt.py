@@ -11,9 +11,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-__all__ = ["Interrupted", "Interruption"]
-
-
 _SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if sys.platform != "win32":
     _SIGNALS.append(signal.SIGHUP)

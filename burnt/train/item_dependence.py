@@ -19,8 +19,6 @@ from burnt.inspect.specs import map_tensors, tensors_in
 from burnt.nn.quantized import Quantized
 from burnt.train.buffers import BufferCopies
 
-__all__ = ["has_one_scale", "measure_item_dependence"]
-
 _QUANTIZED = 0.02  # where a quantization takes one scale from the whole batch, as its users chose
 _SIZE_TOLERANCE = 0.05  # more than rounding, which differs between batches of different sizes
 _MAX_COPIED = 2**20  # elements of a container, tensor or array that is copied to undo changes

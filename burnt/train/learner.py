@@ -20,8 +20,6 @@ from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, st
 from burnt.train.manual import Optimizers
 from burnt.train.step import StepOutput
 
-__all__ = ["Learner", "StepFunction"]
-
 StepFunction = Callable[..., StepOutput]
 """A step of a model without a `training_step`: ``step(model, batch) -> StepOutput``."""
 

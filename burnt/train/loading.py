@@ -21,8 +21,6 @@ from burnt.train.checkpoint import Checkpoints, Saved, model_file, stamp
 from burnt.train.source import Source
 from burnt.train.trained import TrainedAs
 
-__all__ = ["RunFiles", "load"]
-
 _MOST_CHOICES = 10  # of a checkpoint whose files are removed while they are read
 
 T = TypeVar("T")

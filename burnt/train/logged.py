@@ -22,8 +22,6 @@ from torch import Tensor
 from burnt.errors import MetricError
 from burnt.train.other_trainers import LOG_OPTIONS
 
-__all__ = ["Histogram", "Image", "StepLog", "Table", "log"]
-
 _ACTIVE: ContextVar[StepLog | None] = ContextVar("_ACTIVE", default=None)
 
 

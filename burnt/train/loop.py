@@ -53,8 +53,6 @@ from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 from burnt.train.update import update_of
 
-__all__ = ["Loop", "remaining_batches", "run_validation"]
-
 SPEED = (
     *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),
     *("gradient_norm", "loss_scale", "skipped_steps"),

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from burnt._torch import update_loss_scale
 
-__all__ = ["LossScale"]
-
 _LEAST = 2.0**-24
 """The scale falls no further, so that gradients can always be divided by it."""
 

@@ -20,8 +20,6 @@ from burnt.optim import Optimizer, OptimizerRecord
 from burnt.optim.optimizer import is_rate
 from burnt.train.optimizer_step import GradientRules, OptimizerStep
 
-__all__ = ["CheckedOptimizers", "CheckedSteps", "Optimizers", "StepOptimizer", "StepOptimizers"]
-
 Schedule = Callable[[int], float]
 T = TypeVar("T")
 

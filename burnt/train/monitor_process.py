@@ -33,8 +33,6 @@ import burnt
 from burnt.train.priority import set_lowest_priority
 from burnt.train.terminal import LentTerminal
 
-__all__ = ["MonitorProcess"]
-
 POLL_SECONDS = 1.0
 MAX_SILENT_POLLS = 60  # drawing is slow at the lowest priority beside a training that uses every core
 MAX_STOPPED_POLLS = 5

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from burnt.errors import MetricError, nearest
 from burnt.train.metrics.base import Metric
 
-__all__ = ["Monitored", "default_split"]
-
 DEFAULT_SPLIT = "valid"
 
 

@@ -16,8 +16,6 @@ from burnt.train.step import StepOutput
 from burnt.train.store import RunWriter
 from burnt.train.update import NonFinite
 
-__all__ = ["NonFiniteReports", "RecentLosses", "check_policy", "list_text"]
-
 _POLICIES = ("raise", "skip", "stop")
 _MOST_MESSAGES = 5
 _MOST_SKIPPED = 100

@@ -10,8 +10,6 @@ from typing import Any
 
 from burnt.plot import Line, Plot
 
-__all__ = ["NotebookDisplay", "bar_html", "curves_html", "in_notebook", "table_html"]
-
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook: Jupyter, VS Code, Colab or nbclient."""

@@ -16,8 +16,6 @@ from burnt.kernels import StepResult
 from burnt.optim import Optimizer
 from burnt.train.loss_scale import LossScale
 
-__all__ = ["GradientRules", "OptimizerStep"]
-
 
 @dataclasses.dataclass(frozen=True)
 class GradientRules:

@@ -5,8 +5,6 @@ docs/from-lightning.md has the same for readers.
 
 from __future__ import annotations
 
-__all__ = ["CALLBACK_METHODS", "LOG_OPTIONS", "TRAINER_OPTIONS"]
-
 _LEARNER_RATE = "the learning rate belongs to the Learner: run(Learner(model, optimizer, 1e-3))"
 _SCHEDULE = "the schedule belongs to the Learner, such as optim.Warmup(500, optim.Cosine(1e-3, steps=10_000))"
 _OPTIMIZER = "the optimizer belongs to the Learner: run(Learner(model, optim.AdamW(weight_decay=0.01), ...))"

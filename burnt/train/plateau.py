@@ -15,8 +15,6 @@ from burnt.train.monitored_metric import Monitored
 if TYPE_CHECKING:
     from burnt.train.learner import Learner
 
-__all__ = ["Plateau", "plateaus_of"]
-
 
 class Plateau:
     """A schedule that is multiplied by a factor whenever a metric has not improved for a while.

@@ -26,16 +26,6 @@ from burnt.gradients import BACKWARD_LOOP
 from burnt.kernels import multiplying
 from burnt.record.casting import beside_statistics
 
-__all__ = [
-    "WHOLE",
-    "autocast",
-    "cast_parameters",
-    "check_precision",
-    "check_strategy",
-    "float32_matmuls",
-    "refuse_several_processes",
-]
-
 WHOLE = "bfloat16 whole"
 _NAMES = {
     **dict.fromkeys(("float32", "fp32", "32", "32-true", "no"), "float32"),

@@ -27,8 +27,6 @@ from burnt.train.precision import autocast, check_precision
 from burnt.train.trained import TrainedAs
 from burnt.train.work_progress import WorkProgress
 
-__all__ = ["call_with_batch", "predict"]
-
 _BATCH_SIZE = 64
 _HINT_ITEMS = (
     "batch_size=1 runs each item by itself, the number of items runs all of them together; if the first axis "

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["NICENESS", "set_lowest_priority"]
-
 NICENESS = 19
 
 

@@ -9,8 +9,6 @@ import torch
 from burnt.errors import ConfigError, quantity
 from burnt.train.events import Ended, Failed, Started, Stepped, Training
 
-__all__ = ["Profiler"]
-
 _ROWS = 30
 
 

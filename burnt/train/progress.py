@@ -23,18 +23,6 @@ from burnt.train.terminal import no_full_screen_reason, no_terminal_reason
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = [
-    "MONITORS",
-    "LiveReporter",
-    "LoggingReporter",
-    "MonitorReporter",
-    "NotebookReporter",
-    "PlainReporter",
-    "Reporter",
-    "check_monitor",
-    "choose_reporter",
-    "duration_text",
-]
 
 MONITORS = ("auto", "tui", "live", "notebook", "plain", "off")
 _SECONDS_BETWEEN_LINES = 5.0

@@ -28,8 +28,6 @@ from burnt.train.precision import autocast, cast_parameters, check_precision, fl
 from burnt.train.rng import RandomStates
 from burnt.train.update import Update, check_update, update_of
 
-__all__ = ["RateSearch", "endless", "find_learning_rate", "trial_update"]
-
 _DIVERGED = 4.0  # times the lowest mean of the last losses
 _LAST = 5
 

@@ -16,8 +16,6 @@ from burnt.train.step_inspection import InspectedStep, StepInspector
 from burnt.train.store import RunReader, Series
 from burnt.train.training import SupervisedTraining
 
-__all__ = ["ReplayReport", "compare_recorded", "is_timed", "past_of", "replay", "same_bits"]
-
 
 @dataclasses.dataclass(frozen=True)
 class ReplayReport:

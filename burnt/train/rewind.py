@@ -21,8 +21,6 @@ from burnt.train.source import settings_in
 from burnt.train.store import Attempt, RunReader
 from burnt.train.training import SupervisedTraining
 
-__all__ = ["Past", "RewoundLoop", "train_forward"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Past:

@@ -20,7 +20,6 @@ from burnt.train.store import RunWriter
 if TYPE_CHECKING:
     from burnt.codegen.runtime.compiled_plan import CompiledPlan
 
-__all__ = ["KernelTables", "chosen_kernels", "pinned_kernels", "record_model"]
 
 _MAX_ROWS = 1_000
 _SECONDS_BETWEEN = 60.0

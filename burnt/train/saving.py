@@ -11,8 +11,6 @@ from burnt.train.checkpoint import Checkpoints, Saved
 from burnt.train.duration import Duration, Position
 from burnt.train.store import RunWriter
 
-__all__ = ["CheckpointWriter"]
-
 
 class CheckpointWriter:
     """Writes the checkpoints of a training, and reports each one once it is written.

@@ -24,16 +24,6 @@ from burnt.config import Config
 from burnt.errors import DefinitionError, RecordError, RunError
 from burnt.train import trust
 
-__all__ = [
-    "Source",
-    "importing",
-    "is_restartable",
-    "refuse_while_importing",
-    "replay_command",
-    "settings_in",
-    "started_by",
-]
-
 _IMPORTING: ContextVar[Path | None] = ContextVar("_IMPORTING", default=None)
 _STARTED_BY: ContextVar[tuple[str, tuple[str, ...], Config | None] | None] = ContextVar(
     "_STARTED_BY", default=None

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from burnt.errors import DefinitionError
 
-__all__ = ["ClassificationOutput", "StepOutput"]
-
 
 @dataclasses.dataclass(slots=True)
 class StepOutput:

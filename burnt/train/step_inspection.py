@@ -21,8 +21,6 @@ from burnt.train.events import Failed, GradientsComputed, Started, Stepped
 from burnt.train.format import value_text
 from burnt.train.rewind import RewoundLoop
 
-__all__ = ["InspectedStep", "StepInspector"]
-
 _MAX_ITEMS = 20  # indices of samples in the text
 _MAX_VALUES = 4  # first values of a tensor
 

@@ -12,8 +12,6 @@ from burnt.train.format import value_text
 from burnt.train.metrics.base import Metric
 from burnt.train.monitored_metric import Monitored
 
-__all__ = ["EarlyStopping"]
-
 
 class EarlyStopping:
     """Stops a training when a metric has not improved for a while, or has reached a bound.

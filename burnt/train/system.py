@@ -17,8 +17,6 @@ from typing import Any, Self
 
 import psutil
 
-__all__ = ["SystemSampler"]
-
 
 class SystemSampler:
     """Calls a function with a sample of the machine's state every few seconds, from a daemon thread.

@@ -16,8 +16,6 @@ from torch.overrides import TorchFunctionMode
 from burnt.errors import ShapeError
 from burnt.train.step import StepOutput
 
-__all__ = ["TargetShapes"]
-
 _LOSSES = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss"})
 """Losses of torch that broadcast, some with a warning."""
 

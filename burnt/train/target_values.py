@@ -25,8 +25,6 @@ from burnt.errors import BurntError, InputIndexError, InputValueError, range_hin
 from burnt.inspect.specs import map_tensors, named_tensors, tensors_in
 from burnt.nn.loss.checks import check_labels, check_probabilities, check_signs
 
-__all__ = ["TargetValues", "batch_of_extremes"]
-
 _MOST_ELEMENTS = 1 << 24
 """Of the tensors whose values are followed through an op."""
 

@@ -18,14 +18,6 @@ from typing import Any
 if sys.platform != "win32":
     import termios
 
-__all__ = [
-    "LentTerminal",
-    "in_foreground",
-    "leave_screen",
-    "no_full_screen_reason",
-    "no_terminal_reason",
-    "restore_terminal",
-]
 
 _RESET = b"".join(
     (

@@ -11,8 +11,6 @@ import torch
 from burnt.inspect.signature import Signature
 from burnt.inspect.specs import Path
 
-__all__ = ["TrainedAs"]
-
 
 @dataclass(frozen=True)
 class TrainedAs:

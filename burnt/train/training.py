@@ -57,11 +57,11 @@ from burnt.train.directing import take_director
 from burnt.train.dry_run import CollectingReporter, Findings
 from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
-from burnt.train.evaluation import evaluate, loss_first
+from burnt.train.evaluation import loss_first
 from burnt.train.events import Callbacks, Ended, Failed
 from burnt.train.final_summary import format_summary
 from burnt.train.first_batches import check_first_batches, check_without_values
-from burnt.train.format import value_text, values_text
+from burnt.train.format import duration_text, value_text, values_text
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
@@ -80,7 +80,7 @@ from burnt.train.precision import (
     float32_matmuls,
     refuse_several_processes,
 )
-from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
+from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
 from burnt.train.sinks import Sink
@@ -91,8 +91,6 @@ from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
 from burnt.train.trained import TrainedAs
 from burnt.train.update import check_update
-
-__all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
 _MOST_NAMES = 1_000  # of a column of categories, in config.json
 

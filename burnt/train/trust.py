@@ -20,8 +20,6 @@ from typing import Any
 
 from burnt._files import state_folder
 
-__all__ = ["has_mark", "is_trusting", "mark", "marks_problem", "trusting"]
-
 _TRUSTING: ContextVar[bool] = ContextVar("_TRUSTING", default=False)
 
 

@@ -22,17 +22,6 @@ from burnt.train.manual import Optimizers, StepOptimizers
 from burnt.train.optimizer_step import GradientRules, OptimizerStep
 from burnt.train.step import StepOutput
 
-__all__ = [
-    "GradientUpdate",
-    "ManualUpdate",
-    "NonFinite",
-    "Update",
-    "WindowGradients",
-    "check_accumulate",
-    "check_update",
-    "update_of",
-]
-
 Observe = Callable[[StepOutput, bool], None]
 """Is given the output of a micro-batch, and whether it counts: False if its loss is not finite."""
 

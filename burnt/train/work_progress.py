@@ -8,8 +8,6 @@ from typing import Any, Self
 
 from burnt.train.notebook import NotebookDisplay, bar_html, in_notebook
 
-__all__ = ["WorkProgress"]
-
 _SECONDS_BEFORE = 2.0  # shorter work shows nothing
 _SECONDS_BETWEEN = 0.25
 

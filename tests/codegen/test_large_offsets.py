@@ -23,7 +23,7 @@ from burnt.codegen.render.c.kernel import print_kernels
 from burnt.codegen.render.metal.kernel import print_kernel as print_metal
 from burnt.codegen.render.shape_params import with_constant_sizes
 from burnt.codegen.render.triton.configs import select_config
-from burnt.codegen.runtime import c_library
+from burnt.codegen.runtime import c_compiler
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.metal_backend import METAL
@@ -115,7 +115,7 @@ def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[
     compiler = find_compiler()
     if compiler is not None:  # which knows where a constant does not fit
         file = folder / "kernels.c"
-        file.write_text(c_library.PREAMBLE + text)
+        file.write_text(c_compiler.PREAMBLE + text)
         command = [
             compiler.path,
             "-std=gnu11",

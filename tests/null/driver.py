@@ -71,7 +71,7 @@ def why_not() -> str | None:
     missing = [name for name in ("CudaUtils", "CudaLauncher", "CudaDriver") if not hasattr(driver, name)]
     if missing:
         return f"Triton {triton.__version__} has no {', '.join(missing)} in its NVIDIA driver"
-    from burnt.codegen.runtime.c_library import find_compiler, why_no_compiler
+    from burnt.codegen.runtime.c_compiler import find_compiler, why_no_compiler
 
     return f"no C compiler: {why_no_compiler()}" if find_compiler() is None else None
 

@@ -14,7 +14,8 @@ from burnt import nn, optim
 from burnt.errors import RecordError
 from burnt.record import Record, read_weights
 from burnt.train.background import BackgroundWriter
-from burnt.train.checkpoint import Checkpoints, KeepLast, Position
+from burnt.train.checkpoint import Checkpoints, KeepLast
+from burnt.train.duration import Position
 from burnt.train.rng import RandomStates
 
 

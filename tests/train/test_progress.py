@@ -15,6 +15,7 @@ from burnt.data import Loader, TensorDataset
 from burnt.errors import UnsupportedError
 from burnt.train import Learner, Position, RunReader, StepOutput, SupervisedTraining, terminal
 from burnt.train import progress as module
+from burnt.train.format import duration_text, value_text
 from burnt.train.progress import (
     LiveReporter,
     MonitorReporter,
@@ -22,8 +23,6 @@ from burnt.train.progress import (
     Reporter,
     check_monitor,
     choose_reporter,
-    duration_text,
-    value_text,
 )
 
 SPEED = {

@@ -7,8 +7,6 @@ import math
 
 from burnt.cli.arguments.parser import add_json, add_parser
 
-__all__ = ["add"]
-
 _BENCH_EXAMPLES = """\
 examples:
   burnt bench models.py:resnet --input 8x3x224x224

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-__all__ = ["RUN_HELP", "add_json", "add_model", "add_parser", "add_run", "add_trust"]
-
 RUN_HELP = "the run's folder, or its name in runs/"
 
 

@@ -6,8 +6,6 @@ import argparse
 
 from burnt.cli.arguments.parser import add_json, add_parser, add_run, add_trust
 
-__all__ = ["add"]
-
 _MONITOR_EXAMPLES = """\
 examples:
   burnt monitor                          all runs in runs/

@@ -6,8 +6,6 @@ import argparse
 
 from burnt.cli.arguments.parser import RUN_HELP, add_json, add_model, add_parser, add_run
 
-__all__ = ["add"]
-
 _EXPORT_EXAMPLES = """\
 examples:
   burnt export digits -o digits.onnx

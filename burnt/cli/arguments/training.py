@@ -7,8 +7,6 @@ import os
 
 from burnt.cli.arguments.parser import add_json, add_model, add_parser, add_run, add_trust
 
-__all__ = ["add", "check_train"]
-
 _TRAIN_EXAMPLES = """\
 examples:
   burnt train digits.train:main hidden=128 lr=1e-3    a module

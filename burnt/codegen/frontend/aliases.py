@@ -10,8 +10,6 @@ from torch import Tensor
 
 from burnt.codegen.frontend.overlap import Footprint, has_internal_overlap, may_overlap
 
-__all__ = ["Alias", "Aliases", "SharedBase", "find_aliases"]
-
 
 class Alias(NamedTuple):
     """A result that is another one, or a view of it.

@@ -26,17 +26,6 @@ from burnt.codegen.frontend.containers import FlatCall
 from burnt.codegen.frontend.instances import InstanceState, StateReader, has_captured_state
 from burnt.codegen.frontend.trace import InlinedWhenTraced
 
-__all__ = [
-    "CONSTANT_TYPES",
-    "CaptureSite",
-    "capture_key",
-    "captures",
-    "copy_partial",
-    "read_capture",
-    "why_unsupported_callable",
-    "why_unsupported_captures",
-]
-
 _COMPARED_BY_VALUE = frozenset({bool, int, str, type(None)})
 CONSTANT_TYPES = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 _CALLABLES = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, InlinedWhenTraced)

@@ -18,8 +18,6 @@ from torch.utils import _pytree as pytree
 
 from burnt.codegen.frontend.instances import FUSED_METHODS
 
-__all__ = ["FlatCall", "Structure", "flatten", "is_container", "unflatten"]
-
 _SEQUENCES = frozenset({list, tuple, torch.Size})
 _LEAVES = frozenset({Tensor, torch.nn.Parameter, float, int, bool, str, type(None)})
 

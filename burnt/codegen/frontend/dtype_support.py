@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["decompose_unless_unsupported", "is_dtype_unsupported"]
-
 # Ops that torch computes for floating-point dtypes only.
 _FLOAT_ONLY = frozenset((
     "adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool2d_with_indices_backward",

@@ -21,8 +21,6 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen import precision
 
-__all__ = ["Guard", "InlineCache", "build_guard"]
-
 Guard = Callable[..., "tuple[Any, ...] | None"]
 """Called like the guarded function. Returns its bound arguments if the guard holds, else None."""
 

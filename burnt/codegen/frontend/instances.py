@@ -17,15 +17,6 @@ from torch import Tensor
 
 from burnt import _torch
 
-__all__ = [
-    "FUSED_METHODS",
-    "AttributeSnapshot",
-    "InstanceState",
-    "StateReader",
-    "build_state_check",
-    "has_captured_state",
-]
-
 FUSED_METHODS = "_burnt_fused_methods"
 """The attribute in which an instance keeps its fused methods; it is not part of the state."""
 

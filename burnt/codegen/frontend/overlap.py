@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["STRIDE_OPS", "Footprint", "OverlapWatch", "has_internal_overlap", "is_attention", "may_overlap"]
-
 STRIDE_OPS = frozenset(
     getattr(torch.ops.aten, name).default for name in ("as_strided", "as_strided_copy", "as_strided_scatter")
 )

@@ -19,8 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt import _torch
 
-__all__ = ["STRIDES", "RealResults"]
-
 aten = torch.ops.aten
 
 Rule = Callable[[Sequence[Any], Tensor], Tensor]

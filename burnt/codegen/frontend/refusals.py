@@ -21,8 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt import _torch
 
-__all__ = ["RefusalWatch"]
-
 # Axes are shortened to this size. Not to 1: ``fill_`` of a single element takes numbers that are too large.
 _SIZE = 2
 # Integer parameters that fit the shortened axes. Others, such as the size of a pooling window or the number

@@ -31,19 +31,6 @@ from burnt.codegen.frontend.real_results import RealResults
 from burnt.codegen.frontend.refusals import RefusalWatch
 from burnt.errors import UnsupportedError
 
-__all__ = [
-    "PLANNING_LOCK",
-    "InlinedWhenTraced",
-    "ResultLayout",
-    "Traced",
-    "is_random",
-    "is_tracing",
-    "skip_views",
-    "trace",
-    "trace_composite_calls",
-    "why_unsupported",
-]
-
 PLANNING_LOCK = threading.RLock()
 """Held while a plan is built: torch's tracing state and the table of interned expressions are global."""
 if hasattr(os, "register_at_fork"):  # in a forked child, no thread would release it

@@ -8,16 +8,6 @@ from collections.abc import Iterable, Sequence
 from burnt.codegen.ir.expr import Index, IndexExpr, Split, Var, index_exprs, rebuild, walk
 from burnt.codegen.ir.kernel import Kernel, Store
 
-__all__ = [
-    "contiguous_strides",
-    "covers_shape",
-    "distinct_loops",
-    "merge_adjacent_loops",
-    "merge_splits",
-    "new_index",
-    "split_loops",
-]
-
 
 def new_index(extents: Sequence[int]) -> Index:
     """Return an index of new loop variables with these extents."""

@@ -21,8 +21,6 @@ from burnt.codegen.ir import DTYPES, Expr, Index, Value
 from burnt.codegen.lower.elementwise import lower_to_copy
 from burnt.codegen.lower.registry import LOWERINGS, Unlowered, aten, cast, const, register_lowering
 
-__all__ = ["FLOAT8_FORMATS", "find_float8_nodes"]
-
 FLOAT8_FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 """The float8 dtypes, with their names in expressions."""
 _BYTES = (torch.uint8, torch.int8)

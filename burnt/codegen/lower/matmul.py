@@ -25,20 +25,6 @@ from burnt.codegen.lower.registry import (
 )
 from burnt.codegen.precision import precision
 
-__all__ = [
-    "MATMUL_LOWERINGS",
-    "MIN_MATMUL_SIZE",
-    "MM_OPS",
-    "expensive_row_parts",
-    "is_cheap_operand",
-    "matmul",
-    "matmul_value",
-    "operands_of",
-    "register_matmul_lowering",
-    "why_always_library_call",
-    "why_library_call",
-]
-
 MATMUL_LOWERINGS: dict[Any, Callable[..., Any]] = {}
 MM_OPS = aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default
 """The ops that multiply ``[*, rows, terms]`` by ``[*, terms, columns]``."""

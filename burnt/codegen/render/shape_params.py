@@ -16,8 +16,6 @@ import hashlib
 import re
 from collections.abc import Callable
 
-__all__ = ["SizeTemplates", "mark_size", "mark_step", "sizes_as_parameters", "with_constant_sizes"]
-
 _MARK = re.compile(r"@(-?\d+)@")
 _MAX_CONSTANT_STEP = 8
 

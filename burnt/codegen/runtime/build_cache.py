@@ -23,20 +23,6 @@ from pathlib import Path
 
 from burnt.errors import CacheError
 
-__all__ = [
-    "Entry",
-    "add_note",
-    "append_checksum",
-    "cache_folder",
-    "clear",
-    "entries",
-    "has_valid_checksum",
-    "limit",
-    "notes",
-    "sweep",
-    "temporary_folder",
-]
-
 DEFAULT_LIMIT_MIB = 512
 SWEEP_EVERY = 3600.0
 """Seconds between two sweeps of the folder, over all processes."""

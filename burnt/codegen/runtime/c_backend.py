@@ -11,11 +11,9 @@ import torch
 from burnt.codegen.eager_policy import why_torch_is_faster
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
-from burnt.codegen.runtime import c_library
+from burnt.codegen.runtime import c_compiler, c_library
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, raise_failed_check, size_templates
 from burnt.codegen.schedule.passes import OnlineThresholds
-
-__all__ = ["C"]
 
 
 def _build_c(
@@ -31,7 +29,7 @@ def _build_c(
         if has_size_parameters
         else (with_constant_sizes(template), ())
     )
-    library = c_library.load(c_library.PREAMBLE + source, [kernel.name for kernel in kernels])
+    library = c_library.load(c_compiler.PREAMBLE + source, [kernel.name for kernel in kernels])
 
     def launch(kernel: Kernel) -> Launcher:
         call = c_library.launcher(
@@ -91,7 +89,7 @@ def _show_c(kernels: Sequence[Kernel], number_positions: Sequence[int]) -> dict[
 
 
 def _why_no_compiler() -> str | None:
-    return f"no C compiler: {c_library.why_no_compiler()}" if c_library.find_compiler() is None else None
+    return f"no C compiler: {c_compiler.why_no_compiler()}" if c_compiler.find_compiler() is None else None
 
 
 # Local buffers are on the thread's stack of 8 MiB, and should fit a core's L2 cache together with the inputs.

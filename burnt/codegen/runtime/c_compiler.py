@@ -29,26 +29,6 @@ from burnt import _files, _torch
 from burnt.codegen.runtime import build_cache
 from burnt.errors import CompileError
 
-__all__ = [
-    "ALLOW_FMA",
-    "CACHE_FORMAT",
-    "PREAMBLE",
-    "UNSAFE_FLAGS",
-    "CFunction",
-    "Compiler",
-    "clear_search",
-    "compile_library",
-    "cpu_features",
-    "digest",
-    "find_compiler",
-    "flags",
-    "get_function",
-    "openmp_runtime",
-    "search",
-    "why_no_compiler",
-    "workaround_flags",
-]
-
 ALLOW_FMA = """
 #ifdef __clang__
 #pragma clang fp contract(fast)

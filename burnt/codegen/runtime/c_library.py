@@ -25,28 +25,12 @@ import torch
 
 from burnt.codegen.runtime import build_cache, c_compiler
 from burnt.codegen.runtime.c_compiler import (
-    ALLOW_FMA,
-    PREAMBLE,
     CFunction,
     Compiler,
     find_compiler,
     why_no_compiler,
 )
 from burnt.errors import CacheError, CompileError, UnsupportedError
-
-__all__ = [
-    "ALLOW_FMA",
-    "PREAMBLE",
-    "CFunction",
-    "Compiler",
-    "Library",
-    "clear_cache",
-    "find_compiler",
-    "launcher",
-    "load",
-    "status",
-    "why_no_compiler",
-]
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,6 @@ from burnt.codegen.schedule.saved_tensors import SavedTensors
 from burnt.codegen.schedule.scheduler import Plan, TorchCall
 from burnt.errors import FusionWarning
 
-__all__ = ["CompiledPlan", "debug_log", "warn_fallback"]
-
 _CPU = torch.device("cpu")
 _Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 

@@ -17,8 +17,6 @@ from burnt.codegen.schedule.passes import OnlineThresholds
 if TYPE_CHECKING:
     from burnt.codegen.render.metal.kernel import Dispatch
 
-__all__ = ["METAL", "build_metal"]
-
 
 def build_metal(
     compile_source: Callable[[str], Any],

@@ -13,9 +13,6 @@ from burnt.codegen.render.shape_params import SizeTemplates
 from burnt.codegen.schedule.passes import OnlineThresholds
 from burnt.codegen.schedule.scheduler import Plan, schedule
 
-__all__ = ["BuiltKernels", "Launcher", "Target", "raise_failed_check", "size_templates"]
-
-
 Launcher = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
 

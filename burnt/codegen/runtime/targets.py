@@ -14,9 +14,6 @@ from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import ConfigError
 
-__all__ = ["BY_DEVICE", "TARGETS", "find_target", "target_of"]
-
-
 TARGETS = {target.name: target for target in (C, TRITON, METAL)}
 BY_DEVICE = {"cpu": C, "cuda": TRITON, "mps": METAL}
 

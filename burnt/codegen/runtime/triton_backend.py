@@ -14,8 +14,6 @@ from burnt.codegen.lower.matmul import why_library_call
 from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.schedule.passes import OnlineThresholds
 
-__all__ = ["TRITON", "are_block_sizes", "with_block_sizes"]
-
 
 def _build_triton(
     kernels: Sequence[Kernel],

@@ -36,18 +36,6 @@ from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, Workspace
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.errors import CompileError
 
-__all__ = [
-    "Choice",
-    "Job",
-    "Pool",
-    "can_specialize_warps",
-    "choices_of",
-    "job_of",
-    "jobs_of",
-    "limits_of",
-    "pool_of",
-]
-
 _WORK_SECONDS = 60.0
 """Time limit for one submission; a kernel takes 0.1 to 0.5 seconds."""
 _START_SECONDS = 120.0  # time limit for a worker to start: it imports torch

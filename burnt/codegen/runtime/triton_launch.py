@@ -26,8 +26,6 @@ from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, raise_failed_check
 
-__all__ = ["build", "load"]
-
 _NO_BLOCK_SIZES: Mapping[str, AnyConfig] = MappingProxyType({})
 
 

@@ -57,8 +57,6 @@ from burnt.codegen.schedule.passes import (
     simplify_one_hot_sum,
 )
 
-__all__ = ["KernelBuilder", "reductions_of"]
-
 # A reduction of fewer rows and at least this many elements per row gets a kernel of its own, for all threads.
 _MAX_SPLIT_ROWS, _MIN_SPLIT_ELEMENTS = 16, 1 << 15
 # If an expression has more loads, its `Materialized` values are stored in memory instead of inlined.

@@ -37,8 +37,6 @@ from burnt.codegen.ir import (
 from burnt.codegen.lower.registry import cast, const
 from burnt.codegen.schedule.passes import as_online_reduction
 
-__all__ = ["ROWS_PER_CHUNK", "fuse_column_sums"]
-
 ROWS_PER_CHUNK = 64
 """Rows per partial sum: no tile of such a matmul has fewer."""
 

@@ -29,8 +29,6 @@ from burnt.codegen.ir import (
     walk,
 )
 
-__all__ = ["combine_partial_sums"]
-
 _MIN_CHUNK_ROWS = 16  # with fewer rows per chunk, partial sums are a large part of the memory traffic
 _MAX_COLUMNS = 1 << 15  # partial sums of one chunk that fit a core's L2 cache
 

@@ -35,20 +35,6 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.lower.registry import HALF_TO_FLOAT32, const
 
-__all__ = [
-    "LANES",
-    "OnlineThresholds",
-    "as_online_reduction",
-    "cache_shared_exprs",
-    "fuse_online_reductions",
-    "hoist_reciprocal",
-    "lane_loop",
-    "order_loops_and_steps",
-    "simplify_one_hot_sum",
-    "strip_casts",
-    "unconditional_exprs",
-]
-
 # Ops that cost about as much as a load. The others take a few tens of instructions: it is faster to store
 # their result and load it again than to compute it twice (softmax of 4096 x 1024 float32, storing exp: 1.3
 # times).

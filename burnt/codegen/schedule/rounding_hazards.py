@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-__all__ = ["EqualitySensitiveSums", "find_equality_sensitive_sums"]
-
 _ATEN = torch.ops.aten
 _EXTREME_OPS = frozenset(
     (

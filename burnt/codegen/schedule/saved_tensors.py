@@ -31,11 +31,6 @@ from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.lower.pooling import POOLING_OPS, TAP_DTYPE, can_return_taps
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 
-__all__ = [
-    "SavedTensors", "forget_dropped_values", "select_saved_tensors", "with_saved_inputs",
-    "with_saved_outputs",
-]  # fmt: skip
-
 _SMALL_RATIO = 8  # a reduction's result is saved if it is this many times smaller than the largest input
 _REDUCTIONS = frozenset((
     "sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin", "var", "var_mean",

@@ -48,8 +48,6 @@ from burnt.codegen.schedule.passes import OnlineThresholds
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 from burnt.errors import DefinitionError
 
-__all__ = ["VIEW_OPS", "Plan", "TorchCall", "schedule"]
-
 # An expression with more nodes, or a longer chain of them, is materialized instead of inlined.
 _MAX_EXPRS, _MAX_DEPTH = 2000, 200
 

@@ -13,8 +13,6 @@ from burnt.data.standard.mnist import check_split
 from burnt.data.text_folder import read_text
 from burnt.errors import DataError
 
-__all__ = ["AgNews"]
-
 _HOME = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 FILES = {
     "train": RemoteFile(

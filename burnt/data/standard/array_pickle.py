@@ -14,8 +14,6 @@ import numpy as np
 
 from burnt.errors import DataError
 
-__all__ = ["read_arrays"]
-
 
 def read_arrays(data: bytes, where: str) -> Any:
     """Read a pickle whose arrays are of bytes (uint8).

@@ -21,8 +21,6 @@ from burnt.data.standard.download import RemoteFile, fetch
 from burnt.data.standard.mnist import OTHER_ARGUMENTS, check_split
 from burnt.errors import DataError, quantity
 
-__all__ = ["Cifar10", "Cifar100"]
-
 _HOME = "https://www.cs.toronto.edu/~kriz/"
 _PIXELS = 3 * 32 * 32
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -14,8 +14,6 @@ from typing import IO
 from burnt._files import replacing
 from burnt.errors import DataError, quantity
 
-__all__ = ["RemoteFile", "fetch"]
-
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60
 _log = logging.getLogger(__name__)

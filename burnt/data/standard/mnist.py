@@ -18,8 +18,6 @@ from burnt.data.dataset import TensorDataset
 from burnt.data.standard.download import RemoteFile, fetch
 from burnt.errors import DataError, quantity
 
-__all__ = ["Mnist", "read_idx"]
-
 _HOMES = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",

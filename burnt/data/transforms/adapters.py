@@ -16,8 +16,6 @@ from torch import Generator, Tensor
 from burnt.data.batch import Batch
 from burnt.errors import DataError
 
-__all__ = ["Albumentations", "Torchvision", "as_transform"]
-
 
 def as_transform(transform: Any) -> Any:
     """Return a function ``(item, generator)``: a transform of torchvision or albumentations in its adapter.

@@ -13,8 +13,6 @@ from burnt.data.transforms.geometry import Fill
 from burnt.data.transforms.transform import Transform, integer, uniform
 from burnt.errors import DataError
 
-__all__ = ["RandAugment", "TrivialAugment"]
-
 _LEVELS = 30
 
 _STRENGTHS = {

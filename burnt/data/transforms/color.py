@@ -16,19 +16,6 @@ from burnt.data.transforms.geometry import Range, check_range, draw_rectangle
 from burnt.data.transforms.transform import Transform, check_probability, integer, replace_images, uniform
 from burnt.errors import DataError
 
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "ColorJitter",
-    "GaussianBlur",
-    "Grayscale",
-    "Normalize",
-    "RandomErasing",
-    "RandomGrayscale",
-    "ToFloat",
-    "ToImage",
-]
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """The mean of ImageNet's channels, from 0 to 1, that most pretrained models are normalized with."""
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -24,34 +24,6 @@ from burnt._torch import interpolate_antialiased
 from burnt.data.fitting import fill_values
 from burnt.errors import DataError
 
-__all__ = [
-    "Interpolation",
-    "PaddingMode",
-    "adjust_brightness",
-    "adjust_contrast",
-    "adjust_hue",
-    "adjust_saturation",
-    "adjust_sharpness",
-    "affine",
-    "autocontrast",
-    "center_crop",
-    "crop",
-    "denormalize",
-    "equalize",
-    "erase",
-    "gaussian_blur",
-    "grayscale",
-    "invert",
-    "normalize",
-    "pad",
-    "posterize",
-    "resize",
-    "resized_size",
-    "rotate",
-    "solarize",
-    "to_float",
-]
-
 Interpolation = Literal["bilinear", "bicubic", "nearest"]
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 

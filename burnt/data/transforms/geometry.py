@@ -14,18 +14,6 @@ from burnt.data.transforms.functional import Interpolation, PaddingMode
 from burnt.data.transforms.transform import Transform, check_probability, integer, uniform
 from burnt.errors import DataError
 
-__all__ = [
-    "CenterCrop",
-    "Pad",
-    "RandomAffine",
-    "RandomCrop",
-    "RandomHorizontalFlip",
-    "RandomResizedCrop",
-    "RandomRotation",
-    "RandomVerticalFlip",
-    "Resize",
-]
-
 Size = int | tuple[int, int]
 Range = tuple[float, float]
 Fill = float | tuple[float, ...]

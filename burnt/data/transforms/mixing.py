@@ -16,8 +16,6 @@ from burnt.data.transforms import functional
 from burnt.data.transforms.transform import integer
 from burnt.errors import DataError
 
-__all__ = ["CutMix", "MixUp"]
-
 _LABELS = ("labels", "label")
 
 

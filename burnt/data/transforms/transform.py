@@ -19,8 +19,6 @@ from burnt.data.batch import Batch
 from burnt.data.transforms.adapters import as_transform
 from burnt.errors import DataError
 
-__all__ = ["Compose", "RandomApply", "RandomChoice", "Transform", "replace_images"]
-
 _IMAGES = ("images", "image")
 _MASKS = ("masks", "mask")
 

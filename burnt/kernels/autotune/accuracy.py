@@ -33,8 +33,6 @@ from burnt.kernels.interface.results import (
 if TYPE_CHECKING:
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["Part", "ReferenceResult"]
-
 
 _MATMULS = frozenset(
     f"aten::{name}"

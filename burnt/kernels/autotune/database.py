@@ -21,8 +21,6 @@ from burnt._json import parse_json
 from burnt.codegen.runtime.build_cache import cache_folder
 from burnt.errors import CacheError
 
-__all__ = ["Row", "TuningDatabase", "read_table", "shipped_rows", "shipped_wrong_rows", "write_table"]
-
 _APPLICATION = 0x6275726E  # "burn": SQLite's application id, which says which program wrote a file
 _VERSION = 1
 _SCHEMA = """

@@ -15,16 +15,6 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = [
-    "Clock",
-    "EventClock",
-    "GraphClock",
-    "HostClock",
-    "NotCapturedError",
-    "capture_graph",
-    "default_clock",
-]
-
 Call = Callable[[Sequence[Any]], object]
 Sampler = Callable[[int], float]
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import Candidate
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["POLICIES", "blocking_reason", "lookup_or_measure", "policy", "tune", "tuning"]
 
 POLICIES = ("off", "cached", "quick", "full")
 

@@ -17,9 +17,6 @@ from burnt.kernels.interface.candidate import Candidate
 from burnt.kernels.interface.checks import translate_error
 from burnt.kernels.interface.tuning_key import format_choice, parse_choice
 
-__all__ = ["CandidateFacts", "OpExplanation", "explain"]
-
-
 # Functions that are not ops themselves -> which ops they call.
 _CALLED_OPS = {
     "burnt.kernels.ops.attention.attention.attention": "it calls kernels.dot_product_attention, where "

@@ -19,8 +19,6 @@ from burnt.kernels.interface.candidate import Alternative, Candidate
 from burnt.kernels.interface.results import results_and_gradients
 from burnt.kernels.interface.static_args import PartialReference, StaticArg
 
-__all__ = ["Generated"]
-
 
 class Generated(Candidate):
     """The candidate that runs kernels generated from the reference.

@@ -38,8 +38,6 @@ from burnt.kernels.interface.checks import all_strided, describe, format_signatu
 from burnt.kernels.interface.registry import OPS
 from burnt.kernels.interface.results import aliases, as_list, structure_of
 
-__all__ = ["Entry", "Op", "op"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

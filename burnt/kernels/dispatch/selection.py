@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import Candidate
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["Choice", "choices", "pin", "reasons", "select_by_heuristic", "select_candidate"]
 
 _MIN_GENERATED_NUMEL = 1 << 16
 """Elements below which the library is selected on a CPU: torch computes so many in 20 to 60 microseconds,

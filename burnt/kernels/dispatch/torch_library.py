@@ -31,7 +31,6 @@ from burnt.kernels.interface.vjp import Vjp
 if TYPE_CHECKING:
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["Registration", "decompositions", "register", "unregister"]
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _RANDOM_TAGS = (*_TAGS, torch.Tag.nondeterministic_seeded)

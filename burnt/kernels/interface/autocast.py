@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_dtype", "cast", "cast_all", "cast_none"]
-
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
     """Return the dtype that autocast computes in on a device type, or None if it is off.

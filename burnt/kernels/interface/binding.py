@@ -18,8 +18,6 @@ from burnt.kernels.interface.results import as_list
 from burnt.kernels.interface.static_args import PartialReference, StaticArg
 from burnt.kernels.interface.vjp import Vjp
 
-__all__ = ["bind_candidate", "describe_results", "reference_gradient"]
-
 
 def describe_results(results: Any) -> list[str]:
     """Return the dtype and shape of each result: ``["float32 (2, 3)"]``."""

@@ -19,8 +19,6 @@ from torch import Tensor
 from burnt import _torch
 from burnt.errors import DefinitionError
 
-__all__ = ["Alternative", "Candidate"]
-
 
 class Alternative(NamedTuple):
     """One configuration of a candidate.

@@ -25,17 +25,6 @@ from burnt.errors import (
 if TYPE_CHECKING:
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = [
-    "all_strided",
-    "check_floating",
-    "check_one_device",
-    "check_one_dtype",
-    "check_one_of",
-    "check_residual_dtype",
-    "describe",
-    "format_signature",
-    "translate_error",
-]
 
 _SHORT = (torch.float16, torch.bfloat16)
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from burnt.device import processor
 
-__all__ = ["is_double", "is_slow_to_widen"]
-
 
 def is_double(x: Tensor, *rest: object) -> bool:
     """Whether `x` is float64: torch vectorizes its exponentials, which is 2 to 10 times as fast."""

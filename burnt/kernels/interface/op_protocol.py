@@ -14,8 +14,6 @@ from torch import Tensor
 
 from burnt.kernels.interface.candidate import Candidate
 
-__all__ = ["AnyOp"]
-
 
 class AnyOp(Protocol):
     """An op with any signature; `burnt.kernels.dispatch.op.Op` documents each member."""

@@ -4,8 +4,5 @@ from __future__ import annotations
 
 from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["OPS"]
-
-
 OPS: dict[str, AnyOp] = {}
 """Every op by name."""

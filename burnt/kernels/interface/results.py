@@ -11,15 +11,6 @@ from torch import Tensor
 
 from burnt import _torch
 
-__all__ = [
-    "aliases",
-    "as_list",
-    "default_grad_out",
-    "exact_numbers",
-    "results_and_gradients",
-    "structure_of",
-]
-
 
 def results_and_gradients(
     call: Callable[..., Any],

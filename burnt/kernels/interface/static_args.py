@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["PartialReference", "StaticArg"]
-
 
 class StaticArg(NamedTuple):
     """Wraps an argument that is neither a tensor nor a float."""

@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import Candidate
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = [
-    "bucket",
-    "format_choice",
-    "machine_name",
-    "parse_choice",
-    "runnable_candidates",
-    "source_hash",
-    "tuning_key",
-    "wants_gradient",
-]
-
 
 def runnable_candidates(
     op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = None

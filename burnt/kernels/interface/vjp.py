@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Vjp"]
-
 
 class Vjp:
     """The vector-Jacobian product of a function: called with ``(*grad_outs, *args)``, it returns gradients.

@@ -15,8 +15,6 @@ from burnt.kernels.interface.checks import check_floating, check_one_device, che
 from burnt.kernels.interface.eager_rules import is_double
 from burnt.kernels.interface.tuning_key import wants_gradient
 
-__all__ = ["ACTIVATIONS", "apply_activation", "geglu", "gelu", "relu2", "silu", "swiglu"]
-
 
 def _relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()

@@ -10,8 +10,6 @@ from burnt.errors import InputValueError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating
 
-__all__ = ["dropout"]
-
 
 def _check_dropout(x: Tensor, p: float, training: bool) -> None:
     if training:

@@ -24,8 +24,6 @@ from burnt.kernels.interface.autocast import cast_all
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.ops.matmul import onednn_mm
 
-__all__ = ["grouped_matmul"]
-
 _MIN_MULTIPLICATIONS = 1 << 20  # of a group; below, oneDNN is not faster than torch's matmul
 
 

@@ -38,8 +38,6 @@ from burnt.kernels.interface.checks import (
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
 
-__all__ = ["bmm", "linear", "matmul"]
-
 # With fewer multiplications torch's call is as fast, as it has less overhead.
 _MIN_MULTIPLICATIONS = 1 << 20
 # With fewer elements, transposing by a generated kernel is not faster than by torch.

@@ -20,15 +20,6 @@ from burnt.kernels.interface.eager_rules import is_double, is_slow_to_widen
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
 
-__all__ = [
-    "batch_norm",
-    "batch_norm_inference",
-    "batch_norm_training",
-    "group_norm",
-    "layer_norm",
-    "rms_norm",
-]
-
 
 def _standardize(x: Tensor, axes: list[int], eps: float) -> Tensor:
     """Subtract the mean over the axes and divide by the standard deviation, in float32 or wider."""

@@ -13,8 +13,6 @@ from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.tuning_key import wants_gradient
 
-__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
-
 _MAX = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 _AVG = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 _ADAPTIVE_AVG = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)

@@ -10,21 +10,6 @@ from torch import Tensor
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.tuning_key import wants_gradient
 
-__all__ = [
-    "reduce_all",
-    "reduce_any",
-    "reduce_argmax",
-    "reduce_argmin",
-    "reduce_logsumexp",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_min",
-    "reduce_prod",
-    "reduce_std",
-    "reduce_sum",
-    "reduce_var",
-]
-
 _SHAPES: list[tuple[tuple[int, ...], list[int]]] = [
     ((4096, 1024), [-1]),
     ((4096, 1024), [0]),

@@ -9,8 +9,6 @@ from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device
 
-__all__ = ["rope"]
-
 
 def _check_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     check_floating("rope", x=x, cos=cos, sin=sin)

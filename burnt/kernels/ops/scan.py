@@ -8,8 +8,6 @@ from torch import Tensor
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.tuning_key import wants_gradient
 
-__all__ = ["cumprod", "cumsum"]
-
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
     shapes = [((4096, 1024), 0), ((4096, 1024), -1), ((37, 53), 0)]

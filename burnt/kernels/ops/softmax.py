@@ -12,8 +12,6 @@ from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating
 from burnt.kernels.interface.tuning_key import wants_gradient
 
-__all__ = ["log_softmax", "softmax"]
-
 
 def _check_softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
     if dtype is None:

@@ -11,8 +11,6 @@ from burnt.kernels.optim.foreach import check_lists, check_steps, run_step, tens
 from burnt.kernels.optim.formula import wide_dtype
 from burnt.kernels.optim.request import Request, StepResult
 
-__all__ = ["adafactor_step"]
-
 
 def adafactor_step(
     params: Sequence[Tensor],

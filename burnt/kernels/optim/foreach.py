@@ -22,17 +22,6 @@ from burnt.kernels.optim import foreach_c
 from burnt.kernels.optim.formula import Options, Update
 from burnt.kernels.optim.request import CLIP_EPS, Request, StepResult
 
-__all__ = [
-    "HostPasses",
-    "Passes",
-    "can_fuse",
-    "check_lists",
-    "check_steps",
-    "measure_gradients",
-    "run_step",
-    "tensor_norms",
-]
-
 _FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})  # device types with fused steps in torch
 
 

@@ -22,18 +22,8 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.render.c import prelude
-from burnt.codegen.runtime import c_library
+from burnt.codegen.runtime import c_compiler, c_library
 from burnt.kernels.optim.formula import Options, Scope, Term, Trace, Update, trace
-
-__all__ = [
-    "BLOCK",
-    "DTYPES",
-    "apply_update",
-    "increment_versions",
-    "scalar_bits",
-    "scalar_type",
-    "sum_of_squares",
-]
 
 # Elements per block. In float32, blocks of four tensors take 256 KiB, which fits a core's own cache.
 BLOCK = 1 << 14
@@ -226,8 +216,8 @@ def _common_source(dtype: torch.dtype, columns: int, scalars: int) -> str:
     else:
         row = "const real *restrict x = from;"
     return (
-        c_library.PREAMBLE
-        + c_library.ALLOW_FMA
+        c_compiler.PREAMBLE
+        + c_compiler.ALLOW_FMA
         + prelude.source()
         + f"typedef {element} element;\ntypedef {real} real;\n"
         + "typedef float float32;\ntypedef double float64;\n"

@@ -30,8 +30,6 @@ from burnt.kernels.optim.foreach_c import increment_versions, scalar_bits, scala
 from burnt.kernels.optim.formula import Options, Scope, Term, Trace, Update, fold, trace
 from burnt.kernels.optim.request import Request, StepResult
 
-__all__ = ["DevicePasses", "Kernels", "compile_update", "finish", "lerp", "squares"]
-
 BLOCK = 2048  # elements per program of an update: 16 per thread
 CHUNK = 8 * BLOCK  # elements per program of a sum of squares
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

@@ -27,25 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Options",
-    "Scope",
-    "Term",
-    "Trace",
-    "Update",
-    "absolute",
-    "apply_eagerly",
-    "fold",
-    "lerp",
-    "maximum",
-    "power",
-    "sign",
-    "sqrt",
-    "trace",
-    "where_greater",
-    "wide_dtype",
-]
-
 
 class Scope(IntEnum):
     """How often a term has to be computed."""

@@ -13,8 +13,6 @@ from burnt.kernels.optim.request import Request, StepResult
 from burnt.kernels.optim.steps import number_options
 from burnt.kernels.optim.updates import LAMB, LAMB_DIRECTION
 
-__all__ = ["lamb_step"]
-
 
 def lamb_step(
     params: Sequence[Tensor],

@@ -20,8 +20,6 @@ from burnt.kernels.optim.foreach import Passes, check_lists, run_step
 from burnt.kernels.optim.request import Request, StepResult
 from burnt.kernels.optim.updates import MOMENTUM, MUON
 
-__all__ = ["COEFFICIENTS", "LR_ADJUSTMENTS", "muon_step", "orthogonalized"]
-
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
 """K. Jordan's: steepest at zero, at the price of singular values between 0.7 and 1.2 instead of 1."""
 LR_ADJUSTMENTS = ("original", "match_rms_adamw")

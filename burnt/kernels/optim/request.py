@@ -12,9 +12,6 @@ from torch import Tensor
 from burnt.errors import InputValueError
 from burnt.kernels.interface.checks import describe
 
-__all__ = ["Request", "StepResult"]
-
-
 _CANDIDATES = ("burnt", "torch")
 
 

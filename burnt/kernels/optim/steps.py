@@ -25,8 +25,6 @@ from burnt.kernels.optim.formula import Update, apply_eagerly
 from burnt.kernels.optim.request import Request, StepResult
 from burnt.kernels.optim.updates import ADAM, SGD
 
-__all__ = ["StepResult", "adam_step", "adamw_step", "sgd_step"]
-
 
 def adamw_step(
     params: Sequence[Tensor],

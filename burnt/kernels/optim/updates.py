@@ -19,24 +19,6 @@ from burnt.kernels.optim.formula import (
     where_greater,
 )
 
-__all__ = [
-    "ADADELTA",
-    "ADAGRAD",
-    "ADAM",
-    "ADAMAX",
-    "ADAN",
-    "LAMB",
-    "LAMB_DIRECTION",
-    "LION",
-    "MOMENTUM",
-    "MUON",
-    "NADAM",
-    "RADAM",
-    "RMS_PROP",
-    "SCHEDULE_FREE_ADAMW",
-    "SGD",
-]
-
 
 def _decay(s: Any, o: Any, *, decoupled: bool) -> Any:
     """Apply weight decay: decoupled to ``s.param``, else as an L2 penalty. Returns the gradient."""

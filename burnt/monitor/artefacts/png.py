@@ -9,8 +9,6 @@ import struct
 import zlib
 from typing import NamedTuple
 
-__all__ = ["Image", "PngError", "decode", "fit"]
-
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _MAX_PIXELS = 4_000_000  # takes a few seconds in pure Python
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type

@@ -12,21 +12,9 @@ from typing import Any, NamedTuple
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
+from burnt.errors import clean
 from burnt.monitor.artefacts.png import Image, fit
-from burnt.monitor.format import clean
 from burnt.plot.ticks import linear_ticks, number_text
-
-__all__ = [
-    "Lines",
-    "StyledText",
-    "draw_class_scores",
-    "draw_confusion_matrix",
-    "draw_histogram",
-    "draw_image",
-    "draw_text",
-    "is_class_scores",
-    "is_confusion_matrix",
-]
 
 _SHADES = " ░▒▓█"
 _EIGHTHS = " ▁▂▃▄▅▆▇█"

@@ -18,8 +18,6 @@ from textual.widget import Widget
 
 from burnt.monitor.artefacts.render import Lines, StyledText
 
-__all__ = ["DrawFunction", "Picture", "Slider"]
-
 DrawFunction = Callable[[int, int, bool], Lines]
 """Draws lines for a width and height in cells, with or without colours."""
 

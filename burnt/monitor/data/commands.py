@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 from burnt.errors import BurntError
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import value_text
+from burnt.train.format import value_text
 from burnt.train.store.control import send
-
-__all__ = ["CommandSender", "Request", "request_text", "unavailable_reason"]
 
 _COMMAND_NAMES = {
     "pause": "pause",

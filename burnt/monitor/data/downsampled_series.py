@@ -11,8 +11,6 @@ from burnt.train.store import Point, Points, RunReader, Series
 from burnt.train.store.pyramid import Bucket, single
 from burnt.train.store.reader import group, marked_points, mean_points
 
-__all__ = ["DownsampledSeries"]
-
 # Merged to this many at twice the number. A braille plot 200 cells wide has 400 columns of dots.
 _MIN_BUCKETS = 512
 _PAGE_POINTS = 20_000

@@ -10,21 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnt.monitor.format import clean, duration_text, one_line, parse_number, size_text, value_text
+from burnt.errors import clean
+from burnt.monitor.format import one_line, parse_number, size_text
+from burnt.train.format import duration_text, value_text
 from burnt.train.store import Event
 
 if TYPE_CHECKING:
     from burnt.monitor.data.runs import RunView
     from burnt.train.store.tags import Note
-
-__all__ = [
-    "command_text",
-    "early_stopping_text",
-    "end_reason_text",
-    "event_text",
-    "manual_learning_rate",
-    "note_events",
-]
 
 
 def note_events(notes: Sequence[Note]) -> list[Event]:

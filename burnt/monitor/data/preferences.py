@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from burnt._files import replacing, state_folder
 from burnt._json import parse_json
 
-__all__ = ["ListPreferences", "Preferences", "default_path"]
-
 _VERSION = 1
 _MAX_LISTS = 100  # the most recently changed are kept
 _MAX_BYTES = 1_000_000

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from burnt.monitor.data.runs import RunLibrary
 
-__all__ = ["DataScreen", "Refresher"]
-
 _SHOW_TIMEOUT_SECONDS = 5.0
 # Maximum share of a core used while all cores are busy, and the longest interval that limit can cause. The
 # threads of a training step wait for each other, so time taken from one core slows the whole training.

@@ -51,8 +51,6 @@ from burnt.train.store.schema import DATABASE, unreadable
 from burnt.train.store.search import RunFacts, settings_of
 from burnt.train.store.tags import Note, event_notes, read_notes, read_tags, tags_stamp
 
-__all__ = ["LIVE", "Checkpoint", "RunLibrary", "RunView", "ViewState"]
-
 ViewState = Literal["running", "finished", "stopped", "crashed", "stale", "unreadable", "deleted"]
 
 LIVE = ("running", "stale")

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from burnt.monitor.format import better_direction, natural_key
 from burnt.train.store import Series
 
-__all__ = ["metrics_in_order", "series_in_order", "splits_in_order"]
-
 _SPLITS = ("train", "valid")
 # Metrics of the training process are listed after metrics of the model.
 _TRAINING_METRICS = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")

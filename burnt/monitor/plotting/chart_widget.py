@@ -33,12 +33,10 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from burnt.monitor.format import clean
+from burnt.errors import clean
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.plot import Plot, PlotView, Range, Span, XAxis
 from burnt.monitor.ui.keymap import CHART, bindings
-
-__all__ = ["Chart"]
 
 _ZOOM_FACTOR = 1.25  # per notch of the wheel; a key zooms by two notches
 _MIN_CONTRAST = 3.0  # of a line to its background, as WCAG requires for graphics

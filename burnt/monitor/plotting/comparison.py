@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import metrics_in_order, splits_in_order
-from burnt.monitor.format import better_direction, clean
+from burnt.monitor.format import better_direction
 from burnt.monitor.plotting.curves import RUN_STYLES, Curve
 from burnt.monitor.plotting.run_curves import curve_on_axis, history_curve
 from burnt.train.store import Extreme, Series
@@ -18,16 +18,6 @@ from burnt.train.store.search import settings_of
 if TYPE_CHECKING:
     from burnt.monitor.plotting.plot import Range, XAxis
 
-__all__ = [
-    "MAX_RUNS",
-    "all_metrics",
-    "assign_styles",
-    "best_indices",
-    "best_of",
-    "common_direction",
-    "compared_curves",
-    "differences",
-]
 
 MAX_RUNS = 8  # in one chart: as many as there are distinguishable colours
 

@@ -12,19 +12,6 @@ from typing import NamedTuple
 
 from burnt.plot.styles import DASH_PATTERNS, PALETTE
 
-__all__ = [
-    "DASH_PATTERNS",
-    "PALETTE",
-    "RUN_STYLES",
-    "Curve",
-    "extreme_indices",
-    "nearest_index",
-    "reduce_points",
-    "smooth",
-    "steps_to_epochs",
-    "times_to_active_seconds",
-]
-
 # (colour, dash pattern) of runs by index: when the colours repeat, the pattern changes.
 RUN_STYLES = tuple((color, style) for style in DASH_PATTERNS for color in PALETTE)
 

@@ -12,19 +12,11 @@ from typing import Literal, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from burnt.monitor.format import clean
-from burnt.monitor.plotting.curves import (
-    DASH_PATTERNS,
-    Curve,
-    extreme_indices,
-    nearest_index,
-    reduce_points,
-    smooth,
-)
+from burnt.errors import clean
+from burnt.monitor.plotting.curves import Curve, extreme_indices, nearest_index, reduce_points, smooth
 from burnt.plot.braille import CHARACTERS, line_masks, line_sample
+from burnt.plot.styles import DASH_PATTERNS
 from burnt.plot.ticks import Tick, linear_ticks, log_ticks, number_text, span_text, time_ticks
-
-__all__ = ["Plot", "PlotView", "Range", "XAxis"]
 
 Range = tuple[float, float]
 XAxis = Literal["step", "epoch", "time"]

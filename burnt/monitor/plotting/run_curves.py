@@ -8,27 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import splits_in_order
-from burnt.monitor.format import clean
-from burnt.monitor.plotting.curves import (
-    DASH_PATTERNS,
-    PALETTE,
-    Curve,
-    steps_to_epochs,
-    times_to_active_seconds,
-)
+from burnt.monitor.plotting.curves import Curve, steps_to_epochs, times_to_active_seconds
+from burnt.plot.styles import DASH_PATTERNS, PALETTE
 from burnt.train.store import Points, Series
 
 if TYPE_CHECKING:
     from burnt.monitor.plotting.plot import Range, XAxis
 
-__all__ = [
-    "curve_on_axis",
-    "curves_of",
-    "history_curve",
-    "values_on_axis",
-]
 
 _DASH_NAMES = tuple(DASH_PATTERNS)
 _DETAIL_BUCKETS = 400  # buckets read for a zoomed range

@@ -18,8 +18,6 @@ from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import CHOOSE_COLUMNS, bindings
 from burnt.monitor.ui.table import Column, Table, cell
 
-__all__ = ["ChooseColumnsScreen"]
-
 _MIN_LINES = 12
 _COLUMNS = (
     Column(""),

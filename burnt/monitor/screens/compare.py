@@ -16,9 +16,9 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import clean, duration_text, main_metric, series_label, value_text
+from burnt.monitor.format import main_metric, series_label
 from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
 from burnt.monitor.plotting.comparison import (
     MAX_RUNS,
@@ -29,7 +29,7 @@ from burnt.monitor.plotting.comparison import (
     compared_curves,
     differences,
 )
-from burnt.monitor.plotting.curves import DASH_PATTERNS, Curve
+from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.plot import Range, XAxis
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.filter_input import FilterInput
@@ -39,9 +39,9 @@ from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import state_cell
 from burnt.plot.braille import line_sample
+from burnt.plot.styles import DASH_PATTERNS
+from burnt.train.format import duration_text, value_text
 from burnt.train.store import Extreme, Series
-
-__all__ = ["CompareScreen"]
 
 _MIN_CHART_LINES = 8  # of one of several charts, with its title and axis
 _MAX_CHART_ROWS = 3

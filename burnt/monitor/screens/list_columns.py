@@ -8,19 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import natural_key, series_label, value_text
+from burnt.monitor.format import natural_key, series_label
 from burnt.monitor.plotting.comparison import all_metrics
+from burnt.train.format import value_text
 from burnt.train.store import Series
-
-__all__ = [
-    "Candidate",
-    "automatic_columns",
-    "candidates",
-    "column_text",
-    "headings",
-    "is_column",
-    "sort_value",
-]
 
 _SETTING, _METRIC = "setting:", "metric:"
 _MAX_AUTOMATIC = 4

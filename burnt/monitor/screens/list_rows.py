@@ -8,30 +8,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import (
-    age_text,
-    better_direction,
-    clean,
-    duration_text,
-    natural_key,
-    series_label,
-    value_text,
-)
-from burnt.monitor.plotting.curves import DASH_PATTERNS, RUN_STYLES
+from burnt.monitor.format import age_text, better_direction, natural_key, series_label
+from burnt.monitor.plotting.curves import RUN_STYLES
 from burnt.monitor.screens.list_columns import column_text, sort_value
 from burnt.monitor.ui.table import Cell, Column, cell
 from burnt.monitor.ui.theme import progress_bar, state_cell
-
-__all__ = [
-    "FIRST_COLUMNS",
-    "SORT_KEYS",
-    "USUAL_COLUMNS",
-    "USUAL_HELP",
-    "age_cell_text",
-    "row_cells",
-    "sort_views",
-]
+from burnt.plot.styles import DASH_PATTERNS
+from burnt.train.format import duration_text, value_text
 
 FIRST_COLUMNS = (Column(""), Column("run", expands=True))
 # The usual columns by key; settings and metrics are added from `list_columns`.

@@ -17,19 +17,11 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Static
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, clean
 from burnt.monitor.data.commands import CommandSender, Request, request_text, unavailable_reason
 from burnt.monitor.data.event_text import early_stopping_text, end_reason_text, manual_learning_rate
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import (
-    age_text,
-    clean,
-    duration_text,
-    highest_scheduled_rate,
-    rate_change_warning,
-    series_label,
-    value_text,
-)
+from burnt.monitor.format import age_text, highest_scheduled_rate, rate_change_warning, series_label
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.checkpoints import CheckpointsPane
 from burnt.monitor.screens.panes.config import ConfigPane
@@ -47,11 +39,10 @@ from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUN, Key, bindings
 from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.theme import progress_bar, state_cell
+from burnt.train.format import duration_text, value_text
 from burnt.train.store import Series
 from burnt.train.store.control import check
 from burnt.train.store.tags import add_note
-
-__all__ = ["RunScreen"]
 
 _PANES: tuple[type[Pane], ...] = (
     PlotsPane,

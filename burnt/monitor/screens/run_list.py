@@ -16,16 +16,10 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from burnt.errors import BurntError, quantity
+from burnt.errors import BurntError, clean, quantity
 from burnt.monitor.data.preferences import ListPreferences
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import (
-    clean,
-    clock_text,
-    duration_text,
-    series_label,
-    size_text,
-)
+from burnt.monitor.format import clock_text, series_label, size_text
 from burnt.monitor.plotting.comparison import MAX_RUNS
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.run_curves import curves_of
@@ -55,10 +49,9 @@ from burnt.monitor.ui.keymap import RUNS, bindings
 from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
 from burnt.monitor.ui.theme import state_cell
+from burnt.train.format import duration_text
 from burnt.train.store.removal import Removable, examine, remove
 from burnt.train.store.tags import change_tags, check_tag
-
-__all__ = ["RunsScreen"]
 
 _AUTOMATIC_PRIORITY = 4  # of settings that nobody has chosen: dropped after epoch, step and times
 _SETTINGS_BEFORE = "took"  # where they are shown

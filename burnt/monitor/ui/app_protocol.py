@@ -13,8 +13,6 @@ from burnt.monitor.data.refresher import Refresher
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.ui.keymap import Key
 
-__all__ = ["AppProtocol", "app_of"]
-
 
 class AppProtocol(Protocol):
     """The interface of `burnt.monitor.app.MonitorApp` for its screens."""

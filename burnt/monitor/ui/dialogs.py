@@ -15,13 +15,10 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import clean
 from burnt.monitor.ui.keymap import Key, key_text
 from burnt.monitor.ui.theme import state_cell
-
-__all__ = ["ConfirmScreen", "EndScreen", "HelpScreen", "PromptScreen", "TextScreen", "TooSmallScreen"]
 
 _CLOSE_SECONDS = 10
 _WINDOW_LINES = 7  # border, padding and title of the window, and one line above it

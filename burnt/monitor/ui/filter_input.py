@@ -15,8 +15,6 @@ from textual.widgets import Input
 from burnt.errors import QueryError
 from burnt.monitor.ui.filter_match import matcher
 
-__all__ = ["FilterInput"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from burnt.train.store.search import Query, RunFacts, parse_query
 
-__all__ = ["matcher", "run_matcher"]
-
 _FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL
 
 

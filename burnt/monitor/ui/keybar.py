@@ -13,8 +13,6 @@ from textual.widgets import Static
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.keymap import Key, key_text
 
-__all__ = ["KeyBar"]
-
 _GAP = 2
 
 

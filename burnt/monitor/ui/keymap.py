@@ -7,23 +7,6 @@ from typing import NamedTuple
 
 from textual.binding import Binding
 
-__all__ = [
-    "APP",
-    "ARTEFACTS",
-    "CHART",
-    "CHOOSE_COLUMNS",
-    "COMPARE",
-    "FILTER",
-    "LIST",
-    "LOG",
-    "PLOTS",
-    "RUN",
-    "RUNS",
-    "Key",
-    "bindings",
-    "key_text",
-]
-
 
 class Key(NamedTuple):
     """A key and its action.

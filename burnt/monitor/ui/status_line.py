@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from textual.content import Content
 from textual.widgets import Static
 
-from burnt.monitor.format import clean
-
-__all__ = ["Part", "facts_line", "two_sided_line", "update_if_changed"]
+from burnt.errors import clean
 
 Part = tuple[str, str]
 """A text and its Textual style; control sequences are escaped when the line is built."""

@@ -17,10 +17,8 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.visual import Visual
 
-from burnt.monitor.format import clean
+from burnt.errors import clean
 from burnt.monitor.ui.keymap import LIST, bindings
-
-__all__ = ["Cell", "Column", "Table", "cell"]
 
 Cell = tuple[tuple[str, str], ...]
 """Styled texts side by side, as (text, Textual style) pairs."""

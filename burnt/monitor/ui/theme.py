@@ -8,8 +8,6 @@ from textual.theme import Theme
 
 from burnt.monitor.data.runs import RunView
 
-__all__ = ["DARK", "LIGHT", "PLAIN", "progress_bar", "state_cell"]
-
 
 def _make_theme(
     name: str, *, dim: str, faint: str, cursor: str, stale: str, bars: tuple[str, str], **colours: Any

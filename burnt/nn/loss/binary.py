@@ -27,15 +27,6 @@ from burnt.nn.loss.checks import (
 )
 from burnt.nn.loss.classification import focus
 
-__all__ = [
-    "BinaryCrossEntropy",
-    "BinaryCrossEntropyWithLogits",
-    "BinaryFocal",
-    "MultiLabelMargin",
-    "MultiLabelSoftMargin",
-    "SoftMargin",
-]
-
 
 def _smoothed(target: Tensor, label_smoothing: float) -> Tensor:
     """Return targets, moved towards a half."""

@@ -19,26 +19,6 @@ from burnt.errors import (
     range_hint,
 )
 
-__all__ = [
-    "Reduction",
-    "as_class_weight",
-    "as_weight",
-    "check_class_weight",
-    "check_floating",
-    "check_ignore_index",
-    "check_ignored_probabilities",
-    "check_label_dtype",
-    "check_label_shape",
-    "check_labels",
-    "check_probabilities",
-    "check_range",
-    "check_reduction",
-    "check_same_shape",
-    "check_signs",
-    "has_values",
-    "reduce_losses",
-]
-
 Reduction = Literal["mean", "sum", "none"]
 
 

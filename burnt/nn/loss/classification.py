@@ -27,8 +27,6 @@ from burnt.nn.loss.checks import (
     reduce_losses,
 )
 
-__all__ = ["CrossEntropy", "Focal", "KlDiv", "MultiMargin", "Nll"]
-
 
 class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
     r"""Cross entropy of logits and classes, or class probabilities.

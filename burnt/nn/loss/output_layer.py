@@ -29,8 +29,6 @@ from burnt.nn.loss.checks import (
     has_values,
 )
 
-__all__ = ["AdaptiveLogSoftmax", "LinearCrossEntropy"]
-
 
 class LinearCrossEntropy(Module):
     r"""Linear layer and cross entropy in one, without all logits in memory.

@@ -18,8 +18,6 @@ from burnt.nn.loss.checks import (
     reduce_losses,
 )
 
-__all__ = ["L1", "GaussianNll", "Huber", "Lp", "Mse", "PoissonNll", "SmoothL1"]
-
 
 class L1(Module, torch.nn.L1Loss):
     r"""Mean absolute error: :math:`\frac{1}{n} \sum_i |x_i - t_i|`.

@@ -23,8 +23,6 @@ from burnt.nn.loss.checks import (
     check_reduction,
 )
 
-__all__ = ["Dice"]
-
 
 class Dice(Module):
     r"""One minus the overlap of predicted and true regions, of each class.

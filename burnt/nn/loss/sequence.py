@@ -19,8 +19,6 @@ from burnt.nn.loss.checks import (
     has_values,
 )
 
-__all__ = ["Ctc"]
-
 _NEVER = -1e30  # log-probability of what cannot be; minus infinity would make gradients NaN
 
 

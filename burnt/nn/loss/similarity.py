@@ -19,15 +19,6 @@ from burnt.nn.loss.checks import (
     check_signs,
 )
 
-__all__ = [
-    "CosineEmbedding",
-    "HingeEmbedding",
-    "InfoNce",
-    "MarginRanking",
-    "TripletMargin",
-    "TripletMarginWithDistance",
-]
-
 
 class HingeEmbedding(Module, torch.nn.HingeEmbeddingLoss):
     r"""Loss of distances: small for pairs that belong together (1), large for others (-1).

@@ -12,19 +12,6 @@ from torch.nn import functional as F
 
 from burnt.nn.gated import gated
 
-__all__ = [
-    "attention",
-    "attention_details",
-    "flex_attention",
-    "geglu",
-    "linear_attention",
-    "merge_heads",
-    "rotary_embedding",
-    "split_heads",
-    "swiglu",
-    "tensor_scatter",
-]
-
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """Return ``[B, T, H * D]`` as ``[B, H, T, D]``."""

@@ -11,22 +11,6 @@ from torch import Tensor
 
 from burnt.errors import ShapeError
 
-__all__ = [
-    "batched_scan",
-    "concat_sequence",
-    "erase",
-    "get_element",
-    "has_element",
-    "insert",
-    "item",
-    "loop",
-    "scan",
-    "sequence",
-    "sequence_length",
-    "sequence_map",
-    "split_sequence",
-]
-
 
 def item(values: Sequence[Any], index: Tensor | int) -> Any:
     """Return an element of a sequence."""

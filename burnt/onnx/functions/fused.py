@@ -20,23 +20,6 @@ from burnt.onnx.functions.math import matmul_integer
 from burnt.onnx.functions.normalization import layer_norm, rms_norm
 from burnt.onnx.functions.quantization import dynamic_quantize_linear
 
-__all__ = [
-    "dynamic_quantize_matmul",
-    "embed_layer_norm",
-    "fused_matmul",
-    "group_query_attention",
-    "matmul_integer_to_float",
-    "matmul_nbits",
-    "multi_head_attention",
-    "nbits_codes",
-    "nbits_weight",
-    "packed_attention",
-    "quick_gelu",
-    "rotary",
-    "skip_layer_norm",
-    "skip_rms_norm",
-]
-
 
 def quick_gelu(x: Tensor, alpha: float = 1.702) -> Tensor:
     """Return ``x * sigmoid(alpha * x)``."""

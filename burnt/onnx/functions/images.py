@@ -10,8 +10,6 @@ from torch import Tensor
 
 from burnt.errors import RecordError
 
-__all__ = ["decode_image"]
-
 
 def decode_image(data: Tensor, pixel_format: str = "RGB") -> Tensor:
     """Decode an image file with Pillow.

@@ -10,30 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = [
-    "align",
-    "argmax",
-    "argmin",
-    "cumprod",
-    "cumsum",
-    "divide",
-    "equal",
-    "hard_sigmoid",
-    "hardmax",
-    "log_softmax_2d",
-    "matmul_integer",
-    "power",
-    "power_unsigned",
-    "prelu",
-    "reduce",
-    "selu",
-    "shrink",
-    "sign",
-    "softmax_2d",
-    "swish",
-    "where",
-]
-
 
 def align(x: Tensor, other: Tensor, axis: int) -> Tensor:
     """Append axes of size 1 to `x`, so that its first axis meets `axis` of `other` in broadcasting."""

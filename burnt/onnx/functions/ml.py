@@ -12,25 +12,6 @@ from torch import Tensor
 
 from burnt.errors import InputValueError, UnsupportedError
 
-__all__ = [
-    "binary_scores",
-    "classify",
-    "feature_vector",
-    "impute",
-    "kernel_scores",
-    "linear_scores",
-    "lookup",
-    "normalize_rows",
-    "one_hot_of",
-    "pair_probabilities",
-    "pair_votes",
-    "pick",
-    "post_transform",
-    "tree_ensemble",
-    "vectorize",
-    "zip_map",
-]
-
 
 def post_transform(scores: Tensor, kind: str) -> Tensor:
     """Apply NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO (zeros stay) or PROBIT to scores ``[N, C]``."""

@@ -8,20 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = [
-    "batch_norm_training",
-    "dropout",
-    "group_norm",
-    "layer_norm",
-    "layer_norm_statistics",
-    "local_response_norm",
-    "lp_normalize",
-    "mean_variance_normalize",
-    "negative_log_likelihood",
-    "rms_norm",
-    "softmax_cross_entropy",
-]
-
 
 def batch_norm_training(
     x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float, momentum: float

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["rotate"]
-
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """Return a rotary position embedding: ``x cos + [-x2, x1] sin``, where x1 and x2 are the halves of x.

@@ -9,15 +9,6 @@ from torch import Tensor
 
 from burnt.onnx.functions.windows import conv
 
-__all__ = [
-    "conv_integer",
-    "dequantize_linear",
-    "dynamic_quantize_linear",
-    "qlinear_conv",
-    "qlinear_matmul",
-    "quantize_linear",
-]
-
 _RANGES = {
     "int2": (-2, 1),
     "uint2": (0, 3),

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["gru", "lstm", "rnn"]
-
 _Activation = Callable[[Tensor, float | None, float | None], Tensor]
 
 

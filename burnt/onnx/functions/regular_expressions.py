@@ -9,8 +9,6 @@ from typing import Any
 
 from burnt.errors import UnsupportedError
 
-__all__ = ["compile_pattern"]
-
 
 def compile_pattern(pattern: str, longest: bool = False) -> Any:
     """Return a pattern of RE2, which has the methods of Python's, but no groups.

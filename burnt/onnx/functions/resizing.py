@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from burnt.onnx.functions.tensors import Sizes, to_ints
 
-__all__ = ["affine_grid", "resize"]
-
 
 def affine_grid(theta: Tensor, size: Sizes, align_corners: bool = False) -> Tensor:
     """Return the grid of an affine map for images of a size."""

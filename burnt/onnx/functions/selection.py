@@ -9,21 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "arange",
-    "bernoulli",
-    "compress",
-    "eye_like",
-    "full",
-    "multinomial",
-    "nonzero",
-    "one_hot",
-    "random_normal",
-    "random_uniform",
-    "topk",
-    "unique",
-]
-
 
 def _sizes(shape: Tensor | Sequence[int]) -> list[int]:
     return [int(size) for size in (shape.tolist() if isinstance(shape, Tensor) else shape)]

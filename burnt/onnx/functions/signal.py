@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["dft", "mel_weights", "stft", "window"]
-
 
 def dft(
     x: Tensor, length: Tensor | int | None, axis: Tensor | int, inverse: bool = False, onesided: bool = False

@@ -13,35 +13,6 @@ from torch.nn import functional as F
 
 Sizes = Tensor | Sequence[int] | int
 
-__all__ = [
-    "center_crop_pad",
-    "col2im",
-    "concat",
-    "depth_to_space",
-    "expand",
-    "flatten",
-    "gather",
-    "gather_elements",
-    "gather_nd",
-    "numel",
-    "pad",
-    "permute",
-    "reverse_sequence",
-    "scatter_elements",
-    "scatter_nd",
-    "shape",
-    "slice_",
-    "space_to_depth",
-    "split",
-    "squeeze",
-    "tile",
-    "to_ints",
-    "trilu",
-    "unpack",
-    "unsqueeze",
-    "wrap_indices",
-]
-
 
 def to_ints(values: Sizes) -> list[int]:
     """Return integers of a tensor or sequence as a list; sizes that are open in an export stay so."""

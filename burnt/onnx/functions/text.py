@@ -11,16 +11,6 @@ from torch import Tensor
 
 from burnt.onnx.functions.regular_expressions import compile_pattern
 
-__all__ = [
-    "normalize_strings",
-    "positions",
-    "regex_full_match",
-    "string_concat",
-    "string_split",
-    "take_strings",
-    "tfidf",
-]
-
 
 def string_concat(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Concatenate strings element by element; shapes are broadcast."""

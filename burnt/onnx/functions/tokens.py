@@ -10,8 +10,6 @@ import numpy as np
 from burnt.errors import UnsupportedError
 from burnt.onnx.functions.regular_expressions import compile_pattern
 
-__all__ = ["tokenize"]
-
 
 def tokenize(
     x: np.ndarray[Any, Any],

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["adagrad_step", "adam_step", "momentum_step"]
-
 
 def adagrad_step(
     rate: Tensor,

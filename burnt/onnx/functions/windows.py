@@ -11,22 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = [
-    "average_pool",
-    "causal_conv_with_state",
-    "conv",
-    "conv_transpose",
-    "deform_conv",
-    "global_pool",
-    "lp_pool",
-    "max_pool",
-    "max_roi_pool",
-    "max_unpool",
-    "non_max_suppression",
-    "pad_same",
-    "roi_align",
-]
-
 
 def _same_pads(
     sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], upper: bool

@@ -26,8 +26,6 @@ from burnt.onnx.importer.program import (
     replace_leaves,
 )
 
-__all__ = ["arranged", "with_named_sizes"]
-
 _REARRANGING = {
     f"torch.{name}"
     for name in ("flatten", "permute", "reshape", "squeeze", "t", "transpose", "unflatten", "unsqueeze")

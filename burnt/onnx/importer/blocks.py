@@ -43,8 +43,6 @@ from burnt.onnx.importer.program import (
 from burnt.onnx.importer.repeats import Found, find_repeat, gather_turn, signatures, split_counted
 from burnt.onnx.importer.templates import block_structure
 
-__all__ = ["group_blocks"]
-
 _MOST_STATEMENTS = 50_000
 _MOST_READ = 500_000  # statements of all rounds: about 20 seconds
 

@@ -26,8 +26,6 @@ from burnt.onnx.importer.program import (
     names_in,
 )
 
-__all__ = ["body_lines"]
-
 _MOST_CALLS = 4  # of a line into which results are written in place
 _MOST_DEPTH = 2
 _MOST_ROUNDS = 6

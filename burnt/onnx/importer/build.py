@@ -35,7 +35,6 @@ from burnt.onnx.importer.source import MAX_NODES, ConstantLimit
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Build", "Dequantized", "Node", "build_program", "is_tensor_value"]
 
 _BUFFERS = ("running_mean", "running_var", "inv_freq")
 """Ends of names of tensors that PyTorch models compute with, and do not train."""

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from burnt.errors import UnsupportedError
 
-__all__ = ["from_numpy", "to_array", "to_numpy", "to_tensor", "torch_dtype"]
-
 # By TensorProto.DataType. Types of less than 8 bits are unpacked to the smallest type that holds them.
 _DTYPES = {
     1: torch.float32,

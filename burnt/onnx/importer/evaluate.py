@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from burnt.onnx import functions
 from burnt.onnx.importer.program import Define, Name, Program, Repeat, getter
 
-__all__ = ["run_program"]
-
 _NAMESPACES = {"torch": torch, "F": F, "ops": functions}
 
 

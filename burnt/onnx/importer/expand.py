@@ -19,7 +19,6 @@ from burnt.onnx.importer.symbols import name_symbols
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["expand", "version_of"]
 
 _MAX_ROUNDS = 8  # bodies of ONNX's ops call other ops that have bodies: three rounds as of version 28
 

@@ -30,8 +30,6 @@ from burnt.onnx.importer.program import (
 )
 from burnt.onnx.importer.templates import Structure, structure_of
 
-__all__ = ["CLASS_LINES", "Element", "Family", "find_family"]
-
 _LEAST_STATEMENTS = 4  # of a block that is no element of a list
 _LEAST_LAYERS = 2  # of a block
 _MOST_GAP = 24  # statements without layers between two blocks that follow each other

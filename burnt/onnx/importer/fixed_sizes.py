@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Sizes", "fixed_sizes"]
 
 Sizes: TypeAlias = "tuple[int | None, ...]"
 

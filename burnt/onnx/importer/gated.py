@@ -14,8 +14,6 @@ from burnt import nn
 from burnt.onnx.importer.names import unique_name
 from burnt.onnx.importer.program import Call, Name, Program, Reads, Statement, names_in
 
-__all__ = ["gather_gated"]
-
 _ACTIVATIONS = {"ops.swiglu": {"none": "silu"}, "ops.geglu": {"none": "gelu", "tanh": "gelu_tanh"}}
 """Activations of a gate by function, and by its `approximate`."""
 

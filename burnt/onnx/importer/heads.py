@@ -7,8 +7,6 @@ from typing import Any
 
 from burnt.onnx.importer.program import Name
 
-__all__ = ["Repeated"]
-
 
 @dataclass(frozen=True)
 class Repeated:

@@ -21,8 +21,6 @@ from burnt.onnx.importer.dtypes import to_array, torch_dtype
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.program import Arithmetic, Expr, Size
 
-__all__ = ["Ints", "compute", "maximum", "minimum", "multiply", "product"]
-
 _MOST_ELEMENTS = 64  # of a tensor
 _MOST_OPERATIONS = 24  # of an element; where nodes read one result twice, expressions would double each time
 _EXACT = 2**24  # whole numbers below are exact in float32

@@ -12,17 +12,6 @@ from burnt.onnx import functions
 from burnt.onnx.importer.module import Block
 from burnt.onnx.importer.program import Arithmetic, Call, Define, Name, Program, Repeat, Size
 
-__all__ = [
-    "Kind",
-    "Kinds",
-    "called_blocks",
-    "common_kind",
-    "is_tensor",
-    "kind_of",
-    "program_kinds",
-    "result_kinds",
-]
-
 Kind: TypeAlias = Literal["tensor", "bool", "int", "float", "any"]
 """``bool`` is a tensor of truth values; ``int`` and ``float`` are Python's; ``any`` is not known."""
 

@@ -20,8 +20,6 @@ from burnt.onnx.importer.source import read_model
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["load"]
-
 
 @overload
 def load(

@@ -10,21 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = [
-    "DOMAIN",
-    "Found",
-    "Pattern",
-    "array_of",
-    "insert",
-    "integers_of",
-    "is_internal",
-    "is_same",
-    "match",
-    "number_of",
-    "producer_of",
-    "rank_of",
-    "shape_of",
-]
 
 DOMAIN = "burnt"
 """Of the nodes that stand for what ONNX has no op for, or only in newer versions."""

@@ -17,8 +17,6 @@ from burnt.nn.quantized import Quantized
 from burnt.onnx.importer.node import shortest_decimal
 from burnt.onnx.importer.printing import Code, bracketed, code_of, prefixed
 
-__all__ = ["Argument", "has_values", "layer_arguments", "layer_code", "layer_source", "tensor_code"]
-
 _MAX_CONSTANT = 4  # elements of a buffer that is written with its values
 
 

@@ -17,8 +17,6 @@ from burnt.module import Module
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.program import Program
 
-__all__ = ["Block", "ImportedModule", "Signature", "in_order", "signature_of_inputs"]
-
 
 @dataclass(frozen=True)
 class Signature:

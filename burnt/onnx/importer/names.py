@@ -12,16 +12,6 @@ from burnt.module import Module
 from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.program import Call, Name
 
-__all__ = [
-    "is_named_after_argument",
-    "is_reserved",
-    "plain_name",
-    "tensor_hint",
-    "unique_kind",
-    "unique_name",
-    "variable_name",
-]
-
 _RESERVED = (
     {"self", "ops", "torch", "F", "nn", "burnt", "forward", "training", "f"}
     | {"axes", "input_names", "kind", "output_names", "program", "signature"}  # of ImportedModule

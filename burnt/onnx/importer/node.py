@@ -12,7 +12,6 @@ from burnt.errors import UnsupportedError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Node", "attribute_defaults", "refuse_attribute", "shortest_decimal", "to_text"]
 
 _WITHOUT_EFFECT = {
     *("consumed_inputs", "is_test", "seed"),  # memory; versions below 7 for inference; another generator

@@ -15,8 +15,6 @@ from burnt.module import Module
 from burnt.onnx.importer.module import in_order
 from burnt.onnx.importer.source import read_model
 
-__all__ = ["ConvertedModule", "convert"]
-
 
 class ConvertedModule(Module, init=False):
     """A module that onnx2torch has converted.

@@ -35,7 +35,6 @@ from burnt.onnx.importer.matching import (
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["rewrite_patterns"]
 
 _New: TypeAlias = tuple[str, str, list[Any], dict[str, Any]]  # domain, op, inputs, attributes
 _Rule: TypeAlias = tuple[Pattern, Callable[[Found], _New | None]]

@@ -16,8 +16,6 @@ from burnt.onnx import functions
 from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.program import Arithmetic, Call, Device, Name, Size
 
-__all__ = ["METHODS", "Code", "bracketed", "broken", "code_of", "is_index", "parameter_name", "prefixed"]
-
 _ATOM, _POWER, _UNARY, _COMPARISON = 13, 12, 11, 4
 _STRENGTHS = {
     **dict.fromkeys(("==", "<", "<=", ">", ">="), _COMPARISON),

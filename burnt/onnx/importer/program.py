@@ -19,29 +19,6 @@ import torch
 
 from burnt.onnx.functions import truncated_div
 
-__all__ = [
-    "Arithmetic",
-    "Call",
-    "Define",
-    "Device",
-    "Expr",
-    "Leaf",
-    "Name",
-    "Program",
-    "Reads",
-    "Repeat",
-    "Size",
-    "Statement",
-    "getter",
-    "leaves",
-    "members_read",
-    "name_of",
-    "names_in",
-    "names_read",
-    "replace_leaves",
-    "sum_reads",
-]
-
 
 @dataclass(frozen=True)
 class Name:

@@ -28,8 +28,6 @@ from burnt.onnx.importer.templates import (
     with_attributes,
 )
 
-__all__ = ["WEIGHTS", "module_source", "write_package"]
-
 WEIGHTS = "weights.safetensors"
 """The name of the file with the weights, beside the Python file."""
 

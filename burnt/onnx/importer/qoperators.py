@@ -20,7 +20,6 @@ from burnt.onnx.importer.matching import Found, Pattern, array_of, insert, match
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["OPS", "expand_qoperators"]
 
 MS = "com.microsoft"
 _MOST = 2**31  # elements: any constant

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from burnt.nn.quantized import Quantized, quantized_class
 from burnt.onnx.functions.quantization import dequantize_linear
-from burnt.onnx.importer.build import Build, Dequantized, Node
+from burnt.onnx.importer.build import Build, Dequantized
 from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.matching import producer_of
+from burnt.onnx.importer.node import Node
 from burnt.scheme import QuantScheme
-
-__all__ = ["QuantizedWeight", "add_quantized", "fill_layer", "quantized_weight"]
 
 # burnt's value and what is subtracted from values and zero points, which are signed in burnt.
 _VALUES = {

@@ -6,8 +6,6 @@ import bisect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-__all__ = ["Handler", "find_handler", "handler", "supported_ops"]
-
 Handler: TypeAlias = Callable[[Any, Any], Any]
 """Takes the build and a node, and returns the expression of each output: one, or a tuple."""
 

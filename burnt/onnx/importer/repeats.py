@@ -30,8 +30,6 @@ from burnt.onnx.importer.program import (
     sum_reads,
 )
 
-__all__ = ["Found", "find_repeat", "gather_turn", "is_member", "signatures", "split_counted"]
-
 _LEAST_PERIOD = 4  # statements of a block
 _MOST_PERIOD = 400
 _MOST_CANDIDATES = 16  # of a round

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-__all__ = ["infer_shapes"]
 
 _MOST_BYTES = 1000  # of an initializer whose values shapes may depend on
 _MOST_PROPAGATED = 2**21  # elements that ONNX follows through the graph, each in 70 bytes

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from burnt.onnx.importer.build import Build
 
-__all__ = ["axis_names", "name_sizes", "read_sizes_from_inputs"]
 
 _USELESS = re.compile(
     r"none|unnamed|unknown|(s|u|d|dim|axis|sym|symbol|unk|var)_*\d+|.*(_dim_\d+|dynamic_axes_\d+|_d\d+|unk_.*)|\d.*"

@@ -19,7 +19,6 @@ from burnt.errors import RecordError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["MAPS", "MAX_DEPTH", "MAX_NODES", "OPSET", "ConstantLimit", "read_model"]
 
 MAX_NODES = 200_000
 """Nodes of a model, those of inlined functions and bodies included."""

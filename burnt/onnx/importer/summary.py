@@ -15,8 +15,6 @@ from burnt.onnx.importer.source import MAPS, MAX_NODES, read_model
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["Summary", "summarize"]
-
 
 @dataclass(frozen=True)
 class Summary:

@@ -19,7 +19,6 @@ from burnt.onnx.importer.program import Name, Size
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["name_symbols"]
 
 _INFERRED = "unk__"
 _MOST_ELEMENTS = 16  # of a shape

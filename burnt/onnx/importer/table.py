@@ -9,8 +9,6 @@ from burnt.onnx.importer import ops  # noqa: F401  # registers the handlers
 from burnt.onnx.importer.qoperators import MS, OPS
 from burnt.onnx.importer.registry import supported_ops
 
-__all__ = ["ops_table", "write_table"]
-
 START, END = "<!-- ops: start -->", "<!-- ops: end -->"
 
 

@@ -34,16 +34,6 @@ from burnt.onnx.importer.program import (
     names_in,
 )
 
-__all__ = [
-    "Constructor",
-    "Number",
-    "Structure",
-    "block_structure",
-    "constructor",
-    "structure_of",
-    "with_attributes",
-]
-
 _MOST_PARAMETERS = 8
 
 # Which arguments of functions are sizes, that blocks of one class may differ in.

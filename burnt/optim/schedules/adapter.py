@@ -12,8 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from burnt.errors import ConfigError, OptimError
 from burnt.optim.schedules.base import Schedule, check_rates, invalid, stable_text
 
-__all__ = ["TorchSchedule"]
-
 
 class TorchSchedule(Schedule, kw_only=False, dict=True):
     """Any scheduler of torch, or of a library that derives from torch's, as a function of the step.

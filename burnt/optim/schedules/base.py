@@ -13,22 +13,6 @@ from burnt._hints import ELSEWHERE
 from burnt.config import Config, qualified_name
 from burnt.errors import ConfigError
 
-__all__ = [
-    "LEARNING_RATE",
-    "Constant",
-    "Function",
-    "Schedule",
-    "ScheduleLike",
-    "as_schedule",
-    "check_counts",
-    "check_function",
-    "check_rates",
-    "invalid",
-    "kind_of",
-    "schedule_hint",
-    "stable_text",
-]
-
 ScheduleLike = float | Callable[[int], float]
 """What can be used as a schedule: a Schedule, a number, or any function of the finished steps."""
 

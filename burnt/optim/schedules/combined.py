@@ -15,8 +15,6 @@ from burnt.optim.schedules.base import (
     stable_text,
 )
 
-__all__ = ["Mean", "Multiplicative", "Product", "Sequential", "Sum"]
-
 
 class Sequential(Schedule, kw_only=False):
     """One schedule after another, each from its own step 0.

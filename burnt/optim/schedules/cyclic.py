@@ -7,8 +7,6 @@ from typing import Literal
 
 from burnt.optim.schedules.base import Schedule, check_counts, check_rates, invalid
 
-__all__ = ["CosineRestarts", "Cyclic", "OneCycle"]
-
 
 class CosineRestarts(Schedule, kw_only=False):
     """Cosine decay that starts again at the first rate after each cycle.

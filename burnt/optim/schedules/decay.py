@@ -8,8 +8,6 @@ from bisect import bisect_right
 
 from burnt.optim.schedules.base import Schedule, check_counts, check_rates, invalid
 
-__all__ = ["Cosine", "Exponential", "InverseSqrt", "Linear", "MultiStep", "Polynomial", "Step"]
-
 
 class Linear(Schedule, kw_only=False):
     """Linear change from one rate to another, which then stays constant.

@@ -9,8 +9,6 @@ from burnt.errors import OptimError
 from burnt.optim.schedules.base import Constant, ScheduleLike, stable_text
 from burnt.plot import Line, Plot
 
-__all__ = ["plot"]
-
 _MAX_POINTS = 2000
 
 

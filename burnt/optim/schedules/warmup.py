@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 from burnt.optim.schedules.base import Schedule, ScheduleLike, check_counts, check_rates, invalid
 
-__all__ = ["Noam", "Warmup", "WarmupStableDecay"]
-
 
 class Warmup(Schedule, kw_only=False):
     """Linear warmup to the first rate of another schedule, which follows.

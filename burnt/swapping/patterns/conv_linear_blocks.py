@@ -32,8 +32,6 @@ from burnt.swapping.patterns.hf_layers import LIBRARIES, activation_name, has_ho
 from burnt.swapping.patterns.rebind_globals import isolated_eval
 from burnt.swapping.patterns.torch_layers import conv_reason, is_lazy, padding_of
 
-__all__: list[str] = []
-
 _MAX_LAYERS = 64
 # Shapes of probe inputs by rank. Several sizes: a result that depends on the size is rejected.
 _SHAPES: dict[int, list[tuple[int, ...]]] = {

@@ -23,8 +23,6 @@ from burnt.errors import InputError
 from burnt.swapping.kind import Kind
 from burnt.swapping.patterns.rebind_globals import isolated_eval, resolve_global, with_global
 
-__all__: list[str] = []
-
 Interface = Callable[..., tuple[Tensor, Tensor | None]]
 
 _ROTARY = "apply_rotary_pos_emb"

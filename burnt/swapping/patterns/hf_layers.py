@@ -25,8 +25,6 @@ from burnt.swapping.patterns.rebind_globals import isolated_eval, resolve_global
 from burnt.swapping.site import reuse_inner_module
 from burnt.swapping.state import preserved_state
 
-__all__ = ["HEAD", "LIBRARIES", "activation_name", "has_hooks", "head_of", "is_of_class"]
-
 _ACTIVATIONS = "transformers.activations"
 _TIMM = "timm.layers.activations"
 LIBRARIES = "torch", "torchvision", "timm", "transformers"

@@ -21,8 +21,6 @@ from burnt import _torch, kernels
 from burnt.errors import SwapError
 from burnt.kernels.interface.autocast import autocast_dtype
 
-__all__ = ["Logits"]
-
 
 class Logits:
     """The logits of a last layer, computed when they are first read.

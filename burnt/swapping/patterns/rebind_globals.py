@@ -15,8 +15,6 @@ import torch
 
 from burnt import _torch
 
-__all__ = ["isolated_eval", "resolve_global", "with_global"]
-
 
 @contextlib.contextmanager
 def isolated_eval() -> Iterator[None]:

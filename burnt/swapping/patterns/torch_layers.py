@@ -15,8 +15,6 @@ from torch.nn import functional as F
 from burnt import kernels
 from burnt.swapping.kind import Kind
 
-__all__ = ["computing_as", "conv_reason", "is_lazy", "padding_of"]
-
 Method = Callable[..., Any]
 
 

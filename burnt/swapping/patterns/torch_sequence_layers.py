@@ -18,9 +18,6 @@ from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.patterns.hf_layers import has_hooks
 from burnt.swapping.patterns.torch_layers import computing_as
 
-__all__: list[str] = []
-
-
 # --- recurrent layers -------------------------------------------------------------------------------------
 
 

@@ -9,8 +9,6 @@ from burnt.errors import MetricError
 from burnt.train.metrics.base import Metric
 from burnt.train.step import StepOutput
 
-__all__ = ["Accuracy", "predictions"]
-
 
 class Accuracy(Metric):
     """The share of targets whose class has the largest logit.

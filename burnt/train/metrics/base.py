@@ -17,8 +17,6 @@ from torch import Tensor
 from burnt.errors import MetricError
 from burnt.train.step import StepOutput
 
-__all__ = ["Metric", "Recorder", "Sums", "intervals", "read"]
-
 Sums = tuple[list[float], int]
 """The sums of a metric on the host, and the number of items that they cover."""
 

@@ -12,8 +12,6 @@ from burnt.train.metrics.accuracy import predictions
 from burnt.train.metrics.base import Metric, Recorder
 from burnt.train.step import StepOutput
 
-__all__ = ["ConfusionMatrix"]
-
 
 class ConfusionMatrix(Metric):
     """Counts how often each class was predicted for each target class.

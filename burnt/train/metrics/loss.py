@@ -5,8 +5,6 @@ from __future__ import annotations
 from burnt.train.metrics.base import Metric
 from burnt.train.step import StepOutput
 
-__all__ = ["Loss"]
-
 
 class Loss(Metric):
     """The mean loss over items (not over batches, because the last batch may be smaller).

@@ -13,8 +13,6 @@ from burnt._modules import class_in
 from burnt.errors import MetricError
 from burnt.train.metrics.base import Metric
 
-__all__ = ["metric_from_dict", "metric_to_dict"]
-
 
 def metric_to_dict(metric: Metric) -> dict[str, Any]:
     """Return a metric's name, class and arguments for JSON.

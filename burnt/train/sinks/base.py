@@ -24,8 +24,6 @@ from burnt.train.events import Ended, Failed, Started
 from burnt.train.store.reader import Artefact, Event, Point, RunReader, Series
 from burnt.train.store.tenure import Tenure
 
-__all__ = ["How", "Names", "Records", "Run", "Sink", "require_package"]
-
 _POLL_SECONDS = 1.0
 _END_SECONDS = 30.0  # how long the end of a training waits for a tracker
 

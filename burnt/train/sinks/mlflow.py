@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 from burnt.train.sinks.base import How, Names, Records, Run, Sink, require_package
 from burnt.train.store.reader import Artefact, text_of
 
-__all__ = ["MLflow"]
-
 _MAX_METRICS, _MAX_PARAMS, _MAX_VALUE = 1000, 100, 6000  # of MLflow's requests
 _MAX_RUN_NAME = 250  # of its databases
 _DOT = "\0"  # becomes a dot; keys may have dots of their own

@@ -13,8 +13,6 @@ from burnt.train.sinks.base import How, Names, Records, Run, Sink
 from burnt.train.store import tensorboard as encoding
 from burnt.train.store.reader import Artefact, Event, text_of
 
-__all__ = ["TensorBoard"]
-
 _MAX_TABLE_ROWS = 200
 
 

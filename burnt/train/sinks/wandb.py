@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 from burnt.train.sinks.base import How, Records, Run, Sink, require_package
 from burnt.train.store.reader import Artefact
 
-__all__ = ["WandB"]
-
 
 class WandB(Sink):
     """Sends a run's metrics, images, histograms, tables, events and settings to Weights & Biases.

@@ -19,8 +19,6 @@ from burnt.train.store.reader import RunReader, state_of
 from burnt.train.store.rows import INTO_ARTEFACT, INTO_EVENT, insert
 from burnt.train.store.schema import BUSY_SECONDS, DATABASE, clean_text, connect, to_json, unreadable
 
-__all__ = ["Table", "add_results", "check_ended"]
-
 Table = tuple[str, Sequence[str], Iterable[Sequence[object]]]
 """Name, columns and rows."""
 

@@ -31,20 +31,6 @@ from burnt.train.store.reader import RunReader
 from burnt.train.store.schema import clean_text
 from burnt.train.store.tenure import Tenure
 
-__all__ = [
-    "KINDS",
-    "MAX_NOTE",
-    "Acknowledgement",
-    "Command",
-    "Inbox",
-    "Refused",
-    "acknowledgement",
-    "check",
-    "send",
-    "user_name",
-    "waiting",
-]
-
 KINDS = ("pause", "resume", "stop", "save", "lr", "note")
 MAX_NOTE = 2_000  # characters
 

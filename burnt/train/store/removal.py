@@ -17,8 +17,6 @@ from burnt.errors import RunError, quantity
 from burnt.train.store.reader import RunReader
 from burnt.train.store.schema import DATABASE
 
-__all__ = ["Removable", "examine", "remove"]
-
 # What burnt writes into a run's folder; anything else is named before it is removed.
 _OWN_NAMES = ("config.json", "checkpoints", "control", "logs", "notes", "profile", "tags", "tensorboard")
 

@@ -31,8 +31,6 @@ from typing import Any, NamedTuple
 from burnt.errors import QueryError, nearest
 from burnt.train.store.reader import Series
 
-__all__ = ["Query", "RunFacts", "flatten", "parse_query", "settings_of"]
-
 _Number = Callable[[float, float], bool]
 
 _FIELDS = ("tag", "state", "name", "note", "config")

@@ -25,18 +25,6 @@ from burnt.train.store.control import check, user_name
 from burnt.train.store.reader import Event, RunReader
 from burnt.train.store.schema import DATABASE
 
-__all__ = [
-    "Note",
-    "add_note",
-    "all_notes",
-    "change_tags",
-    "check_tag",
-    "event_notes",
-    "read_notes",
-    "read_tags",
-    "tags_stamp",
-]
-
 _TAGS, _NOTES = "tags", "notes"
 _VERSION = 1
 _MAX_NOTE_BYTES = 65_536

@@ -13,7 +13,7 @@ from torch import Tensor
 from burnt.codegen import explain, fuse
 from burnt.codegen.function import Function
 from burnt.codegen.lower import float8 as float8_lowerings
-from burnt.codegen.runtime.c_library import find_compiler
+from burnt.codegen.runtime.c_compiler import find_compiler
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
 

@@ -24,7 +24,8 @@ import pytest
 import torch
 
 from burnt.codegen.runtime import build_cache, c_compiler, c_library
-from burnt.codegen.runtime.c_library import PREAMBLE, clear_cache, find_compiler, launcher, load, status
+from burnt.codegen.runtime.c_compiler import PREAMBLE, find_compiler
+from burnt.codegen.runtime.c_library import clear_cache, launcher, load, status
 from burnt.errors import CacheError, CompileError, UnsupportedError
 from tests import forked
 
@@ -653,7 +654,7 @@ class TestCompiler:
     def test_none_at_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         assert find_compiler() is None
-        assert c_library.why_no_compiler().splitlines() == [
+        assert c_compiler.why_no_compiler().splitlines() == [
             "gcc: not found",
             "clang: not found",
             "cc: not found",
@@ -671,7 +672,7 @@ class TestCompiler:
         assert found
         assert (found.kind, Path(found.path).name) == ("gcc", "gcc")
         assert "gcc" in found.version
-        assert c_library.why_no_compiler() == ""
+        assert c_compiler.why_no_compiler() == ""
         first, second = status()["rejected"]
         assert first == "$BURNT_CC: no-such-compiler -x: not found"
         assert second.startswith("$CC: ")
@@ -765,7 +766,7 @@ class TestCompiler:
     def test_torch_without_openmp(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(c_compiler, "openmp_runtime", lambda: None)
         assert find_compiler() is None
-        assert "torch runs without OpenMP" in c_library.why_no_compiler()
+        assert "torch runs without OpenMP" in c_compiler.why_no_compiler()
 
 
 def test_status_can_be_written_as_json(folder: Path) -> None:

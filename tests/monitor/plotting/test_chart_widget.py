@@ -17,8 +17,9 @@ from textual.events import MouseScrollUp
 from textual.pilot import Pilot
 
 from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
-from burnt.monitor.plotting.curves import PALETTE, Curve, smooth
+from burnt.monitor.plotting.curves import Curve, smooth
 from burnt.monitor.plotting.plot import Plot, PlotView
+from burnt.plot.styles import PALETTE
 
 NAN, INF = math.nan, math.inf
 

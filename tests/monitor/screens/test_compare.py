@@ -15,9 +15,10 @@ from burnt.monitor.app import MonitorApp
 from burnt.monitor.data.runs import RunLibrary
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.comparison import assign_styles, differences
-from burnt.monitor.plotting.curves import PALETTE, RUN_STYLES
+from burnt.monitor.plotting.curves import RUN_STYLES
 from burnt.monitor.screens.compare import CompareScreen
 from burnt.monitor.ui.table import Table
+from burnt.plot.styles import PALETTE
 from burnt.train.store import RunWriter, Series
 
 

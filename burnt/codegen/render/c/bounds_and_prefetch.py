@@ -6,14 +6,6 @@ from collections.abc import Sequence
 
 from burnt.codegen.ir import Buffer, Expr, IndexExpr, Kernel, Store, Var, walk
 
-__all__ = [
-    "interior_range",
-    "next_output_rows",
-    "next_pooling_rows",
-    "next_reduction_rows",
-    "split_row_index",
-]
-
 _MIN_ROW_BYTES = 640  # shorter rows are prefetched well enough by the hardware
 _MAX_POOLING_BYTES = 1 << 13  # bytes prefetched per iteration of a pooling kernel: a quarter of an L1 cache
 _MAX_ROW_BYTES = 1 << 17  # bytes of rows prefetched while others are reduced: half of a small L2 cache

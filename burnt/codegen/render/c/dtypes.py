@@ -6,8 +6,6 @@ import math
 
 import torch
 
-__all__ = ["C_TYPES", "MEMORY_TYPES", "SIXTEEN_BIT_FLOATS", "constant", "highest", "lowest"]
-
 C_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
     torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",

@@ -28,9 +28,6 @@ from burnt.codegen.render.c.bounds_and_prefetch import split_row_index
 from burnt.codegen.render.c.dtypes import C_TYPES, SIXTEEN_BIT_FLOATS, constant
 from burnt.codegen.render.shape_params import mark_size, mark_step
 
-__all__ = ["ExprPrinter", "has_adjacent_stores"]
-
-
 # Bitwise selects (`select_i64` and so on), by dtype. They are used where the test does not vary along the
 # loop, and for integers: gcc turns a `?:` there, or a chain of them, into branches and does not vectorise.
 _SELECT_TYPES = {

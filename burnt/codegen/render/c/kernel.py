@@ -57,8 +57,6 @@ from burnt.codegen.render.c.stride_phases import index_period, unroll_period
 from burnt.codegen.render.shape_params import mark_size
 from burnt.codegen.schedule.passes import LANES, lane_loop, unconditional_exprs
 
-__all__ = ["print_kernels"]
-
 _MIN_PARALLEL = 1 << 15  # minimum number of elements for which several threads are faster than one
 _NUM_CHUNKS = 64  # chunks of a split pass: enough to balance the load for any number of threads
 _FEW_ITERATIONS = 16  # with fewer iterations of the outer loops, each pass is split among the threads

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from burnt.codegen.ir import Expr, IndexExpr, Var, walk
 
-__all__ = ["RANDOM_BLOCK", "RandomWords", "find_random_words"]
-
 RANDOM_BLOCK = 512
 """Iterations of a loop whose words are generated together."""
 _MAX_STEP = 8

@@ -9,8 +9,6 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-__all__ = ["source"]
-
 _HEADERS = ("math.h", "convert.h", "float8.h", "random.h")
 
 

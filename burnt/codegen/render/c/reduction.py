@@ -20,8 +20,6 @@ from burnt.codegen.ir import OnlineReduction, ReductionStep, walk
 from burnt.codegen.render.c.dtypes import C_TYPES, highest, lowest
 from burnt.codegen.render.shape_params import mark_size
 
-__all__ = ["ONLINE_HELPERS", "Accumulator", "OnlineExpSum", "OnlineSquareSum", "create_accumulators"]
-
 ONLINE_HELPERS = """
 static inline double rescale_exp_sum(double sum, double old_max, double new_max)
 {

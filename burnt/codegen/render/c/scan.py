@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from burnt.codegen.ir import Kernel, ScanStep, Store, Var, walk
 from burnt.codegen.render.c.dtypes import C_TYPES, highest, lowest
 
-__all__ = ["ScanState", "create_scan_states", "select_scan_lane"]
-
-
 _MAX_LANES = 512  # lanes of a tile
 _NUM_ROWS = 4  # rows that are scanned at once where lanes are not vectorised
 

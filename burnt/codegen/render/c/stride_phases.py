@@ -17,8 +17,6 @@ import torch
 from burnt.codegen.ir import Expr, IndexExpr, Split, Store, Var, index_exprs, rebuild, walk
 from burnt.codegen.lower.registry import const
 
-__all__ = ["index_period", "unroll_period"]
-
 _MAX_PERIOD = 4  # iterations of a period: more make the source too long
 
 

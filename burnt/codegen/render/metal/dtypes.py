@@ -8,8 +8,6 @@ import torch
 
 from burnt.codegen.render.metal import prelude
 
-__all__ = ["MEMORY_TYPES", "METAL_TYPES", "SIXTEEN_BIT_FLOATS", "constant", "highest", "lowest"]
-
 METAL_TYPES = {
     torch.float32: "float", torch.bfloat16: "float", torch.float16: "float", torch.int8: "char",
     torch.int16: "short", torch.int32: "int", torch.int64: "long", torch.uint8: "uchar",

@@ -17,8 +17,6 @@ from burnt.codegen.render.metal.dtypes import MEMORY_TYPES, METAL_TYPES, SIXTEEN
 from burnt.codegen.render.shape_params import mark_size, mark_step
 from burnt.errors import UnsupportedError
 
-__all__ = ["ExprPrinter", "Scratch"]
-
 _INTEGER_INFIX = {"trunc_div": "/", "shl": "<<", "shr": ">>"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip

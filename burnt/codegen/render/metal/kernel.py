@@ -43,8 +43,6 @@ from burnt.codegen.render.metal.scan import ScanState, select_scan_lane
 from burnt.codegen.render.shape_params import mark_size
 from burnt.errors import UnsupportedError
 
-__all__ = ["PREAMBLE", "Dispatch", "Scratch", "print_kernel"]
-
 PREAMBLE = """#include <metal_stdlib>
 using namespace metal;
 

@@ -14,8 +14,6 @@ from importlib import resources
 
 import torch
 
-__all__ = ["decimal", "functions", "source"]
-
 _C_TO_METAL = (
     (r"static inline ", "inline "),
     # With fast math, plain sqrt is an approximation.

@@ -15,8 +15,6 @@ from burnt.codegen.ir import OnlineReduction, ReductionStep
 from burnt.codegen.render.metal.dtypes import METAL_TYPES, highest, lowest
 from burnt.codegen.render.shape_params import mark_size
 
-__all__ = ["OnlineSum", "ReductionState"]
-
 
 @dataclasses.dataclass(frozen=True)
 class ReductionState:

@@ -14,8 +14,6 @@ import torch
 from burnt.codegen.ir import Kernel, ScanStep, Store, Var, walk
 from burnt.codegen.render.metal.dtypes import METAL_TYPES, highest, lowest
 
-__all__ = ["ScanState", "select_scan_lane"]
-
 
 class ScanState:
     """The running value of a scan: `variables` are its variables, `types` their types in Metal.

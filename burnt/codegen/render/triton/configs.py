@@ -8,16 +8,6 @@ from burnt.codegen.render.triton import matmul_config, tile_config
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig, MatmulStructure
 from burnt.codegen.render.triton.tile_config import Limits, TileConfig, TileStructure
 
-__all__ = [
-    "AnyConfig",
-    "AnyStructure",
-    "is_risky",
-    "neighbouring_configs",
-    "parse_config",
-    "select_config",
-    "why_too_large",
-]
-
 AnyStructure: TypeAlias = TileStructure | MatmulStructure
 AnyConfig: TypeAlias = TileConfig | MatmulConfig
 

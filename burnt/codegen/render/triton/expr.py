@@ -26,8 +26,6 @@ from burnt.codegen.ir import (
 from burnt.codegen.render.triton.layout import INT32_INDEX_LIMIT, Layout
 from burnt.errors import UnsupportedError
 
-__all__ = ["NO_GUARD", "TL_DTYPES", "ExprPrinter", "TileValue", "union_axes"]
-
 TL_DTYPES = {
     torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32",
     torch.float16: "tl.float32", torch.int8: "tl.int8", torch.int16: "tl.int16", torch.int32: "tl.int32",

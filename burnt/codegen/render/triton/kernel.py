@@ -41,16 +41,6 @@ from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.render.triton.tile_config import TileConfig, next_power_of_two
 
-__all__ = [
-    "DeviceFunction",
-    "FailedFlag",
-    "ScalarArg",
-    "TritonSource",
-    "Workspace",
-    "print_kernel",
-    "structure_of",
-]
-
 
 def structure_of(kernel: Kernel) -> AnyStructure:
     """Return what the choice of a kernel's block sizes depends on."""

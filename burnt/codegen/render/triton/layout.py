@@ -31,8 +31,6 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.render.triton.tile_config import TileConfig, TileStructure, next_power_of_two
 
-__all__ = ["INT32_INDEX_LIMIT", "ColumnSpace", "Layout", "loop_overrun", "max_index", "step_expr"]
-
 INT32_INDEX_LIMIT = 2**31 - 2**20
 """Larger indices need 64 bits. The margin keeps an index plus the offsets within a tile below 2^31."""
 

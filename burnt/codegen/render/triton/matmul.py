@@ -33,8 +33,6 @@ from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStruct
 from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.schedule.matmul_column_sums import ROWS_PER_CHUNK
 
-__all__ = ["matmul_structure", "print_matmul"]
-
 _HALF_DTYPES = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 _EPILOGUE_ELEMENTS = 32  # elements of a tile that a thread's epilogue handles at a time
 _MAX_BATCH_AXES = 3  # a descriptor has 5 axes, two of them the tile's

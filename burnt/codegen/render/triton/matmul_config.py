@@ -10,15 +10,6 @@ from typing import Any
 
 from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
 
-__all__ = [
-    "HOPPER",
-    "MatmulConfig",
-    "MatmulStructure",
-    "neighbouring_configs",
-    "select_config",
-    "why_too_large",
-]
-
 _NUM_MULTIPROCESSORS = 132  # of an H100; each runs one program of this size at a time
 _MIN_TERMS_PER_SPLIT = 1024
 _MAX_SPLITS = 16

@@ -26,8 +26,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["group_index", "group_rows", "matmul", "reduce_split_k", "store_row_sums", "tile_index"]
-
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
 def tile_index(  # type: ignore[no-untyped-def]

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from burnt.codegen.render.triton.matmul_config import MatmulConfig
     from burnt.codegen.render.triton.tile_config import TileConfig
 
-__all__ = ["DeviceFunction", "FailedFlag", "ScalarArg", "TritonSource", "Workspace"]
-
 
 class Workspace(NamedTuple):
     """A tensor that one function of a kernel writes for the next: a partial result per chunk and row."""

@@ -11,16 +11,6 @@ import dataclasses
 import itertools
 import re
 
-__all__ = [
-    "Limits",
-    "TileConfig",
-    "TileStructure",
-    "neighbouring_configs",
-    "next_power_of_two",
-    "select_config",
-    "why_too_large",
-]
-
 # Programs that keep a large GPU busy: a few for each of its 80 to 300 multiprocessors.
 _TARGET_PROGRAMS = 512
 _MAX_CHUNKS = 128

@@ -23,8 +23,6 @@ from burnt.kernels.ops.attention.reference import (
 )
 from burnt.kernels.ops.attention.score_mod import attention_with_score
 
-__all__ = ["attention"]
-
 
 def attention(
     q: Tensor,

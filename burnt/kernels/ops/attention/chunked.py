@@ -21,7 +21,7 @@ from burnt import _torch
 from burnt.codegen import fuse
 from burnt.codegen.backward import grad_by_torch
 from burnt.codegen.render.c import prelude
-from burnt.codegen.runtime import c_library
+from burnt.codegen.runtime import c_compiler, c_library
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.device import processor
 from burnt.kernels.dispatch.op import Op
@@ -29,8 +29,6 @@ from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.attention.flash import unsupported_reason
 from burnt.kernels.ops.attention.reference import ScoreMod, dot_product_attention, dropout_mask, intervals
 from burnt.kernels.ops.matmul import matmul
-
-__all__ = ["TileKernels", "TiledAttention", "make_tile_kernels", "tiled_attention"]
 
 # Scores per tile; 1 << 18 takes a fifth longer at 8 heads of 2048 x 64 (2 threads of a Zen 3).
 _TILE_SCORES = 1 << 20
@@ -324,7 +322,7 @@ def _tile_dropout_mask(
 
 @functools.cache
 def _load_dropout_kernel() -> Callable[..., Any]:
-    source = c_library.PREAMBLE + prelude.source() + _DROPOUT_SOURCE
+    source = c_compiler.PREAMBLE + prelude.source() + _DROPOUT_SOURCE
     return c_library.launcher(c_library.load(source, ["dropout_mask"])["dropout_mask"], pointers=1, ints=8)
 
 

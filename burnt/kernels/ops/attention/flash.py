@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from burnt.codegen.runtime.triton_compile_pool import Job
     from burnt.kernels.ops.attention.flash_triton import Problem
 
-__all__ = [
-    "FlashAttention",
-    "candidate_configs",
-    "compile_jobs",
-    "flash_attention",
-    "interval_tables",
-    "make_problem",
-    "unit_last_stride",
-    "unsupported_reason",
-]
 
 _MAX_HEAD_SIZE = 256
 

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
 
-__all__ = ["KERNELS", "FlashConfig", "configs", "select_config"]
-
 KERNELS = ("forward", "dots", "keys", "queries")
 
 

@@ -40,23 +40,6 @@ from torch import Tensor
 
 from burnt.kernels.ops.attention.flash_config import FlashConfig
 
-__all__ = [
-    "Launch",
-    "Problem",
-    "alibi_score",
-    "backward",
-    "backward_dots",
-    "backward_keys",
-    "backward_queries",
-    "forward",
-    "forward_kernel",
-    "launches",
-    "softcap_alibi_score",
-    "softcap_score",
-    "softcap_score_grad",
-    "unit_score_grad",
-]
-
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -24,20 +24,6 @@ from burnt.kernels.interface.autocast import autocast_dtype, cast_all
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.tuning_key import wants_gradient
 
-__all__ = [
-    "Intervals",
-    "ScoreMod",
-    "apply_score",
-    "check_scalars",
-    "dot_product_attention",
-    "dropout_mask",
-    "eager_attention",
-    "intervals",
-    "is_plain_causal",
-    "is_torchs",
-    "traceable_attention",
-]
-
 _OP_NAME = "dot_product_attention"
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -41,8 +41,6 @@ from burnt.kernels.ops.attention.reference import (
     eager_attention,
 )
 
-__all__ = ["CompiledScore", "attention_with_score", "check_score", "flash_with_score"]
-
 _TRACE_ROWS, _TRACE_COLUMNS = 32, 48  # size of the traced tile: no index has these sizes by chance
 _CACHE_SIZE = 64  # score functions
 _NUM_ARGUMENTS = 5  # of a score function; later buffers are captured tensors

@@ -36,8 +36,6 @@ from burnt.kernels.ops.conv.onednn import (
     run_convolution,
 )
 
-__all__ = ["conv", "conv_transpose", "folded_norm"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

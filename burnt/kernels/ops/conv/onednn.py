@@ -22,15 +22,6 @@ from burnt.device import processor
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation
 
-__all__ = [
-    "AxisSizes",
-    "Sizes",
-    "expand_sizes",
-    "onednn_unsupported_reason",
-    "packed_unsupported_reason",
-    "run_convolution",
-]
-
 Sizes = int | Sequence[int]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.render.c import prelude
-from burnt.codegen.runtime import c_library
-
-__all__ = ["embedding_gradient", "is_supported"]
+from burnt.codegen.runtime import c_compiler, c_library
 
 _MIN_PART_LENGTH, _MAX_PARTS = 64, 256
 
@@ -165,7 +163,7 @@ def embedding_gradient(grad_output: Tensor, indices: Tensor, rows: int, padding_
 def _load_kernel(dtype: torch.dtype) -> Callable[..., Any]:
     element, load, store = _C_TYPES[dtype]
     types = f"typedef {element} element;\n#define LOAD(x) {load}\n#define STORE(x) {store}\n"
-    source = c_library.PREAMBLE + prelude.source() + types + _SOURCE
+    source = c_compiler.PREAMBLE + prelude.source() + types + _SOURCE
     return c_library.launcher(
         c_library.load(source, ["embedding_gradient"])["embedding_gradient"], pointers=5, ints=5
     )

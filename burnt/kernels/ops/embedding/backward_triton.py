@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_runs", "sum_rows_by_key"]
-
 _PART_LENGTH = 32  # entries that a program sums in order
 
 

@@ -16,8 +16,6 @@ from burnt.kernels.interface.checks import check_one_device
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.embedding.backward import embedding_gradient, is_supported
 
-__all__ = ["embedding"]
-
 
 def _check(indices: Tensor, weight: Tensor, padding_idx: int | None) -> None:
     check_one_device("embedding", indices=indices, weight=weight)

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from burnt.codegen import fuse
 
-__all__ = ["loss_divisor", "losses_and_gradient", "partial_gradient", "partial_statistics", "row_losses"]
-
 
 def loss_divisor(target: Tensor, ignore_index: int, reduction: str, dtype: torch.dtype) -> Tensor:
     """Return the divisor of a sum of losses, in the dtype that losses are computed in."""

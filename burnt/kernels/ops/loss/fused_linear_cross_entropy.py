@@ -41,8 +41,6 @@ from burnt.kernels.ops.loss.loss import (
 )
 from burnt.kernels.ops.matmul import matmul
 
-__all__ = ["linear_cross_entropy"]
-
 # Bytes of a chunk's logits. On a CPU, larger is faster: each chunk adds to the whole gradient of the weight,
 # and matmuls with few rows are slow. But a chunk must take less than 15 % of the 310 MiB that torch's calls
 # take beyond inputs and gradients (1024 rows, 512 wide, 32000 classes): it takes 12 to 13 %. On a GPU: twice

@@ -22,8 +22,6 @@ from burnt.kernels.interface.eager_rules import is_double
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.loss.cross_entropy_rows import loss_divisor, losses_and_gradient
 
-__all__ = ["check_label_range", "check_labels", "check_reduction", "cross_entropy", "int64_labels"]
-
 _REDUCTIONS = ("mean", "sum", "none")
 # Number of logits below which torch's calls are as fast.
 _MIN_LOGITS = 1 << 18

@@ -11,16 +11,6 @@ from burnt.kernels.interface.checks import check_floating, check_one_device
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, expand_scale, value_type
 from burnt.scheme import VALUES
 
-__all__ = [
-    "check_scale",
-    "dequantize",
-    "is_floating",
-    "quantize",
-    "quantize_rows",
-    "quantize_tensor",
-    "quantized_example",
-]
-
 
 def check_scale(
     op_name: str, rows: int, columns: int, scale: Tensor, zero_point: Tensor | None, block: int

@@ -19,17 +19,6 @@ from burnt.kernels.ops.quantized.quantize import check_scale, is_floating, quant
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, value_type
 from burnt.kernels.ops.quantized.weight_only import check_bias
 
-__all__ = [
-    "exact_conv",
-    "exact_linear",
-    "finish_conv",
-    "finish_linear",
-    "less_zero_point",
-    "scaled_conv",
-    "scaled_linear",
-    "sum_rows",
-]
-
 _EXACT = 1 << 10  # products of 8-bit integers whose sum float32 holds exactly: 2^24 / 2^14
 
 

@@ -9,8 +9,6 @@ from typing import Literal
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
 from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
 
-__all__ = ["Use", "configs", "multiplies_float8", "select_config"]
-
 Use = Literal["int8", "float8", "float16", "windows"]
 _MAX_SPLITS = 16
 _MIN_TERMS_PER_SPLIT = 1024

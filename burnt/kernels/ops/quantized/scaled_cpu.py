@@ -28,8 +28,6 @@ from burnt.kernels.ops.quantized.scaled import (
 )
 from burnt.kernels.ops.quantized.values import decode
 
-__all__: list[str] = []
-
 # Products of 8-bit integers whose sum float32 holds exactly: 2^24 / 2^14. Each zero point adds one bit.
 _EXACT_TERMS = 1 << 10
 # Terms whose sum int32 holds, also times a zero point; and with two of them.

@@ -23,8 +23,6 @@ from burnt.kernels.ops.quantized.scaled import scaled_conv, scaled_linear
 from burnt.kernels.ops.quantized.scaled_config import configs, multiplies_float8
 from burnt.kernels.ops.quantized.weight_only_gpu import DTYPES, compile_all, meta_tensors
 
-__all__ = ["result_dtype", "sum_unsupported_reason", "uses_float8_units"]
-
 _MAX_TERMS = 1 << 17
 """Products of two int8 values whose sum might not fit into int32: each is at most 2^14. With a zero point,
 half as many, with one of the weight too an eighth."""

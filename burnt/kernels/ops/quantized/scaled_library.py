@@ -19,8 +19,6 @@ from burnt.kernels.ops.quantized.scaled_gpu import result_dtype, sum_unsupported
 from burnt.kernels.ops.quantized.values import FLOAT8
 from burnt.kernels.ops.quantized.weight_only_gpu import DTYPES
 
-__all__ = ["scaled_linear_library", "shape_unsupported_reason"]
-
 _MIN_INT8_ROWS = 17  # of x, which cuBLASLt requires
 
 _finish = fuse(finish_linear)

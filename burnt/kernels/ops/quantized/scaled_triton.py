@@ -24,16 +24,6 @@ from burnt.codegen.render.triton.matmul_template import tile_index
 from burnt.kernels.ops.quantized.values_triton import activate, decode_float16, requantize
 from burnt.kernels.ops.quantized.weight_only_triton import Launch
 
-__all__ = [
-    "add_parts",
-    "conv_launches",
-    "linear_launches",
-    "multiply",
-    "multiply_windows",
-    "scaled_conv_triton",
-    "scaled_linear_triton",
-]
-
 _PARTS_TILE = 16, 128  # of a program that adds split sums
 
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.scheme import VALUES, ValueType
 
-__all__ = ["FLOAT8", "check_values", "decode", "encode", "expand_scale", "pack", "unpack", "value_type"]
-
 FLOAT8 = types.MappingProxyType({"float8_e4m3": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2})
 """torch's dtypes of the float8 values."""
 

@@ -17,8 +17,6 @@ from burnt.codegen.render.triton.device_math import (
     tanh,
 )
 
-__all__ = ["activate", "decode", "decode_float16", "requantize"]
-
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
 def decode(packed, zero, PART: tl.constexpr, VALUE: tl.constexpr):  # type: ignore[no-untyped-def]

@@ -20,8 +20,6 @@ from burnt.kernels.ops.quantized import weight_only_c
 from burnt.kernels.ops.quantized.quantize import check_scale, dequantize, is_floating, quantized_example
 from burnt.kernels.ops.quantized.values import check_values, value_type
 
-__all__ = ["check_bias", "quantized_embedding", "quantized_linear"]
-
 
 def check_bias(op_name: str, rows: int, bias: Tensor | None) -> None:
     """Check that a bias is floating-point and has one element per row of the weight.

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.render.c import prelude
-from burnt.codegen.runtime import c_library
+from burnt.codegen.runtime import c_compiler, c_library
 from burnt.scheme import VALUES
-
-__all__ = ["MAX_ROWS", "multiply", "unsupported_reason"]
 
 MAX_ROWS = 64
 """Most rows of inputs; the sums of four rows of the weight with all of them stay in the first-level cache."""
@@ -354,6 +352,6 @@ def _compile(value: str, step: int, has_blocks: bool, has_zero: bool) -> Callabl
         f"#define STEP {step}\n#define HAS_BLOCKS {int(has_blocks)}\n#define HAS_ZERO {int(has_zero)}\n"
         f"enum {{ MAX_ROWS = {MAX_ROWS} }};\n"
     )
-    header = c_library.PREAMBLE + c_library.ALLOW_FMA + prelude.source()
+    header = c_compiler.PREAMBLE + c_compiler.ALLOW_FMA + prelude.source()
     library = c_library.load(header + constants + _FLOAT8.get(value, "") + _SOURCE, ["multiply"])
     return c_library.launcher(library["multiply"], pointers=8, ints=13)

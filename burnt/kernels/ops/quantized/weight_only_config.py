@@ -10,8 +10,6 @@ from typing import NamedTuple
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
 from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
 
-__all__ = ["LinearSizes", "VectorConfig", "configs", "select_config"]
-
 _VECTOR_WARPS, _THREAD_BYTES = 4, 16  # of the matrix-vector kernel: a thread reads 16 bytes at once
 _MAX_VECTOR_ROWS = 4
 """Rows of x up to which the matrix-vector kernel is worth measuring: it reads the weight for each of them."""

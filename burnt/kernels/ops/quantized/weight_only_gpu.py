@@ -14,8 +14,6 @@ from burnt.kernels.ops.quantized.weight_only import quantized_linear
 from burnt.kernels.ops.quantized.weight_only_config import LinearSizes, configs
 from burnt.scheme import VALUES
 
-__all__ = ["DTYPES", "compile_all", "linear_sizes", "meta_tensors", "unsupported_reason"]
-
 DTYPES = torch.float16, torch.bfloat16, torch.float32
 """The floating-point dtypes that the quantized Triton kernels take."""
 _MAX_ROWS = 64

@@ -16,8 +16,6 @@ from burnt.kernels.ops.activation import apply_activation
 from burnt.kernels.ops.quantized.quantize import dequantize
 from burnt.kernels.ops.quantized.weight_only import quantized_linear
 
-__all__ = ["linear_as_sum"]
-
 _MAX_ROWS = 4
 """Rows of x up to which a sum is worth measuring: the weight is decoded for each of them."""
 

@@ -22,8 +22,6 @@ from burnt.kernels.ops.quantized.values_triton import activate, decode
 from burnt.kernels.ops.quantized.weight_only_config import VectorConfig
 from burnt.scheme import VALUES
 
-__all__ = ["Launch", "add_parts", "launches", "multiply_tiles", "multiply_vector", "quantized_linear_triton"]
-
 _PARTS_BLOCK = 256  # elements per program that adds split sums
 
 

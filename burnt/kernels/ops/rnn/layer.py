@@ -23,8 +23,6 @@ from burnt.codegen.runtime.targets import target_of
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.matmul import linear, matmul
 
-__all__ = ["DTYPES", "run_layer", "unsupported_reason", "zero_padding"]
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

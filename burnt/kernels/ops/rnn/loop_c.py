@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.render.c import prelude
-from burnt.codegen.runtime import c_library
-
-__all__ = ["backward_steps", "forward_steps"]
+from burnt.codegen.runtime import c_compiler, c_library
 
 _MAX_CHUNK_ROWS = 12  # the C code's state buffers and register tiles are sized for it
 
@@ -416,7 +414,7 @@ def _address(tensor: Tensor | None) -> int:
 @cache
 def _load_function(kind: str, name: str, pointers: int, ints: int) -> Callable[..., Any]:
     cell = {"lstm": _LSTM, "gru": _GRU}[kind]
-    header = c_library.PREAMBLE + c_library.ALLOW_FMA + prelude.source()
+    header = c_compiler.PREAMBLE + c_compiler.ALLOW_FMA + prelude.source()
     source = f"{header}enum {{ MAX_ROWS = {_MAX_CHUNK_ROWS} }};\n{cell}{_STEPS}"
     functions = c_library.load(source, ["forward_steps", "backward_steps"])
     return c_library.launcher(functions[name], pointers=pointers, ints=ints)

@@ -22,8 +22,6 @@ from torch import Tensor
 
 from burnt.codegen.render.triton.device_math import sigmoid, tanh
 
-__all__ = ["backward_all", "backward_cell", "backward_steps", "forward_all", "forward_cell", "forward_steps"]
-
 # Bytes of one gate's weights up to which a program runs all steps: with more, the weights of all gates do not
 # fit in the registers of some targets.
 _MAX_WEIGHT_BYTES = 2 << 10

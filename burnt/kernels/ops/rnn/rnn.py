@@ -26,8 +26,6 @@ from burnt.kernels.interface.checks import check_floating, check_one_device, che
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.rnn.layer import DTYPES, run_layer, unsupported_reason, zero_padding
 
-__all__ = ["gru", "gru_layer", "lstm", "lstm_layer"]
-
 _GATES = {"lstm": 4, "gru": 3}
 
 # cuDNN copies the weights of each call into one piece of memory. torch advises its `flatten_parameters()`,

@@ -15,6 +15,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from burnt.errors import clean
 from burnt.monitor.artefacts.png import Image, PngError, decode
 from burnt.monitor.artefacts.render import (
     Lines,
@@ -30,7 +31,7 @@ from burnt.monitor.artefacts.render import (
 from burnt.monitor.artefacts.widgets import DrawFunction, Picture, Slider
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import splits_in_order
-from burnt.monitor.format import clean, natural_key
+from burnt.monitor.format import natural_key
 from burnt.monitor.screens.panes.kernels import TABLES as KERNEL_TABLES
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
@@ -42,8 +43,6 @@ from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Column, Table, cell
 from burnt.train.store import Artefact, ArtefactName
 from burnt.train.store.reader import text_of
-
-__all__ = ["ArtefactsPane"]
 
 _SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")

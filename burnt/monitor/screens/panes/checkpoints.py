@@ -10,12 +10,12 @@ from typing import Any
 
 from textual.app import ComposeResult
 
+from burnt.errors import clean
 from burnt.monitor.data.runs import Checkpoint
-from burnt.monitor.format import age_text, better_direction, clean, parse_number, size_text, value_text
+from burnt.monitor.format import age_text, better_direction, parse_number, size_text
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.table import Cell, Column, Table, cell
-
-__all__ = ["CheckpointsPane", "best_checkpoint"]
+from burnt.train.format import value_text
 
 _COLUMNS = (
     Column("checkpoint"),

@@ -16,8 +16,6 @@ from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keymap import FILTER, bindings
 from burnt.monitor.ui.table import Column, Table, cell
 
-__all__ = ["ConfigPane", "flatten"]
-
 _COLUMNS = (Column("key"), Column("value", expands=True))
 
 

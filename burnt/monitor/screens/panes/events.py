@@ -26,8 +26,6 @@ from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.train.store import Event
 from burnt.train.store.control import Command, waiting
 
-__all__ = ["EventsPane"]
-
 _COLUMNS = (
     Column("time"),
     Column("step", align_right=True),

@@ -11,16 +11,15 @@ from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import Static
 
+from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import clean, split_tuning_keys
+from burnt.monitor.format import split_tuning_keys
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
 from burnt.train.store import Artefact
-
-__all__ = ["TABLES", "KernelsPane"]
 
 TABLES = ("kernels", "plans")
 _FALLBACK_COLUMN = "fell back"

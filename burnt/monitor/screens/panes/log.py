@@ -11,15 +11,14 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
-from burnt.monitor.format import clean, clock_text
+from burnt.errors import clean
+from burnt.monitor.format import clock_text
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keymap import LOG, bindings
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.train.store import LogLine
-
-__all__ = ["LogPane"]
 
 _COLUMNS = (Column("time"), Column("level", drop_priority=1), Column("text", expands=True))
 _MAX_TEXT_LENGTH = 1_000  # characters of a line in its row, wider than any terminal; enter shows all

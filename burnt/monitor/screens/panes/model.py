@@ -10,13 +10,11 @@ from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import Static
 
-from burnt.monitor.format import clean
+from burnt.errors import clean
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
-
-__all__ = ["ModelPane"]
 
 _SHOWN_SETTINGS = ("model", "parameters", "optimizer", "schedule", "precision", "device", "duration")
 

@@ -21,8 +21,6 @@ from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import FILTER, bindings
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 
-__all__ = ["NumbersPane"]
-
 _COLUMNS = (
     Column("metric", expands=True),
     Column("split"),

@@ -10,14 +10,11 @@ from typing import Any, ClassVar
 
 from textual.containers import Vertical
 
-from burnt.errors import BurntError
+from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import clean
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.keymap import Key
 from burnt.monitor.ui.table import Table
-
-__all__ = ["Pane"]
 
 _LOG = logging.getLogger(__name__)
 

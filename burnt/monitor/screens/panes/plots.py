@@ -13,9 +13,9 @@ from textual.containers import Grid
 from textual.content import Content
 from textual.widgets import Static
 
+from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import metrics_in_order
-from burnt.monitor.format import clean
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.plot import Range, XAxis
@@ -25,8 +25,6 @@ from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import PLOTS, bindings
 from burnt.monitor.ui.status_line import update_if_changed
-
-__all__ = ["PlotsPane"]
 
 _CHART_WIDTH, _CHART_HEIGHT = 56, 8  # cells that a chart should have
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)

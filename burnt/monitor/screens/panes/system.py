@@ -13,15 +13,16 @@ from textual.containers import Grid
 from textual.content import Content
 from textual.widgets import Static
 
+from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import clean, parse_number, size_text, value_text
+from burnt.monitor.format import parse_number, size_text
 from burnt.monitor.plotting.chart_widget import Chart
-from burnt.monitor.plotting.curves import PALETTE, Curve, times_to_active_seconds
+from burnt.monitor.plotting.curves import Curve, times_to_active_seconds
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.status_line import update_if_changed
+from burnt.plot.styles import PALETTE
+from burnt.train.format import value_text
 from burnt.train.store import SystemSample
-
-__all__ = ["SystemPane", "panels"]
 
 _CHART_WIDTH, _CHART_HEIGHT = 44, 8
 _GIB = 2.0**30

@@ -6,10 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from burnt.monitor.format import clean, value_text
+from burnt.errors import clean
 from burnt.monitor.ui.table import Cell, Column, cell
-
-__all__ = ["table_rows"]
+from burnt.train.format import value_text
 
 _MAX_FIXED_WIDTH = 24
 

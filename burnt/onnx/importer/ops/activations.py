@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from burnt import nn
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import torch_dtype
 from burnt.onnx.importer.matching import shape_of
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from burnt.errors import UnsupportedError
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import torch_dtype
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.integers import Ints
-from burnt.onnx.importer.node import shortest_decimal
+from burnt.onnx.importer.node import Node, shortest_decimal
 from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
 

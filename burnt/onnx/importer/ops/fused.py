@@ -9,8 +9,9 @@ import torch
 from burnt import nn
 from burnt.errors import UnsupportedError
 from burnt.onnx import functions
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.quantized import QuantizedWeight, add_quantized
 from burnt.onnx.importer.registry import find_handler, handler
 from burnt.scheme import QuantScheme

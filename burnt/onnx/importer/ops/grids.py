@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.matching import integers_of, number_of, producer_of, shape_of
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.heads import Repeated
 from burnt.onnx.importer.integers import multiply
 from burnt.onnx.importer.matching import shape_of
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.program import Name, Size
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from burnt.errors import UnsupportedError
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
 from burnt.onnx.importer.source import MAPS
 

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from burnt import nn
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.matching import DOMAIN
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.heads import grouped_heads
 from burnt.onnx.importer.ops.windows import float_constant, set_weights
 from burnt.onnx.importer.registry import handler

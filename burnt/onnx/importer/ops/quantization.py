@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from burnt.onnx.functions.quantization import dequantize_linear
-from burnt.onnx.importer.build import Build, Dequantized, Node
+from burnt.onnx.importer.build import Build, Dequantized
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
 

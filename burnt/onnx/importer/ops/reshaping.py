@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.integers import multiply, product
 from burnt.onnx.importer.matching import shape_of
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.ops.heads import merge_repeated
 from burnt.onnx.importer.program import Arithmetic, Name, Size, names_in

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from burnt.onnx.importer.build import Build, Node
-from burnt.onnx.importer.node import shortest_decimal
+from burnt.onnx.importer.build import Build
+from burnt.onnx.importer.node import Node, shortest_decimal
 from burnt.onnx.importer.ops.shapes import sizes_of
 from burnt.onnx.importer.program import Arithmetic, Name, Size
 from burnt.onnx.importer.registry import handler

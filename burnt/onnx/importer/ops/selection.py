@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
 from burnt.onnx.importer.integers import maximum, minimum
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from burnt import nn
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.fixed_sizes import fixed_sizes
 from burnt.onnx.importer.integers import Ints, product
 from burnt.onnx.importer.matching import producer_of, shape_of
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.ops.grids import grid_axes
 from burnt.onnx.importer.program import Name, Size, names_in

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
 
 _NAMES = {

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from burnt import nn
-from burnt.onnx.importer.build import Build, Node
+from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.expand import version_of
+from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.shapes import sizes_of
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import burnt
 from burnt import kernels
-from burnt.codegen.runtime.c_library import find_compiler
+from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.kernels.ops.quantized.quantize import quantized_example
 from burnt.scheme import VALUES
 
