@@ -44,10 +44,10 @@ from burnt.codegen.frontend.containers import FlatCall, Structure, flatten, is_c
 from burnt.codegen.frontend.guards import Guard, InlineCache, build_guard
 from burnt.codegen.frontend.instances import (
     FUSED_METHODS,
-    AttributeSnapshot,
     InstanceState,
     StateReader,
     build_state_check,
+    snapshot_attributes,
 )
 from burnt.codegen.frontend.trace import PLANNING_LOCK, InlinedWhenTraced, is_random, trace, why_unsupported
 from burnt.codegen.ir import Kernel
@@ -541,7 +541,7 @@ class Function(InlinedWhenTraced):
         if isinstance(target, str) or reason is not None:
             return self._fallback(str(reason), captured_objects)
         call = self.fn if isinstance(self.fn, FlatCall) else FlatCall(self.fn)
-        attributes = AttributeSnapshot(
+        attributes = snapshot_attributes(
             [i for i, name in self._capture_sites if isinstance(name, StateReader)]
         )
         try:
@@ -549,7 +549,11 @@ class Function(InlinedWhenTraced):
         except Exception as error:  # of any kind: the eager function either raises it too, or can run
             return self._fallback(f"it cannot be traced: {_why_untraceable(error)}", captured_objects)
         finally:
-            reason = attributes.restore()
+            assigned = next(attributes.changes(), None)
+            attributes.restore()  # it may have set some to tensors without memory
+            if assigned is not None:
+                kind = type(assigned[0]).__name__
+                reason = f"it assigns to the attribute {assigned[1]!r} of a {kind}, which a plan would not do"
         captured_tensors = [getattr(traced.graph, name) for name in traced.captured]
         reason = (
             reason

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt._snapshot import Snapshot
 
 FUSED_METHODS = "_burnt_fused_methods"
 """The attribute in which an instance keeps its fused methods; it is not part of the state."""
@@ -154,28 +155,10 @@ def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-class AttributeSnapshot:
-    """The attributes of instances before a function is traced, which may set some to tensors without memory.
-
-    Args:
-        instances: the instances.
-    """
-
-    def __init__(self, instances: Sequence[Any]) -> None:
-        tables = [(i, table) for i in instances for table in (getattr(i, "__dict__", {}), *_module_tables(i))]
-        self._tables = [(instance, table, dict(table)) for instance, table in tables]
-
-    def restore(self) -> str | None:
-        """Restore the attributes, and return a reason that names one that was set; None if none was."""
-        reason = None
-        for instance, table, before in self._tables:
-            names = {n for n in {**before, **table} if before.get(n, table) is not table.get(n, before)}
-            names.discard(FUSED_METHODS)
-            if names:
-                reason = (
-                    f"it assigns to the attribute {min(names)!r} of a {type(instance).__name__}, "
-                    "which a plan would not do"
-                )
-                table.clear()
-                table.update(before)
-        return reason
+def snapshot_attributes(instances: Sequence[Any]) -> Snapshot:
+    """Return a snapshot of the attributes of instances, and of the tables of those that are modules."""
+    snapshot = Snapshot(ignores=FUSED_METHODS.__eq__)
+    for instance in instances:
+        for table in (getattr(instance, "__dict__", {}), *_module_tables(instance)):
+            snapshot.add(table, owner=instance)
+    return snapshot
