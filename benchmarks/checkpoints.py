@@ -17,8 +17,8 @@ import torch.distributed.checkpoint as dcp
 from burnt import memory, optim
 from burnt.gradients import Gradients
 from burnt.train import Checkpoints, Every, KeepLast, Position
-from burnt.train.background import BackgroundWriter
-from burnt.train.rng import RandomStates
+from burnt.train.checkpoints.background import BackgroundWriter
+from burnt.train.checkpoints.rng import RandomStates
 
 ROUNDS = 5
 

@@ -18,7 +18,7 @@ import sys
 CANDIDATES = {
     "import torch": "import torch",
     "import burnt": "import burnt",
-    "import burnt.train.store": "import burnt.train.store",
+    "import burnt.store": "import burnt.store",
     "burnt.Module": "import burnt; burnt.Module",
     "burnt.nn, burnt.optim": "import burnt; burnt.nn; burnt.optim",
     "burnt.train.SupervisedTraining": "import burnt; burnt.train.SupervisedTraining",

@@ -49,7 +49,7 @@ from typing import Any
 
 import psutil
 
-from burnt.train.store import RunWriter
+from burnt.store import RunWriter
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"

@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from burnt.train.store import RunReader, RunWriter
-from burnt.train.system import SystemSampler
+from burnt.store import RunReader, RunWriter
+from burnt.train.reporting.system import SystemSampler
 
 NAMES = ("loss", "accuracy", "rate", "norm", "seconds")
 

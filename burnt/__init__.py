@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from burnt.record import Record, load_weights
     from burnt.scheme import QuantScheme
     from burnt.swapping import swap, unswap
-    from burnt.train.loading import load
+    from burnt.train.after.loading import load
+    from burnt.train.after.prediction import predict
     from burnt.train.logged import log
-    from burnt.train.prediction import predict
 
 
 _HOMES = {
@@ -47,7 +47,7 @@ _HOMES = {
     "field": "burnt.module",
     "freeze": "burnt.inspect",
     "kernels": "burnt.kernels",
-    "load": "burnt.train.loading",
+    "load": "burnt.train.after.loading",
     "load_weights": "burnt.record",
     "log": "burnt.train.logged",
     "memory": "burnt.memory",
@@ -56,7 +56,7 @@ _HOMES = {
     "num_params": "burnt.inspect",
     "onnx": "burnt.onnx",
     "optim": "burnt.optim",
-    "predict": "burnt.train.prediction",
+    "predict": "burnt.train.after.prediction",
     "quant": "burnt.quant",
     "quantize": "burnt.quant.api",
     "record": "burnt.record",

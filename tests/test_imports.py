@@ -21,7 +21,7 @@ HEAVY = [
 ]
 PACKAGES = [
     *("burnt", "burnt.data", "burnt.inspect", "burnt.nn", "burnt.optim", "burnt.record", "burnt.train"),
-    *("burnt.train.metrics", "burnt.train.store", "burnt.codegen", "burnt.kernels", "burnt.swapping"),
+    *("burnt.train.metrics", "burnt.store", "burnt.codegen", "burnt.kernels", "burnt.swapping"),
     *("burnt.export", "burnt.models", "burnt.serve"),
 ]
 WITHOUT_TORCH = [
@@ -30,7 +30,7 @@ WITHOUT_TORCH = [
         ("import burnt", "burnt"),
         ("import burnt; dir(burnt)", "burnt"),
         ("import burnt.train", "burnt.train"),
-        ("import burnt.train.store", "burnt.train.store"),
+        ("import burnt.store", "burnt.store"),
         ("import burnt.config", "burnt.config"),
         ("import burnt.cli", "burnt.cli"),
         (
@@ -120,7 +120,7 @@ def test_the_monitor_loads_no_torch_and_its_first_screen_not_what_runs_need() ->
     code = (
         "import sys, burnt.monitor.app; print([m for m in sys.modules if m in"
         " ('burnt.monitor.screens.run', 'burnt.monitor.plotting.chart_widget',"
-        " 'burnt.train.store.writer', 'burnt.train.progress')])"
+        " 'burnt.store.writer', 'burnt.train.reporting.progress')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

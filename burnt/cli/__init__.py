@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _trust_of(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
     if not getattr(args, "trust", False):
         return contextlib.nullcontext()
-    from burnt.train.trust import trusting
+    from burnt.train.code.trust import trusting
 
     return trusting()
 

@@ -15,7 +15,7 @@ from burnt.cli.train import configured
 from burnt.errors import BurntError
 
 if TYPE_CHECKING:
-    from burnt.train.dry_run import Findings
+    from burnt.train.checks.dry_run import Findings
 
 
 @dataclass
@@ -70,7 +70,7 @@ def _split(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _check(target: str, function: Callable[[], object]) -> _Result:
-    from burnt.train.dry_run import dry_run
+    from burnt.train.checks.dry_run import dry_run
 
     start = time.perf_counter()
     findings = failure = None

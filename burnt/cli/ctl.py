@@ -10,8 +10,8 @@ from burnt.cli.output import UsageError
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import BurntError, clean
 from burnt.monitor.format import highest_scheduled_rate, rate_change_warning
-from burnt.train.store import RunReader, Series
-from burnt.train.store.control import Acknowledgement, acknowledgement, check, send
+from burnt.store import RunReader, Series
+from burnt.store.control import Acknowledgement, acknowledgement, check, send
 
 _POLL_SECONDS = 0.05
 _NOT_ANSWERED = 3
@@ -22,7 +22,7 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
 
     Args:
         name: the run's folder, or its name in ``runs``.
-        kind: the command, one of `burnt.train.store.control.KINDS`.
+        kind: the command, one of `burnt.store.control.KINDS`.
         words: the words of its value.
         timeout: maximum time to wait, in seconds.
         wait: whether to wait for the answer.

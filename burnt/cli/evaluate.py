@@ -17,10 +17,10 @@ from burnt.errors import MetricError, clean, nearest, quantity
 from burnt.train.format import value_text
 
 if TYPE_CHECKING:
+    from burnt.store.afterwards import Table
+    from burnt.train.after.loading import RunFiles
     from burnt.train.learner import StepFunction
-    from burnt.train.loading import RunFiles
     from burnt.train.metrics import Metric
-    from burnt.train.store.afterwards import Table
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def run(args: EvaluateArguments, as_json: bool) -> int:
     """
     from burnt.data.names import check_same_names
     from burnt.device import as_device
-    from burnt.train.loading import RunFiles
-    from burnt.train.store.afterwards import add_results, check_ended
+    from burnt.store.afterwards import add_results, check_ended
+    from burnt.train.after.loading import RunFiles
 
     if args.batch_size < 1:
         raise UsageError("--batch-size is invalid", expected="at least 1", found=args.batch_size)
@@ -217,7 +217,7 @@ def load_data(target: str, batch_size: int, config_file: str | None) -> dict[str
 
 def _named(target: str, option: str, *, call: bool = False, config_file: str | None = None) -> Any:
     """Return what ``module:name`` stands for, or with `call` what it returns if it is a function."""
-    from burnt.train.source import importing
+    from burnt.train.code.source import importing
 
     module, colon, name = target.rpartition(":")
     if not colon or not module or not name:

@@ -20,7 +20,7 @@ from burnt.errors import BurntError, CheckpointError, clean
 
 if TYPE_CHECKING:
     from burnt.train.learner import Learner
-    from burnt.train.rewind import Past
+    from burnt.train.rewind.rewind import Past
     from burnt.train.training import SupervisedTraining
 
 
@@ -39,7 +39,7 @@ def run(point: str, overrides: Sequence[str], yes: bool) -> int:
     """
     parent, step = _parse_point(point)
     open_run(str(parent)).close()  # raises with the closest name if this one is mistyped
-    from burnt.train.rewind import Past
+    from burnt.train.rewind.rewind import Past
 
     past = Past.read(parent, step, before=step)
     original = StoredTarget.read(
@@ -66,7 +66,7 @@ def start_fork(past: Past, original: StoredTarget, changed: StoredTarget, folder
         UsageError: the run cannot be started again.
         CheckpointError: the changes do not fit the state of the run at that step.
     """
-    from burnt.train.directing import directed
+    from burnt.train.control.directing import directed
 
     parent, step = past.folder, past.last
     changed = changed.in_folder(folder, resume=True)
@@ -109,11 +109,11 @@ def _new_folder(parent: Path, step: int, overrides: Sequence[str], changed: Stor
 
 def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
     """Write the state of a run after a step as the first checkpoint of another run."""
-    from burnt.train.checkpoint import Checkpoints
-    from burnt.train.directing import use_first_training
+    from burnt.train.checkpoints.checkpoint import Checkpoints
+    from burnt.train.control.directing import use_first_training
     from burnt.train.events import Started, Stepped
-    from burnt.train.replaying import compare_recorded
-    from burnt.train.rewind import train_forward
+    from burnt.train.rewind.replaying import compare_recorded
+    from burnt.train.rewind.rewind import train_forward
 
     checkpoints = Checkpoints(folder / "checkpoints")
     if past.start is not None and past.first == past.last:

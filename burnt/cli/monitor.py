@@ -76,7 +76,7 @@ def run(
         )
     shape = None if svg is None else _parse_size(size)
     if pulse is None:  # otherwise the training lowers the priority after the first screen
-        from burnt.train.priority import set_lowest_priority
+        from burnt.train.reporting.priority import set_lowest_priority
 
         set_lowest_priority()
     from burnt.monitor.data.runs import RunLibrary

@@ -36,7 +36,7 @@ def report(error: BurntError) -> None:
 
 def print_json(value: object) -> None:
     """Print a value as JSON; non-finite numbers become strings, as in the run store's exports."""
-    from burnt.train.store.schema import to_json
+    from burnt.store.schema import to_json
 
     print(json.dumps(json.loads(to_json(value)), indent=2))
 

@@ -16,7 +16,7 @@ from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json, s
 from burnt.cli.run_model import load_model, named_model
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import ConfigError, QuantError, RecordError, clean
-from burnt.train.store.schema import DATABASE
+from burnt.store.schema import DATABASE
 
 if TYPE_CHECKING:
     import torch
@@ -269,9 +269,9 @@ def _check_out(out: Path, args: QuantizeArguments) -> None:
 
 
 def _load_run(folder: str, args: QuantizeArguments) -> _Loaded:
-    from burnt.train.loading import RunFiles
-    from burnt.train.prediction import call_with_batch
-    from burnt.train.trained import TrainedAs
+    from burnt.train.after.loading import RunFiles
+    from burnt.train.after.prediction import call_with_batch
+    from burnt.train.after.trained import TrainedAs
 
     open_run(folder).close()  # raises the error that names the closest run
     files = RunFiles.read(folder)

@@ -18,8 +18,8 @@ from burnt.train.format import duration_text
 
 if TYPE_CHECKING:
     from burnt.train.learner import Learner
-    from burnt.train.replaying import ReplayReport
-    from burnt.train.rewind import Past
+    from burnt.train.rewind.replaying import ReplayReport
+    from burnt.train.rewind.rewind import Past
     from burnt.train.training import SupervisedTraining
 
 
@@ -46,8 +46,8 @@ def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
     first, last = _parse_steps(steps)
     folder = Path(run_folder(name))
     open_run(str(folder)).close()  # raises with the closest name if this one is mistyped
-    from burnt.train.directing import use_first_training
-    from burnt.train.replaying import past_of, replay
+    from burnt.train.control.directing import use_first_training
+    from burnt.train.rewind.replaying import past_of, replay
 
     past = past_of(folder, first, last)
     target = StoredTarget.read(

@@ -38,7 +38,7 @@ def run(name: str, overrides: Sequence[str], show: bool) -> int:
     if show:
         print(target.config.to_json())
         return 0
-    from burnt.train.directing import directed
+    from burnt.train.control.directing import directed
 
     with directed(Resuming(folder), target.target):
         target.call()

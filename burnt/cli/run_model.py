@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
     from burnt.inspect.signature import Signature
-    from burnt.train.checkpoint import Saved
-    from burnt.train.loading import RunFiles
+    from burnt.train.after.loading import RunFiles
+    from burnt.train.checkpoints.checkpoint import Saved
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def load_run_model(args: RunArguments) -> RunModel:
     """
     import json
 
-    from burnt.train.loading import RunFiles
+    from burnt.train.after.loading import RunFiles
 
     folder = run_folder(args.run)
     open_run(folder).close()  # raises the error that names the closest run
@@ -98,7 +98,7 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> tuple[Sa
         UsageError: `target` is wrong.
         BurntError: the model cannot be loaded.
     """
-    from burnt.train.loading import load
+    from burnt.train.after.loading import load
 
     source = files.source if target is None else None
     file = None if source is None else source.find_file(files.folder)

@@ -22,8 +22,8 @@ from burnt.monitor.plotting.comparison import (
     differences,
 )
 from burnt.monitor.plotting.plot import Plot, PlotView
+from burnt.store import Series
 from burnt.train.format import duration_text, value_text
-from burnt.train.store import Series
 
 _PLOT_LINES = 14
 _MIN_COLUMNS, _PIPE_COLUMNS = 60, 100

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import clean, quantity
-from burnt.train.store import export_csv, export_jsonl, export_tensorboard
+from burnt.store import export_csv, export_jsonl, export_tensorboard
 
 
 def run(name: str, format_name: str, out: str | None, follow: bool) -> int:

@@ -21,10 +21,10 @@ from burnt.monitor.format import (
     progress_text,
     series_label,
 )
+from burnt.store import Extreme, Parent, Point, Progress, RunReader, RunSummary, Series, find_runs
+from burnt.store.reader import training_seconds
+from burnt.store.tags import read_tags
 from burnt.train.format import duration_text, value_text
-from burnt.train.store import Extreme, Parent, Point, Progress, RunReader, RunSummary, Series, find_runs
-from burnt.train.store.reader import training_seconds
-from burnt.train.store.tags import read_tags
 
 STATE_STYLES = {
     "running": "bold green",

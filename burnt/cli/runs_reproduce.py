@@ -13,7 +13,7 @@ from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
 from burnt.errors import clean
-from burnt.train.store.schema import DATABASE
+from burnt.store.schema import DATABASE
 
 _INSTEAD = "run the program again in another folder, and compare"
 
@@ -47,7 +47,7 @@ def run(name: str, out: str | None, as_json: bool) -> int:
     if parent is None:
         target.in_folder(again, resume=False).call()
     else:
-        from burnt.train.rewind import Past
+        from burnt.train.rewind.rewind import Past
 
         past = Past.read(parent.folder, parent.step, before=parent.step)
         start_fork(past, StoredTarget.read(parent.folder, past.config, _INSTEAD), target, again, yes=True)
@@ -103,7 +103,7 @@ def _circumstances(folder: Path, before: dict[str, Any], again: Path) -> dict[st
 def _kernels(folder: Path) -> dict[str, str]:
     """Return the kernels of a run's newest checkpoint."""
     from burnt.record import read_document
-    from burnt.train.checkpoint import Checkpoints
+    from burnt.train.checkpoints.checkpoint import Checkpoints
 
     saved = Checkpoints(folder / "checkpoints").saved()
     if not saved:
@@ -120,7 +120,7 @@ def _host(folder: Path) -> str:
 
 def _interventions(folder: Path) -> str:
     """Return what was changed while the run went on, which a reproduction does not repeat."""
-    from burnt.train.source import settings_in
+    from burnt.train.code.source import settings_in
 
     with open_run(str(folder)) as reader:
         settings = [
@@ -144,7 +144,7 @@ def _interventions(folder: Path) -> str:
 
 def _compare(folder: Path, again: Path) -> tuple[int, dict[str, Any] | None]:
     """Compare the values that both recorded; return how many, and the first that differs by step."""
-    from burnt.train.replaying import is_timed, same_bits
+    from burnt.train.rewind.replaying import is_timed, same_bits
 
     compared = 0
     differences: list[dict[str, Any]] = []

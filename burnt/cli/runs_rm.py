@@ -9,7 +9,7 @@ from burnt.cli.output import UsageError
 from burnt.cli.runs_select import select_runs
 from burnt.errors import clean, quantity
 from burnt.monitor.format import size_text
-from burnt.train.store.removal import Removable, examine, remove
+from burnt.store.removal import Removable, examine, remove
 
 
 def run(names: Sequence[str], is_confirmed: bool) -> int:

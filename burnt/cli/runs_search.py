@@ -10,15 +10,15 @@ from burnt.cli.output import Page, UsageError
 from burnt.cli.runs_list import print_runs
 from burnt.errors import QueryError, clean
 from burnt.monitor.data.runs import RunLibrary
-from burnt.train.store import find_runs
-from burnt.train.store.search import parse_query
+from burnt.store import find_runs
+from burnt.store.search import parse_query
 
 
 def run(words: Sequence[str], folder: str, paths_only: bool, as_json: bool) -> int:
     """Print the runs in a folder that match a query, the most recently written first.
 
     Args:
-        words: the query; see `burnt.train.store.search`.
+        words: the query; see `burnt.store.search`.
         folder: the folder to search.
         paths_only: whether to print only the folders, for other commands.
         as_json: whether to print JSON.

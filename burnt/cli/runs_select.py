@@ -11,8 +11,8 @@ from pathlib import Path
 from burnt.cli.output import UsageError
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import RunError
-from burnt.train.store import find_runs
-from burnt.train.store.schema import DATABASE
+from burnt.store import find_runs
+from burnt.store.schema import DATABASE
 
 
 def select_runs(names: Sequence[str]) -> list[str]:

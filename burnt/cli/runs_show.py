@@ -23,12 +23,12 @@ from burnt.monitor.format import (
     size_text,
     split_tuning_keys,
 )
+from burnt.store import Artefact, Attempt, Parent, Points, RunReader, Series, find_runs
+from burnt.store.reader import text_of
+from burnt.store.schema import DATABASE
+from burnt.store.search import flatten, settings_of
+from burnt.store.tags import all_notes, read_tags
 from burnt.train.format import duration_text, value_text
-from burnt.train.store import Artefact, Attempt, Parent, Points, RunReader, Series, find_runs
-from burnt.train.store.reader import text_of
-from burnt.train.store.schema import DATABASE
-from burnt.train.store.search import flatten, settings_of
-from burnt.train.store.tags import all_notes, read_tags
 
 _EVENTS, _LOG_LINES = 8, 10
 _SPARKLINE_CELLS = 20

@@ -8,8 +8,8 @@ from burnt.cli.output import UsageError, print_json
 from burnt.cli.runs_select import select_runs
 from burnt.cli.runs_show import open_run
 from burnt.errors import RunError, clean
-from burnt.train.store.control import check
-from burnt.train.store.tags import add_note, change_tags, check_tag, read_tags
+from burnt.store.control import check
+from burnt.store.tags import add_note, change_tags, check_tag, read_tags
 
 
 def tag(words: Sequence[str], as_json: bool) -> int:

@@ -21,8 +21,8 @@ from burnt.record.sources import open_source
 from burnt.record.statistics import Statistics, statistics_of
 from burnt.record.stored import StoredTensor
 from burnt.scheme import QuantScheme
+from burnt.store.schema import DATABASE
 from burnt.train.format import value_text
-from burnt.train.store.schema import DATABASE
 
 _LONGEST_METADATA = 200  # characters of a value; --json has all
 

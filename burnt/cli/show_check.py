@@ -13,10 +13,10 @@ from pathlib import Path
 from burnt._json import parse_json
 from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar
 from burnt.errors import BurntError, RecordError, quantity
-from burnt.record.files import open_safetensors
+from burnt.record.formats.files import open_safetensors
 from burnt.record.sources import open_source
-from burnt.train.checkpoint import MODEL_FILE, TRAINING_FILE, Checkpoints, model_file
-from burnt.train.store.schema import DATABASE, check_schema, connect
+from burnt.store.schema import DATABASE, check_schema, connect
+from burnt.train.checkpoints.checkpoint import MODEL_FILE, TRAINING_FILE, Checkpoints, model_file
 
 _COLOURS = {"ok": "green", "damaged": "bold red", "not checked": "yellow"}
 

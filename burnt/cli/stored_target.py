@@ -14,7 +14,7 @@ from burnt.config import Config
 from burnt.errors import ConfigError, clean
 
 if TYPE_CHECKING:
-    from burnt.train.source import Source
+    from burnt.train.code.source import Source
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StoredTarget:
                 settings by now.
             RunError: its code is not trusted.
         """
-        from burnt.train.source import Source
+        from burnt.train.code.source import Source
 
         try:
             source = Source.from_dict(document["load"]["source"])
@@ -131,7 +131,7 @@ class StoredTarget:
 
     def call(self) -> None:
         """Call the function."""
-        from burnt.train.source import started_by
+        from burnt.train.code.source import started_by
 
         with started_by(self.target, self.overrides, self.config):
             self.function(self.config)

@@ -47,7 +47,7 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     if show:
         print(config.to_json())
     else:
-        from burnt.train.source import started_by
+        from burnt.train.code.source import started_by
 
         with started_by(target, overrides, config):
             function(config)

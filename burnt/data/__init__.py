@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 from burnt._hints import no_attribute
 from burnt.data import transforms
 from burnt.data.batch import Batch, Mover, collate, move, pin
-from burnt.data.buckets import Buckets
-from burnt.data.csv_files import CsvDataset
-from burnt.data.dataframe import DataframeDataset
 from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
 from burnt.data.decoding import read_image, read_mask
-from burnt.data.hugging_face import HuggingFaceDataset
-from burnt.data.image_folder import ImageFolder, MultiLabelImageFolder, SegmentationFolder
-from burnt.data.iterable_loader import IterableLoader, as_loader
-from burnt.data.json_lines import JsonLinesDataset
-from burnt.data.lanes import Shards
+from burnt.data.files.csv_files import CsvDataset
+from burnt.data.files.dataframe import DataframeDataset
+from burnt.data.files.hugging_face import HuggingFaceDataset
+from burnt.data.files.image_folder import ImageFolder, MultiLabelImageFolder, SegmentationFolder
+from burnt.data.files.json_lines import JsonLinesDataset
+from burnt.data.files.parquet import ParquetDataset
+from burnt.data.files.sqlite import SqliteDataset
+from burnt.data.files.text_folder import TextFolder
 from burnt.data.limit import LimitedLoader, RepeatedLoader
-from burnt.data.loader import EpochLoader, Loader, ResumableIterator, ResumableLoader
+from burnt.data.loading.buckets import Buckets
+from burnt.data.loading.iterable_loader import IterableLoader, as_loader
+from burnt.data.loading.lanes import Shards
+from burnt.data.loading.loader import EpochLoader, Loader, ResumableIterator, ResumableLoader
+from burnt.data.loading.pack import Pack, segment_mask, segment_starts
+from burnt.data.loading.pad import Pad
+from burnt.data.loading.samplers import ClassBalanced, Sampler, SubsetSampler, TorchSampler, WeightedSampler
+from burnt.data.loading.stream import StreamLoader
 from burnt.data.operations import cache, chunks, concat, filter, map, sample, select, shuffle, split, windows
-from burnt.data.pack import Pack, segment_mask, segment_starts
-from burnt.data.pad import Pad
-from burnt.data.parquet import ParquetDataset
-from burnt.data.samplers import ClassBalanced, Sampler, SubsetSampler, TorchSampler, WeightedSampler
-from burnt.data.sqlite import SqliteDataset
 from burnt.data.standard.ag_news import AgNews
 from burnt.data.standard.cifar import Cifar10, Cifar100
 from burnt.data.standard.mnist import Mnist
-from burnt.data.stream import StreamLoader
-from burnt.data.text_folder import TextFolder
 
 __all__ = [
     "AgNews",

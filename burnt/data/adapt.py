@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.data.dataframe import DataframeDataset
-from burnt.data.hugging_face import HuggingFaceDataset
+from burnt.data.files.dataframe import DataframeDataset
+from burnt.data.files.hugging_face import HuggingFaceDataset
 from burnt.errors import DataError
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from burnt.data.batch import clone
-from burnt.data.loader import EpochLoader
+from burnt.data.loading.loader import EpochLoader
 from burnt.errors import DataError
 
 B = TypeVar("B")

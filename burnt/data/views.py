@@ -18,8 +18,8 @@ from torch import Tensor
 
 from burnt.data.batch import Batch, collate, copy_item
 from burnt.data.dataset import checked_index
+from burnt.data.files.table import take_across
 from burnt.data.item_store import ItemStore
-from burnt.data.table import take_across
 from burnt.errors import DataError
 
 T = TypeVar("T")

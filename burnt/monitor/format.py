@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from burnt.store.schema import DATABASE
 from burnt.train.format import duration_text, value_text
-from burnt.train.store.schema import DATABASE
 
 if TYPE_CHECKING:
-    from burnt.train.store import Parent, Progress, RunSummary, Series
+    from burnt.store import Parent, Progress, RunSummary, Series
 
 
 # The run store does not record the better direction of a metric, so it is inferred from its name.
@@ -183,7 +183,7 @@ def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None 
     metric with a known better direction. Of several validation sets, that is ``valid``, or else the first in
     `series_list`.
 
-    >>> from burnt.train.store import Series
+    >>> from burnt.store import Series
     >>> names = [("accuracy", "clean"), ("loss", "train"), ("loss", "clean"), ("loss", "shifted")]
     >>> main_metric([Series(*pair) for pair in names])
     Series(name='loss', split='clean')

@@ -1,8 +1,8 @@
 """The monitor as the child process of a training, in the training's terminal.
 
-The parent is `burnt.train.monitor_process`. The child draws on standard output, as its standard error is a
-log; it sends the parent a heartbeat; and it exits when the parent has died, or when another process owns the
-terminal, such as a shell that has suspended the training. POSIX only, like its parent.
+The parent is `burnt.train.reporting.monitor_process`. The child draws on standard output, as its standard
+error is a log; it sends the parent a heartbeat; and it exits when the parent has died, or when another
+process owns the terminal, such as a shell that has suspended the training. POSIX only, like its parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 
-from burnt.train.terminal import in_foreground, leave_screen, restore_terminal
+from burnt.train.reporting.terminal import in_foreground, leave_screen, restore_terminal
 
 if sys.platform != "win32":
     import termios

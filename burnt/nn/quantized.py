@@ -27,7 +27,7 @@ from burnt.nn.conv import Conv1d, Conv2d, Conv3d, ConvBase
 from burnt.nn.embedding import Embedding
 from burnt.nn.linear import Linear
 from burnt.nn.misfit import FAILURES, input_error
-from burnt.record.quantized import register_builder
+from burnt.record.arranging.quantized import register_builder
 from burnt.scheme import QuantScheme
 
 _WEIGHT = ("values", "scale", "zero_point")

@@ -22,7 +22,7 @@ from burnt.errors import QuantError, quantity
 from burnt.kernels.ops.quantized.values import unpack
 from burnt.nn.quantized import Quantized, QuantizedLinear
 from burnt.record import record_of
-from burnt.record.folder import SHARD_BYTES, write_folder
+from burnt.record.formats.folder import SHARD_BYTES, write_folder
 from burnt.record.stored import MemoryTensor
 from burnt.scheme import QuantScheme
 

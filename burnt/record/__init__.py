@@ -12,9 +12,10 @@ unpickles, and nothing but tensors.
 from __future__ import annotations
 
 from burnt.record import layouts
+from burnt.record.arranging.layout import Drop, Join, Keep, Layout, Rename, Split, Step
+from burnt.record.arranging.wrappers import without_wrappers
 from burnt.record.converting import ConvertReport, convert_weights
-from burnt.record.files import read_document, read_tensors, write_tensors
-from burnt.record.layout import Drop, Join, Keep, Layout, Rename, Split, Step
+from burnt.record.formats.files import read_document, read_tensors, write_tensors
 from burnt.record.loading import ABSENT, Renumber, equal_as_json, load_into, load_weights, static_differences
 from burnt.record.record import (
     FORMAT,
@@ -27,7 +28,6 @@ from burnt.record.record import (
 )
 from burnt.record.report import LoadReport
 from burnt.record.sources import read_weights
-from burnt.record.wrappers import without_wrappers
 
 __all__ = [
     "ABSENT",

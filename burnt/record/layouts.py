@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from burnt.record.layout import Join, Keep, Layout, Rename, Split, Step
+from burnt.record.arranging.layout import Join, Keep, Layout, Rename, Split, Step
 
 tensorflow_norms = Layout([("**.gamma", "**.weight"), ("**.beta", "**.bias")])
 """Norms with ``gamma`` and ``beta``, as in files converted from TensorFlow (the first BERT models)."""

@@ -16,11 +16,8 @@ from torch import Tensor
 
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.errors import RecordError, nearest
-from burnt.record.casting import beside_statistics, check_range
-from burnt.record.fit import Fit
-from burnt.record.layout import Layout
-from burnt.record.layouts import burn
-from burnt.record.quantized import (
+from burnt.record.arranging.layout import Layout
+from burnt.record.arranging.quantized import (
     module_paths,
     quantized_hint,
     quantized_layers,
@@ -31,12 +28,15 @@ from burnt.record.quantized import (
     tied_layers,
     with_quantized_layers,
 )
+from burnt.record.arranging.wrappers import WRAPPERS, without_wrappers
+from burnt.record.casting import beside_statistics, check_range
+from burnt.record.fit import Fit
+from burnt.record.layouts import burn
 from burnt.record.record import Record, constants_of, static_fields_of, unwrapped
 from burnt.record.report import LoadReport
 from burnt.record.source import Source
 from burnt.record.sources import open_source
 from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, describe_indirect
-from burnt.record.wrappers import WRAPPERS, without_wrappers
 
 _PARALLEL = "module."
 """The prefix of what DataParallel and DistributedDataParallel save."""

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from burnt.config import Config, qualified_name
 from burnt.errors import RecordError, quantity
-from burnt.record.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write_burnpack
+from burnt.record.arranging.quantized import quantized_layers, scale_paths, with_weight_dtype
+from burnt.record.arranging.wrappers import without_wrappers
 from burnt.record.casting import cast_tensors
-from burnt.record.files import check_dense, read_tensors, with_document, write_stored
-from burnt.record.folder import SHARD_BYTES, write_folder
-from burnt.record.quantized import quantized_layers, scale_paths, with_weight_dtype
+from burnt.record.formats.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write_burnpack
+from burnt.record.formats.files import check_dense, read_tensors, with_document, write_stored
+from burnt.record.formats.folder import SHARD_BYTES, write_folder
 from burnt.record.stored import MemoryTensor, StoredTensor
-from burnt.record.wrappers import without_wrappers
 
 FORMAT = 1
 """Version of the document in a record's file."""

@@ -18,16 +18,24 @@ from torch import Tensor
 
 from burnt._json import parse_json
 from burnt.errors import RecordError
-from burnt.record.burnpack_file import MAGIC, open_burnpack
-from burnt.record.checksums import check_checksum, check_seal, without_checksums
-from burnt.record.files import CUT, DOCUMENT, MOST_HEADER_BYTES, check_count, open_safetensors, read_seal
-from burnt.record.gguf_file import MAGIC as GGUF
-from burnt.record.gguf_file import open_gguf
-from burnt.record.npz_file import open_npz
+from burnt.record.formats.burnpack_file import MAGIC, open_burnpack
+from burnt.record.formats.checksums import check_checksum, check_seal, without_checksums
+from burnt.record.formats.files import (
+    CUT,
+    DOCUMENT,
+    MOST_HEADER_BYTES,
+    check_count,
+    open_safetensors,
+    read_seal,
+)
+from burnt.record.formats.gguf_file import MAGIC as GGUF
+from burnt.record.formats.gguf_file import open_gguf
+from burnt.record.formats.npz_file import open_npz
+from burnt.record.formats.state_dict import find_state_dict
+from burnt.record.formats.torch_file import is_legacy, read_torch
 from burnt.record.record import Record, parse_metadata
-from burnt.record.source import Source, find_state_dict
+from burnt.record.source import Source
 from burnt.record.stored import MemoryTensor, StoredTensor, check_plain
-from burnt.record.torch_file import is_legacy, read_torch
 
 _INDEX = ".index.json"
 _FILES = ("model.safetensors", "pytorch_model.bin")

@@ -17,8 +17,8 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from burnt._files import replacing
-from burnt.record.burnpack_file import SUFFIX, write_burnpack
-from burnt.record.files import check_storable, name_refused, with_document, write_stored
+from burnt.record.formats.burnpack_file import SUFFIX, write_burnpack
+from burnt.record.formats.files import check_storable, name_refused, with_document, write_stored
 from burnt.record.record import Record
 from burnt.record.stored import StoredTensor
 

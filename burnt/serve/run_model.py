@@ -18,8 +18,8 @@ from burnt.module import restore_fields
 from burnt.record import Record, load_into
 from burnt.serve.schema import Arrays, Schema
 from burnt.serve.servable import padded_sizes
-from burnt.train.checkpoint import model_file
-from burnt.train.loading import RunFiles
+from burnt.train.after.loading import RunFiles
+from burnt.train.checkpoints.checkpoint import model_file
 
 
 class RunModel:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from burnt.errors import DefinitionError, nearest
 from burnt.gradients import Gradients
+from burnt.train.control.stopping import EarlyStopping
 from burnt.train.other_trainers import CALLBACK_METHODS
 from burnt.train.step import StepOutput
-from burnt.train.stopping import EarlyStopping
 
 if TYPE_CHECKING:
-    from burnt.train.checkpoint import Saved
+    from burnt.store import RunWriter
+    from burnt.train.checkpoints.checkpoint import Saved
     from burnt.train.duration import Position
     from burnt.train.learner import Learner
-    from burnt.train.progress import Reporter
-    from burnt.train.store import RunWriter
+    from burnt.train.reporting.progress import Reporter
 
 
 class Training(Protocol):

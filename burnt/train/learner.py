@@ -17,8 +17,8 @@ from burnt.gradients import refuse_parallel
 from burnt.module import layers_in_body
 from burnt.optim import Constant, Optimizer
 from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, stable_text
-from burnt.train.manual import Optimizers
 from burnt.train.step import StepOutput
+from burnt.train.updates.manual import Optimizers
 
 StepFunction = Callable[..., StepOutput]
 """A step of a model without a `training_step`: ``step(model, batch) -> StepOutput``."""
@@ -32,8 +32,8 @@ class Learner:
             compiled in place, so that its steps run compiled and its parameters keep their paths.
         optimizer: an optimizer of `burnt.optim`. Or several, each by the path of the submodule that it
             trains or a pattern on paths: then the training step gets a third argument, in which it steps them
-            itself, ``optimizers["generator"].step(loss)`` (`burnt.train.manual.StepOptimizer`), and the
-            validation step must be given.
+            itself, ``optimizers["generator"].step(loss)``
+            (`burnt.train.updates.manual.StepOptimizer`), and the validation step must be given.
         schedule: the learning rate: a schedule of `burnt.optim`, a `Plateau`, a number, or a function of the
             steps done. For several optimizers, one for all or one by each name.
         step: ``step(model, batch) -> StepOutput``, for a model without a `training_step`.

@@ -19,13 +19,20 @@ from typing import Any
 import torch
 
 from burnt.data import Mover
-from burnt.data.loader import EpochLoader
+from burnt.data.loading.loader import EpochLoader
 from burnt.errors import DataError, DefinitionError, NonFiniteError
 from burnt.gradients import Gradients
-from burnt.train.background import BackgroundWriter
-from burnt.train.buffers import TransientBuffers, field_texts
-from burnt.train.checkpoint import Checkpoints, Saved
-from burnt.train.control import Control, TrainingClock
+from burnt.store import RunWriter
+from burnt.train.checkpoints.background import BackgroundWriter
+from burnt.train.checkpoints.buffers import TransientBuffers, field_texts
+from burnt.train.checkpoints.checkpoint import Checkpoints, Saved
+from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.checkpoints.saving import CheckpointWriter
+from burnt.train.code.source import replay_command
+from burnt.train.control.control import Control, TrainingClock
+from burnt.train.control.non_finite import NonFiniteReports, RecentLosses, list_text
+from burnt.train.control.plateau import Plateau
+from burnt.train.control.stopping import EarlyStopping
 from burnt.train.duration import Duration, Position
 from burnt.train.events import (
     Callbacks,
@@ -40,18 +47,11 @@ from burnt.train.events import (
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
 from burnt.train.metrics.base import Metric, Sums, intervals, read
-from burnt.train.non_finite import NonFiniteReports, RecentLosses, list_text
-from burnt.train.optimizer_step import GradientRules
-from burnt.train.plateau import Plateau
-from burnt.train.progress import Reporter
-from burnt.train.rng import RandomStates
-from burnt.train.run_tables import KernelTables
-from burnt.train.saving import CheckpointWriter
-from burnt.train.source import replay_command
+from burnt.train.reporting.progress import Reporter
+from burnt.train.reporting.run_tables import KernelTables
 from burnt.train.step import StepOutput
-from burnt.train.stopping import EarlyStopping
-from burnt.train.store import RunWriter
 from burnt.train.update import update_of
+from burnt.train.updates.optimizer_step import GradientRules
 
 SPEED = (
     *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),

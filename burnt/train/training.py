@@ -26,7 +26,7 @@ from burnt._json import parse_json
 from burnt._version import __version__
 from burnt.config import Config
 from burnt.data import LimitedLoader, Loader, RepeatedLoader, as_loader
-from burnt.data.loader import EpochLoader
+from burnt.data.loading.loader import EpochLoader
 from burnt.data.names import category_names, check_same_names, class_names
 from burnt.device import as_device
 from burnt.errors import (
@@ -40,9 +40,12 @@ from burnt.errors import (
 from burnt.gradients import refuse_parallel
 from burnt.module import loading_problem, restore_fields
 from burnt.record import Record, load_into, record_of
-from burnt.train.activation_checkpointing import checkpointed, select_modules
-from burnt.train.background import BackgroundWriter
-from burnt.train.checkpoint import (
+from burnt.store import RunWriter
+from burnt.store.schema import DATABASE
+from burnt.train.after.evaluation import loss_first
+from burnt.train.after.trained import TrainedAs
+from burnt.train.checkpoints.background import BackgroundWriter
+from burnt.train.checkpoints.checkpoint import (
     Checkpoints,
     KeepBest,
     Keeper,
@@ -52,27 +55,35 @@ from burnt.train.checkpoint import (
     checked_keepers,
     model_file,
 )
-from burnt.train.control import Control
-from burnt.train.directing import take_director
-from burnt.train.dry_run import CollectingReporter, Findings
+from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.checks.dry_run import CollectingReporter, Findings
+from burnt.train.checks.first_batches import check_first_batches, check_without_values
+from burnt.train.code.source import Source, is_restartable, refuse_while_importing
+from burnt.train.control.control import Control
+from burnt.train.control.directing import take_director
+from burnt.train.control.end_reason import Ending
+from burnt.train.control.interrupt import Interruption
+from burnt.train.control.non_finite import check_policy
+from burnt.train.control.plateau import plateaus_of
+from burnt.train.control.stopping import EarlyStopping
 from burnt.train.duration import Duration, Position
-from burnt.train.end_reason import Ending
-from burnt.train.evaluation import loss_first
 from burnt.train.events import Callbacks, Ended, Failed
-from burnt.train.final_summary import format_summary
-from burnt.train.first_batches import check_first_batches, check_without_values
 from burnt.train.format import duration_text, value_text, values_text
-from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
-from burnt.train.loss_scale import LossScale
 from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.saved import metric_to_dict
-from burnt.train.non_finite import check_policy
-from burnt.train.optimizer_step import GradientRules
 from burnt.train.other_trainers import TRAINER_OPTIONS
-from burnt.train.plateau import plateaus_of
-from burnt.train.precision import (
+from burnt.train.reporting.final_summary import format_summary
+from burnt.train.reporting.progress import LoggingReporter, Reporter, check_monitor, choose_reporter
+from burnt.train.reporting.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
+from burnt.train.reporting.system import SystemSampler
+from burnt.train.sinks import Sink
+from burnt.train.update import check_update
+from burnt.train.updates.activation_checkpointing import checkpointed, select_modules
+from burnt.train.updates.loss_scale import LossScale
+from burnt.train.updates.optimizer_step import GradientRules
+from burnt.train.updates.precision import (
     autocast,
     cast_parameters,
     check_precision,
@@ -80,17 +91,6 @@ from burnt.train.precision import (
     float32_matmuls,
     refuse_several_processes,
 )
-from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter
-from burnt.train.rng import RandomStates
-from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
-from burnt.train.sinks import Sink
-from burnt.train.source import Source, is_restartable, refuse_while_importing
-from burnt.train.stopping import EarlyStopping
-from burnt.train.store import RunWriter
-from burnt.train.store.schema import DATABASE
-from burnt.train.system import SystemSampler
-from burnt.train.trained import TrainedAs
-from burnt.train.update import check_update
 
 _MOST_NAMES = 1_000  # of a column of categories, in config.json
 

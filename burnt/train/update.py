@@ -16,11 +16,11 @@ from torch import Tensor
 from burnt.errors import ConfigError, UnsupportedError
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
-from burnt.train.buffers import BufferCopies
+from burnt.train.checkpoints.buffers import BufferCopies
 from burnt.train.learner import Learner, Steps
-from burnt.train.manual import Optimizers, StepOptimizers
-from burnt.train.optimizer_step import GradientRules, OptimizerStep
 from burnt.train.step import StepOutput
+from burnt.train.updates.manual import Optimizers, StepOptimizers
+from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep
 
 Observe = Callable[[StepOutput, bool], None]
 """Is given the output of a micro-batch, and whether it counts: False if its loss is not finite."""
@@ -308,7 +308,7 @@ class GradientUpdate(Update):
 
 
 class ManualUpdate(Update):
-    """Runs a training step that steps several optimizers itself; see `burnt.train.manual`.
+    """Runs a training step that steps several optimizers itself; see `burnt.train.updates.manual`.
 
     The arguments are those of `Update`.
     """

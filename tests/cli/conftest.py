@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from burnt.train.store import RunWriter
+from burnt.store import RunWriter
 
 
 @pytest.fixture(autouse=True)

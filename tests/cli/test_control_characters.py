@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from burnt.cli import main
 from burnt.errors import RunError
-from burnt.train.store import RunWriter, export_tensorboard
+from burnt.store import RunWriter, export_tensorboard
 
 OSC = "\x1b]0;owned\x07\x9b31m\r\u202e"  # a title, a colour, the beginning of the line, right to left
 

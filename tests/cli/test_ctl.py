@@ -16,9 +16,9 @@ import burnt
 from burnt import nn, optim
 from burnt.cli import main
 from burnt.data import Loader, TensorDataset
+from burnt.store import RunWriter
+from burnt.store.control import Command, Inbox, waiting
 from burnt.train import ClassificationOutput, Learner, SupervisedTraining
-from burnt.train.store import RunWriter
-from burnt.train.store.control import Command, Inbox, waiting
 
 ROOT = Path(burnt.__file__).parents[1]
 

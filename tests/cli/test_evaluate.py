@@ -14,7 +14,7 @@ import torch
 from burnt._modules import import_file
 from burnt.cli import main
 from burnt.monitor.data.event_text import event_text
-from burnt.train.store import RunReader, RunWriter
+from burnt.store import RunReader, RunWriter
 from tests import forked
 
 CODE = """

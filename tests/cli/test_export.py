@@ -14,7 +14,7 @@ import burnt
 import burnt.onnx
 from burnt.cli import main
 from burnt.errors import InputValueError
-from burnt.train.loading import RunFiles
+from burnt.train.after.loading import RunFiles
 from tests import forked
 from tests.onnx.translations import translations_parsed_once
 

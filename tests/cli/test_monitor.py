@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from burnt.cli import main
-from burnt.train.store import RunWriter
+from burnt.store import RunWriter
 
 COMMAND = [sys.executable, "-m", "burnt", "monitor"]
 

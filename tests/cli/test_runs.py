@@ -18,8 +18,8 @@ import pytest
 import burnt
 from burnt.cli import main
 from burnt.cli.runs_show import sparkline
-from burnt.train.store import Points, RunWriter
-from burnt.train.store.tags import change_tags
+from burnt.store import Points, RunWriter
+from burnt.store.tags import change_tags
 
 ROOT = Path(burnt.__file__).parents[1]
 
@@ -41,7 +41,7 @@ def refused(capsys, code, *words):
 def kill_a_run(folder):
     """A run whose process is gone without a word."""
     program = (
-        "import os, sys\nfrom burnt.train.store import RunWriter\nrun = RunWriter.create(sys.argv[1])\n"
+        "import os, sys\nfrom burnt.store import RunWriter\nrun = RunWriter.create(sys.argv[1])\n"
         "run.log(1, None, {'wer': 3.0})\nrun.progress(1, None, total_steps=3)\nrun.flush()\nos._exit(9)"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from burnt.cli import main
-from burnt.train.store import RunReader, RunWriter
-from burnt.train.store.tags import all_notes, read_tags
+from burnt.store import RunReader, RunWriter
+from burnt.store.tags import all_notes, read_tags
 
 
 def printed(capsys, *words, code=0):

@@ -11,8 +11,8 @@ import pytest
 
 from burnt.cli import main
 from burnt.record import read_tensors
+from burnt.store import RunWriter
 from burnt.train import Checkpoints, RunReader
-from burnt.train.store import RunWriter
 
 PROGRAM = """
 import torch

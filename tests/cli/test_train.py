@@ -15,7 +15,7 @@ import burnt
 from burnt import Config
 from burnt.cli import main
 from burnt.errors import DataError
-from burnt.train.store import RunWriter
+from burnt.store import RunWriter
 
 ROOT = Path(burnt.__file__).parents[1]
 
@@ -339,7 +339,7 @@ def test_what_is_shown_meanwhile_can_be_said(desk, monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm")
     (desk / "shown.py").write_text(
         "import burnt\n"
-        "from burnt.train.progress import choose_reporter\n"
+        "from burnt.train.reporting.progress import choose_reporter\n"
         "class C(burnt.Config):\n    monitor: str = 'auto'\n"
         "def main(config: C): print(type(choose_reporter(config.monitor)).__name__)\n"
     )

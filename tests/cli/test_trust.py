@@ -214,7 +214,7 @@ def test_a_module_that_came_with_the_run_is_not_installed(name, gift, monkeypatc
 
 
 DANGEROUS = ["os:system", "subprocess:run", "builtins:eval", "runpy:run_path", "antigravity:fly", "this:s",
-             "burnt.train.trust:os.system"]  # fmt: skip
+             "burnt.train.code.trust:os.system"]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", DANGEROUS)

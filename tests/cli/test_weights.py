@@ -18,8 +18,8 @@ from burnt import nn
 from burnt.cli import main
 from burnt.cli.output import progress_bar
 from burnt.record import Record, read_weights
-from burnt.record.files import FileTensor
-from burnt.train.store import RunWriter
+from burnt.record.formats.files import FileTensor
+from burnt.store import RunWriter
 
 ROOT = Path(burnt.__file__).parents[1]
 

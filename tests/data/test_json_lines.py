@@ -119,7 +119,7 @@ def test_missing_values(write):
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_read_are_named(write, monkeypatch, row, options, message):
-    monkeypatch.setattr("burnt.data.rows._SAMPLED", 1)  # so that types are inferred from the first row
+    monkeypatch.setattr("burnt.data.files.rows._SAMPLED", 1)  # so that types are inferred from the first row
     path = write(b'{"a": 1}\n\n' + (row if isinstance(row, bytes) else row.encode()) + b"\n")
     found = problem(path, **options)
     assert message in found
@@ -174,7 +174,7 @@ def test_every_layout_of_lines_gives_the_rows_and_their_lines(
 
 
 def test_shards_blocks_threads_processes_and_pickles(write, tmp_path, monkeypatch):
-    monkeypatch.setattr("burnt.data.json_lines._BLOCK", 64)
+    monkeypatch.setattr("burnt.data.files.json_lines._BLOCK", 64)
     write([{"a": i} for i in range(40)], "part-0.jsonl")
     write([{"a": i} for i in range(40, 50)], "part-1.jsonl", "\r\n")
     rows = JsonLinesDataset(tmp_path / "part-*.jsonl")

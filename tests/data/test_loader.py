@@ -467,7 +467,7 @@ def test_a_value_that_is_filled_in_is_not_shared(tmp_path) -> None:
 
 def test_items_without_a_function_are_not_copied(monkeypatch) -> None:
     copied = []
-    monkeypatch.setattr("burnt.data.loader.copy_item", lambda item: copied.append(item) or item)
+    monkeypatch.setattr("burnt.data.loading.loader.copy_item", lambda item: copied.append(item) or item)
     items = [{"x": torch.ones(2)}] * 4
     list(Loader(items, 2))
     list(Loader(items, 2, transform=lambda batch, generator: batch))

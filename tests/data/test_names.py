@@ -10,7 +10,7 @@ from burnt import data, optim
 from burnt.data.names import category_names, check_same_names, class_names
 from burnt.errors import DataError
 from burnt.train import Learner, StepOutput, SupervisedTraining
-from burnt.train.loading import RunFiles
+from burnt.train.after.loading import RunFiles
 
 
 def table(folder: Path, *cells: str, name: str = "rows.csv", **options) -> data.CsvDataset:

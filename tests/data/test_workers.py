@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnt.data import Batch, Loader, Shards, StreamLoader, TensorDataset
-from burnt.data.transport import pickled, receive, send, unpickled
-from burnt.data.workers import WorkerPool
+from burnt.data.loading.transport import pickled, receive, send, unpickled
+from burnt.data.loading.workers import WorkerPool
 from burnt.errors import DataError, UnsupportedError
 from tests import forked
 
@@ -335,7 +335,7 @@ def test_workers_ignore_signals_of_the_training_and_end_with_the_loader():
 
 
 def test_close_interrupts_a_long_item_and_what_waits_for_it(monkeypatch):
-    monkeypatch.setattr("burnt.data.workers._SECONDS_TO_END", 0.05)
+    monkeypatch.setattr("burnt.data.loading.workers._SECONDS_TO_END", 0.05)
     loader = Loader(Items(act={4: lambda: time.sleep(60)}), 4, workers=1)
     batches = loader.epoch(0)
     next(batches)
@@ -358,7 +358,7 @@ def test_an_interrupt_between_two_messages_shifts_no_batch(name, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"burnt.data.workers.{name}", interrupted)
+        patch.setattr(f"burnt.data.loading.workers.{name}", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(batches)
     assert [batch.index[0].item() for batch in loader.epoch(0)] == list(range(0, 30, 4))

@@ -47,8 +47,8 @@ from burnt.monitor.ui.dialogs import (
 from burnt.monitor.ui.keymap import APP, CHART, LIST, RUNS
 from burnt.monitor.ui.table import Table
 from burnt.monitor.ui.theme import LIGHT
-from burnt.train.store import RunWriter
-from burnt.train.store.control import Inbox
+from burnt.store import RunWriter
+from burnt.store.control import Inbox
 
 PATIENCE = 20.0
 
@@ -980,7 +980,7 @@ def test_an_unreadable_run_has_no_pane_that_says_otherwise(runs: Path) -> None:
 
 def test_the_events_of_a_killed_training_end_with_that(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from burnt.train.store import RunWriter\n"
+        "import os, sys; from burnt.store import RunWriter\n"
         "run = RunWriter.create(sys.argv[1]); run.log(1, 1, {'loss': 1.0}); run.flush(); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)

@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from burnt.monitor.snapshot_text import snapshot_data, snapshot_lines
-from burnt.train.store import RunWriter
+from burnt.store import RunWriter
 
 
 def make(folder: Path, end: str = "finished", reason: str | None = None) -> None:

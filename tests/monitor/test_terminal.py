@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from burnt.train.store import RunReader, RunWriter
-from burnt.train.store.control import send
+from burnt.store import RunReader, RunWriter
+from burnt.store.control import send
 from tests.emulator import PATIENCE, ROOT, Emulator, environment
 
 BURNT = [sys.executable, "-m", "burnt"]
@@ -63,7 +63,7 @@ print("the program ends")
 
 WRITER = """\
 import sys, time
-from burnt.train.store import RunWriter
+from burnt.store import RunWriter
 
 run = RunWriter.create(sys.argv[1])
 step = 0

@@ -13,10 +13,10 @@ import burnt
 from burnt import nn, optim
 from burnt.errors import RecordError
 from burnt.record import Record, read_weights
-from burnt.train.background import BackgroundWriter
-from burnt.train.checkpoint import Checkpoints, KeepLast
+from burnt.train.checkpoints.background import BackgroundWriter
+from burnt.train.checkpoints.checkpoint import Checkpoints, KeepLast
+from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.duration import Position
-from burnt.train.rng import RandomStates
 
 
 @dataclass(frozen=True)

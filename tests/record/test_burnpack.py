@@ -10,8 +10,8 @@ import torch
 import burnt
 from burnt.errors import RecordError
 from burnt.record import Record, load_weights, read_weights
-from burnt.record.burnpack_file import write_burnpack
-from burnt.record.cbor import decode_cbor, encode_cbor
+from burnt.record.formats.burnpack_file import write_burnpack
+from burnt.record.formats.cbor import decode_cbor, encode_cbor
 from burnt.record.stored import MemoryTensor
 
 
@@ -182,9 +182,9 @@ class TestReading:
         model = torch.nn.Module()
         model.fc = torch.nn.Linear(3, 2)
         read = []
-        read_into = burnt.record.files.FileTensor.read_into
+        read_into = burnt.record.formats.files.FileTensor.read_into
         monkeypatch.setattr(
-            "burnt.record.files.FileTensor.read_into",
+            "burnt.record.formats.files.FileTensor.read_into",
             lambda self, out: (read.append(self.shape), read_into(self, out)),
         )
         load_weights(model, tmp_path / "model.bpk", only="fc.bias")
@@ -290,7 +290,7 @@ class TestWriting:
         ],
     )
     def test_files_that_burn_refuses(self, tmp_path, monkeypatch, limit, text):
-        monkeypatch.setattr(f"burnt.record.burnpack_file.{limit}", 1)
+        monkeypatch.setattr(f"burnt.record.formats.burnpack_file.{limit}", 1)
         with pytest.raises(RecordError, match="Burn cannot read a burnpack file of this size") as caught:
             write_burnpack(tmp_path / "m.bpk", stored({"a": torch.ones(3), "b": torch.ones(1)}), None)
         assert text in str(caught.value)
@@ -427,7 +427,7 @@ class TestHostileFiles:
         assert found in refused(tmp_path / "m", contents, "metadata of a burnpack file is damaged")
 
     def test_many_items(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("burnt.record.cbor.MOST_ITEMS", 10_000)
+        monkeypatch.setattr("burnt.record.formats.cbor.MOST_ITEMS", 10_000)
         start = time.process_time()
         with pytest.raises(ValueError, match="more than 10,000 items"):
             decode_cbor(b"\x9a\x00\x10\x00\x00" + bytes(2**20))

@@ -211,7 +211,7 @@ def test_a_header_with_a_false_checksum_of_its_own_values(tmp_path):
 
 def test_checking_takes_little_memory(tmp_path):
     """The values are read a MiB at a time."""
-    from burnt.record import files
+    from burnt.record.formats import files
 
     path = tmp_path / "m.safetensors"
     Record({"a": torch.arange(3 << 18)}).save(path)

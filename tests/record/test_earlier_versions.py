@@ -14,8 +14,8 @@ from burnt.errors import CheckpointError, RecordError
 from burnt.optim import OptimizerRecord
 from burnt.record import FORMAT, Record, load_weights, read_weights
 from burnt.train import EarlyStopping, SupervisedTraining
-from burnt.train.checkpoint import FORMAT as CHECKPOINT_FORMAT
-from burnt.train.checkpoint import Checkpoints
+from burnt.train.checkpoints.checkpoint import FORMAT as CHECKPOINT_FORMAT
+from burnt.train.checkpoints.checkpoint import Checkpoints
 from burnt.train.metrics import Loss
 from tests.record.fixtures.make import Inner, batches, make_learner
 

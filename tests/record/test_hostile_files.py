@@ -19,7 +19,7 @@ import torch
 import burnt
 from burnt.errors import RecordError
 from burnt.record import load_weights, read_weights
-from burnt.record.burnpack_file import write_burnpack
+from burnt.record.formats.burnpack_file import write_burnpack
 from burnt.record.stored import MemoryTensor
 
 
@@ -120,13 +120,13 @@ class TestSafetensors:
         refused("no tensor file, or only its beginning", model, tmp_path / "m")
 
     def test_too_many_tensors(self, tmp_path, model, monkeypatch):
-        count = burnt.record.files.MOST_TENSORS + 1
+        count = burnt.record.formats.files.MOST_TENSORS + 1
         header = b'{"a":"' + b'"data_offsets"' * count + b'"}'
         start = time.process_time()
         text = refused("too many tensors", model, write(tmp_path / "m", header))
         assert "expected  at most 500,000" in text
         assert time.process_time() - start < 2
-        monkeypatch.setattr("burnt.record.files.MOST_TENSORS", 2)
+        monkeypatch.setattr("burnt.record.formats.files.MOST_TENSORS", 2)
         state = {str(i): torch.ones(1) for i in range(3)}
         small_files(tmp_path, state)
         for kind in ("m.pt", "m.npz", "c.npz", "m.safetensors"):
@@ -147,12 +147,12 @@ class TestSafetensors:
     def test_a_file_that_shrinks_while_it_is_read(self, tmp_path, model):
         small_files(tmp_path, model.state_dict())
         path = tmp_path / "m.safetensors"
-        verify = burnt.record.files.FileTensor.verify
+        verify = burnt.record.formats.files.FileTensor.verify
         try:
-            burnt.record.files.FileTensor.verify = lambda *_: os.truncate(path, 100)
+            burnt.record.formats.files.FileTensor.verify = lambda *_: os.truncate(path, 100)
             assert "load a complete file" in refused("became shorter while it was read", model, path)
         finally:
-            burnt.record.files.FileTensor.verify = verify
+            burnt.record.formats.files.FileTensor.verify = verify
 
 
 class Reduces:
@@ -265,7 +265,7 @@ class TestZip:
         )
 
     def test_a_pickle_without_end(self, tmp_path, model, monkeypatch):
-        monkeypatch.setattr("burnt.record.torch_file._MOST_INSTRUCTIONS", 20_000)
+        monkeypatch.setattr("burnt.record.formats.torch_file._MOST_INSTRUCTIONS", 20_000)
         for pickled in (b"N" * 30_000, b"N" * 10_000 + b"(t0" * 10_000):
             with zipfile.ZipFile(tmp_path / "m.pt", "w") as archive:
                 archive.writestr("m/data.pkl", b"\x80\x02" + pickled)

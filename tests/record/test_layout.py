@@ -339,7 +339,7 @@ class TestFiles:
         equal({name: model.get_parameter(name).data for name in OURS}, OURS)
 
     def test_rows_alone_are_read(self, tmp_path, monkeypatch):
-        from burnt.record import files
+        from burnt.record.formats import files
 
         safetensors.torch.save_file({"qkv": numbered(3000, 10)}, tmp_path / "w.safetensors")
         counted = []
@@ -354,7 +354,7 @@ class TestFiles:
         assert counted == [10_000] * 3
 
     def test_checksums_are_verified_once(self, tmp_path, monkeypatch):
-        from burnt.record import npz_file
+        from burnt.record.formats import npz_file
 
         np.savez(tmp_path / "w.npz", **{name: tensor.numpy() for name, tensor in THEIRS.items()})
         verified = []

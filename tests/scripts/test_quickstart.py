@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from burnt.train.store import RunReader, find_runs
+from burnt.store import RunReader, find_runs
 from tests.emulator import ROOT, Emulator, environment
 
 

@@ -26,7 +26,7 @@ from burnt.serve import OnnxModel, RunModel, create_app
 from burnt.serve.schema import Schema
 from burnt.serve.servable import padded_sizes
 from burnt.train import KeepLast, Learner, StepOutput, SupervisedTraining
-from burnt.train.loading import RunFiles
+from burnt.train.after.loading import RunFiles
 from tests.serve import onnx_files
 from tests.serve.serving import Fake, Gate, ask, client, queued, schema_of, served
 

@@ -38,7 +38,7 @@ from burnt.train import (
     replay,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
-from burnt.train.replaying import ReplayReport
+from burnt.train.rewind.replaying import ReplayReport
 
 ROOT = Path(__file__).parents[2]
 ITEMS, BATCH, EPOCHS = 14, 2, 2  # 7 batches of an epoch

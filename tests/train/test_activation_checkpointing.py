@@ -11,7 +11,7 @@ from burnt import Gradients, optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import ConfigError, ShapeError
 from burnt.train import Learner, StepOutput, SupervisedTraining
-from burnt.train.activation_checkpointing import checkpointed, select_modules
+from burnt.train.updates.activation_checkpointing import checkpointed, select_modules
 
 
 class Block(burnt.Module):

@@ -11,6 +11,7 @@ import torch
 from burnt import optim
 from burnt.gradients import Gradients
 from burnt.record import Record
+from burnt.store.control import send
 from burnt.train import (
     Checkpoints,
     KeepBest,
@@ -22,10 +23,9 @@ from burnt.train import (
     SupervisedTraining,
     control,
 )
-from burnt.train.background import BackgroundWriter, copied_tensors
+from burnt.train.checkpoints.background import BackgroundWriter, copied_tensors
+from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.metrics import Accuracy, Loss
-from burnt.train.rng import RandomStates
-from burnt.train.store.control import send
 from tests.faults import operations
 from tests.train.test_resume import STEPS, Run, assert_same, history
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.train import Learner, StepOutput, SupervisedTraining
-from burnt.train.buffers import load_buffers
+from burnt.train.checkpoints.buffers import load_buffers
 from burnt.train.metrics import Metric
 
 SIZE = 37

@@ -20,6 +20,8 @@ from burnt.cli.run_model import load_model
 from burnt.errors import CheckpointError, RecordError
 from burnt.record import Record, read_document
 from burnt.serve.run_model import RunModel
+from burnt.store import opening
+from burnt.store.tags import add_note, change_tags
 from burnt.train import (
     Checkpoints,
     KeepLast,
@@ -29,9 +31,7 @@ from burnt.train import (
     checkpoint,
     loading,
 )
-from burnt.train.loading import RunFiles
-from burnt.train.store import opening
-from burnt.train.store.tags import add_note, change_tags
+from burnt.train.after.loading import RunFiles
 from tests import faults
 
 MODEL, TRAINING = "model.safetensors", "training.safetensors"
@@ -359,9 +359,9 @@ def test_the_log_is_synced_once_for_a_checkpoint(tmp_path, monkeypatch):
 
 
 def test_a_database_that_fails_does_not_keep_checkpoints_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("burnt.train.store.writer._FAILING_SYNC_SECONDS", 0.01)
+    monkeypatch.setattr("burnt.store.writer._FAILING_SYNC_SECONDS", 0.01)
     monkeypatch.setattr(
-        "burnt.train.store.rows.Batch.insert",
+        "burnt.store.rows.Batch.insert",
         lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("disk full")),
     )
 
@@ -380,7 +380,7 @@ def test_a_database_that_fails_does_not_keep_checkpoints_back(tmp_path, monkeypa
 
 def test_names_survive_as_well(tmp_path):
     """A folder is synced after something in it got its name: a run's, a tag's, a note's."""
-    from burnt.train.store import RunWriter
+    from burnt.store import RunWriter
 
     with faults.operations() as done:
         RunWriter.create(tmp_path / "runs" / "deep" / "run", config={"lr": 1}).close("finished")

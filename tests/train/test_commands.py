@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from burnt.errors import RunError, UnsupportedError
-from burnt.train.store import RunReader, RunWriter, control
-from burnt.train.store.control import Command, Inbox, Refused, acknowledgement, check, send, waiting
+from burnt.store import RunReader, RunWriter, control
+from burnt.store.control import Command, Inbox, Refused, acknowledgement, check, send, waiting
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import BurntError, NonFiniteError
+from burnt.store.control import Acknowledgement, acknowledgement, send
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -32,11 +33,10 @@ from burnt.train import (
     RunReader,
     SupervisedTraining,
 )
-from burnt.train.checkpoint import Checkpoints
-from burnt.train.control import TrainingClock
-from burnt.train.end_reason import cause_of
-from burnt.train.source import started_by
-from burnt.train.store.control import Acknowledgement, acknowledgement, send
+from burnt.train.checkpoints.checkpoint import Checkpoints
+from burnt.train.code.source import started_by
+from burnt.train.control.control import TrainingClock
+from burnt.train.control.end_reason import cause_of
 from tests import forked
 
 STEPS, PER_EPOCH = 12, 4
@@ -728,7 +728,7 @@ def test_what_cannot_be_recorded_is_a_line_in_the_log(tmp_path, whole, monkeypat
     def fail(module: nn.Module) -> str:
         raise ZeroDivisionError("its own")
 
-    monkeypatch.setattr("burnt.train.run_tables.describe", fail)
+    monkeypatch.setattr("burnt.train.reporting.run_tables.describe", fail)
     trial = Trial(tmp_path / "run").run()
     assert trial.losses == whole.losses
     with RunReader(trial.folder) as reader:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from burnt.store import RunWriter
 from burnt.train import KeepBest, KeepLast, Position
-from burnt.train.checkpoint import Saved
-from burnt.train.final_summary import format_summary
+from burnt.train.checkpoints.checkpoint import Saved
 from burnt.train.metrics import Accuracy, Loss
-from burnt.train.store import RunWriter
+from burnt.train.reporting.final_summary import format_summary
 
 
 @pytest.fixture

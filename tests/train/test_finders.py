@@ -21,9 +21,9 @@ from burnt.train import (
     find_batch_size,
     find_learning_rate,
 )
-from burnt.train.batch_size_finder import BatchSizeSearch, Trial
-from burnt.train.rate_finder import RateSearch
-from burnt.train.rng import RandomStates
+from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.checks.batch_size_finder import BatchSizeSearch, Trial
+from burnt.train.checks.rate_finder import RateSearch
 
 
 def loader(count: int = 64, batch_size: int = 8) -> Loader:
@@ -296,7 +296,7 @@ def test_a_size_that_is_out_of_memory_ends_the_search():
 
 
 def test_a_size_that_would_need_more_is_not_tried(monkeypatch):
-    from burnt.train import batch_size_finder
+    from burnt.train.checks import batch_size_finder
 
     peaks = iter([100, 200, 400, 800])
     monkeypatch.setattr(batch_size_finder._Memory, "peak", lambda self: next(peaks))

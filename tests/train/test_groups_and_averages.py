@@ -16,6 +16,7 @@ from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import OptimError
 from burnt.kernels import StepResult
+from burnt.store.control import send
 from burnt.train import (
     ClassificationOutput,
     Interrupted,
@@ -27,7 +28,6 @@ from burnt.train import (
     update_batch_norm,
 )
 from burnt.train.metrics import Accuracy
-from burnt.train.store.control import send
 from tests import forked
 
 PER_EPOCH, STEPS = 4, 12

@@ -7,9 +7,9 @@ import pytest
 
 from burnt.errors import MetricError
 from burnt.train import EarlyStopping, KeepBest, Position
-from burnt.train.interrupt import Interruption
+from burnt.train.control.interrupt import Interruption
 from burnt.train.metrics import Loss
-from burnt.train.progress import PlainReporter
+from burnt.train.reporting.progress import PlainReporter
 
 
 def test_a_lost_terminal_is_like_a_request_to_end() -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import ConfigError
+from burnt.store.control import send
 from burnt.train import (
     Duration,
     EarlyStopping,
@@ -24,8 +25,7 @@ from burnt.train import (
     SupervisedTraining,
     control,
 )
-from burnt.train.checkpoint import Saved
-from burnt.train.store.control import send
+from burnt.train.checkpoints.checkpoint import Saved
 
 STEP_SECONDS = 10.0
 

@@ -19,7 +19,7 @@ from burnt.errors import CheckpointError, DefinitionError, RecordError, RunError
 from burnt.record import Record
 from burnt.serve.run_model import RunModel
 from burnt.train import KeepBest, KeepLast, Learner, StepOutput, SupervisedTraining
-from burnt.train.loading import RunFiles
+from burnt.train.after.loading import RunFiles
 from tests import forked
 
 CODE = """

@@ -13,8 +13,8 @@ import burnt
 from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import MetricError
+from burnt.store.reader import text_of
 from burnt.train import Histogram, Image, Learner, RunReader, StepOutput, SupervisedTraining, Table
-from burnt.train.store.reader import text_of
 
 
 def loader(count: int) -> Loader:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import BurntError, ConfigError, DefinitionError, OptimError
+from burnt.store.control import send
 from burnt.train import (
     Interrupted,
     KeepLast,
@@ -20,7 +21,6 @@ from burnt.train import (
     SupervisedTraining,
     update_batch_norm,
 )
-from burnt.train.store.control import send
 
 
 def data() -> TensorDataset:

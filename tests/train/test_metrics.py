@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from burnt.errors import MetricError
+from burnt.store import RunReader, RunWriter
 from burnt.train import ClassificationOutput, StepOutput
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric, intervals, read
-from burnt.train.store import RunReader, RunWriter
 
 
 def outputs(sizes, classes=4, seed=0, shape=(), axis=-1) -> list[ClassificationOutput]:

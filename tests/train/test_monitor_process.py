@@ -17,18 +17,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from burnt.train.store import RunReader
+from burnt.store import RunReader
 from tests.emulator import Emulator
 
 TRAINING = """\
 import ctypes, json, os, subprocess, sys, time, warnings
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from burnt.train import monitor_process
+from burnt.train.reporting import monitor_process
 from burnt.train.duration import Position
-from burnt.train.interrupt import Interruption
-from burnt.train.progress import LoggingReporter, choose_reporter
-from burnt.train.store import RunWriter
+from burnt.train.control.interrupt import Interruption
+from burnt.train.reporting.progress import LoggingReporter, choose_reporter
+from burnt.store import RunWriter
 
 folder = Path(sys.argv[1])
 monitor_process.monitor_command = lambda: json.loads(os.environ["APP"])

@@ -27,10 +27,10 @@ from burnt.train import (
     Position,
     Saved,
 )
-from burnt.train.interrupt import Interruption
+from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.control.interrupt import Interruption
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
-from burnt.train.monitored_metric import Monitored
-from burnt.train.rng import RandomStates
+from burnt.train.metrics.monitored_metric import Monitored
 from burnt.train.step import StepOutput
 
 # durations
@@ -483,9 +483,9 @@ def test_a_disk_that_is_full_leaves_the_older_checkpoints(tmp_path, monkeypatch,
         if which == "model":
             patch.setattr("burnt.record.record.write_stored", full)
         elif which == "training":
-            patch.setattr("burnt.train.checkpoint.write_tensors", full)
+            patch.setattr("burnt.train.checkpoints.checkpoint.write_tensors", full)
         else:
-            patch.setattr("burnt.train.checkpoint.sync_folder", full)
+            patch.setattr("burnt.train.checkpoints.checkpoint.sync_folder", full)
         with pytest.raises(OSError, match="No space left"):
             save(checkpoints, model, 2)
     assert names(tmp_path) == ["step-00000001"]

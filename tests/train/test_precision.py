@@ -23,8 +23,8 @@ from burnt.train import (
     evaluate,
     update_batch_norm,
 )
-from burnt.train.loss_scale import LossScale
-from burnt.train.precision import check_precision
+from burnt.train.updates.loss_scale import LossScale
+from burnt.train.updates.precision import check_precision
 from tests import forked
 
 

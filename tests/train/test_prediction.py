@@ -17,8 +17,8 @@ from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import ConfigError, DataError, DefinitionError, InputTypeError
 from burnt.train import Learner, StepOutput, SupervisedTraining, predict
-from burnt.train.gathering import gather
-from burnt.train.trained import TrainedAs
+from burnt.train.after.gathering import gather
+from burnt.train.after.trained import TrainedAs
 
 X = torch.randn(70, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(70)

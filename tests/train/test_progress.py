@@ -13,10 +13,11 @@ from torch import nn
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import UnsupportedError
-from burnt.train import Learner, Position, RunReader, StepOutput, SupervisedTraining, terminal
-from burnt.train import progress as module
+from burnt.train import Learner, Position, RunReader, StepOutput, SupervisedTraining
 from burnt.train.format import duration_text, value_text
-from burnt.train.progress import (
+from burnt.train.reporting import progress as module
+from burnt.train.reporting import terminal
+from burnt.train.reporting.progress import (
     LiveReporter,
     MonitorReporter,
     PlainReporter,

@@ -19,9 +19,9 @@ from burnt.train import (
     SupervisedTraining,
     replay,
 )
-from burnt.train.control import TrainingClock
+from burnt.train.control.control import TrainingClock
 from burnt.train.events import Callbacks
-from burnt.train.rewind import Past, train_forward
+from burnt.train.rewind.rewind import Past, train_forward
 from burnt.train.sinks import Sink
 from tests.train import exact
 

@@ -10,13 +10,15 @@ from burnt import codegen, kernels
 from burnt.codegen.function import functions
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.train import RunReader, RunWriter
-from burnt.train.run_tables import KernelTables, record_model
+from burnt.train.reporting.run_tables import KernelTables, record_model
 
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """Records, and reads what is recorded under a name."""
-    monkeypatch.setattr("burnt.train.run_tables._MAX_ROWS", 1 << 20)  # beside what other tests have chosen
+    monkeypatch.setattr(
+        "burnt.train.reporting.run_tables._MAX_ROWS", 1 << 20
+    )  # beside what other tests have chosen
     with RunWriter.create(tmp_path / "run") as writer:
         result = KernelTables(writer)
 
@@ -58,7 +60,7 @@ def test_what_has_not_changed_is_not_recorded_again_and_what_has_at_the_end_is(t
     tables.record()  # within the minute
     assert len(tables.read("kernels")) == 1
     later = time.monotonic() + 61
-    monkeypatch.setattr("burnt.train.run_tables.time.monotonic", lambda: later)
+    monkeypatch.setattr("burnt.train.reporting.run_tables.time.monotonic", lambda: later)
     tables.record()
     assert len(tables.read("kernels")) == 2
     shrunk(torch.ones(3, dtype=torch.float64))
@@ -131,7 +133,7 @@ def test_functions_that_are_gone_are_forgotten():
 
 
 def test_tables_have_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("burnt.train.run_tables._MAX_ROWS", 3)
+    monkeypatch.setattr("burnt.train.reporting.run_tables._MAX_ROWS", 3)
     model = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(9)])
     with RunWriter.create(tmp_path / "run") as writer:
         record_model(writer, model, {})

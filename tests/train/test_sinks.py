@@ -23,6 +23,9 @@ from torch import nn
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import ConfigError, UnsupportedError
+from burnt.store import Artefact
+from burnt.store import tensorboard as encoding
+from burnt.store.reader import Point, Series
 from burnt.train import (
     KeepLast,
     Learner,
@@ -37,9 +40,6 @@ from burnt.train import (
 )
 from burnt.train.metrics import ConfusionMatrix
 from burnt.train.sinks import Records, Run, Sink, base, tensorboard
-from burnt.train.store import Artefact
-from burnt.train.store import tensorboard as encoding
-from burnt.train.store.reader import Point, Series
 from tests import forked
 
 DATA = TensorDataset(x=torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), y=torch.arange(12) % 2)

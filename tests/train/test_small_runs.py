@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import ConfigError, DataError
+from burnt.store.control import send
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -16,7 +17,6 @@ from burnt.train import (
     SupervisedTraining,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix
-from burnt.train.store.control import send
 
 
 def loader(shuffle: bool = True) -> Loader:

@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 import psutil
 import pytest
 
-from burnt.train.store import RunReader, RunWriter
-from burnt.train.system import SystemSampler
+from burnt.store import RunReader, RunWriter
+from burnt.train.reporting.system import SystemSampler
 
 
 class NVMLError(Exception):
@@ -149,7 +149,7 @@ def test_torch_while_it_is_imported(monkeypatch):
 
 def test_torch_is_not_imported():
     code = (
-        "import sys\nfrom burnt.train.system import SystemSampler\n"
+        "import sys\nfrom burnt.train.reporting.system import SystemSampler\n"
         "SystemSampler(print).sample()\nassert 'torch' not in sys.modules and 'pynvml' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

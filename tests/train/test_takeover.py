@@ -15,6 +15,9 @@ from burnt import optim
 from burnt.cli import main
 from burnt.errors import RunError, TakenOverError
 from burnt.record import Record
+from burnt.store import RunWriter, control, opening, schema
+from burnt.store import writer as writer_module
+from burnt.store.control import Inbox, send
 from burnt.train import (
     KeepLast,
     Learner,
@@ -23,12 +26,9 @@ from burnt.train import (
     StepOutput,
     SupervisedTraining,
     TensorBoard,
-    checkpoint,
     training,
 )
-from burnt.train.store import RunWriter, control, opening, schema
-from burnt.train.store import writer as writer_module
-from burnt.train.store.control import Inbox, send
+from burnt.train.checkpoints import checkpoint
 
 
 def step(model, batch):
@@ -243,7 +243,7 @@ def desk_of_takeover(tmp_path, monkeypatch):
 import burnt, torch
 from burnt import optim
 from burnt.train import Learner, StepOutput, SupervisedTraining
-from burnt.train.store import RunWriter, opening
+from burnt.store import RunWriter, opening
 class Run(burnt.Config):
     folder: str = "run"
 class TakesOver:
@@ -295,7 +295,7 @@ def test_another_run_in_the_same_place(tmp_path):
 
 @pytest.mark.parametrize("problem", ["locked", "damaged"])
 def test_a_database_that_cannot_be_asked_keeps_no_checkpoint_back(tmp_path, monkeypatch, problem):
-    monkeypatch.setattr("burnt.train.store.tenure._LOCK_MILLISECONDS", 10)
+    monkeypatch.setattr("burnt.store.tenure._LOCK_MILLISECONDS", 10)
     with RunWriter.create(tmp_path / "run") as run:
         path = tmp_path / "run" / "run.db"
         other = sqlite3.connect(path, isolation_level=None)
@@ -304,7 +304,7 @@ def test_a_database_that_cannot_be_asked_keeps_no_checkpoint_back(tmp_path, monk
         else:
             other.close()
             monkeypatch.setattr(
-                "burnt.train.store.tenure.connect",
+                "burnt.store.tenure.connect",
                 lambda *_: (_ for _ in ()).throw(sqlite3.DatabaseError("damaged")),
             )
         with run.tenure.held():

@@ -16,8 +16,8 @@ from burnt import nn, optim
 from burnt.data import Batch, CsvDataset, Loader, TensorDataset, split
 from burnt.errors import BurntError, DataError
 from burnt.train import Learner, StepOutput, SupervisedTraining
-from burnt.train.dry_run import Findings, dry_run
-from burnt.train.target_values import TargetValues
+from burnt.train.checks.dry_run import Findings, dry_run
+from burnt.train.checks.target_values import TargetValues
 
 THIRDS = torch.arange(48) % 3
 ONE_LARGE = torch.cat([THIRDS[:-1], torch.tensor([3])])

@@ -33,6 +33,7 @@ from burnt.errors import (
     ShapeError,
     UnsupportedError,
 )
+from burnt.store.control import send
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -48,10 +49,9 @@ from burnt.train import (
     evaluate,
     loop,
 )
+from burnt.train.checks.target_shapes import TargetShapes
+from burnt.train.code.source import started_by
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
-from burnt.train.source import started_by
-from burnt.train.store.control import send
-from burnt.train.target_shapes import TargetShapes
 from tests import forked
 
 
@@ -868,7 +868,7 @@ def test_an_exception_of_the_step_is_raised_as_it_is_and_recorded(tmp_path):
 
 
 def test_a_disk_that_is_full_while_saving(tmp_path, monkeypatch):
-    from burnt.train import checkpoint
+    from burnt.train.checkpoints import checkpoint
 
     write, calls = checkpoint.write_tensors, []
 

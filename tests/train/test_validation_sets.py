@@ -15,6 +15,7 @@ from burnt import load, optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import ConfigError, DataError, MetricError
 from burnt.monitor.format import main_metric
+from burnt.store import RunWriter, Series
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -27,10 +28,9 @@ from burnt.train import (
     SupervisedTraining,
     evaluate,
 )
-from burnt.train.final_summary import format_summary
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
-from burnt.train.progress import LiveReporter
-from burnt.train.store import RunWriter, Series
+from burnt.train.reporting.final_summary import format_summary
+from burnt.train.reporting.progress import LiveReporter
 
 
 def loader(seed: int = 1, n: int = 20) -> Loader:

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from burnt.data.files.text_folder import read_text
 from burnt.data.standard.download import RemoteFile, fetch
 from burnt.data.standard.mnist import check_split
-from burnt.data.text_folder import read_text
 from burnt.errors import DataError
 
 _HOME = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from burnt.errors import BurntError
 from burnt.monitor.data.runs import RunView
+from burnt.store.control import send
 from burnt.train.format import value_text
-from burnt.train.store.control import send
 
 _COMMAND_NAMES = {
     "pause": "pause",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import operator
 
-from burnt.train.store import Point, Points, RunReader, Series
-from burnt.train.store.pyramid import Bucket, single
-from burnt.train.store.reader import group, marked_points, mean_points
+from burnt.store import Point, Points, RunReader, Series
+from burnt.store.pyramid import Bucket, single
+from burnt.store.reader import group, marked_points, mean_points
 
 # Merged to this many at twice the number. A braille plot 200 cells wide has 400 columns of dots.
 _MIN_BUCKETS = 512
@@ -23,7 +23,7 @@ class DownsampledSeries:
         series: the series to read.
 
     >>> import tempfile
-    >>> from burnt.train.store import RunWriter
+    >>> from burnt.store import RunWriter
     >>> folder = tempfile.mkdtemp()
     >>> run = RunWriter.create(folder)
     >>> run.log(1, 1, {"loss": 0.5})

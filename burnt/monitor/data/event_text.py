@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from burnt.errors import clean
 from burnt.monitor.format import one_line, parse_number, size_text
+from burnt.store import Event
 from burnt.train.format import duration_text, value_text
-from burnt.train.store import Event
 
 if TYPE_CHECKING:
     from burnt.monitor.data.runs import RunView
-    from burnt.train.store.tags import Note
+    from burnt.store.tags import Note
 
 
 def note_events(notes: Sequence[Note]) -> list[Event]:

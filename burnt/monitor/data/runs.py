@@ -29,7 +29,7 @@ from burnt.monitor.format import (
     problem_text,
     seconds_of,
 )
-from burnt.train.store import (
+from burnt.store import (
     Artefact,
     ArtefactName,
     Attempt,
@@ -45,11 +45,11 @@ from burnt.train.store import (
     SystemSample,
     find_runs,
 )
-from burnt.train.store.liveness import SILENT_SECONDS, State
-from burnt.train.store.reader import Head, NewestIds, marked_points, mean_points, state_of, training_seconds
-from burnt.train.store.schema import DATABASE, unreadable
-from burnt.train.store.search import RunFacts, settings_of
-from burnt.train.store.tags import Note, event_notes, read_notes, read_tags, tags_stamp
+from burnt.store.liveness import SILENT_SECONDS, State
+from burnt.store.reader import Head, NewestIds, marked_points, mean_points, state_of, training_seconds
+from burnt.store.schema import DATABASE, unreadable
+from burnt.store.search import RunFacts, settings_of
+from burnt.store.tags import Note, event_notes, read_notes, read_tags, tags_stamp
 
 ViewState = Literal["running", "finished", "stopped", "crashed", "stale", "unreadable", "deleted"]
 
@@ -93,7 +93,7 @@ class RunView:
     `artefacts`, `log_lines`, `system_samples`, `checkpoints`) are thread-safe; call them in a worker.
 
     >>> import tempfile
-    >>> from burnt.train.store import RunWriter
+    >>> from burnt.store import RunWriter
     >>> folder = tempfile.mkdtemp()
     >>> with RunWriter.create(folder) as run:
     ...     run.log(1, 1, {"loss": 0.5})
@@ -655,7 +655,7 @@ class RunLibrary:
         folders: the folders to search.
 
     >>> import tempfile
-    >>> from burnt.train.store import RunWriter
+    >>> from burnt.store import RunWriter
     >>> root = tempfile.mkdtemp()
     >>> library = RunLibrary([root])
     >>> library.refresh(), library.views

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from burnt.monitor.format import better_direction, natural_key
-from burnt.train.store import Series
+from burnt.store import Series
 
 _SPLITS = ("train", "valid")
 # Metrics of the training process are listed after metrics of the model.

@@ -12,8 +12,8 @@ from burnt.monitor.data.series_order import metrics_in_order, splits_in_order
 from burnt.monitor.format import better_direction
 from burnt.monitor.plotting.curves import RUN_STYLES, Curve
 from burnt.monitor.plotting.run_curves import curve_on_axis, history_curve
-from burnt.train.store import Extreme, Series
-from burnt.train.store.search import settings_of
+from burnt.store import Extreme, Series
+from burnt.store.search import settings_of
 
 if TYPE_CHECKING:
     from burnt.monitor.plotting.plot import Range, XAxis

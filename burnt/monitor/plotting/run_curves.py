@@ -13,7 +13,7 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import splits_in_order
 from burnt.monitor.plotting.curves import Curve, steps_to_epochs, times_to_active_seconds
 from burnt.plot.styles import DASH_PATTERNS, PALETTE
-from burnt.train.store import Points, Series
+from burnt.store import Points, Series
 
 if TYPE_CHECKING:
     from burnt.monitor.plotting.plot import Range, XAxis

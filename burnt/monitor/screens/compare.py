@@ -40,8 +40,8 @@ from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import state_cell
 from burnt.plot.braille import line_sample
 from burnt.plot.styles import DASH_PATTERNS
+from burnt.store import Extreme, Series
 from burnt.train.format import duration_text, value_text
-from burnt.train.store import Extreme, Series
 
 _MIN_CHART_LINES = 8  # of one of several charts, with its title and axis
 _MAX_CHART_ROWS = 3

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import natural_key, series_label
 from burnt.monitor.plotting.comparison import all_metrics
+from burnt.store import Series
 from burnt.train.format import value_text
-from burnt.train.store import Series
 
 _SETTING, _METRIC = "setting:", "metric:"
 _MAX_AUTOMATIC = 4

@@ -39,10 +39,10 @@ from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUN, Key, bindings
 from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.theme import progress_bar, state_cell
+from burnt.store import Series
+from burnt.store.control import check
+from burnt.store.tags import add_note
 from burnt.train.format import duration_text, value_text
-from burnt.train.store import Series
-from burnt.train.store.control import check
-from burnt.train.store.tags import add_note
 
 _PANES: tuple[type[Pane], ...] = (
     PlotsPane,

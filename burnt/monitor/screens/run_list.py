@@ -49,9 +49,9 @@ from burnt.monitor.ui.keymap import RUNS, bindings
 from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
 from burnt.monitor.ui.theme import state_cell
+from burnt.store.removal import Removable, examine, remove
+from burnt.store.tags import change_tags, check_tag
 from burnt.train.format import duration_text
-from burnt.train.store.removal import Removable, examine, remove
-from burnt.train.store.tags import change_tags, check_tag
 
 _AUTOMATIC_PRIORITY = 4  # of settings that nobody has chosen: dropped after epoch, step and times
 _SETTINGS_BEFORE = "took"  # where they are shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from burnt.train.store.search import Query, RunFacts, parse_query
+from burnt.store.search import Query, RunFacts, parse_query
 
 _FLAGS = re.IGNORECASE | re.MULTILINE | re.DOTALL
 
@@ -34,7 +34,7 @@ def run_matcher(text: str) -> tuple[Callable[[RunFacts], bool], Query | None]:
     """Return a test of whether a run matches a filter, and the query if the filter is one.
 
     Args:
-        text: a query of `burnt.train.store.search`, or ``/expression`` as in `matcher`, which is searched for
+        text: a query of `burnt.store.search`, or ``/expression`` as in `matcher`, which is searched for
             in the run's names and state.
 
     Raises:

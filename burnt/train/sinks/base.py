@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Literal
 from burnt._files import replacing
 from burnt._json import parse_json
 from burnt.errors import ConfigError, RunError, TakenOverError, UnsupportedError, quantity
+from burnt.store.reader import Artefact, Event, Point, RunReader, Series
+from burnt.store.tenure import Tenure
 from burnt.train.events import Ended, Failed, Started
-from burnt.train.store.reader import Artefact, Event, Point, RunReader, Series
-from burnt.train.store.tenure import Tenure
 
 _POLL_SECONDS = 1.0
 _END_SECONDS = 30.0  # how long the end of a training waits for a tracker

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from burnt.store.reader import Artefact, text_of
 from burnt.train.sinks.base import How, Names, Records, Run, Sink, require_package
-from burnt.train.store.reader import Artefact, text_of
 
 _MAX_METRICS, _MAX_PARAMS, _MAX_VALUE = 1000, 100, 6000  # of MLflow's requests
 _MAX_RUN_NAME = 250  # of its databases

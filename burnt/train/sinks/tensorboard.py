@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
+from burnt.store import tensorboard as encoding
+from burnt.store.reader import Artefact, Event, text_of
 from burnt.train.sinks.base import How, Names, Records, Run, Sink
-from burnt.train.store import tensorboard as encoding
-from burnt.train.store.reader import Artefact, Event, text_of
 
 _MAX_TABLE_ROWS = 200
 

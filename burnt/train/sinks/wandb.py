@@ -8,8 +8,8 @@ import secrets
 from itertools import groupby
 from typing import Any, ClassVar
 
+from burnt.store.reader import Artefact
 from burnt.train.sinks.base import How, Records, Run, Sink, require_package
-from burnt.train.store.reader import Artefact
 
 
 class WandB(Sink):

@@ -36,7 +36,7 @@ from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.table import Table
-from burnt.train.store import RunReader, RunWriter
+from burnt.store import RunReader, RunWriter
 
 
 def text(lines: Lines) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from burnt.monitor.data.commands import CommandSender, request_text
 from burnt.monitor.data.runs import RunView
-from burnt.train.store import RunWriter
-from burnt.train.store.control import Inbox
+from burnt.store import RunWriter
+from burnt.store.control import Inbox
 
 
 @pytest.fixture

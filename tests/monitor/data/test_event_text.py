@@ -7,7 +7,7 @@ import math
 import pytest
 
 from burnt.monitor.data.event_text import early_stopping_text, event_text
-from burnt.train.store import Event
+from burnt.store import Event
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from burnt.monitor.data import runs
 from burnt.monitor.data.downsampled_series import DownsampledSeries
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import progress_text
-from burnt.train.store import RunReader, RunWriter, Series
-from burnt.train.store.schema import DATABASE
+from burnt.store import RunReader, RunWriter, Series
+from burnt.store.schema import DATABASE
 
 
 def make(folder: Path, steps: int = 3, state: str = "finished", **extra: object) -> Path:
@@ -434,7 +434,7 @@ def test_folders_that_are_no_runs_are_passed_over(tmp_path: Path) -> None:
 def test_a_killed_training_is_crashed_within_ten_seconds(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code = (
-        "import sys, time; from burnt.train.store import RunWriter; run = RunWriter.create(sys.argv[1]);"
+        "import sys, time; from burnt.store import RunWriter; run = RunWriter.create(sys.argv[1]);"
         "run.log(1, 1, {'loss': 1.0}); run.flush(); print('ready', flush=True); time.sleep(600)"
     )
     writer = subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE, text=True)
@@ -478,7 +478,7 @@ def test_a_run_that_closed_between_two_looks_has_not_crashed(
 ) -> None:
     folder = tmp_path / "run"
     code = (
-        "import sys; from burnt.train.store import RunWriter; run = RunWriter.create(sys.argv[1]);"
+        "import sys; from burnt.store import RunWriter; run = RunWriter.create(sys.argv[1]);"
         "run.flush(); print('ready', flush=True); sys.stdin.read(); run.close('finished')"
     )
     with subprocess.Popen(

@@ -12,7 +12,7 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.plotting.curves import Curve, smooth
 from burnt.monitor.plotting.plot import Plot, PlotView
 from burnt.monitor.plotting.run_curves import curves_of, history_curve
-from burnt.train.store import RunWriter, Series
+from burnt.store import RunWriter, Series
 
 LENGTH = 20_000
 

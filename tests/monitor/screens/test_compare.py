@@ -19,7 +19,7 @@ from burnt.monitor.plotting.curves import RUN_STYLES
 from burnt.monitor.screens.compare import CompareScreen
 from burnt.monitor.ui.table import Table
 from burnt.plot.styles import PALETTE
-from burnt.train.store import RunWriter, Series
+from burnt.store import RunWriter, Series
 
 
 def make(root: Path, count: int = 3) -> None:

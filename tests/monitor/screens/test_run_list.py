@@ -24,8 +24,8 @@ from burnt.monitor.screens.run_list import RunsScreen
 from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.table import Table
-from burnt.train.store import RunWriter
-from burnt.train.store.tags import add_note, change_tags, read_tags
+from burnt.store import RunWriter
+from burnt.store.tags import add_note, change_tags, read_tags
 
 Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
 

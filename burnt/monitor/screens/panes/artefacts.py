@@ -41,8 +41,8 @@ from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import ARTEFACTS, bindings
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Column, Table, cell
-from burnt.train.store import Artefact, ArtefactName
-from burnt.train.store.reader import text_of
+from burnt.store import Artefact, ArtefactName
+from burnt.store.reader import text_of
 
 _SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")

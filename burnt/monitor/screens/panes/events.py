@@ -23,8 +23,8 @@ from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import FILTER, bindings
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table, cell
-from burnt.train.store import Event
-from burnt.train.store.control import Command, waiting
+from burnt.store import Event
+from burnt.store.control import Command, waiting
 
 _COLUMNS = (
     Column("time"),

@@ -19,7 +19,7 @@ from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
-from burnt.train.store import Artefact
+from burnt.store import Artefact
 
 TABLES = ("kernels", "plans")
 _FALLBACK_COLUMN = "fell back"

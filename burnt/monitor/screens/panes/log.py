@@ -18,7 +18,7 @@ from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keymap import LOG, bindings
 from burnt.monitor.ui.table import Cell, Column, Table, cell
-from burnt.train.store import LogLine
+from burnt.store import LogLine
 
 _COLUMNS = (Column("time"), Column("level", drop_priority=1), Column("text", expands=True))
 _MAX_TEXT_LENGTH = 1_000  # characters of a line in its row, wider than any terminal; enter shows all

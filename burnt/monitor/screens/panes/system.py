@@ -21,8 +21,8 @@ from burnt.monitor.plotting.curves import Curve, times_to_active_seconds
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.plot.styles import PALETTE
+from burnt.store import SystemSample
 from burnt.train.format import value_text
-from burnt.train.store import SystemSample
 
 _CHART_WIDTH, _CHART_HEIGHT = 44, 8
 _GIB = 2.0**30

@@ -1,0 +1,155 @@
+"""CSV files as datasets: read once by Python's csv module, held as compact columns.
+
+Python's reader needs no further package, and gives the line of what it cannot read. pandas and pyarrow do not
+for values that do not fit their column.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gc
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from burnt._hints import explain_arguments
+from burnt.data.files.csv_column import ColumnReader
+from burnt.data.files.csv_source import CsvFile, place_in
+from burnt.data.files.files import Paths, find_files
+from burnt.data.files.schema import SCALARS, Options, Schema
+from burnt.data.files.table import Column, Numbers, Table, Text, stack
+from burnt.errors import DataError
+
+
+class CsvDataset(Table):
+    """Rows of CSV files, read at once into compact columns: 4 bytes a float, 8 an integer, UTF-8 for text.
+
+    An item is a dict with an entry for each column: a NumPy scalar, or a `str`. `take` gives a `Batch` of
+    tensors ``[n]`` and lists of `str`. Types are inferred from the first 20,000 rows: ``true`` and ``false``
+    become bool, integers int64, other numbers float32, anything else text. Numbers with leading zeros are
+    codes, thus text. A later row that does not fit is an error.
+
+    Missing are empty fields, NA, N/A, NaN, null and None. In a column of text nothing is missing: an empty
+    field is an empty text.
+
+    Args:
+        path: a file, a pattern such as ``"part-*.csv"``, or a list of these; ``.gz`` is decompressed. All
+            files have the same columns.
+        columns: the names of the columns to keep; or a mapping from each entry of an item to its column, or
+            to several columns that are stacked to one tensor ``[k]``. ``{"pixels": "pixel_*"}`` stacks all
+            columns that match, in their order in the file.
+        types: types of columns, in place of the inferred ones: int, float, bool, str or a dtype of torch.
+        label: the column with the class of each row: it becomes the number of the class, int64, and
+            `classes` the list of names, sorted.
+        categories: further columns whose values become numbers, int64; or a mapping from columns to all
+            their values in order. For validation data: ``categories=train.categories``.
+        missing: ``"error"``; ``"nan"``, which turns columns of integers with missing values into float32;
+            ``"drop"``, without rows that miss a value; or a mapping from columns to the value that is
+            filled in.
+        delimiter: between fields; a tab for ``.tsv`` files, else a comma.
+        header: whether the first row has the names; or the names of the columns of files without them.
+        skip: the number of lines before the header.
+        encoding: of the text; a byte order mark of UTF-8 is skipped.
+
+    Raises:
+        DataError: a file is missing or cannot be read; the message names file, line and column.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "flats.csv")
+    >>> _ = path.write_text("rooms,area,kind\\n2,51.5,flat\\n5,120,house\\n3,80,flat\\n")
+    >>> flats = CsvDataset(path, columns={"x": ["rooms", "area"]}, label="kind")
+    >>> flats[1], flats.classes
+    ({'x': tensor([  5., 120.]), 'kind': np.int64(1)}, ['flat', 'house'])
+    >>> flats.take(torch.tensor([0, 2]))
+    Batch(x: (2, 2), kind: (2,))
+    """
+
+    @explain_arguments()
+    def __init__(
+        self,
+        path: Paths,
+        *,
+        columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        types: Mapping[str, type | torch.dtype] | None = None,
+        label: str | None = None,
+        categories: Sequence[str] | Mapping[str, Sequence[Any]] = (),
+        missing: str | Mapping[str, Any] = "error",
+        delimiter: str | None = None,
+        header: bool | Sequence[str] = True,
+        skip: int = 0,
+        encoding: str = "utf-8",
+    ) -> None:
+        files = find_files(path)
+        if delimiter is not None and len(delimiter) != 1:
+            raise DataError("delimiter= must be one character", found=repr(delimiter))
+        try:
+            encoding = codecs.lookup(encoding).name
+            io.TextIOWrapper(io.BytesIO(), encoding)  # refuses those that are not of text, such as base64
+        except LookupError:
+            raise DataError("encoding= is unknown to Python", found=repr(encoding)) from None
+        self._files = [CsvFile(file, delimiter, header, skip, encoding) for file in files]
+        schema = Schema.create(
+            Options(columns, types, label, categories, missing),
+            self._files[0].names,
+            self._files[0].path,
+            policies=("error", "nan", "drop"),
+            kinds=SCALARS,
+        )
+        for file in self._files[1:]:
+            file.check_columns(schema, self._files[0])
+        with _no_garbage_collection():
+            readers = _read(self._files, schema)
+        table: dict[str, Column] = {name: reader.column(self._files) for name, reader in readers.items()}
+        known = {name: reader.categories for name, reader in readers.items() if reader.categories is not None}
+        absent = sorted({row for reader in readers.values() for row in reader.absent})
+        self._rows: NDArray[np.int64] | None = None
+        if missing == "drop" and absent:
+            self._rows = np.delete(np.arange(sum(file.num_rows for file in self._files)), absent)
+            if not len(self._rows):
+                raise DataError("every row lacks a value, so that none is left", where=self._files[0].path)
+            table = {name: _rows_of(column, self._rows) for name, column in table.items()}
+        super().__init__(stack(table, schema, self.place), known, schema)
+
+    def place(self, index: int) -> str:
+        """Return the file and line of an item, ``"houses.csv, line 7"``."""
+        return place_in(self._files, index if self._rows is None else int(self._rows[index]))
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare the collector the lists of fields, going through which takes 30 % of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _read(files: list[CsvFile], schema: Schema) -> dict[str, ColumnReader]:
+    readers = {name: ColumnReader(name, schema) for name in schema.used}
+    start = 0
+    for file in files:
+        place_of = {name: place for place, name in enumerate(file.names)}
+        places = [(reader, place_of[name]) for name, reader in readers.items()]
+        for rows in file.chunks():
+            for reader, place in places:
+                reader.add(list(map(itemgetter(place), rows)), start, file)
+            start += len(rows)
+    if start == 0:
+        raise DataError("there are no rows", where=files[0].path, expected="rows after the header")
+    return readers
+
+
+def _rows_of(column: Column, rows: NDArray[np.int64]) -> Column:
+    if isinstance(column, Text):
+        return Text.of(column.take(rows))
+    assert isinstance(column, Numbers)
+    return Numbers(column.values[rows])

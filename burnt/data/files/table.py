@@ -1,0 +1,289 @@
+"""Tables in memory: columns held compactly, of which rows are items and `take` makes batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from burnt.data.batch import Batch
+from burnt.data.dataset import checked_index
+from burnt.data.files.schema import Categories, Labelled, Schema, check_entry, is_number, shorten, unfit_cell
+from burnt.data.fitting import misfits
+from burnt.errors import DataError, quantity
+
+Indices = NDArray[np.int64]
+
+
+class Numbers:
+    """Numbers, ``[n]``, or vectors, ``[n, k]``: cells are NumPy scalars or tensors."""
+
+    fixed_shape = True
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self.values = values
+
+    @property
+    def nbytes(self) -> int:
+        """The memory in use."""
+        return self.values.nbytes
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> Any:
+        value = self.values[index]
+        return value if self.values.ndim == 1 else torch.from_numpy(value.copy())
+
+    def take(self, indices: Indices) -> Tensor:
+        """Return the cells at indices, ``[len(indices), ...]``."""
+        return torch.from_numpy(self.values.take(indices, axis=0))
+
+
+class Text:
+    """Texts, as one array of UTF-8 and the offsets of each in it, ``[n + 1]``."""
+
+    fixed_shape = True
+
+    def __init__(self, data: NDArray[np.uint8], offsets: NDArray[Any]) -> None:
+        self.data = data
+        self.offsets = offsets
+
+    @classmethod
+    def of(cls, values: Sequence[str]) -> Text:
+        """Return the column of these texts."""
+        encoded = [value.encode() for value in values]
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(value) for value in encoded], out=offsets[1:])
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    @classmethod
+    def join(cls, parts: Sequence[Text]) -> Text:
+        """Return the column of all parts' texts."""
+        starts = np.cumsum([0, *(len(part.data) for part in parts)])
+        offsets = [part.offsets[:-1] + start for part, start in zip(parts, starts[:-1], strict=True)]
+        return cls(np.concatenate([part.data for part in parts]), np.concatenate([*offsets, starts[-1:]]))
+
+    @property
+    def nbytes(self) -> int:
+        """The memory in use."""
+        return self.data.nbytes + self.offsets.nbytes
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> str:
+        if index < 0:
+            index += len(self)
+        return self.data[self.offsets[index] : self.offsets[index + 1]].tobytes().decode()
+
+    def take(self, indices: Indices) -> list[str]:
+        """Return the cells at indices."""
+        return [self[index] for index in indices.tolist()]
+
+
+class Lists:
+    """Vectors of different lengths, as one array of numbers and the offsets of each in it, ``[n + 1]``."""
+
+    fixed_shape = False
+
+    def __init__(self, values: NDArray[Any], offsets: NDArray[Any]) -> None:
+        self.values = values
+        self.offsets = offsets
+
+    @property
+    def nbytes(self) -> int:
+        """The memory in use."""
+        return self.values.nbytes + self.offsets.nbytes
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index < 0:
+            index += len(self)
+        return torch.from_numpy(self.values[self.offsets[index] : self.offsets[index + 1]].copy())
+
+    def take(self, indices: Indices) -> list[Tensor]:
+        """Return the cells at indices."""
+        return [self[index] for index in indices.tolist()]
+
+
+class Objects:
+    """Any other cells: ``read(cell, index)`` turns each into a value of Python when it is used."""
+
+    fixed_shape = False
+
+    def __init__(self, cells: Any, read: Callable[[Any, int], Any]) -> None:
+        self.cells = cells
+        self.read = read
+
+    @property
+    def nbytes(self) -> int:
+        """The memory in use."""
+        return int(self.cells.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(self.cells[index], index)
+
+    def take(self, indices: Indices) -> list[Any]:
+        """Return the cells at indices."""
+        return [self[index] for index in indices.tolist()]
+
+
+Column = Numbers | Text | Lists | Objects
+
+
+def as_dtype(
+    values: NDArray[Any], dtype: np.dtype[Any], column: str, where: Callable[[int], str]
+) -> NDArray[Any]:
+    """Return numbers as a dtype; raise a DataError for the first that does not fit."""
+    wrong = misfits(values, dtype)
+    if wrong.any():
+        index = int(np.flatnonzero(wrong)[0])
+        raise unfit_cell(where(index), column, dtype, values.ravel()[index].item())
+    return values.astype(dtype, copy=False)
+
+
+def stack(columns: Mapping[str, Column], schema: Schema, where: Callable[[int], str]) -> dict[str, Column]:
+    """Return the entries of the items: the columns, those of a vector stacked.
+
+    `where(index)` is the place of a row, for messages.
+
+    Raises:
+        DataError: a vector has a column that holds no numbers.
+    """
+    entries: dict[str, Column] = {}
+    for entry, names in schema.fields.items():
+        if isinstance(names, str):
+            entries[entry] = columns[names]
+            continue
+        parts = []
+        for name in names:
+            column = columns[name]
+            if not isinstance(column, Numbers) or column.values.ndim != 1:
+                raise _not_numeric(entry, name, column, where)
+            parts.append(column.values)
+        # Integers beside float32 would become float64.
+        floats = [part.dtype for part in parts if part.dtype.kind == "f"]
+        dtype = np.result_type(*(floats or [part.dtype for part in parts]))
+
+        def place(index: int, entry: str = entry) -> str:
+            return f"{where(index)}, entry {entry!r}"
+
+        for name, part in zip(names, parts, strict=True):
+            if part.dtype.kind in "iu":
+                as_dtype(part, dtype, name, place)
+        entries[entry] = Numbers(np.stack(parts, axis=1, dtype=dtype, casting="unsafe"))
+    return entries
+
+
+def _not_numeric(entry: str, name: str, column: Column, where: Callable[[int], str]) -> DataError:
+    index = next((i for i in range(len(column)) if not is_number(column[i])), 0)
+    return DataError(
+        f"the entry {entry!r} stacks a column that is not numeric",
+        where=f"{where(index)}, column {name!r}",
+        expected="numbers, true and false, or categories",
+        found=shorten(column[index]),
+        hint=f"give it an entry of its own, or categories=[{name!r}]",
+    )
+
+
+class Table(Labelled):
+    """Items from columns in memory: dicts of NumPy scalars, texts and tensors.
+
+    Attributes:
+        categories: each column of class names, and the names by their number.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], categories: Mapping[str, Categories], schema: Schema):
+        self._columns = dict(columns)
+        self.categories = {column: known.values for column, known in categories.items()}
+        self._classes = schema.class_names(categories)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory in use."""
+        return sum(column.nbytes for column in self._columns.values())
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({quantity(len(self), 'row')})"
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        index = checked_index(index, len(self))
+        return {name: column[index] for name, column in self._columns.items()}
+
+    def column(self, name: str) -> Any:
+        """Return a whole column: a tensor ``[n]`` or ``[n, k]``, or a list of other cells.
+
+        Raises:
+            DataError: there is no such column.
+        """
+        check_entry(name, self._columns)
+        return self._columns[name].take(np.arange(len(self)))
+
+    def numbers(self) -> list[Tensor]:
+        """Return the columns of numbers, which share the memory of this table."""
+        columns = self._columns.values()
+        return [torch.from_numpy(column.values) for column in columns if isinstance(column, Numbers)]
+
+    @property
+    def take(self) -> Callable[[Tensor], Batch]:
+        """``take(indices)`` returns the items at indices, ``[n]`` of int64, as one batch.
+
+        There is none if cells differ in shape: a loader's `batcher` then gets the items, to pad them.
+        """
+        if not all(column.fixed_shape for column in self._columns.values()):
+            raise AttributeError("the cells of a column differ in shape")
+        return self._take
+
+    def _take(self, indices: Tensor) -> Batch:
+        places = indices.numpy()
+        return Batch(**{name: column.take(places) for name, column in self._columns.items()})
+
+
+def take_across(take: Callable[[int, Tensor], Any], starts: Tensor, indices: Tensor) -> Any:
+    """Return one batch with items of several datasets, in the order of the indices.
+
+    Args:
+        take: ``take(number, indices)`` returns a batch of one of the datasets.
+        starts: the index of the first item of each and, last, the number of all items.
+        indices: ``[n]`` of int64, counted over all datasets.
+    """
+    if not len(indices):
+        return take(0, indices)
+    owners = torch.searchsorted(starts, indices, right=True) - 1
+    order = torch.argsort(owners, stable=True)
+    sorted_owners, counts = torch.unique_consecutive(owners[order], return_counts=True)
+    groups = torch.split(indices[order], counts.tolist())
+    parts = [
+        take(owner, group - starts[owner])
+        for owner, group in zip(sorted_owners.tolist(), groups, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else _reorder(parts, torch.argsort(order))
+
+
+def _reorder(parts: list[Any], order: Tensor) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts).index_select(0, order.to(first.device))
+    if isinstance(first, Batch):
+        return Batch(**{name: _reorder([getattr(part, name) for part in parts], order) for name in first})
+    if isinstance(first, list):
+        values = [value for part in parts for value in part]
+        return [values[place] for place in order.tolist()]
+    raise DataError(
+        "batches of several datasets cannot be joined",
+        expected="a Batch of tensors and lists",
+        found=type(first).__name__,
+    )

@@ -1,0 +1,1 @@
+"""Batches in order: samplers, workers, streams, and the state that resumes them."""

@@ -1,0 +1,471 @@
+"""Loaders: batches in an order that depends only on (seed, epoch), so that each can be reproduced."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnt._hints import explain_arguments
+from burnt.data.adapt import as_dataset
+from burnt.data.batch import collate, copy_item
+from burnt.data.batch import pin as pin_memory
+from burnt.data.dataset import Dataset
+from burnt.data.loading.buckets import Buckets, as_buckets
+from burnt.data.loading.pack import Pack
+from burnt.data.loading.pad import Pad
+from burnt.data.loading.samplers import Sampler, as_sampler
+from burnt.data.loading.seeds import numpy_generator, torch_generator
+from burnt.data.loading.workers import Cell, WorkerPool
+from burnt.data.transforms.adapters import as_transform
+from burnt.errors import BurntError, DataError, quantity
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    B = TypeVarWithDefault("B", default=Any)
+else:
+    B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
+
+
+class EpochLoader(Protocol[B_co]):
+    """The interface that the Learner needs of a loader."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[B_co]:
+        """Return the batches of an epoch, from the batch numbered `start` on."""
+        ...
+
+    def num_batches(self) -> int | None:
+        """Return the number of batches of an epoch; None if unknown."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return the settings that determine the order; checkpoints store them and compare them on resume."""
+        ...
+
+
+class ResumableIterator(Protocol[B_co]):
+    """An iterator over the batches of an epoch that knows its position."""
+
+    def __iter__(self) -> Iterator[B_co]:
+        """Return the iterator itself."""
+        ...
+
+    def __next__(self) -> B_co:
+        """Return the next batch."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return the position after the last batch that was returned, whatever was loaded ahead, as JSON."""
+        ...
+
+
+class ResumableLoader(EpochLoader[B_co], Protocol[B_co]):
+    """A loader whose position in an epoch is more than the number of the batch, such as a stream.
+
+    `epoch` returns a `ResumableIterator`. Its `state` goes into the checkpoint, and `resume` continues there.
+    """
+
+    def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> Iterator[B_co]:
+        """Return the batches of an epoch from the batch numbered `start` on, which is where `state` was."""
+        ...
+
+
+class Loader(Generic[B]):
+    """Batches from a dataset, optionally shuffled, sampled, bucketed or packed, loaded here or by workers.
+
+    The order depends neither on the global random state nor on earlier epochs: batch `k` of epoch `e` is the
+    same in every run with the same seed, and can be loaded without the ones before it. Workers change neither
+    the order nor what the transforms draw.
+
+    Args:
+        dataset: the items: anything with a length and items by index, a tensor or array, whose items are its
+            rows, or a dataframe. A method ``__getitems__(indices)`` returns a list of items, and otherwise
+            ``take(indices)`` whole batches, if it has one of these.
+        batch_size: the number of items in a batch; of rows, with `pack`.
+        batcher: turns a list of items into a batch; `collate` by default, `Pad` for items of different
+            lengths. If the dataset has ``take``, it gets that batch instead.
+        shuffle: use a new order in every epoch.
+        seed: the seed of the order and of the transforms.
+        drop_last: drop a last batch that is not full.
+        item_transform: ``item_transform(item, generator)`` returns the changed item, which is a copy if the
+            dataset may hold it. The generator is seeded by (seed, epoch, index of the item).
+        transform: ``transform(batch, generator)`` returns the changed batch. The generator is seeded by
+            (seed, epoch, batch). A resumed run repeats both exactly.
+        sampler: decides which items an epoch has, in place of `shuffle`: a `Sampler` such as
+            `WeightedSampler`, one of torch, or a list of indices.
+        buckets: `Buckets`, or the lengths of the items: batches have items of similar length.
+        pack: a `Pack`: items are documents, which are packed into rows of a fixed length.
+        workers: the number of worker processes, which load batches ahead; ``"4 threads"`` are threads of this
+            process, for datasets that wait, or release Python's lock while they decode; where these draw from
+            global random states, they load one batch at a time. They start at the first batch and stay until
+            `close`, or until the loader is gone: changes of the dataset after that do not reach processes.
+        prefetch: the number of batches that each worker is ahead, 2 by default.
+        pin: copy batches to pinned memory, from which they go to CUDA beside the computation.
+
+    Raises:
+        DataError: an empty dataset, no batch in an epoch, or settings that are invalid or exclude each other.
+
+    An item that cannot be read raises a DataError that names it, with the dataset's exception as its cause,
+    and so does a worker process that is killed.
+
+    >>> loader = Loader(range(5), batch_size=2, shuffle=True, seed=1)
+    >>> len(loader), [len(batch) for batch in loader]
+    (3, [2, 2, 1])
+    >>> [batch.tolist() for batch in loader.epoch(4)] == [batch.tolist() for batch in loader.epoch(4)]
+    True
+    """
+
+    @explain_arguments(
+        num_workers="workers= is the number of worker processes; workers='4 threads' are threads",
+        prefetch_factor="prefetch= is the number of batches that each worker is ahead",
+        persistent_workers="not needed: workers stay until the loader is closed or gone",
+        multiprocessing_context="multiprocessing.set_start_method() decides how worker processes start",
+        worker_init_fn="not needed: the global random states of a worker are seeded for every batch",
+        timeout="not needed: a worker that dies is reported, with the item that it was reading",
+        pin_memory="pin=True",
+        pin_memory_device="not needed, as pin=True is for CUDA",
+        batch_sampler="sampler= decides the items, and buckets= makes batches of items of similar length",
+        generator="the order depends on seed=",
+        in_order="not needed: batches always come in order",
+    )
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        batcher: Callable[[Any], B] | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        item_transform: Callable[[Any, torch.Generator], Any] | None = None,
+        transform: Callable[[B, torch.Generator], B] | None = None,
+        sampler: Sampler | Iterable[int] | None = None,
+        buckets: Buckets | Sequence[int] | Tensor | Callable[[Any], int] | None = None,
+        pack: Pack | None = None,
+        workers: int | str = 0,
+        prefetch: int | None = None,
+        pin: bool = False,
+    ) -> None:
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise DataError(
+                "batch_size is no number of items",
+                expected="batch_size of at least 1",
+                found=repr(batch_size),
+            )
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise DataError(
+                "a Loader needs a dataset with a length and items by index",
+                found=type(dataset).__name__,
+                hint="StreamLoader is for what can only be iterated",
+            )
+        if not hasattr(
+            dataset, "__getitems__"
+        ):  # as datasets of Hugging Face do, whose items stay as they are
+            dataset = as_dataset(dataset)
+        if len(dataset) == 0:
+            raise DataError(
+                "the dataset is empty",
+                found=f"a {type(dataset).__name__} of length 0",
+                hint="check the path, filter or split that it is built from",
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.sampler = None if sampler is None else as_sampler(sampler, seed)
+        self.buckets = None if buckets is None else copy.copy(as_buckets(buckets))
+        self.pack = None if pack is None else copy.copy(pack)
+        self.pin = pin
+        self._check_combination(batcher)
+        # Both learn the lengths of this dataset, and the user may give them to other loaders, too.
+        if self.buckets is not None:
+            self.buckets.prepare(dataset, batch_size)
+        if self.pack is not None:
+            self.pack.prepare(dataset)
+        if item_transform is not None:
+            item_transform = as_transform(item_transform)
+        if transform is not None:
+            transform = as_transform(transform)
+        reader = _Reader(dataset, batcher, item_transform, transform, self.pack, seed)
+        self._pool = WorkerPool(reader, workers, prefetch)
+        self._served = 0
+        if len(self) == 0:
+            raise DataError(
+                "an epoch would have no batch",
+                expected=f"at least {quantity(batch_size, 'row' if pack else 'item')}, with drop_last",
+                found=quantity(self._size(), "row" if pack else "item"),
+            )
+
+    def _check_combination(self, batcher: object) -> None:
+        takes = _takes(self.dataset)
+        for is_wrong, what, hint in (
+            (
+                self.shuffle and self.sampler is not None,
+                "shuffle= and sampler= exclude each other",
+                "the sampler decides the order: SubsetSampler(indices, shuffle=True)",
+            ),
+            (
+                self.pack is not None and (self.buckets is not None or self.sampler is not None),
+                "pack= cannot be combined with buckets= or sampler=",
+                "select the documents in the dataset",
+            ),
+            (
+                self.pack is not None and (batcher is not None or takes),
+                "pack= makes the batches itself",
+                "use transform= to change them"
+                if batcher
+                else "give it a dataset of documents, without take()",
+            ),
+            (
+                self.buckets is not None
+                and self.buckets.tokens is not None
+                and (self.drop_last or self.sampler is not None),
+                "the tokens= of buckets cannot be combined with drop_last= or sampler=",
+                "without them, every epoch has the same number of batches",
+            ),
+        ):
+            if is_wrong:
+                raise DataError(what, hint=hint)
+
+    def __len__(self) -> int:
+        if self.buckets is not None:
+            return self.buckets.num_batches(len(self._epoch_part(range(self._size()))), self.batch_size)
+        full, rest = divmod(self._size(), self.batch_size)
+        return full if self.drop_last or not rest else full + 1
+
+    def __iter__(self) -> Iterator[B]:
+        """Iterate over the next epoch, starting with 0."""
+        self._served += 1
+        return self.epoch(self._served - 1)
+
+    @property
+    def replays(self) -> bool:
+        """Whether a resumed run goes through the earlier batches of its epoch again: never."""
+        return False
+
+    def num_batches(self) -> int:
+        """Return the number of batches of an epoch."""
+        return len(self)
+
+    def order(self, epoch: int) -> Tensor:
+        """Return the indices of an epoch in their order, ``[n]`` of int64; of documents, with `pack`."""
+        return self._arrange(epoch)[0] if self.pack is None else self._items(epoch)
+
+    def indices(self, epoch: int, batch: int) -> Tensor:
+        """Return the indices of the items of a batch, ``[n]`` of int64; with `pack`, those of its pieces."""
+        indices: Tensor = next(self._tasks(epoch, batch))[1][2]
+        return indices
+
+    def samples(self, epoch: int, batch: int) -> list[int]:
+        """Return the indices of the items in a batch, by the numbers of its epoch and batch, from 0."""
+        _, (_, _, part) = next(self._tasks(epoch, batch))
+        if self.pack is not None:  # pieces of documents: row, column, document, ...
+            return list(dict.fromkeys(part[:, 2].tolist()))
+        indices: list[int] = part.tolist()
+        return indices
+
+    def read(self, indices: Tensor) -> B:
+        """Return a batch of these items, ``[n]`` of int64, read in this process; not with `pack`."""
+        batch: B = self._pool.target((0, 0, indices), [-1])
+        return batch
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
+        """The batches of an epoch.
+
+        Args:
+            epoch: its number, from 0.
+            start: the number of the first batch wanted; none of the items before it is touched.
+        """
+        batches = self._pool.run(self._tasks(epoch, start))
+        return map(pin_memory, batches) if self.pin else batches
+
+    def close(self) -> None:
+        """End the workers. They start again when the next batch is wanted."""
+        self._pool.close()
+
+    def state(self) -> dict[str, Any]:
+        """What decides the order: compared when a run is resumed."""
+        state: dict[str, Any] = {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "items": len(self.dataset),
+        }
+        # Only where they are used: checkpoints of burnt 0.1.0 lack them.
+        if self.sampler is not None:
+            own = getattr(self.sampler, "state", None)
+            state["sampler"] = {"type": type(self.sampler).__qualname__, **(own() if own is not None else {})}
+        if self.buckets is not None:
+            state["buckets"] = self.buckets.state()
+        if self.pack is not None:
+            state["pack"] = self.pack.state()
+        return state
+
+    def _size(self) -> int:
+        """Return the number of items or rows of an epoch, those that `drop_last` drops included."""
+        if self.pack is not None:
+            return self.pack.num_rows
+        return len(self.dataset if self.sampler is None else self.sampler)
+
+    def _epoch_part(self, items: Any) -> Any:
+        """Return the items that make full batches, with `drop_last`."""
+        return items[: len(items) // self.batch_size * self.batch_size] if self.drop_last else items
+
+    def _items(self, epoch: int) -> Tensor:
+        """Return the indices of an epoch before they are put into buckets or rows."""
+        if self.sampler is None:
+            if not self.shuffle:
+                return torch.arange(len(self.dataset))
+            return torch.from_numpy(numpy_generator(self.seed, epoch).permutation(len(self.dataset)))
+        indices = torch.as_tensor(self.sampler.indices(epoch))
+        if len(indices) != len(self.sampler):
+            raise DataError(
+                f"{type(self.sampler).__name__} gives another number of indices than its length",
+                expected=len(self.sampler),
+                found=f"{len(indices)} in epoch {epoch}",
+            )
+        low, high = (int(bound) for bound in torch.aminmax(indices))
+        if low < 0 or high >= len(self.dataset):
+            raise DataError(
+                f"{type(self.sampler).__name__} gives an index that the dataset lacks",
+                expected=f"0 to {len(self.dataset) - 1}",
+                found=low if low < 0 else high,
+            )
+        return indices
+
+    def _arrange(self, epoch: int) -> tuple[Tensor, Sequence[int] | np.ndarray[Any, Any]]:
+        """Return what the readers get, in the order of an epoch, and where the batches start in it."""
+        items = self._items(epoch)
+        is_random = self.shuffle or self.sampler is not None
+        generator = numpy_generator(self.seed, epoch, 1) if is_random else None
+        if self.pack is not None:
+            pieces, first_of_row = self.pack.arrange(items.numpy(), generator)
+            return pieces, first_of_row[:: self.batch_size]
+        if self.buckets is not None:
+            order, starts = self.buckets.arrange(self._epoch_part(items.numpy()), self.batch_size, generator)
+            return torch.from_numpy(order), starts
+        return items, range(0, len(items), self.batch_size)
+
+    def _tasks(self, epoch: int, start: int) -> Iterator[tuple[int, Any]]:
+        order, starts = self._arrange(epoch)
+        for number in range(start, len(self)):
+            end = int(starts[number + 1]) if number + 1 < len(starts) else len(order)
+            yield number, (epoch, number, order[int(starts[number]) : end])
+
+
+class _Reader:
+    """Reads the batches of a `Loader`, in this process or in a worker's.
+
+    A task is the epoch, the number of the batch, and the indices of its items, or the pieces of its rows.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batcher: Callable[[Any], Any] | None,
+        item_transform: Callable[[Any, torch.Generator], Any] | None,
+        transform: Callable[[Any, torch.Generator], Any] | None,
+        pack: Pack | None,
+        seed: int,
+    ) -> None:
+        self.dataset = dataset
+        self.batcher = batcher
+        self.item_transform = item_transform
+        self.transform = transform
+        self.pack = pack
+        self.seed = seed
+        # A function of the user may change an item in place, which must not change the dataset.
+        self.copies_items = item_transform is not None or not isinstance(batcher, Pad | None)
+
+    def __call__(self, task: tuple[int, int, Tensor], cell: Cell) -> Any:
+        epoch, number, indices = task
+        batch: Any
+        try:
+            if self.pack is not None:
+                row = indices[:, 0] - indices[0, 0]
+                documents = torch.unique(indices[:, 2])
+                items = dict(zip(documents.tolist(), self._items(epoch, documents, cell), strict=True))
+                pieces = torch.cat([row.unsqueeze(1), indices[:, 1:]], dim=1)
+                batch = self.pack.batch(items, pieces, int(row[-1]) + 1)
+            elif _takes(self.dataset) and self.item_transform is None:
+                batch = self.dataset.take(indices)
+                if self.batcher is not None:
+                    batch = self.batcher(batch)
+            else:
+                batch = (self.batcher or collate)(self._items(epoch, indices, cell))
+            cell[0] = -1
+            if self.transform is not None:
+                batch = self.transform(batch, torch_generator(self.seed, epoch, number))
+            return batch
+        except BurntError as error:
+            if cell[0] == -1 and not error.origin:
+                error.origin += (self.describe(task, -1),)
+            raise
+        except Exception as error:
+            raise DataError(
+                "a batch could not be loaded",
+                where=self.describe(task, -1),
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+
+    def key(self, task: tuple[int, int, Tensor]) -> tuple[int, ...]:
+        """Return what seeds the global random states of a worker."""
+        return self.seed, task[0], task[1]
+
+    def describe(self, task: tuple[int, int, Tensor], index: int) -> str:
+        """Return which item of which batch is read, or which items the batch has."""
+        epoch, number, indices = task
+        name = type(self.dataset).__name__
+        batch = f"batch {number} of epoch {epoch}, counted from 0"
+        if index >= 0:
+            return f"item {index} of {name}, in {batch}"
+        items = (indices if self.pack is None else torch.unique(indices[:, 2])).tolist()
+        shown = ", ".join(str(item) for item in items[:20]) + (", ..." if len(items) > 20 else "")
+        return f"{batch}: items {shown} of {name}"
+
+    def _items(self, epoch: int, indices: Tensor, cell: Cell) -> list[Any]:
+        several = getattr(self.dataset, "__getitems__", None)
+        items: list[Any] | None = None
+        if several is not None:
+            try:
+                items = several(indices.tolist())
+            except Exception:
+                self._read(epoch, indices, cell, None)  # one by one, to name the item
+                raise
+        return self._read(epoch, indices, cell, items)
+
+    def _read(self, epoch: int, indices: Tensor, cell: Cell, items: Sequence[Any] | None) -> list[Any]:
+        read = []
+        for place, index in enumerate(indices.tolist()):
+            cell[0] = index
+            try:
+                item = self.dataset[index] if items is None else items[place]
+                if self.copies_items:
+                    item = copy_item(item)
+                if self.item_transform is not None:
+                    item = self.item_transform(item, torch_generator(self.seed, epoch, index))
+            except BurntError as error:
+                error.origin += (f"item {index} of {type(self.dataset).__name__}",)
+                raise
+            except Exception as error:
+                raise DataError(
+                    "an item could not be loaded",
+                    where=f"item {index} of {type(self.dataset).__name__}",
+                    found=f"{type(error).__name__}: {error}",
+                ) from error
+            read.append(item)
+        cell[0] = -1
+        return read
+
+
+def _takes(dataset: object) -> bool:
+    # Datasets of Hugging Face have __getitems__, and a take() that returns the first items.
+    return hasattr(dataset, "take") and not hasattr(dataset, "__getitems__")

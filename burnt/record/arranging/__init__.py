@@ -1,0 +1,1 @@
+"""How other programs name and arrange tensors."""

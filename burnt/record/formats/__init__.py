@@ -1,0 +1,1 @@
+"""Tensor files: safetensors and its folders of shards, torch, npz, GGUF, Burn."""

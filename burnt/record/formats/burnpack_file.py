@@ -1,0 +1,338 @@
+"""Tensors of Burn's burnpack files (``.bpk``): read one at a time, and written.
+
+A file is a header of 10 bytes, metadata as CBOR and the tensors' values, all little-endian::
+
+    b"NRUB"   version: u16   length of the metadata: u32
+    {"tensors": {"fc.weight": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24], "param_id": 7}},
+     "metadata": {"epoch": "3"},
+     "scalars": {"step": {"UInt": 7}}}
+    zeros up to a multiple of 256
+    the tensors, each of which starts at a multiple of 256
+
+``param_id`` (under which Burn's optimizers know a parameter), ``metadata`` and ``scalars`` may be missing.
+Burn 0.19 wrote the tensors one after the other, without any zeros, under the same version. Names and shapes
+are those in the file: Burn's linear layers store ``[in, out]``, its norms ``gamma`` and ``beta``.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from burnt._files import replacing
+from burnt.errors import RecordError
+from burnt.record.formats.cbor import decode_cbor, encode_cbor
+from burnt.record.formats.checksums import check_seal, sealed, with_checksums
+from burnt.record.formats.files import CUT, FileTensor, bytes_of, parse_document, with_document
+from burnt.record.stored import StoredTensor
+
+SUFFIX = ".bpk"
+
+MAGIC = b"NRUB"
+_HEADER = struct.Struct("<4sHI")
+_VERSION = 1
+_ALIGNMENT = 256
+
+_MOST_TENSORS, _MOST_METADATA, _MOST_TENSOR_BYTES, _MOST_BYTES = 100_000, 100 << 20, 10 << 30, 100 << 30
+"""Burn refuses to read files with more."""
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "Flex32": torch.float32,  # computed with less precision, stored as float32
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "Bool": torch.bool,  # until Burn 0.20; {"Bool": "Native"} since
+}
+_BOOLS = {"Native": torch.bool, "U8": torch.bool, "U32": torch.uint32}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items() if name not in ("Flex32", "Bool")}
+
+
+class _Entry(msgspec.Struct):
+    """A tensor in the metadata."""
+
+    dtype: str | dict[str, Any]
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+    param_id: int | None = None
+
+
+class _Metadata(msgspec.Struct):
+    tensors: dict[str, _Entry]
+    metadata: dict[str, str] = {}
+    scalars: dict[str, Any] = {}
+
+
+def open_burnpack(
+    path: Path, stack: ExitStack
+) -> tuple[dict[str, StoredTensor], dict[str, Any] | None, tuple[str, ...]]:
+    """Open a burnpack file to read its tensors one at a time.
+
+    Args:
+        path: the file.
+        stack: closes it.
+
+    Returns:
+        tensors by name, in the order of the file; the document that `write_burnpack` has stored, or None;
+        notes on what is ignored.
+
+    Raises:
+        RecordError: the file is truncated, damaged, of a newer version, or a tensor has a dtype that torch
+            lacks.
+        OSError: the file does not exist or cannot be read.
+    """
+    file = stack.enter_context(path.open("rb", buffering=0))
+    metadata, end, sums = _read_metadata(file, path)
+    dtypes = {
+        name: _torch_dtype(entry.dtype, f"{path}: {name[:200]}") for name, entry in metadata.tensors.items()
+    }
+    entries = dict(sorted(metadata.tensors.items(), key=lambda item: item[1].data_offsets))
+    start = _find_data(file, path, entries, dtypes, end)
+    tensors: dict[str, StoredTensor] = {
+        name: FileTensor(entry.shape, dtypes[name], file, start + entry.data_offsets[0], sums.get(name))
+        for name, entry in entries.items()
+    }
+    notes = []
+    if names := list(metadata.scalars):
+        shown = ", ".join(repr(name)[:80] for name in names[:5]) + (", ..." if len(names) > 5 else "")
+        notes.append(f"ignored, as they are no tensors: {shown}")
+    return tensors, parse_document(metadata.metadata, path), tuple(notes)
+
+
+def is_burnpack(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a burnpack file, by its first bytes.
+
+    Raises:
+        OSError: the file does not exist or cannot be read.
+    """
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def read_burnpack(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """Read the tensors of a burnpack file, and the document that `write_burnpack` has stored.
+
+    Raises:
+        RecordError, OSError: as in `open_burnpack`.
+    """
+    with ExitStack() as stack:
+        stored, document, _ = open_burnpack(Path(path), stack)
+        tensors = {}
+        for name, tensor in stored.items():
+            tensor.verify(f"{os.fspath(path)}: {name}")
+            tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            tensor.read_into(tensors[name])
+    return tensors, document
+
+
+def write_burnpack(
+    path: str | os.PathLike[str], tensors: Mapping[str, StoredTensor], document: Mapping[str, Any] | None
+) -> None:
+    """Write named tensors and a JSON document to one burnpack file: temporary file, fsync, rename.
+
+    Args:
+        path: the file; an old one is replaced only after the new one is complete.
+        tensors: by name; one at a time is read.
+        document: JSON values, stored in the file's metadata under ``burnt``, with checksums; None stores
+            nothing, as Burn does.
+
+    Raises:
+        RecordError: Burn could not read the file: it lacks a dtype, or the file is beyond its limits.
+        OSError: the folder does not exist, cannot be written or is full.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"the folder {target.parent} of {target.name} does not exist")
+    entries: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        first = _align(end)
+        end = first + tensor.nbytes
+        entries[name] = {
+            "dtype": _burn_dtype(tensor.dtype, f"{target}: {name}"),
+            "shape": tensor.shape,
+            "data_offsets": (first, end),
+        }
+    # Burn, too, sorts the metadata by name and leaves the tensors in the order of the module.
+    contents: dict[str, Any] = {"tensors": dict(sorted(entries.items()))}
+    if document is not None:
+        contents["metadata"] = with_checksums(with_document({}, document), len(tensors))
+    metadata = encode_cbor(contents)
+    start = _align(_HEADER.size + len(metadata))
+    largest = max((tensor.nbytes for tensor in tensors.values()), default=0)
+    _check_limits(target, len(tensors), len(metadata), largest, start + end)
+    sums = {}
+    with replacing(target) as temporary, temporary.open("wb") as file:
+        file.write(_HEADER.pack(MAGIC, _VERSION, len(metadata)) + metadata)
+        file.write(bytes(start - file.tell()))
+        for name, tensor in tensors.items():
+            file.write(bytes(start + entries[name]["data_offsets"][0] - file.tell()))
+            values = bytes_of(tensor.read())
+            sums[name] = zlib.crc32(values)
+            file.write(values)
+        if document is not None:
+            file.seek(_HEADER.size)
+            file.write(sealed(metadata, [sums[name] for name in contents["tensors"]])[0])
+
+
+def _check_limits(path: Path, tensors: int, metadata: int, largest: int, size: int) -> None:
+    for what, count, most in [
+        ("tensors", tensors, _MOST_TENSORS),
+        ("bytes of metadata", metadata, _MOST_METADATA),
+        ("bytes in a tensor", largest, _MOST_TENSOR_BYTES),
+        ("bytes", size, _MOST_BYTES),
+    ]:
+        if count > most:
+            raise RecordError(
+                "Burn cannot read a burnpack file of this size",
+                where=os.fspath(path),
+                expected=f"at most {most:,} {what}",
+                found=f"{count:,}",
+                hint="save a .safetensors file, which Burn reads too",
+            )
+
+
+def _read_metadata(file: io.FileIO, path: Path) -> tuple[_Metadata, int, dict[str, int]]:
+    """Return a file's metadata, where it ends, and the checksums of the tensors."""
+    size = os.fstat(file.fileno()).st_size
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        raise RecordError(
+            "a burnpack file is truncated",
+            where=str(path),
+            expected=f"a header of {_HEADER.size} bytes",
+            found=f"{size} bytes",
+            hint=CUT,
+        )
+    _, version, length = _HEADER.unpack(header)
+    if version != _VERSION:
+        raise RecordError(
+            "a burnpack file of another version cannot be read",
+            where=str(path),
+            expected=f"version {_VERSION}",
+            found=f"version {version}",
+            hint="a newer Burn wrote this file: save a .safetensors file with it, or upgrade burnt",
+        )
+    if length > min(size - _HEADER.size, _MOST_METADATA):
+        raise RecordError(
+            "a burnpack file is truncated, or its header is damaged",
+            where=str(path),
+            expected=f"{length:,} bytes of metadata, at most {_MOST_METADATA:,}",
+            found=f"{size - _HEADER.size:,} bytes after the header",
+            hint=CUT,
+        )
+    text = file.read(length)
+    try:
+        metadata = msgspec.convert(decode_cbor(text), _Metadata)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise _damaged(path, str(error)) from None
+    sums = check_seal(text, metadata.metadata, list(metadata.tensors), str(path))
+    return metadata, _HEADER.size + length, sums
+
+
+def _find_data(
+    file: io.FileIO, path: Path, entries: Mapping[str, _Entry], dtypes: Mapping[str, torch.dtype], end: int
+) -> int:
+    """Return where the tensors' values start in a file whose metadata ends at `end`.
+
+    Args:
+        file: at the end of the metadata.
+        path: what messages call it.
+        entries: sorted by their offsets.
+        dtypes: by name.
+        end: of the metadata.
+    """
+    position, is_aligned, is_contiguous = 0, True, True
+    for name, entry in entries.items():
+        first, last = entry.data_offsets
+        # Without overlaps, the tensors take no more memory than the file has bytes.
+        if (
+            any(not 0 <= length < 2**62 for length in entry.shape)
+            or last - first != math.prod(entry.shape) * dtypes[name].itemsize
+            or first < position
+        ):
+            raise _damaged(
+                path, f"{name[:200]}: shape {entry.shape[:8]} of {entry.dtype} at bytes {entry.data_offsets}"
+            )
+        is_aligned = is_aligned and first % _ALIGNMENT == 0
+        is_contiguous = is_contiguous and first == position
+        position = last
+    if not (is_aligned or is_contiguous):
+        raise _damaged(
+            path, f"tensors that start neither at multiples of {_ALIGNMENT} nor one after the other"
+        )
+    size = os.fstat(file.fileno()).st_size
+    start = _align(end)
+    if is_aligned and size == start + position:
+        return start
+    # Burn 0.19. A newer file has this size, too, if as many bytes were cut off as zeros precede its tensors.
+    if is_contiguous and size == end + position and not (is_aligned and not any(file.read(start - end))):
+        return end
+    expected = position + (start if is_aligned else end)
+    raise RecordError(
+        "a burnpack file is truncated" if size < expected else "a burnpack file has bytes too many",
+        where=str(path),
+        expected=f"{expected} bytes",
+        found=f"{size} bytes",
+        hint=CUT + ("; if Burn 0.19 wrote it, save it with a newer Burn" if size == end + position else ""),
+    )
+
+
+def _align(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT
+
+
+def _torch_dtype(stored: str | dict[str, Any], where: str) -> torch.dtype:
+    if isinstance(stored, str):
+        dtype = _DTYPES.get(stored)
+    else:
+        store = stored.get("Bool")
+        dtype = _BOOLS.get(store) if isinstance(store, str) and len(stored) == 1 else None
+    if dtype is None:
+        is_quantized = isinstance(stored, dict) and "QFloat" in stored
+        raise RecordError(
+            "a tensor is quantized, and quantized tensors of Burn cannot be read"
+            if is_quantized
+            else "a tensor has a dtype that torch or Burn lacks",
+            where=where,
+            found=f"dtype {stored}"[:200],
+            hint="save the model in Burn before it is quantized" if is_quantized else None,
+        )
+    return dtype
+
+
+def _burn_dtype(dtype: torch.dtype, where: str) -> str | dict[str, str]:
+    if dtype == torch.bool:
+        return {"Bool": "Native"}
+    if dtype not in _NAMES:
+        raise RecordError(
+            "Burn has no such dtype",
+            where=where,
+            expected=", ".join(str(known).removeprefix("torch.") for known in (*_NAMES, torch.bool)),
+            found=str(dtype).removeprefix("torch."),
+            hint="convert the tensor, or save a .safetensors file",
+        )
+    return _NAMES[dtype]
+
+
+def _damaged(path: Path, found: str) -> RecordError:
+    return RecordError("the metadata of a burnpack file is damaged", where=str(path), found=found, hint=CUT)

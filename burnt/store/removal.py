@@ -1,0 +1,127 @@
+"""Remove a run's folder, unless its training is running.
+
+The folder is renamed first, so that no viewer sees half a run and a training notices at once; a removal that
+is interrupted leaves a hidden folder ``.NAME.removed-...`` beside the others, which is no run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from burnt.errors import RunError, quantity
+from burnt.store.reader import RunReader
+from burnt.store.schema import DATABASE
+
+# What burnt writes into a run's folder; anything else is named before it is removed.
+_OWN_NAMES = ("config.json", "checkpoints", "control", "logs", "notes", "profile", "tags", "tensorboard")
+
+
+class Removable(NamedTuple):
+    """A run that can be removed.
+
+    Args:
+        folder: its folder.
+        state: how it ended.
+        bytes: what its files take on the disk.
+        other_names: names in its folder that burnt has not written.
+    """
+
+    folder: Path
+    state: str
+    bytes: int
+    other_names: list[str]
+
+
+def examine(folder: str | os.PathLike[str]) -> Removable:
+    """Check that a run can be removed, and return what that frees; changes nothing.
+
+    Raises:
+        RunError: the folder holds no run, or other runs too; it is a link; the run is running; or it cannot
+            be read, so that this is unknown.
+    """
+    folder = Path(folder)
+    if folder.is_symlink():
+        raise RunError(
+            f"{folder} is a link and is not removed",
+            found=f"a link to {os.readlink(folder)}",
+            hint="name the folder itself, or remove the link with rm",
+        )
+    try:
+        with RunReader(folder) as reader:
+            state, attempt = reader.state(), reader.attempts()[-1]
+    except RunError as error:
+        if not Path(folder, DATABASE).is_file():
+            raise RunError(
+                f"{folder} holds no run and is not removed",
+                expected=str(folder / DATABASE),
+                hint="`burnt runs list` lists the runs",
+            ) from None
+        raise RunError(
+            f"{folder} cannot be read and is not removed, as it may be running",
+            where=str(folder / DATABASE),
+            found=f"{error.what}: {error.found}" if error.found else error.what,
+            hint="if it is not needed any more, remove the folder with rm -r",
+        ) from error
+    if state in ("running", "stale"):
+        raise RunError(
+            f"{folder} is {state} and is not removed",
+            found=f"process {attempt.pid} on {attempt.host}",
+            hint=f"stop it first: burnt ctl {folder} stop",
+        )
+    size = 0
+    for path, _, files in os.walk(folder):
+        if DATABASE in files and Path(path) != folder:
+            raise RunError(f"{folder} contains another run and is not removed", found=path)
+        for file in files:
+            status = os.lstat(os.path.join(path, file))
+            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    others = [name for name in sorted(os.listdir(folder)) if not _is_own(name)]
+    return Removable(folder, state, size, others)
+
+
+def remove(folder: str | os.PathLike[str]) -> Removable:
+    """Remove a run, as `examine` returns it.
+
+    Raises:
+        RunError: see `examine`; or a file cannot be removed.
+
+    >>> import tempfile
+    >>> from burnt.store import RunWriter, find_runs
+    >>> root = Path(tempfile.mkdtemp())
+    >>> RunWriter.create(root / "digits").close("finished")
+    >>> remove(root / "digits").state, find_runs(root), list(root.iterdir())
+    ('finished', [], [])
+    """
+    found = examine(folder)
+    path = Path(os.path.abspath(folder))
+    aside = path.with_name(f".{path.name}.removed-{secrets.token_hex(4)}")
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise RunError(
+            f"{folder} cannot be removed", where=str(path.parent), found=error.strerror or str(error)
+        ) from error
+    try:
+        examine(aside)  # it may have been resumed a moment ago
+    except RunError as error:
+        aside.rename(path)
+        raise RunError(f"{folder} is not removed: it was just resumed", found=error.found) from error
+    failed: list[str] = []
+    shutil.rmtree(aside, onerror=lambda function, name, info: failed.append(f"{name}: {info[1]}"))
+    if failed:
+        raise RunError(
+            f"{folder} was moved aside, but {quantity(len(failed), 'file')} cannot be removed",
+            where=str(aside),
+            found=failed[0],
+            hint=f"remove the rest with rm -r {aside}",
+        )
+    return found
+
+
+def _is_own(name: str) -> bool:
+    return name in _OWN_NAMES or name.startswith((DATABASE, "."))

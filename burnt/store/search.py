@@ -1,0 +1,375 @@
+"""Search runs by their settings, metrics, tags, notes, names and state.
+
+A query is a list of terms, all of which must match:
+
+=====================  ====================================================================================
+``words``              name, folder, state, a tag or a note contain it
+``tag:a,b``            the run has one of the tags; ``*`` and ``?`` stand for other characters, as in a shell
+``state:crashed``      running, finished, stopped, crashed, stale or unreadable
+``name:x`` ``note:x``  the name or folder, or a note, contains it
+``config:x``           a setting, written ``key=value``, contains it
+``lr>=1e-3``           a setting: ``= != < <= > >=``, and ``~`` for "contains". ``lr`` is short for any key
+                       that ends in ``.lr``
+``valid/loss<0.3``     the last value of a metric; ``best:valid/loss<0.3`` the best one
+``step>1000``          steps, epochs (``epoch``), training time (``took>2h``), time since start (``age<7d``)
+``-term``              the term does not match
+=====================  ====================================================================================
+
+Texts are compared without case. Quotes hold spaces: ``note:"too high"``. A run without a setting or metric
+matches none of its comparisons, ``!=`` neither.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from burnt.errors import QueryError, nearest
+from burnt.store.reader import Series
+
+_Number = Callable[[float, float], bool]
+
+_FIELDS = ("tag", "state", "name", "note", "config")
+_NUMBERS = ("step", "epoch", "took", "age")
+_STATES = ("running", "finished", "stopped", "crashed", "stale", "unreadable", "deleted")
+_BEST = "best"
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_COMPARISONS: dict[str, _Number] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_NOT_SHOWN = ("load", "fork")  # of a training's configuration: for programs, not for people
+
+_SPACE = re.compile(r"\s*")
+_OPERATOR = re.compile(r"\s*(==|!=|<=|>=|=|<|>|~)\s*")
+_KEY = re.compile(r"""[^\s"=<>!~,]+""")
+_FIELD = re.compile(r"([A-Za-z]+):")
+_BARE, _BARE_IN_LIST = re.compile(r'[^\s"]+'), re.compile(r'[^\s",]+')
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_DURATION = re.compile(r"(.*?)([a-z]+)", re.IGNORECASE)
+
+
+class RunFacts(NamedTuple):
+    """What a query is compared with.
+
+    Args:
+        names: the run's name, label and folder.
+        state: such as ``"finished"``.
+        tags: its tags.
+        notes: the texts of its notes.
+        settings: `settings_of` its configuration.
+        last: the last value of each metric.
+        best: returns a metric's best value; None if its better direction is unknown.
+        numbers: ``step``, ``epoch``, ``took`` and ``age`` in seconds, as far as they are known.
+    """
+
+    names: Sequence[str]
+    state: str
+    tags: Sequence[str]
+    notes: Sequence[str]
+    settings: Mapping[str, Any]
+    last: Mapping[Series, float]
+    best: Callable[[Series], float | None]
+    numbers: Mapping[str, float]
+
+
+class _Term(NamedTuple):
+    test: Callable[[RunFacts], bool]
+    is_negated: bool
+    key: str | None  # of a comparison
+
+
+class Query:
+    """A parsed query; `parse_query` creates it.
+
+    Args:
+        text: the query.
+        terms: its terms.
+    """
+
+    def __init__(self, text: str, terms: Sequence[_Term]) -> None:
+        self.text = text
+        self._terms = terms
+
+    def matches(self, facts: RunFacts) -> bool:
+        """Whether every term matches a run."""
+        return all(term.test(facts) != term.is_negated for term in self._terms)
+
+    def unknown_key(self, runs: Iterable[RunFacts]) -> tuple[str, str | None] | None:
+        """Return the first key that no run has, with the closest key that one has; None if all are known."""
+        runs = list(runs)
+        for term in self._terms:
+            if term.key is None or any(_has(facts, term.key) for facts in runs):
+                continue
+            known = dict.fromkeys(_NUMBERS)
+            for facts in runs:
+                known |= dict.fromkeys(facts.settings)
+                known |= dict.fromkeys(key.rpartition(".")[2] for key in facts.settings)
+                known |= dict.fromkeys(f"{series.split}/{series.name}" for series in facts.last)
+            # `loss` is written `valid/loss`, or `train/loss` where there is no validation.
+            series = sorted(key for key in known if key.endswith(f"/{term.key}"))
+            return term.key, series[-1] if series else nearest(term.key, known)
+        return None
+
+
+def parse_query(text: str) -> Query:
+    """Parse a query; an empty one matches every run.
+
+    Raises:
+        QueryError: the query cannot be parsed; the message points at the position.
+
+    >>> facts = RunFacts(["digits-a"], "crashed", ["baseline"], [], {"model.hidden": 128, "lr": 0.01},
+    ...                  {Series("loss", "valid"): 0.25}, lambda series: None, {"step": 500})
+    >>> parse_query("hidden=128 lr>1e-3 valid/loss<0.3 tag:base* -state:finished dig").matches(facts)
+    True
+    >>> parse_query("lr>fast")
+    Traceback (most recent call last):
+    burnt.errors.QueryError: the search cannot be read: > compares with a number
+      in        lr>fast
+                   ^
+      expected  a number, such as 1e-3
+      found     fast
+    """
+    terms, position = [], _skip(_SPACE, text, 0)
+    while position < len(text):
+        term, position = _parse_term(text, position)
+        terms.append(term)
+        position = _skip(_SPACE, text, position)
+    return Query(text, terms)
+
+
+def settings_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a run's settings by dotted key, without the parts of its configuration that are for programs.
+
+    >>> settings_of({"config": {"lr": 0.1, "model": {"hidden": 64}}, "load": {"source": "x.py"}})
+    {'config.lr': 0.1, 'config.model.hidden': 64}
+    """
+    return flatten({key: value for key, value in (config or {}).items() if key not in _NOT_SHOWN})
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings by dotted key, as the command line writes them."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+# --- parsing
+
+
+def _parse_term(text: str, position: int) -> tuple[_Term, int]:
+    is_negated = text[position] == "-"
+    position += is_negated
+    if position == len(text) or text[position].isspace():
+        raise _error(text, position, "a - stands before a term", "a term, such as -tag:old")
+    if field := _FIELD.match(text, position):
+        name = field[1].lower()
+        if name in _FIELDS:
+            test, position = _parse_field(text, field.end(), name)
+            return _Term(test, is_negated, None), position
+        if name != _BEST:
+            guess = nearest(name, (*_FIELDS, _BEST))
+            raise _error(
+                text,
+                position,
+                f"there is no field {field[1]!r}",
+                ", ".join(f"{known}:" for known in (*_FIELDS, _BEST)),
+                hint=f"did you mean {guess}:?"
+                if guess
+                else f'"{text[position:].split()[0]}" finds this text',
+            )
+    start = position
+    if key := _KEY.match(text, position):
+        if symbol := _OPERATOR.match(text, key.end()):
+            test, position = _parse_comparison(text, key[0], symbol)
+            is_best = key[0].startswith(f"{_BEST}:")
+            return _Term(test, is_negated, key[0].removeprefix(f"{_BEST}:") if is_best else key[0]), position
+        if key[0].startswith(f"{_BEST}:"):
+            raise _error(
+                text, key.end(), "best: compares a metric", "an operator and a number: best:valid/loss<0.3"
+            )
+    elif _OPERATOR.match(text, position):
+        raise _error(
+            text,
+            position,
+            "an operator stands after a setting or metric",
+            "such as lr>1e-3 or valid/loss<0.3",
+        )
+    word, position = _parse_value(text, start, _BARE)
+    contains = _contains(word)
+    return _Term(
+        lambda facts: contains(facts.state) or any(map(contains, (*facts.names, *facts.tags, *facts.notes))),
+        is_negated,
+        None,
+    ), position
+
+
+def _parse_field(text: str, position: int, name: str) -> tuple[Callable[[RunFacts], bool], int]:
+    tests = []
+    while True:
+        start = position
+        value, position = _parse_value(text, position, _BARE_IN_LIST, f"a value after {name}:")
+        if name == "state" and not any(map(_equals(value), _STATES)):
+            guess = nearest(value, _STATES)
+            raise _error(
+                text,
+                start,
+                "there is no such state",
+                ", ".join(_STATES[:-1]),
+                found=value,
+                hint=f"did you mean {guess}?" if guess else None,
+            )
+        tests.append(_equals(value) if name in ("tag", "state") else _contains(value))
+        if not text.startswith(",", position):
+            break
+        position += 1
+    texts: Callable[[RunFacts], Iterable[str]] = {
+        "tag": lambda facts: facts.tags,
+        "state": lambda facts: (facts.state,),
+        "name": lambda facts: facts.names,
+        "note": lambda facts: facts.notes,
+        "config": lambda facts: [f"{key}={_text(value)}" for key, value in facts.settings.items()],
+    }[name]
+    return lambda facts: any(test(value) for value in texts(facts) for test in tests), position
+
+
+def _parse_comparison(text: str, key: str, symbol: re.Match[str]) -> tuple[Callable[[RunFacts], bool], int]:
+    value, position = _parse_value(text, symbol.end(), _BARE, f"a value after {symbol[1]}")
+    number = _parse_number(value, has_unit=key in ("took", "age"))
+    compare, contains, equals = _COMPARISONS.get(symbol[1]), _contains(value), _equals(value)
+    if number is None and (compare is not None or key.startswith(f"{_BEST}:") or key in _NUMBERS):
+        is_time = key in ("took", "age")
+        raise _error(
+            text,
+            symbol.end(),
+            f"{symbol[1]} compares with a {'time' if is_time else 'number'}",
+            "a time, such as 90s, 20m, 2h or 7d" if is_time else "a number, such as 1e-3",
+            found=value,
+        )
+
+    def test(facts: RunFacts) -> bool:
+        values = _values(facts, key)
+        if compare is not None and number is not None:
+            return any(compare(float(v), number) for v in values if _is_number(v))
+        if symbol[1] == "~":
+            return any(contains(_text(v)) for v in values)
+        is_equal = any(_is_same_number(v, number) or equals(_text(v)) for v in values)
+        return bool(values) and not is_equal if symbol[1] == "!=" else is_equal
+
+    return test, position
+
+
+def _parse_value(
+    text: str, position: int, bare: re.Pattern[str], expected: str = "a word"
+) -> tuple[str, int]:
+    if quoted := _QUOTED.match(text, position):
+        return re.sub(r"\\(.)", r"\1", quoted[1]), quoted.end()
+    if text.startswith('"', position):
+        raise _error(text, position, "the quotes are not closed", 'a second "')
+    if not (word := bare.match(text, position)):
+        raise _error(text, position, "a value is missing", expected)
+    return word[0], word.end()
+
+
+def _parse_number(value: str, *, has_unit: bool) -> float | None:
+    factor = 1.0
+    if has_unit and (parts := _DURATION.fullmatch(value)) and parts[2].lower() in _UNITS:
+        value, factor = parts[1], _UNITS[parts[2].lower()]
+    try:
+        return float(value) * factor
+    except ValueError:
+        return None
+
+
+def _skip(pattern: re.Pattern[str], text: str, position: int) -> int:
+    found = pattern.match(text, position)
+    return position if found is None else found.end()
+
+
+def _error(
+    text: str, position: int, what: str, expected: str, found: str | None = None, hint: str | None = None
+) -> QueryError:
+    # One character for each, so that the mark is below what it points at.
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    error = QueryError(
+        f"the search cannot be read: {what}",
+        where=f"{shown}\n{' ' * position}^",
+        expected=expected,
+        found=found,
+        hint=hint,
+    )
+    error.position = position
+    return error
+
+
+# --- comparing
+
+
+def _contains(text: str) -> Callable[[str], bool]:
+    return _pattern(text, r".*{}.*")
+
+
+def _equals(text: str) -> Callable[[str], bool]:
+    return _pattern(text, "{}")
+
+
+def _pattern(text: str, form: str) -> Callable[[str], bool]:
+    """Return a test without case, in which ``*`` and ``?`` stand for any characters."""
+    escaped = re.escape(text).replace(r"\*", ".*").replace(r"\?", ".")
+    pattern = re.compile(form.replace("{}", escaped), re.IGNORECASE | re.DOTALL)
+    return lambda value: pattern.fullmatch(value) is not None
+
+
+def _has(facts: RunFacts, key: str) -> bool:
+    return key in _NUMBERS or bool(_settings(facts, key)) or _series(facts, key) is not None
+
+
+def _values(facts: RunFacts, key: str) -> list[Any]:
+    """Return the values that a key stands for: a number of the run, settings, or a metric."""
+    if key.startswith(f"{_BEST}:"):
+        series = _series(facts, key.removeprefix(f"{_BEST}:"))
+        best = None if series is None else facts.best(series)
+        return [] if best is None else [best]
+    if key in _NUMBERS:
+        return [facts.numbers[key]] if key in facts.numbers else []
+    if settings := _settings(facts, key):
+        return settings
+    series = _series(facts, key)
+    return [] if series is None else [facts.last[series]]
+
+
+def _settings(facts: RunFacts, key: str) -> list[Any]:
+    if key in facts.settings:
+        return [facts.settings[key]]
+    ending = f".{key}"
+    return [value for name, value in facts.settings.items() if name.endswith(ending)]
+
+
+def _series(facts: RunFacts, key: str) -> Series | None:
+    split, _, name = key.partition("/")
+    series = Series(name, split)
+    return series if series in facts.last else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_same_number(value: Any, number: float | None) -> bool:
+    if number is None or not _is_number(value):
+        return False
+    return value == number or (math.isnan(number) and math.isnan(value))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,99 @@
+"""`Tenure`: which attempt may change a run's folder.
+
+A training that stood still for a while (Ctrl-Z, a suspended laptop, a disk that hangs) may have been resumed
+by another process when it goes on. So it changes files of the folder in `Tenure.held` only, and `run.db` in
+transactions that call `Tenure.check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from burnt.errors import RunError, TakenOverError
+from burnt.store.schema import DATABASE, connect
+
+_LOCK_MILLISECONDS = 1_000
+
+
+class Tenure:
+    """The time in which one attempt writes a run: until another process resumes it.
+
+    Args:
+        folder: the run folder.
+        attempt: the attempt's id.
+
+    >>> import tempfile
+    >>> from burnt.store import RunWriter
+    >>> with RunWriter.create(tempfile.mkdtemp()) as run, run.tenure.held():
+    ...     run.folder.joinpath("notes").mkdir()
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], attempt: int) -> None:
+        self.attempt = attempt
+        self._path = Path(folder, DATABASE)
+        self._file = self._identity()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the run's file is missing or another one: the folder was deleted or moved."""
+        try:
+            return self._identity() != self._file
+        except FileNotFoundError:
+            return True
+        except OSError:  # a failing disk does not mean that the file is gone
+            return False
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Change files of the folder in this block: no process can resume the run meanwhile.
+
+        Keep it short, and do not wait in it for the run's writer, which cannot write either.
+
+        Raises:
+            TakenOverError: another process has resumed the run.
+            RunError: the folder was deleted or moved.
+        """
+        if self.gone:
+            raise RunError("the run's folder was deleted or moved", where=str(self._path.parent))
+        with contextlib.ExitStack() as stack:
+            # If run.db cannot be read, nobody can resume the run either. A failing disk or a lock that some
+            # program holds must not end the training.
+            with contextlib.suppress(sqlite3.Error):
+                connection = stack.enter_context(contextlib.closing(connect(self._path, "rw")))
+                connection.execute(f"PRAGMA busy_timeout = {_LOCK_MILLISECONDS}")
+                with contextlib.suppress(sqlite3.OperationalError):
+                    connection.execute("BEGIN IMMEDIATE")  # as `begin_attempt` does; closing ends it
+                self.check(connection)
+            yield
+
+    def check(self, connection: sqlite3.Connection) -> None:
+        """Raise if another process has resumed the run.
+
+        Raises:
+            TakenOverError: with its process, and the step since which it trains.
+        """
+        other = connection.execute(
+            "SELECT id, host, pid, started, resumed_from_step FROM attempt WHERE id > ? ORDER BY id LIMIT 1",
+            (self.attempt,),
+        ).fetchone()
+        if other is None:
+            return
+        attempt, host, pid, started, step = other
+        raise TakenOverError(
+            f"attempt {attempt} took over the run, which this process no longer writes",
+            where=str(self._path.parent),
+            expected=f"attempt {self.attempt}: pid {os.getpid()}",
+            found=f"attempt {attempt}: pid {pid} on {host}, since {time.ctime(started)}, from "
+            + (f"step {step} on" if step else "the beginning"),
+            hint="this process was silent for more than 10 s (suspended, or its disk hung), and the run was "
+            "resumed meanwhile: nothing is left to do here",
+        )
+
+    def _identity(self) -> tuple[int, int]:
+        status = self._path.stat()
+        return status.st_dev, status.st_ino

@@ -1,0 +1,106 @@
+"""Evaluation: metrics of a model over batches, outside of a training."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from burnt._hints import explain_arguments
+from burnt._torch import compiled_in_place
+from burnt.data import as_loader, move
+from burnt.errors import DefinitionError, MetricError
+from burnt.train.learner import Learner, StepFunction, Steps, model_step
+from burnt.train.loop import run_validation
+from burnt.train.metrics import Loss, Metric, intervals, read
+from burnt.train.updates.precision import autocast, check_precision, float32_matmuls
+
+
+@explain_arguments(device="the model is evaluated where it is: model.to(device)")
+def evaluate(
+    model: Learner | torch.nn.Module,
+    batches: Any,
+    metrics: Sequence[Metric] = (),
+    *,
+    step: StepFunction | None = None,
+    precision: str | None = None,
+) -> dict[str, float]:
+    """Compute metrics over batches, without gradients and in evaluation mode.
+
+    Args:
+        model: a model, or the Learner that trains it; it stays on its device, and its training mode is
+            restored. Its parameters are those in place: after a training the averages of `optim.Ema`; in a
+            loop of your own, call `optimizer.eval(model)` before.
+        batches: a loader, or any iterable of batches.
+        metrics: reset, then updated in place, so that a `ConfusionMatrix` can be read afterwards.
+        step: ``step(model, batch) -> StepOutput``; by default the validation step of the Learner, or the
+            model's method `validation_step` or `training_step`.
+        precision: as in `SupervisedTraining`, without a change of the parameters; by default that of the
+            Learner's last training, and ``"float32"`` for a model.
+
+    Returns:
+        name -> value, for the loss and the metrics that are a single number.
+
+    Raises:
+        DefinitionError: `model` is neither a Learner nor a module, or it has no step and none was given.
+
+    >>> import torch
+    >>> from burnt.train import StepOutput, evaluate
+    >>> def step(model, batch):
+    ...     return StepOutput(loss=model(batch["x"]).mean(), targets=batch["x"])
+    >>> evaluate(torch.nn.Identity(), [{"x": torch.tensor([1.0, 3.0])}], step=step)
+    {'loss': 2.0}
+    """
+    if isinstance(model, Learner):
+        module, step = model.model, step or model.validation_step
+        precision = precision or model.precision
+    elif isinstance(model, torch.nn.Module):
+        module, step = compiled_in_place(model), step or model_step(model, "validation_step", "training_step")
+    else:
+        raise DefinitionError(
+            "evaluate needs a model", expected="a torch.nn.Module, or a Learner", found=type(model).__name__
+        )
+    loader = as_loader(batches, "batches")
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    measured = loss_first(metrics)
+    for metric in measured:
+        metric.reset()
+    precision = check_precision(precision or "float32")
+    context = functools.partial(autocast, precision, device)
+    on_device = (move(batch, device) for batch in loader.epoch(0))
+    with float32_matmuls(precision):
+        run_validation(Steps(module, step, step), on_device, measured, context)
+    scalars = [metric for metric in measured if metric.scalar]
+    return intervals(scalars, read(scalars), None)
+
+
+def loss_first(metrics: object) -> list[Metric]:
+    """Return the metrics with the loss first; add the loss if it is missing.
+
+    Raises:
+        MetricError: an item is not a metric, or two metrics have the same name.
+    """
+    if isinstance(metrics, Iterable):
+        metric_list = list(metrics)
+        wrong = [metric for metric in metric_list if not isinstance(metric, Metric)]
+    else:
+        wrong = [metrics]
+    if wrong:
+        raise MetricError(
+            "metrics= takes metric objects",
+            expected="a list such as [Accuracy(), Loss()] of burnt.train.metrics",
+            found=repr(wrong[0]),
+        )
+    loss = next((metric for metric in metric_list if metric.name == "loss"), None)
+    ordered = [loss or Loss(), *(metric for metric in metric_list if metric is not loss)]
+    names = [metric.name for metric in ordered]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise MetricError(
+            "two metrics have the same name",
+            found=repr(duplicate),
+            hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
+        )
+    return ordered

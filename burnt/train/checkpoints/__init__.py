@@ -1,0 +1,1 @@
+"""Checkpoints: what they hold, which of them stay, and the thread that writes them."""

@@ -1,0 +1,606 @@
+"""Checkpoints: everything that a training needs to resume as if it had never stopped.
+
+A checkpoint is a folder ``step-00001200`` with two files: ``model.safetensors``, which `Module.load` can
+read, and ``training.safetensors``, which holds the optimizer's state, the metrics' sums, the random states
+and a JSON document with the rest. It is written under a temporary name and then renamed, so it is always
+complete. Both files have checksums, and the document names that of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from burnt._files import replacing, sync_folder
+from burnt.errors import CheckpointError, ConfigError, RecordError
+from burnt.module import restore_fields
+from burnt.optim import OptimizerRecord
+from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
+from burnt.record.formats.checksums import check_checksum
+from burnt.record.formats.files import read_seal
+from burnt.store.tenure import Tenure
+from burnt.train.checkpoints.background import BackgroundWriter, copied_record, copied_tensors
+from burnt.train.checkpoints.buffers import allocated, load_buffers
+from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.duration import Duration, Position
+from burnt.train.metrics.base import Metric
+from burnt.train.metrics.monitored_metric import Monitored
+
+FORMAT = 1
+MODEL_FILE, TRAINING_FILE = "model.safetensors", "training.safetensors"
+_MOVED = ".tmp-moved-"
+"""The prefix of a checkpoint while another one of the same step takes its place."""
+_MODEL_SEAL = "model_crc32"
+"""The key of the checksum of the header of the model's file, which holds those of its tensors."""
+_MOST_LISTINGS = 10
+_KEYS = {"position", "values", "optimizer", "metrics", "rng"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk.
+
+    Args:
+        path: its folder.
+        position: the training's position when it was saved.
+        values: the metric values measured at that step, ``{"valid/loss": 0.1}``: those of a validation of
+            exactly these weights, and those of the training epoch that ended there.
+        kept: whether it was saved by a command; then it is never removed.
+        scheduled: whether the settings of the training asked for it, and not an interruption or a command.
+            Keepers select among those alone, so that an interruption does not change which ones are kept.
+    """
+
+    path: Path
+    position: Position
+    values: Mapping[str, float]
+    kept: bool = False
+    scheduled: bool = True
+
+    def bytes(self) -> int:
+        """Return the size of its files on disk; files removed meanwhile are not counted."""
+        size = 0
+        with contextlib.suppress(FileNotFoundError):  # the folder
+            for file in self.path.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    size += file.stat().st_size
+        return size
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """The parts of a checkpoint besides the model and the metrics.
+
+    Args:
+        optimizer: the optimizer's state.
+        position: the training's position when it was saved.
+        rng: the random states at that position.
+        epoch_rng: the random states at the start of that epoch.
+        document: the rest.
+        fields_set: texts on static fields of the model that were set as in the checkpoint.
+        fields_kept: texts on those that differ and were kept.
+    """
+
+    optimizer: OptimizerRecord
+    position: Position
+    rng: RandomStates
+    epoch_rng: RandomStates
+    document: dict[str, Any]
+    fields_set: Sequence[str] = ()
+    fields_kept: Sequence[str] = ()
+
+    def last_values(self) -> dict[str, float]:
+        """Return the last metric values of each split, including those of earlier steps."""
+        return dict(self.document.get("last_values", self.document["values"]))
+
+
+class Keeper(Protocol):
+    """Selects the checkpoints to keep."""
+
+    def keep(self, saved: Sequence[Saved]) -> Iterable[Saved]:
+        """Return the checkpoints to keep; `saved` is sorted oldest first."""
+        ...
+
+
+def checked_keepers(keepers: Any) -> list[Keeper]:
+    """Return the keepers as a list.
+
+    Raises:
+        ConfigError: it is no sequence of keepers.
+    """
+    is_list = isinstance(keepers, Iterable) and not isinstance(keepers, str)
+    listed = list(keepers) if is_list else [keepers]
+    unfit = [keeper for keeper in listed if isinstance(keeper, type) or not hasattr(keeper, "keep")]
+    if unfit or not is_list:
+        raise ConfigError(
+            "checkpoints= takes a list of keepers",
+            where="checkpoints",
+            expected='None, or such as [KeepLast(2), KeepBest("accuracy"), Every("500 steps")]',
+            found=repr(unfit[0]) if unfit else f"{type(keepers).__name__}, outside of a list",
+        )
+    return listed
+
+
+class KeepLast:
+    """Keep the newest checkpoints.
+
+    Args:
+        count: how many, at least 1: a run resumes from the newest.
+
+    Raises:
+        ConfigError: `count` is below 1.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = _checked_count(count, "KeepLast")
+
+    def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
+        """Return the newest checkpoints."""
+        return saved[-self.count :]
+
+
+class Every:
+    """Keep a checkpoint at each multiple of an interval.
+
+    The training saves then, whatever its ``checkpoint_every``. With an interval in seconds, the first
+    checkpoint after each multiple is kept.
+
+    Args:
+        interval: ``"500 steps"``, ``"5 epochs"``, ``"2 h"``; or several, ``"5 epochs or 2 h"``.
+
+    Raises:
+        ConfigError: the interval is not a duration.
+
+    >>> saved = [Saved(Path(f"step-{step}"), Position(step), {}) for step in (400, 500, 900, 1000)]
+    >>> [entry.position.step for entry in Every("500 steps").keep(saved)]
+    [500, 1000]
+    """
+
+    def __init__(self, interval: str | Duration) -> None:
+        self.interval = Duration.parse(interval, "Every")
+
+    def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
+        """Return the checkpoints at the multiples of the interval."""
+        kept, since = [], 0.0
+        for entry in saved:
+            position = entry.position
+            if self.interval.due(position, epoch_ended=not position.batch, since=since):
+                kept.append(entry)
+            since = position.seconds
+        return kept
+
+
+class KeepBest:
+    """Keep the checkpoints with the best values of a metric.
+
+    A checkpoint is ranked by the value measured at its own step: by a validation of exactly its weights, or
+    with `split` ``"train"`` by the mean over the epoch that ended there. Checkpoints without such a value are
+    not kept. The training saves a checkpoint of every value that is among the best, whatever its
+    ``checkpoint_every``.
+
+    Args:
+        metric: the metric to compare by, as an object or by name.
+        split: ``"train"`` or the name of a validation set; by default ``"valid"``, or the first one.
+        count: how many, at least 1.
+
+    Raises:
+        ConfigError: `count` is below 1.
+    """
+
+    def __init__(self, metric: Metric | str, split: str | None = None, count: int = 1) -> None:
+        self.monitored = Monitored(metric, split)
+        self.metric = metric if isinstance(metric, Metric) else None
+        self.count = _checked_count(count, "KeepBest")
+
+    def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
+        """Return the best checkpoints; the older of two equal ones, and none with NaN."""
+        metric = self.monitored.require_metric(self.metric, "KeepBest")
+        sign = -1.0 if metric.higher_is_better else 1.0
+        key = self.monitored.key
+        known = [s for s in saved if key in s.values and s.values[key] == s.values[key]]
+        return sorted(known, key=lambda s: (sign * s.values[key], s.position.step))[: self.count]
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        folder: the folder that contains them.
+        keepers: select the checkpoints to keep: those that any of them selects, and always the newest one,
+            because a run resumes from it.
+
+    Attributes:
+        tenure: of the attempt that writes them; files are changed in it alone. None outside of a run.
+    """
+
+    def __init__(self, folder: Path, keepers: Sequence[Keeper] = ()) -> None:
+        self.folder = folder
+        self.keepers = keepers
+        self.tenure: Tenure | None = None
+        self._known: dict[tuple[Path, object], Saved] = {}
+
+    def saved(self) -> list[Saved]:
+        """Return the readable checkpoints, oldest first; damaged ones are neither listed nor removed."""
+        for _ in range(_MOST_LISTINGS):
+            known: dict[tuple[Path, object], Saved] = {}
+            folders = self.folders()
+            for path in folders:
+                # Read once: a document grows with the kernels selected in the process, and each save asks.
+                key = path, stamp(path)
+                # A damaged checkpoint must not make the next save fail; loading it raises the error.
+                with contextlib.suppress(RecordError, OSError):
+                    known[key] = self._known[key] if key in self._known else _read_saved(path)
+            if all(path.exists() for path in folders):
+                break  # else the training has removed one, after it had written a newer one
+        self._known = known
+        return list(known.values())
+
+    def unreadable(self) -> list[Path]:
+        """Return the folders of the damaged checkpoints, oldest first."""
+        folders = self.folders()  # first: a later one may be new
+        readable = {saved.path for saved in self.saved()}
+        # One that is gone by now was removed meanwhile by the training.
+        return [path for path in folders if path not in readable and path.exists()]
+
+    def is_best(self, position: Position, values: Mapping[str, float]) -> bool:
+        """Whether a `KeepBest` would keep a checkpoint of this position with these metric values."""
+        keepers = [keeper for keeper in self.keepers if isinstance(keeper, KeepBest)]
+        if not any(keeper.monitored.key in values for keeper in keepers):
+            return False
+        new = Saved(self._path(position), position, values)
+        saved = [*(entry for entry in self.saved() if entry.scheduled and entry.path != new.path), new]
+        return any(entry is new for keeper in keepers for entry in keeper.keep(saved))
+
+    def intervals(self) -> list[Duration]:
+        """Return the intervals at which an `Every` wants a checkpoint."""
+        return [keeper.interval for keeper in self.keepers if isinstance(keeper, Every)]
+
+    def newest(self) -> Path | None:
+        """Return the folder of the newest checkpoint, or None."""
+        return next(reversed(self.folders()), None)
+
+    def save(
+        self,
+        model: torch.nn.Module,
+        optimizer: OptimizerRecord,
+        metrics: Sequence[Metric],
+        position: Position,
+        values: Mapping[str, float],
+        epoch_rng: RandomStates,
+        document: Mapping[str, Any],
+        rng: RandomStates | None = None,
+        kept: bool = False,
+        scheduled: bool = True,
+        buffers: Mapping[str, Tensor] | None = None,
+        background: BackgroundWriter[Saved] | None = None,
+        sync: Callable[[], object] | None = None,
+    ) -> Saved:
+        """Write a checkpoint, then remove those that no keeper selects.
+
+        `values`: the metric values measured at this step, by which keepers rank it. `rng`: random states to
+        store, instead of the current ones. `kept`: never remove this checkpoint; this also holds if it
+        replaces a kept checkpoint of the same step. `scheduled`: keepers may select it; otherwise it is
+        removed once there is a newer one. `buffers`: those that are not in the model's state dict.
+        `background`: writes a copy; until it is written, no other method may be called. `sync`: called before
+        the checkpoint takes its name; returns once the run store has what a resume from it expects.
+
+        Raises:
+            OSError: the folder cannot be written or is full; older checkpoints are untouched.
+            TakenOverError: another process has resumed the run; its files are untouched.
+        """
+        tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in optimizer.tensors.items()}
+        tensors |= {f"metric/{m.name}": m.total for m in metrics if m.total is not None}
+        tensors |= {f"buffer/{path}": buffer for path, buffer in (buffers or {}).items()}
+        rngs = {"rng": rng or RandomStates.capture(), "epoch_rng": epoch_rng}
+        for kind, states in rngs.items():
+            tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
+        target = self._path(position)
+        earlier = [saved for saved in self.saved() if saved.path == target]
+        kept = kept or any(saved.kept for saved in earlier)
+        scheduled = scheduled or any(saved.scheduled for saved in earlier)
+        full_document = {
+            "format": FORMAT,
+            "position": dataclasses.asdict(position),
+            "values": dict(values),
+            "optimizer": {"class": optimizer.optimizer, "options": dict(optimizer.options)},
+            "metrics": {metric.name: metric.count for metric in metrics},
+            "strides": {
+                path: buffer.stride()
+                for path, buffer in model.named_buffers(remove_duplicate=False)
+                if buffer.layout is torch.strided and not buffer.is_contiguous()
+            },
+            **{kind: states.document for kind, states in rngs.items()},
+            **({"kept": True} if kept else {}),
+            **({} if scheduled else {"scheduled": False}),
+            **document,
+        }
+        record = record_of(model, config=getattr(model, "_built_by", None))
+        new = Saved(target, dataclasses.replace(position), dict(values), kept, scheduled)
+        if background is None:
+            return self._write(new, record, tensors, full_document, sync)
+        copies = copied_record(record), copied_tensors(tensors), copy.deepcopy(full_document)
+        background.start(f"the checkpoint {target.name}", functools.partial(self._write, new, *copies, sync))
+        return new
+
+    def _write(
+        self,
+        new: Saved,
+        record: Record,
+        tensors: Mapping[str, Tensor],
+        document: Mapping[str, Any],
+        sync: Callable[[], object] | None,
+    ) -> Saved:
+        """Write the files of a checkpoint under a temporary name, rename their folder, and remove others."""
+        target = new.path
+        temporary, old = self._temporary(target.name), self.folder / f"{_MOVED}{target.name}"
+        with self._changing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._restore_moved()
+            leftovers = [*self.folder.glob(".tmp-*")]  # of a killed process, or one that still writes there
+        # Not while others wait to write the run.
+        for leftover in leftovers:
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            record.save(temporary / MODEL_FILE)
+            tie = {_MODEL_SEAL: read_seal(temporary / MODEL_FILE)}
+            write_tensors(temporary / TRAINING_FILE, tensors, {**document, **tie})
+            sync_folder(temporary)
+            if sync is not None:
+                sync()
+            with self._changing():
+                if target.exists():
+                    # An earlier attempt saved the same step.
+                    target.rename(old)
+                temporary.rename(target)
+            sync_folder(self.folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with self._changing():  # raises if another process has removed the files
+                if old.exists() and not target.exists():
+                    old.rename(target)
+            raise
+        self.prune()
+        return new
+
+    def adopt(self, source: Path) -> None:
+        """Copy a checkpoint of another run, never to be removed: the run goes on from it.
+
+        Raises:
+            CheckpointError: it is damaged.
+            OSError: the folder cannot be written or is full.
+        """
+        tensors, document = _read_training(source)
+        _read_model(source)
+        temporary = self._temporary(source.name)
+        temporary.mkdir(parents=True)
+        with replacing(temporary / MODEL_FILE) as copied:
+            shutil.copyfile(source / MODEL_FILE, copied)
+        write_tensors(temporary / TRAINING_FILE, tensors, {**document, "kept": True})
+        sync_folder(temporary)
+        temporary.rename(self.folder / source.name)
+        sync_folder(self.folder)
+
+    def _path(self, position: Position) -> Path:
+        return self.folder / f"step-{position.step:08d}"
+
+    def _temporary(self, name: str) -> Path:
+        """Return a name that no other attempt uses."""
+        return self.folder / f".tmp-{0 if self.tenure is None else self.tenure.attempt}-{name}"
+
+    def _changing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.tenure is None else self.tenure.held()
+
+    def _moved(self) -> list[tuple[Path, Path]]:
+        """Return checkpoints that were moved aside for new ones of the same step, with their names."""
+        return [(old, self.folder / old.name.removeprefix(_MOVED)) for old in self.folder.glob(f"{_MOVED}*")]
+
+    def _restore_moved(self) -> None:
+        """Restore a checkpoint that a process had moved aside for a new one, and was killed in between."""
+        for old, target in self._moved():
+            if not target.exists():
+                old.rename(target)
+
+    def prune(self) -> None:
+        """Remove the checkpoints that no keeper selects, but those saved by a command and the newest one.
+
+        Raises:
+            TakenOverError: another process has resumed the run.
+        """
+        with self._changing():
+            self._restore_moved()
+            saved = self.saved()
+            scheduled = [entry for entry in saved if entry.scheduled]
+            wanted = {s.path for s in (*saved[-1:], *(s for k in self.keepers for s in k.keep(scheduled)))}
+            removed = [self._hide(old.path) for old in saved if not old.kept and old.path not in wanted]
+            removed += [moved for moved, _ in self._moved()]
+        for path in removed:  # not while others wait to write the run
+            if path is not None:
+                with suppress(FileNotFoundError):  # another one saves, and removes what is left over
+                    shutil.rmtree(path)
+
+    def folders(self) -> list[Path]:
+        """Return all checkpoint folders, oldest first, readable or not; also one that is just moved aside."""
+        found = set(self.folder.glob("step-*"))
+        found |= {target if target.exists() else old for old, target in self._moved()}
+        return sorted(found, key=_step_order)
+
+    def _hide(self, path: Path) -> Path | None:
+        """Rename a checkpoint to be removed, as a partly removed folder is none; return its new name."""
+        if path.is_symlink():  # to the checkpoint of a run that is trained forward again, which keeps it
+            path.unlink()
+            return None
+        return path.rename(path.with_name(f".tmp-old-{path.name}"))
+
+    def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
+        """Load a checkpoint into a model and its metrics, and return its other parts.
+
+        Raises:
+            CheckpointError: it is damaged, or does not fit the model.
+        """
+        tensors, document = _read_training(path)
+        record = _read_model(path)
+        changed = document.get("loop", {}).get("fields", ())
+        try:
+            load_into(model, record)
+            fields_set, fields_kept = restore_fields(model, record, always=changed, by_hand=False)
+        except RecordError as error:
+            raise CheckpointError(
+                f"the checkpoint {path.name} does not fit the model: {error.what}",
+                where=os.fspath(path),
+                expected=error.expected,
+                found=error.found,
+                origin=error.origin,
+                hint="build the same model as in the original run, or start a new run in another folder",
+            ) from None
+        for metric in metrics:
+            metric.reset()
+            total = tensors.get(f"metric/{metric.name}")
+            if total is not None:
+                device = next((p.device for p in model.parameters()), torch.device("cpu"))
+                metric.total = allocated(total, device, total.stride())
+                metric.count = document["metrics"][metric.name]
+        load_buffers(model, _select_prefix("buffer/", tensors), document.get("strides"))
+        options = document["optimizer"]
+        optimizer = OptimizerRecord(
+            options["class"], options["options"], _select_prefix("optimizer/", tensors)
+        )
+        rng, epoch_rng = (
+            RandomStates(_select_prefix(f"{kind}/", tensors), document[kind])
+            # The first checkpoints of burnt have one state, which they restored for both.
+            for kind in ("rng", "epoch_rng" if "epoch_rng" in document else "rng")
+        )
+        position = Position(**document["position"])
+        return Loaded(optimizer, position, rng, epoch_rng, document, fields_set, fields_kept)
+
+
+def _step_order(path: Path) -> tuple[int, str]:
+    # By length first: from 100 million steps on, the step has more than eight digits.
+    name = path.name.removeprefix(_MOVED)
+    return len(name), name
+
+
+def _checked_count(count: int, keeper: str) -> int:
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(
+            f"{keeper} cannot be built",
+            where="count",
+            expected="a number of checkpoints, at least 1",
+            found=repr(count),
+            hint="checkpoints=None saves none",
+        )
+    return count
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Return what changes when a checkpoint is replaced; None when it was removed."""
+    with contextlib.suppress(OSError):
+        status = (path / TRAINING_FILE).stat()
+        return status.st_ino, status.st_mtime_ns
+    return None
+
+
+def model_file(path: Path) -> Path:
+    """Return the file of a checkpoint's model, after a check that it was saved with the rest.
+
+    Raises:
+        CheckpointError: it is that of another checkpoint.
+        RecordError, OSError: a header is damaged, or the checkpoint was removed.
+    """
+    document = _checked_document(path, read_document(path / TRAINING_FILE))
+    model, what = path / MODEL_FILE, "the model's file is not that of this checkpoint"
+    if _MODEL_SEAL in document:  # the first checkpoints of burnt do not say
+        check_checksum(document[_MODEL_SEAL], read_seal(model), os.fspath(model), what)
+    return model
+
+
+def _read_saved(path: Path) -> Saved:
+    """Read what keepers ask of a checkpoint."""
+    document = read_document(path / TRAINING_FILE)
+    if document is None or not document.keys() >= _KEYS:
+        raise _no_checkpoint(path)
+    return Saved(
+        path,
+        Position(**document["position"]),
+        document["values"],
+        bool(document.get("kept")),
+        document.get("scheduled", True),
+    )
+
+
+def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        tensors, document = read_tensors(path / TRAINING_FILE)
+    except (RecordError, OSError) as error:
+        raise _damaged_error(path, error) from error
+    if document is None or not isinstance(document.get("format"), int):
+        document = {"format": 0}
+    if document["format"] > FORMAT:
+        raise CheckpointError(
+            "the checkpoint has a newer format than this burnt can read",
+            where=os.fspath(path),
+            expected=f"format {FORMAT}",
+            found=f"format {document['format']}",
+            hint="it was written by a newer burnt: upgrade burnt",
+        )
+    try:
+        return tensors, _checked_document(path, document)
+    except CheckpointError as error:
+        raise _damaged_error(path, error) from error
+
+
+def _no_checkpoint(path: Path) -> CheckpointError:
+    return CheckpointError(f"its {TRAINING_FILE} is not a checkpoint", where=os.fspath(path))
+
+
+def _checked_document(path: Path, document: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the document of a checkpoint if it is one, and that of the step in the folder's name."""
+    if document is None or not document.keys() >= _KEYS:
+        raise _no_checkpoint(path)
+    name, step = path.name.removeprefix(_MOVED).removeprefix("step-"), document["position"]["step"]
+    if name.isdecimal() and int(name) != step:
+        raise CheckpointError(
+            "a checkpoint is in the folder of another one",
+            where=os.fspath(path),
+            expected=f"that of step {int(name)}",
+            found=f"that of step {step}",
+        )
+    return document
+
+
+def _read_model(path: Path) -> Record:
+    try:
+        return Record.load(model_file(path))
+    except (RecordError, OSError) as error:
+        raise _damaged_error(path, error) from error
+
+
+def _damaged_error(path: Path, error: Exception) -> CheckpointError:
+    if not path.exists():
+        what = f"the checkpoint {path.name} was removed while it was read"
+        return CheckpointError(what, where=os.fspath(path), hint="its run is training: choose another one")
+    others = sorted(p.name for p in path.parent.glob("step-*") if p != path)
+    inner = error if isinstance(error, RecordError) else None
+    return CheckpointError(
+        f"the checkpoint {path.name} cannot be used: {inner.what if inner else error}",
+        where=inner.where if inner else os.fspath(path),
+        expected=inner.expected if inner else None,
+        found=inner.found if inner else None,
+        origin=inner.origin if inner else (),
+        hint=f"remove the folder {path} to resume from "
+        + (f"{others[-1]}, or load that one" if others else "the beginning (there is no other checkpoint)"),
+    )
+
+
+def _select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,359 @@
+"""The checks of a training before its first step: one batch of each loader through its step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from burnt import inspect
+from burnt.data import move
+from burnt.data.loading.loader import EpochLoader
+from burnt.errors import BurntError, DataError, MetricError, ShapeError, UnsupportedError
+from burnt.inspect.meta import batch_size_of
+from burnt.inspect.signature import Signature, SignatureRecorder
+from burnt.inspect.specs import named_tensors, shape_text, tensors_in
+from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.checks.dry_run import ValuesNeeded
+from burnt.train.checks.target_shapes import TargetShapes
+from burnt.train.checks.target_values import TargetValues, batch_of_extremes
+from burnt.train.duration import Position
+from burnt.train.learner import Learner, Steps, checked_output
+from burnt.train.loop import remaining_batches, run_validation
+from burnt.train.metrics import Metric
+from burnt.train.step import StepOutput
+from burnt.train.updates.manual import CheckedOptimizers, CheckedSteps, Optimizers
+from burnt.train.updates.precision import WHOLE, autocast
+
+_CLASSES = "torch's losses take classes of int64: labels.long(), or masks.long()\n"
+
+
+@dataclasses.dataclass
+class FirstBatches:
+    """What the checks have found out.
+
+    Args:
+        shapes: the output shapes of the modules, by path.
+        signature: what the model takes and returns, for config.json.
+        sources: where in a batch the training step takes each of these inputs from, for config.json; None for
+            an input that it computes.
+        output: of the training step, with meta tensors; None if it could not run without values.
+    """
+
+    shapes: Mapping[str, str]
+    signature: dict[str, Any]
+    sources: list[list[str | int] | None] = dataclasses.field(default_factory=list)
+    output: StepOutput | None = None
+
+
+def check_first_batches(
+    learner: Learner,
+    steps: Steps,
+    train: EpochLoader[Any],
+    valid: Mapping[str, EpochLoader[Any]],
+    metrics: Sequence[Metric],
+    position: Position,
+    loader_state: Any,
+    precision: str,
+    message: Callable[[str], None],
+) -> FirstBatches:
+    """Run a training step and the validation steps on one batch each; random states are restored.
+
+    A training that goes on in the middle of an epoch is checked on its next batch: those that were served are
+    not loaded again.
+
+    Args:
+        learner: the model with its steps.
+        steps: runs the steps on the training's device.
+        train: the training's loader.
+        valid: its validation loaders, by split.
+        metrics: those of the training; copies of them are updated.
+        position: where the training starts.
+        loader_state: what the loader said of its position there, if it did.
+        precision: of the training.
+        message: shows a warning.
+
+    Raises:
+        ShapeError: a shape does not fit, or a loss is not a scalar.
+        MetricError: a metric does not take the output of the training step, or of a validation step.
+        BurntError: no gradient reaches the parameters, or a validation step fails.
+        DataError: a loader gives no batches.
+    """
+    rng = RandomStates.capture()
+    try:
+        found = _check_training_step(learner, train, position, loader_state, precision, message)
+        _check_training_metrics(metrics, found.output)
+        inputs: list[Any] = []
+        for split, loader in valid.items():
+            inputs += _check_validation_step(steps, split, loader, metrics, precision)
+        # The ranges of the values that the model was given.
+        tensors = list(tensors_in(inputs[:1]))
+        if "unknown" not in found.signature and len(tensors) == len(found.signature["inputs"]):
+            found.signature = Signature.from_dict(found.signature).with_ranges(tensors).to_dict()
+        return found
+    finally:
+        rng.restore()
+
+
+def check_without_values(
+    learner: Learner,
+    train: EpochLoader[Any],
+    valid: Mapping[str, EpochLoader[Any]],
+    metrics: Sequence[Metric],
+    precision: str,
+    message: Callable[[str], None],
+) -> dict[str, str]:
+    """Run the shapes of the first batches through the steps and the metrics, without values and memory.
+
+    A step or metric that needs values is run on the batch itself, on the model's device. What such a run
+    changes in the model, such as running statistics, stays changed.
+
+    Args:
+        learner: the model with its steps.
+        train: the training's loader.
+        valid: its validation loaders, by split.
+        metrics: those of the training.
+        precision: of the training.
+        message: shows a warning.
+
+    Returns:
+        split -> the shapes of its first batch and of what the step returns.
+
+    Raises:
+        ShapeError: a shape does not fit, or a loss is not a scalar.
+        MetricError: a metric does not take the output of a step.
+        BurntError: no gradient reaches the parameters.
+        DataError: a loader gives no batches.
+        ValuesNeeded: a step or metric needs values, and the model's parameters are meta tensors.
+        Exception: any exception of a step that needs values.
+    """
+    output = _check_training_step(learner, train, Position(), None, precision, message).output
+    batch = next(iter(train.epoch(0)))
+    scalars = [metric for metric in metrics if metric.scalar]
+    with_values = functools.cache(lambda: _step_with_values(learner, batch, "training"))
+    output = output or with_values()
+    _check_metrics(scalars, output, with_values, "training")
+    shapes = {"train": _step_text(batch, output)}
+    for split, loader in valid.items():
+        shapes[split] = _check_validation_shapes(learner, split, loader, metrics, message)
+    return shapes
+
+
+def _check_validation_shapes(
+    learner: Learner,
+    split: str,
+    loader: EpochLoader[Any],
+    metrics: Sequence[Metric],
+    message: Callable[[str], None],
+) -> str:
+    batch = next(iter(loader.epoch(0)), None)
+    if batch is None:
+        raise _no_batches(split)
+    modes = [(module, module.training) for module in learner.model.modules()]
+    learner.model.eval()
+    try:
+        values = TargetValues(batch_of_extremes(loader, batch))
+        step = values.recorded(learner.validation_step)
+        report = inspect.check(learner.model, batch, call=step, backward=False)
+        values.check(f"the validation step of {split}", message)
+        for line in report.unchecked:
+            message(f"Warning: not checked: validation step, {line}")
+        with_values = functools.cache(lambda: _step_with_values(learner, batch, "validation"))
+        output = with_values() if report.unchecked else report.outputs
+        output = checked_output(output, learner.validation_step, "validation")
+        _check_loss(output, "validation")
+        _check_metrics(metrics, output, with_values, "validation")
+    finally:
+        for module, training in modes:
+            module.training = training
+    return _step_text(batch, output)
+
+
+def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
+    device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
+    if device.type == "meta":
+        raise ValuesNeeded
+    step = learner.step if kind == "training" else learner.validation_step
+    extra = []
+    if kind == "training" and isinstance(learner.optimizer, Optimizers):
+        extra = [CheckedOptimizers(learner.optimizer, learner.model, CheckedSteps())]
+    with torch.set_grad_enabled(bool(extra)):  # a step with optimizers takes gradients itself
+        output = step(learner.model, move(batch, device), *extra)
+    return checked_output(output, step, kind)
+
+
+def _check_metrics(
+    metrics: Sequence[Metric], output: StepOutput, with_values: Callable[[], StepOutput], kind: str
+) -> None:
+    """Update copies of the metrics with a step's output of meta tensors, or where that fails, of values."""
+    for metric in metrics:
+        try:
+            metric.fresh().update(output)
+            continue
+        except BurntError:
+            raise
+        except Exception:
+            found = with_values()
+        try:
+            metric.fresh().update(found)
+        except BurntError:
+            raise
+        except Exception as error:
+            raise MetricError(
+                f"{metric.name} does not take the output of the {kind} step",
+                where=f"{type(metric).__name__}.update",
+                found=f"{type(error).__name__}: {error}, from {found!r}",
+            ) from error
+
+
+def _check_training_metrics(metrics: Sequence[Metric], output: StepOutput | None) -> None:
+    """Update copies of the scalar metrics with a training step's output of meta tensors, if there is one."""
+    if output is None:
+        return
+    for metric in metrics:
+        if not metric.scalar:
+            continue
+        try:
+            metric.fresh().update(output)
+        except BurntError:
+            raise
+        except Exception:  # without values there may be any: then the first step tells
+            continue
+
+
+def _step_text(batch: Any, output: StepOutput) -> str:
+    given = named_tensors(batch, "batch")
+    text = ", ".join(f"{name} {shape_text(tensor)}" for name, tensor in given.items())
+    size = max(batch_size_of(list(given.values())) or 0, 2)
+    # The output is that of the last size that `inspect.check` tries, which is one more.
+    shapes = []
+    for name in ("loss", "outputs", "targets"):
+        for path, tensor in named_tensors(getattr(output, name), name).items():
+            sizes = tuple(tensor.shape)
+            shapes.append(f"{path} {(size, *sizes[1:]) if sizes[:1] == (size + 1,) else sizes}")
+    return f"{text} -> {', '.join(shapes)}"
+
+
+def _check_training_step(
+    learner: Learner,
+    train: EpochLoader[Any],
+    position: Position,
+    loader_state: Any,
+    precision: str,
+    message: Callable[[str], None],
+) -> FirstBatches:
+    if position.batch and getattr(train, "replays", False):
+        # The loop goes through the batches before it, once.
+        return FirstBatches({}, {"unknown": "the run was resumed in the middle of an epoch"})
+    batch = next(iter(remaining_batches(train, position, loader_state)), None)
+    if batch is None:
+        if position.batch == 0:
+            raise _no_batches("train")
+        return FirstBatches({}, {"unknown": "the run was resumed at the end of an epoch"})
+    target_shapes, recorder = TargetShapes(), SignatureRecorder()
+    optimizers = learner.optimizer if isinstance(learner.optimizer, Optimizers) else None
+    found = CheckedSteps()
+
+    def call(model: torch.nn.Module, batch: Any) -> StepOutput:
+        if precision == WHOLE:
+            model.float()  # a copy of the model: autocast, which makes the dtypes fit, has no meta tensors
+        if optimizers is None:
+            return learner.step(model, batch)
+        return learner.step(model, batch, CheckedOptimizers(optimizers, model, found))
+
+    values = TargetValues(batch_of_extremes(train, batch))
+    step = recorder.recorded(target_shapes.recorded(values.recorded(call)))
+    step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
+    report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
+    values.check("the training step", message)
+    try:
+        signature = recorder.signature().to_dict()
+    except UnsupportedError as error:
+        signature = {"unknown": f"{error.what}: {error.found}"}
+    trainable = [path for path, p in learner.model.named_parameters() if p.requires_grad]
+    without_gradient = report.without_gradient
+    if optimizers is not None:
+        if found.error is not None:
+            raise found.error
+        unreached = [path for path in trainable if path not in found.reached]
+        without_gradient = () if report.unchecked else tuple(unreached)
+    if not report.unchecked:
+        output = checked_output(report.outputs, learner.step, "training")
+        _check_loss(output, "training", report.batch_sizes[-1:])
+        target_shapes.check(output, "the training step")
+        if len(without_gradient) == len(trainable):
+            raise BurntError(
+                "the loss depends on no trainable parameter",
+                found=f"{len(trainable)} trainable parameters, none of which the loss reaches",
+                hint="is the model frozen, or the loss detached or computed under no_grad?",
+            )
+    for line in report.unchecked:
+        message(f"Warning: not checked: {line}")
+    for path in without_gradient:
+        message(f"Warning: {path} will not be trained, because the loss does not depend on it.")
+    sources = [None if path is None else list(path) for path in recorder.sources()]
+    if "unknown" in signature and report.unchecked:
+        sources = [None]  # the step needs values for what it gives the model
+    return FirstBatches(report.shapes, signature, sources, report.outputs)
+
+
+def _check_validation_step(
+    steps: Steps, split: str, loader: EpochLoader[Any], metrics: Sequence[Metric], precision: str
+) -> list[Any]:
+    """Run the validation step; return the arguments of the model's calls."""
+    batch = next(iter(loader.epoch(0)), None)
+    if batch is None:
+        raise _no_batches("valid" if split == "valid" else f"valid[{split!r}]")
+    device = next((p.device for p in steps.parameters()), torch.device("cpu"))
+    seen: list[StepOutput] = []
+    inputs: list[Any] = []
+    hooks = [
+        steps.register_forward_hook(lambda module, inputs, output: seen.append(output)),
+        steps.model.register_forward_pre_hook(
+            lambda module, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True
+        ),
+    ]
+    try:
+        run_validation(
+            steps,
+            [move(batch, device)],
+            [metric.fresh() for metric in metrics],
+            functools.partial(autocast, precision, device),
+        )
+    except BurntError:
+        raise
+    except Exception as error:
+        raise BurntError(
+            "the validation step fails on its first batch",
+            where=f"{type(steps.model).__name__}, {split}, {batch!r}"[:200],
+            found=f"{type(error).__name__}: {error}",
+            hint=(_CLASSES if "Long" in str(error) else "")
+            + "this check ran before the first training step; nothing was written",
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for output in seen:
+        _check_loss(output, "validation")
+    return inputs
+
+
+def _no_batches(name: str) -> DataError:
+    return DataError(
+        f"{name}= gave no batches", hint="is its dataset empty? Can it be iterated more than once?"
+    )
+
+
+def _check_loss(output: StepOutput, kind: str, batch_sizes: Sequence[int] = ()) -> None:
+    if not isinstance(output.loss, torch.Tensor) or output.loss.dim() != 0:
+        raise ShapeError(
+            f"the loss of the {kind} step is not a scalar",
+            expected="a tensor of shape ()",
+            found=f"shape {tuple(output.loss.shape)}" + "".join(f" for a batch of {n}" for n in batch_sizes)
+            if isinstance(output.loss, torch.Tensor)
+            else type(output.loss).__name__,
+            hint="reduce it with .mean(); reduction='none' returns one value per item",
+        )

@@ -1,0 +1,1 @@
+"""The code of a run: where it is, and whether it may be executed."""

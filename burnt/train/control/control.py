@@ -1,0 +1,284 @@
+"""Run commands (pause, save, stop, ...), executed between training steps; and the training's clock.
+
+The loop calls `Control.process_commands` after each step and before each validation batch. Only the command
+`stop` ends the training: a command that cannot be executed is refused, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from typing import Literal, Self
+
+from burnt.errors import BurntError, TakenOverError
+from burnt.store import RunWriter
+from burnt.store.control import Command, Inbox, Refused
+from burnt.train.control.interrupt import Interruption
+from burnt.train.duration import Position
+from burnt.train.reporting.progress import Reporter
+
+_PAUSED_POLL_SECONDS = 0.05
+
+
+class TrainingClock:
+    """Measures the seconds spent on training steps; it can be stopped during other work.
+
+    Args:
+        seconds: what it shows at the start.
+
+    >>> clock = TrainingClock()
+    >>> with clock.stopped():
+    ...     before = clock.seconds()
+    ...     clock.seconds() == before
+    True
+    """
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._started_at = time.perf_counter() - seconds
+        self._stopped_at: float | None = None
+
+    def seconds(self) -> float:
+        """Return the seconds since the clock was created, without the time it was stopped, and the first."""
+        now = time.perf_counter() if self._stopped_at is None else self._stopped_at
+        return now - self._started_at
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop the clock while the block runs; a nested block has no effect."""
+        if self._stopped_at is not None:
+            yield
+            return
+        self._stopped_at = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._started_at += time.perf_counter() - self._stopped_at
+            self._stopped_at = None
+
+
+class Control(AbstractContextManager["Control"]):
+    """Executes the commands that arrive in a run's `control/`, and decides when the training must end.
+
+    Args:
+        writer: the run's writer; every command is answered by an event of kind ``command``.
+        reporter: shows the answers.
+        interruption: catches signals; a signal also ends a pause.
+        position: the current position of the training.
+        schedule: step -> learning rate, used unless a command set another one.
+        learning_rate: the learning rate that a command set before the run was resumed, or None.
+        rate_factor: the factor that belongs to it.
+        groups: the groups of parameters with a schedule of their own, whose rates the factor multiplies.
+        keeps_checkpoints: whether the run writes checkpoints.
+
+    Attributes:
+        override: the learning rate set by a command, or None.
+        override_factor: `override` over the rate that was scheduled for its first step, or 1 if that is 0;
+            None before this step.
+        stopped_by: the sender of the stop command, or None.
+        paused_seconds: total seconds paused.
+    """
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        reporter: Reporter,
+        interruption: Interruption,
+        position: Position,
+        schedule: Callable[[int], float],
+        *,
+        learning_rate: float | None = None,
+        rate_factor: float | None = None,
+        groups: Collection[str] = (),
+        keeps_checkpoints: bool = True,
+    ) -> None:
+        self.schedule = schedule
+        self.override = learning_rate
+        self.override_factor = rate_factor
+        self._groups = groups
+        self.stopped_by: str | None = None
+        self.paused_seconds = 0.0
+        self._writer, self._reporter = writer, reporter
+        self._interruption, self._position = interruption, position
+        self._keeps_checkpoints = keeps_checkpoints
+        self._inbox = Inbox(writer.folder, writer.attempt, writer.tenure)
+        self._paused = False
+        self._signal_recorded = False
+        self._save: Callable[[], None] = lambda: None
+        self._show_activity: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
+
+    def __enter__(self) -> Self:
+        """Record and report the learning rate that a command set before the run was resumed."""
+        if self.override is not None:
+            self._writer.event("learning_rate", self._position.step, value=self.override)
+            self._reporter.message(
+                f"The learning rate stays at {self.override:g}, set by an earlier command. "
+                f"To return to the schedule: burnt ctl {self._writer.folder} lr auto"
+            )
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Refuse commands that arrived too late."""
+        if isinstance(error, TakenOverError):
+            return  # they are for the other process
+        self._record_signal()
+        for command in self._inbox.poll():
+            self._answer(command, "refused", "the training has ended")
+
+    def attach(
+        self, save: Callable[[], None], show_activity: Callable[[str], AbstractContextManager[object]]
+    ) -> None:
+        """Set the loop's functions that write a checkpoint and that show an activity while a block runs."""
+        self._save, self._show_activity = save, show_activity
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a signal or a command requested the end of the training."""
+        return self._interruption.signal is not None or self.stopped_by is not None
+
+    @property
+    def reason(self) -> str:
+        """Return the signal or the sender that ended the training, as text for the run store."""
+        if self._interruption.signal is not None:
+            return f"interrupted by {self._interruption.signal.name}"
+        return f"stopped by {self.stopped_by}"
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate after `step` steps: the one set by a command, else the schedule's."""
+        if self.override is None:
+            return self.schedule(step)
+        if self.override_factor is None:
+            # Only once: relative to a schedule that decays to 0, a constant rate becomes infinite.
+            scheduled = self.schedule(step)
+            self.override_factor = self.override / scheduled if scheduled > 0 else 1.0
+        return self.override
+
+    @property
+    def rate_factor(self) -> float:
+        """The factor by which a command changed the learning rate; for rates that the optimizer schedules."""
+        return 1.0 if self.override is None or self.override_factor is None else self.override_factor
+
+    def process_commands(self) -> bool:
+        """Execute new commands and wait while the run is paused; return whether the training continues.
+
+        Raises:
+            TakenOverError: another process has resumed the run.
+        """
+        self._writer.check()
+        for command in self._inbox.poll():
+            self._execute(command)
+        if self._paused:
+            self._wait_while_paused()
+        if self._interruption.signal is not None:
+            self._record_signal()
+        return not self.is_ending
+
+    def _wait_while_paused(self) -> None:
+        self._writer.event("paused", self._position.step)
+        with self._show_activity("paused"):
+            began = time.perf_counter()
+            # The writer's thread updates the heartbeat meanwhile.
+            while self._paused and not self.is_ending:
+                time.sleep(_PAUSED_POLL_SECONDS)
+                self._writer.check()
+                for command in self._inbox.poll():
+                    self._execute(command)
+            self.paused_seconds += time.perf_counter() - began
+        self._paused = False
+        self._writer.event("resumed", self._position.step)
+
+    def _execute(self, command: Command | Refused) -> None:
+        if isinstance(command, Refused):
+            self._answer(command, "refused", command.reason)
+            return
+        match command.kind:
+            case _ if self.stopped_by is not None:
+                self._answer(command, "refused", f"{self.stopped_by} is stopping the training")
+            case "pause" if self._paused:
+                self._answer(command, "refused", "the training is already paused")
+            case "pause":
+                self._paused = True
+                self._answer(command, "done")
+            case "resume" if not self._paused:
+                self._answer(command, "refused", "the training is not paused")
+            case "resume":
+                self._paused = False
+                self._answer(command, "done")
+            case "stop":
+                self.stopped_by = command.sender
+                outcome = (
+                    "saving a checkpoint"
+                    if self._keeps_checkpoints
+                    else "nothing is saved, because checkpoints are off for this run"
+                )
+                self._answer(command, "done", outcome)
+            case "save":
+                self._save_now(command)
+            case "lr":
+                self.override = command.value if isinstance(command.value, float) else None
+                self.override_factor = None
+                self._writer.event("learning_rate", self._position.step, value=self.override)
+                self._answer(command, "done", self._group_rates())
+            case _:
+                self._writer.event("note", self._position.step, text=command.value, sender=command.sender)
+                self._answer(command, "done")
+
+    def _group_rates(self) -> str | None:
+        """Return what a command has changed for the rates that groups of parameters schedule."""
+        if not self._groups:
+            return None
+        names = f"{'group' if len(self._groups) == 1 else 'groups'} {', '.join(self._groups)}"
+        if self.override is None:
+            return f"{names} as scheduled"
+        scheduled = self.schedule(self._position.step)
+        return f"{names} by the factor {self.override / scheduled if scheduled > 0 else 1:.4g}"
+
+    def _save_now(self, command: Command) -> None:
+        if not self._keeps_checkpoints:
+            self._answer(command, "refused", "checkpoints are off for this run")
+            return
+        try:
+            self._save()
+        except (BurntError, OSError) as error:
+            # A failed save must not end the training earlier than it would end without this command.
+            problem = error.what if isinstance(error, BurntError) else f"{type(error).__name__}: {error}"
+            self._answer(command, "refused", problem)
+        else:
+            self._answer(command, "done")
+
+    def _answer(
+        self, command: Command | Refused, status: Literal["done", "refused"], reason: str | None = None
+    ) -> None:
+        sender = command.sender if isinstance(command, Command) else None
+        self._writer.event(
+            "command",
+            self._position.step,
+            id=command.id,
+            command=command.kind,
+            value=command.value,
+            status=status,
+            reason=reason,
+            sender=sender,
+        )
+        self._writer.flush(timeout=0)  # the sender is waiting for the answer
+        self._inbox.mark_answered(command.id)
+        value = "" if command.value is None else f" {_printable(str(command.value))}"
+        what = f"{command.kind}{value}" if command.kind else f"control/{_printable(command.id)}"
+        origin = f" from {_printable(sender)}" if sender else ""
+        if status == "refused":
+            self._reporter.message(f"{what}{origin} refused: {reason}")
+        else:
+            self._reporter.message(
+                f"{what}{origin} at step {self._position.step}" + (f": {reason}" if reason else "")
+            )
+
+    def _record_signal(self) -> None:
+        if self._interruption.signal is not None and not self._signal_recorded:
+            self._signal_recorded = True
+            self._writer.event("signal", self._position.step, signal=self._interruption.signal.name)
+
+
+def _printable(text: str) -> str:
+    """Return the text with control characters escaped, so that it cannot control the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,0 +1,144 @@
+"""Early stopping: end a training when a metric no longer improves, is good enough, or has become too bad."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from burnt._hints import explain_arguments
+from burnt.errors import ConfigError
+from burnt.train.duration import Duration, Position
+from burnt.train.format import value_text
+from burnt.train.metrics.base import Metric
+from burnt.train.metrics.monitored_metric import Monitored
+
+
+class EarlyStopping:
+    """Stops a training when a metric has not improved for a while, or has reached a bound.
+
+    In a custom loop, call `update` after each validation.
+
+    Args:
+        metric: the metric to monitor, as an object or by name.
+        patience: how long the metric may fail to improve, ``"3 epochs"``, ``"500 steps"`` or ``"2 h"``; None
+            waits forever.
+        split: ``"train"`` or the name of a validation set; by default ``"valid"``, or the first one.
+        min_delta: the smallest change that counts as an improvement.
+        warmup: how long to ignore the metric at the start, ``"2 epochs"``: the first value that counts is one
+            measured later, as with Keras' ``start_from_epoch``.
+        target: stop as soon as the metric is at least as good as this.
+        diverged: stop as soon as the metric is worse than this.
+        restore_best: return the model with the weights of the best checkpoint by this metric. The training
+            keeps that checkpoint, as `KeepBest` does; it may be one of before the end of `warmup`.
+
+    Raises:
+        ConfigError: an argument is invalid, or none of `patience`, `target` and `diverged` is given.
+
+    >>> from burnt.train import EarlyStopping, Position
+    >>> from burnt.train.metrics import Loss
+    >>> stopping = EarlyStopping(Loss(), patience="2 epochs")
+    >>> [stopping.update(loss, Position(epoch=i)) for i, loss in enumerate([0.5, 0.4, 0.6, 0.5])]
+    [False, False, False, True]
+    >>> stopping.reason
+    'valid/loss has not improved on 0.4000 for 2 epochs'
+    """
+
+    @explain_arguments(mode="the metric defines which values are better: Metric.higher_is_better")
+    def __init__(
+        self,
+        metric: Metric | str,
+        patience: str | Duration | None = None,
+        split: str | None = None,
+        min_delta: float = 0.0,
+        *,
+        warmup: str | Duration | None = None,
+        target: float | None = None,
+        diverged: float | None = None,
+        restore_best: bool = False,
+    ) -> None:
+        self.monitored = Monitored(metric, split)
+        self.patience = None if patience is None else Duration.parse(patience, "patience", single=True)
+        self.warmup = None if warmup is None else Duration.parse(warmup, "warmup", single=True)
+        if min_delta < 0:
+            raise _invalid("min_delta", "at least 0", min_delta)
+        for name, bound in (("target", target), ("diverged", diverged)):
+            if bound is not None and not math.isfinite(bound):
+                raise _invalid(name, "a finite number", bound)
+        if patience is None and target is None and diverged is None:
+            raise _invalid("patience", "one or more of patience=, target= and diverged=", "none of them")
+        self.min_delta = min_delta
+        self.target = target
+        self.diverged = diverged
+        self.restore_best = restore_best
+        self.metric = metric if isinstance(metric, Metric) else None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all values."""
+        self.best: float | None = None
+        self.best_at: float = 0
+        self.waited: float = 0
+        self.value: float | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the training stops at the last value; None if it goes on."""
+        key, value = self.monitored.key, self.value
+        if value is not None and self.target is not None and not self._is_worse(value, self.target):
+            return f"{key} reached {value_text(value)}, the target being {value_text(self.target)}"
+        if value is not None and self.diverged is not None and self._is_worse(value, self.diverged):
+            return f"{key} is {value_text(value)}, worse than {value_text(self.diverged)}"
+        if self.patience is not None and self.waited >= self.patience.count:
+            better = "been a number" if self.best is None else f"improved on {value_text(self.best)}"
+            return f"{key} has not {better} for {self.patience}"
+        return None
+
+    @property
+    def over(self) -> bool:
+        """Whether the training stops at the last value."""
+        return self.reason is not None
+
+    @property
+    def left(self) -> float | None:
+        """The epochs, steps or seconds (the unit of `patience`) left before it stops; None without one."""
+        return None if self.patience is None else max(self.patience.count - self.waited, 0)
+
+    def update(self, value: float, position: Position) -> bool:
+        """Add a new value; return whether to stop.
+
+        Args:
+            value: the metric's value.
+            position: the position of the training.
+        """
+        metric = self.monitored.require_metric(self.metric, "EarlyStopping")
+        now = 0 if self.patience is None else self.patience.done(position)
+        if self.warmup is not None and self.warmup.done(position) <= self.warmup.count:
+            self.best_at = now
+            return False
+        first = self.best is None and not math.isnan(value)
+        if first or (
+            self.best is not None
+            and self.monitored.is_better(value, self.best, metric, self.min_delta)
+        ):  # fmt: skip
+            self.best, self.best_at = value, now
+        self.value, self.waited = value, now - self.best_at
+        return self.over
+
+    def _is_worse(self, value: float, bound: float) -> bool:
+        """Whether a value is worse than a bound. NaN is."""
+        metric = self.monitored.require_metric(self.metric, "EarlyStopping")
+        return math.isnan(value) or self.monitored.is_better(bound, value, metric)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to save in a checkpoint."""
+        return {"best": self.best, "best_at": self.best_at, "waited": self.waited, "value": self.value}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore the state from a checkpoint."""
+        self.best, self.best_at = state["best"], state["best_at"]
+        self.waited = state.get("waited", 0)  # the first checkpoints lack it; the next value sets it
+        self.value = state.get("value")  # as do those of burnt 0.1.0
+
+
+def _invalid(name: str, expected: str, found: object) -> ConfigError:
+    return ConfigError("EarlyStopping cannot be built", where=name, expected=expected, found=found)

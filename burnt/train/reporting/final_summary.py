@@ -1,0 +1,101 @@
+"""The summary printed at the end of a training: metric values, checkpoints, and commands to view the run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from burnt.errors import BurntError
+from burnt.store import RunReader
+from burnt.train.checkpoints.checkpoint import Every, KeepBest, Keeper, Saved
+from burnt.train.format import value_text
+from burnt.train.metrics.base import Metric
+
+
+def format_summary(
+    folder: Path,
+    values: Mapping[str, float],
+    metrics: Sequence[Metric],
+    saved: Sequence[Saved],
+    keepers: Sequence[Keeper],
+) -> str:
+    """Return the summary as text for a terminal or a log.
+
+    Args:
+        folder: the run folder; the best values are read from its store.
+        values: the last metric values, ``{"valid/loss": 0.1}``.
+        metrics: the metrics that were computed.
+        saved: the checkpoints on disk, oldest first.
+        keepers: the keepers that selected them.
+    """
+    lines = _format_table(folder, values, metrics)
+    if saved:
+        lines.append(f"Checkpoints in {saved[0].path.parent}: {_format_checkpoints(saved, keepers)}")
+    where = shlex.quote(str(folder))
+    lines.append(f"To view the run: burnt runs show {where}, burnt monitor {where}")
+    return "\n".join(lines)
+
+
+def _format_table(folder: Path, values: Mapping[str, float], metrics: Sequence[Metric]) -> list[str]:
+    found = dict.fromkeys(key.partition("/")[0] for key in values)
+    # The training's, the validation's, and those of further validation sets.
+    splits: list[str] = [split for split in ("train", "valid") if split in found]
+    splits += [split for split in found if split not in splits]
+    if not splits:
+        return []
+    judged = [split for split in splits if split != "train"] or splits
+    best = {split: _best_values(folder, split, metrics) for split in judged}
+    best = {split: bests for split, bests in best.items() if bests}
+    rows = [["", *splits, *(f"best {split}" for split in best)]]
+    for metric in metrics:
+        keys = [f"{split}/{metric.name}" for split in splits]
+        if any(key in values for key in keys):
+            row = [metric.name, *(value_text(values[key]) if key in values else "" for key in keys)]
+            rows.append([*row, *(bests.get(metric.name, "") for bests in best.values())])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if 1 <= number <= len(splits) else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _best_values(folder: Path, split: str, metrics: Sequence[Metric]) -> dict[str, str]:
+    """Return the best value of each metric on a split with its step, as text; skip unreadable ones."""
+    best = {}
+    try:
+        with RunReader(folder) as reader:
+            known = {series.name for series in reader.series() if series.split == split}
+            for metric in metrics:
+                if metric.name in known and metric.higher_is_better is not None:
+                    found = reader.best(metric.name, split, higher=metric.higher_is_better)
+                    if found is not None:
+                        best[metric.name] = f"{value_text(found.value)} at step {found.step}"
+    except BurntError:  # a store that could not be written was already reported
+        return {}
+    return best
+
+
+def _format_checkpoints(saved: Sequence[Saved], keepers: Sequence[Keeper]) -> str:
+    """Return the checkpoints' names, each with the reasons why it is kept."""
+    reasons: dict[Path, list[str]] = {entry.path: [] for entry in saved}
+    reasons[saved[-1].path].append("newest")
+    for entry in saved:
+        if entry.kept:
+            reasons[entry.path].append("kept for good")
+    for keeper in keepers:
+        match keeper:
+            case KeepBest():
+                reason = f"best {keeper.monitored.key}"
+            case Every():
+                reason = f"every {keeper.interval}"
+            case _:
+                continue
+        for entry in keeper.keep(saved):
+            reasons[entry.path].append(reason)
+    return ", ".join(
+        f"{path.name} ({', '.join(words)})" if words else path.name for path, words in reasons.items()
+    )

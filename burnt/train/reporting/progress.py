@@ -1,0 +1,604 @@
+"""Reporters show the progress of a training: full-screen monitor, live view, plain lines or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from burnt.errors import RunError, UnsupportedError
+from burnt.store import RunReader, RunWriter
+from burnt.train.duration import Position
+from burnt.train.format import duration_text, value_text, values_text
+from burnt.train.reporting.monitor_process import MonitorProcess
+from burnt.train.reporting.notebook import NotebookDisplay, bar_html, curves_html, in_notebook, table_html
+from burnt.train.reporting.terminal import no_full_screen_reason, no_terminal_reason
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+MONITORS = ("auto", "tui", "live", "notebook", "plain", "off")
+_SECONDS_BETWEEN_LINES = 5.0
+_MAX_PENDING = 50  # messages
+_MAX_LIVE_COLUMNS = 8  # metrics in the live table
+_MAX_PLOTS = 6  # metrics that a notebook shows as curves
+_MAX_PLOT_POINTS = 300
+
+
+class Reporter:
+    """Receives progress from the loop. This base class shows nothing; subclasses override what they show."""
+
+    def open(self, writer: RunWriter) -> None:
+        """Called when the run folder exists and its writer is open."""
+
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Called when the training starts at a position; the others are totals, None if not known."""
+
+    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
+        """Called after metrics were read, every `log_every` steps."""
+
+    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
+        """Called with the metric values of a split over an epoch."""
+
+    def activity(self, name: str) -> None:
+        """Called when the activity changes, such as to ``"validating"`` and back to ``"training"``."""
+
+    def message(self, text: str) -> None:
+        """Show a message to the user."""
+
+    def handle_signal(self, number: signal.Signals) -> bool:
+        """Called on a signal that ends the training; return True to ignore the signal and continue."""
+        return False
+
+    def close(self) -> None:
+        """Called when the training is over."""
+
+
+def check_monitor(monitor: str) -> str:
+    """Check a ``monitor=`` setting and return it; ``auto`` becomes ``BURNT_MONITOR`` if that variable is set.
+
+    Raises:
+        UnsupportedError: the setting does not exist, or does not work in this terminal.
+    """
+    where = None
+    if monitor == "auto" and os.environ.get("BURNT_MONITOR"):
+        where, monitor = "the environment variable BURNT_MONITOR", os.environ["BURNT_MONITOR"]
+    if monitor not in MONITORS:
+        raise UnsupportedError(
+            f"monitor={monitor!r} does not exist",
+            where=where,
+            expected="auto, tui, live, notebook, plain or off",
+            found=repr(monitor),
+        )
+    if monitor == "notebook" and not in_notebook():
+        raise UnsupportedError(
+            "monitor='notebook' cannot be shown here",
+            where=where,
+            expected="the kernel of a notebook",
+            found="a process without one",
+            hint="use monitor='auto'",
+        )
+    if monitor == "tui" and (reason := no_full_screen_reason()) is not None:
+        raise UnsupportedError(
+            "monitor='tui' cannot be shown here",
+            where=where,
+            expected="a terminal in the foreground, and textual",
+            found=reason,
+            hint="pip install 'burnt[tui]'" if "textual" in reason else "use monitor='auto' or 'plain'",
+        )
+    return monitor
+
+
+def choose_reporter(monitor: str) -> Reporter:
+    """Return the reporter for a ``monitor=`` setting; ``auto`` selects the best one for this terminal.
+
+    Raises:
+        UnsupportedError: the setting does not exist, or does not work in this terminal.
+    """
+    monitor = check_monitor(monitor)
+    if monitor == "auto":
+        monitor = (
+            "notebook"
+            if in_notebook()
+            else "plain"
+            if no_terminal_reason() is not None
+            else "tui"
+            if no_full_screen_reason() is None
+            else "live"
+        )
+    if monitor == "tui":
+        return MonitorReporter()
+    if monitor == "live":
+        return LiveReporter()
+    if monitor == "notebook":
+        return NotebookReporter()
+    return PlainReporter(sys.stdout) if monitor == "plain" else Reporter()
+
+
+class LoggingReporter(Reporter):
+    """Wraps another reporter and also writes its messages to the run store's log.
+
+    Args:
+        inner: the wrapped reporter.
+    """
+
+    def __init__(self, inner: Reporter) -> None:
+        self.inner = inner
+        self._writer: RunWriter | None = None
+        self._early_messages: list[str] = []
+        self._width = 5  # of the widest split so far
+
+    def open(self, writer: RunWriter) -> None:
+        """Log the messages of before the writer was open."""
+        self._writer = writer
+        for text in self._early_messages:
+            writer.log_line(text)
+        self.inner.open(writer)
+
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Log the title."""
+        self._log(title)
+        self.inner.start(title, position, epochs, steps, seconds)
+
+    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
+        """Forward the values; the loop itself writes them to the run store."""
+        self.inner.step(position, values, speed)
+
+    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
+        """Log a line with the values."""
+        self._width = max(self._width, len(split))
+        self._log(f"epoch {position.current_epoch}  {split:<{self._width}}  {values_text(values)}")
+        self.inner.epoch(position, split, values)
+
+    def activity(self, name: str) -> None:
+        """Forward the activity."""
+        self.inner.activity(name)
+
+    def message(self, text: str) -> None:
+        """Log the text."""
+        self._log(text)
+        self.inner.message(text)
+
+    def handle_signal(self, number: signal.Signals) -> bool:
+        """Forward the signal, and report it if the training ignores it."""
+        ignored = self.inner.handle_signal(number)
+        if ignored:
+            # The signal may have interrupted a print; printing then raises RuntimeError (reentrant call).
+            with contextlib.suppress(RuntimeError):
+                self.message(f"{number.name}: the terminal was closed; the training continues without it.")
+        return ignored
+
+    def close(self) -> None:
+        """Close the wrapped reporter."""
+        self.inner.close()
+
+    def _log(self, text: str) -> None:
+        if self._writer is None:
+            self._early_messages.append(text)
+        else:
+            _write_log_line(self._writer, text, "info")
+
+
+def _write_log_line(writer: RunWriter, text: str, level: str) -> None:
+    # Messages after the run is closed, such as how to resume, are not logged.
+    with contextlib.suppress(RunError):
+        writer.log_line(text, level)
+
+
+class PlainReporter(Reporter):
+    """Prints a line for each epoch and split, and one every few seconds in between, for logs and pipes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._last_printed = time.monotonic()
+        self._output_closed = False
+        self._steps: int | None = None
+        self._epochs: int | None = None
+        self._seconds: float | None = None
+        self._width = 5  # of the widest split so far
+
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Print the title."""
+        self._epochs, self._steps, self._seconds = epochs, steps, seconds
+        self._print_line(title)
+
+    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
+        """Print a line if the last one is at least 5 seconds old."""
+        if time.monotonic() - self._last_printed < _SECONDS_BETWEEN_LINES:
+            return
+        parts = [
+            f"{self._epoch_label(position)}  step {position.step}"
+            + (f"/{self._steps}" if self._steps else "")
+        ]
+        parts += [values_text(values), f"{speed['samples_per_second']:,.0f} samples/s"]
+        left = [] if self._seconds is None else [self._seconds - position.seconds]
+        if self._steps and speed["steps_per_second"]:
+            left.append((self._steps - position.step) / speed["steps_per_second"])
+        if left:  # not below 0: an iterable may give more batches than its length
+            parts.append("eta " + duration_text(max(min(left), 0)))
+        self._print_line("  ".join(parts))
+
+    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
+        """Print the values of a split over an epoch."""
+        self._width = max(self._width, len(split))
+        self._print_line(f"{self._epoch_label(position)}  {split:<{self._width}}  {values_text(values)}")
+
+    def message(self, text: str) -> None:
+        """Print the text."""
+        self._print_line(text)
+
+    def _epoch_label(self, position: Position) -> str:
+        total = f"/{self._epochs}" if self._epochs else ""
+        return f"epoch {position.current_epoch:>{len(total) - 1 if total else 1}}{total}"
+
+    def _print_line(self, text: str) -> None:
+        self._last_printed = time.monotonic()
+        if self._output_closed:
+            return
+        try:
+            print(text, file=self._out, flush=True)
+        except OSError:
+            # The reader is gone (`| head`, a closed terminal); the run store still records everything.
+            self._output_closed = True
+
+
+class MonitorReporter(PlainReporter):
+    """Shows the full-screen monitor, run by the monitor process; prints plain lines before and after it.
+
+    Messages that arrive while the monitor has the terminal are printed when it closes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)
+        self._monitor: MonitorProcess | None = None
+        self._writer: RunWriter | None = None
+        self._pending: deque[str] = deque(maxlen=_MAX_PENDING)
+        self._close_at_once = False
+
+    def open(self, writer: RunWriter) -> None:
+        """Keep the writer; nothing is shown yet."""
+        self._writer = writer
+
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Print the title and open the monitor."""
+        super().start(title, position, epochs, steps, seconds)
+        assert self._writer is not None
+        self._monitor = MonitorProcess(
+            self._writer.folder, on_line=self._log_output, on_return=self._on_return
+        )
+        self._monitor.open()
+
+    def message(self, text: str) -> None:
+        """Print the text, now or when the monitor closes."""
+        # Append before the check: the monitor may close at any moment, and its thread then prints the queue.
+        self._pending.append(text)
+        if not self._showing():
+            self._print_pending()
+
+    def handle_signal(self, number: signal.Signals) -> bool:
+        """Ignore SIGHUP while the monitor process exists: a closed terminal does not end the training."""
+        if self._monitor is None or number.name != "SIGHUP":
+            self._close_at_once = (
+                number != signal.SIGINT
+            )  # the sender of SIGTERM waits for the program to end
+            return False
+        self._monitor.hang_up()
+        return True
+
+    def close(self) -> None:
+        """Close the monitor and take the terminal back."""
+        if self._monitor is not None:
+            self._monitor.close(at_once=self._close_at_once)
+
+    def _showing(self) -> bool:
+        return self._monitor is not None and self._monitor.showing
+
+    def _print_line(self, text: str) -> None:
+        if not self._showing():
+            super()._print_line(text)
+
+    def _print_pending(self) -> None:
+        while True:
+            try:
+                text = self._pending.popleft()
+            except IndexError:  # all were printed, by this thread or another
+                return
+            self._print_line(text)
+
+    def _log_output(self, text: str) -> None:
+        assert self._writer is not None
+        _write_log_line(self._writer, text, "output")
+
+    def _on_return(self, why: str | None) -> None:
+        """Print pending messages and why the monitor closed; called from the monitor's thread."""
+        self._print_pending()
+        if self._monitor is not None and self._monitor.has_output:
+            self._print_line(f"Output printed while the monitor was open: {self._monitor.output}")
+        if why is not None:
+            self._print_line(why)
+
+
+class _StateReporter(Reporter):
+    """Keeps what was reported last, for reporters that draw all of it each time."""
+
+    def __init__(self) -> None:
+        self._title = ""
+        self._position, self._start_step = Position(), 0
+        self._epochs: int | None = None
+        self._steps: int | None = None
+        self._seconds: float | None = None
+        self._started_at = self._activity_since = time.monotonic()
+        self._values: dict[str, dict[str, float]] = {}
+        self._speed: Mapping[str, float] = {}
+        self._activity = "training"
+
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Store the title, the position and the totals."""
+        self._title, self._position, self._start_step = title, position, position.step
+        self._epochs, self._steps, self._seconds = epochs, steps, seconds
+        self._started_at = time.monotonic()
+
+    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
+        """Store the values."""
+        self._position, self._speed = position, speed
+        self._values["now"] = dict(values)
+        self._activity = "training"
+
+    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
+        """Store the values of the split."""
+        self._position = position
+        self._values[split] = dict(values)
+        self._activity = "training"
+
+    def activity(self, name: str) -> None:
+        """Store the activity."""
+        if self._activity == "paused" != name:  # a pause must not count towards the eta
+            self._started_at += time.monotonic() - self._activity_since
+        self._activity, self._activity_since = name, time.monotonic()
+
+    def close(self) -> None:
+        """Store that the training is over."""
+        self._activity = "done"
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started_at
+
+    def _counts(self) -> tuple[str, str]:
+        """Return epoch and step, with their totals."""
+        epochs = f"/{self._epochs}" if self._epochs else ""
+        steps = f"/{self._steps:,}" if self._steps else ""
+        return f"epoch {self._position.current_epoch}{epochs}", f"step {self._position.step:,}{steps}"
+
+    def _progress(self) -> tuple[float, float | None]:
+        """Return what is done and the total, in steps or seconds, whichever ends first; None if unknown."""
+        totals = [(self._position.step, self._steps), (self._position.seconds, self._seconds)]
+        known = [(done, total) for done, total in totals if total]
+        return max(known, key=lambda pair: pair[0] / pair[1], default=(self._position.step, None))
+
+    def _eta(self) -> list[str]:
+        """Return the estimated time left as text; empty if it is unknown or the training is over."""
+        done = self._position.step - self._start_step
+        left = [] if self._seconds is None else [self._seconds - self._position.seconds]
+        if self._steps and done:
+            left.append(self._elapsed / done * (self._steps - self._position.step))
+        return [f"eta {duration_text(max(min(left), 0))}"] if left and self._activity != "done" else []
+
+
+class LiveReporter(_StateReporter):
+    """Shows a progress bar and a table, redrawn four times a second, with messages above them."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        super().__init__()
+        self._console = Console()
+        self._live = Live(
+            self, console=self._console, refresh_per_second=4, transient=False, redirect_stderr=False
+        )
+
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Print the title and open the view."""
+        super().start(title, position, epochs, steps, seconds)
+        self._console.print(title, markup=False, highlight=False)
+        self._live.start()
+
+    def message(self, text: str) -> None:
+        """Print the text above the view."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Draw the last state, leave it on the screen and release the terminal."""
+        super().close()
+        self._live.stop()
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        bar = Table.grid(padding=(0, 1))
+        epoch, step = self._counts()
+        done, total = self._progress()
+        cells: list[Any] = [
+            f"[bold]{epoch}[/]",
+            ProgressBar(total=total or 1, completed=done if total else 0, width=28, pulse=not total),
+            step,
+            f"[dim]{duration_text(self._elapsed)}[/]",
+            *(f"[dim]{eta}[/]" for eta in self._eta()),
+            f"[cyan]{self._activity}[/]",
+        ]
+        bar.add_row(*cells)
+        names = list(dict.fromkeys(name for values in self._values.values() for name in values))
+        if not names:
+            return bar
+        table = Table(box=None, padding=(0, 2), header_style="dim")
+        table.add_column("")
+        num_hidden = len(names) - _MAX_LIVE_COLUMNS
+        names = names[:_MAX_LIVE_COLUMNS]
+        for name in names:
+            table.add_column(Text(name), justify="right")
+        if num_hidden > 0:
+            table.add_column(f"+{num_hidden}")
+        first = ("now", "train", "valid")
+        for split in (*first, *(split for split in self._values if split not in first)):
+            if split in self._values:
+                row = self._values[split]
+                table.add_row(Text(split), *(value_text(row[n]) if n in row else "" for n in names))
+        speed = ""
+        if self._speed:
+            rate, share = self._speed["learning_rate"], self._speed["data_wait_share"]
+            speed = (
+                f"[dim]  {self._speed['samples_per_second']:,.0f} samples/s, learning rate {rate:.3g}, "
+                f"waiting for data {share:.0%}[/]"
+            )
+        return Group(bar, table, speed)
+
+
+class NotebookReporter(_StateReporter):
+    """Shows a progress bar, a table and curves in the output of a notebook's cell, updated in place.
+
+    The curves are read from the run store, so those of a resumed run begin with the run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._display = NotebookDisplay()
+        self._folder: Path | None = None
+        self._next_draw = 0.0
+
+    def open(self, writer: RunWriter) -> None:
+        """Keep the folder; nothing is shown yet."""
+        self._folder = writer.folder
+
+    def start(
+        self,
+        title: str,
+        position: Position,
+        epochs: int | None,
+        steps: int | None,
+        seconds: float | None = None,
+    ) -> None:
+        """Show the title and an empty bar."""
+        super().start(title, position, epochs, steps, seconds)
+        self._draw()
+
+    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
+        """Show the values, unless the last drawing is too recent."""
+        super().step(position, values, speed)
+        self._draw_if_due()
+
+    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
+        """Show the values of the split, unless the last drawing is too recent."""
+        super().epoch(position, split, values)
+        self._draw_if_due()
+
+    def activity(self, name: str) -> None:
+        """Show a pause; other activities are shown with the next values."""
+        super().activity(name)
+        if name == "paused":
+            self._draw()
+
+    def message(self, text: str) -> None:
+        """Print the text below the display."""
+        print(text)  # noqa: T201  # the output of the cell
+
+    def close(self) -> None:
+        """Show the last state."""
+        super().close()
+        self._draw()
+
+    def _draw_if_due(self) -> None:
+        start = time.monotonic()
+        if start >= self._next_draw:
+            self._draw()
+            # A twentieth of the time at most: pictures are sent from the training's thread.
+            now = time.monotonic()
+            self._next_draw = now + max(0.5, 20 * (now - start))
+
+    def _draw(self) -> None:
+        splits = ["now", "train", *(split for split in self._values if split not in ("now", "train"))]
+        rows = {split: self._values[split] for split in splits if split in self._values}
+        names = list(dict.fromkeys(name for values in rows.values() for name in values))
+        cells = {split: [_cell(values, name) for name in names] for split, values in rows.items()}
+        text = self._progress_text()
+        html_text = bar_html(*self._progress(), text, self._title)
+        html_text += table_html(names, cells) + curves_html(self._curves(names), "step")
+        lines = [self._title, text, *(f"{split:<5}  {values_text(values)}" for split, values in rows.items())]
+        self._display.show(html_text, "\n".join(lines))
+
+    def _progress_text(self) -> str:
+        parts = [*self._counts(), duration_text(self._elapsed), *self._eta()]
+        if self._speed:
+            parts.append(f"{self._speed['samples_per_second']:,.0f} samples/s")
+        return ", ".join([*parts, self._activity])
+
+    def _curves(self, names: list[str]) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
+        """Return the points of each metric and split that has a curve."""
+        curves: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+        if self._folder is None:
+            return curves
+        # A run that cannot be read, since its folder was deleted, has no curves; its training goes on.
+        with contextlib.suppress(RunError), RunReader(self._folder) as reader:
+            for series in reader.series():
+                if series.name in names:
+                    points = reader.points(*series, max_points=_MAX_PLOT_POINTS)
+                    if len(points.steps) > 1:
+                        curves.setdefault(series.name, {})[series.split] = points.steps, points.values
+        shown = [name for name in names if name in curves][:_MAX_PLOTS]
+        return {name: curves[name] for name in shown}
+
+
+def _cell(values: Mapping[str, float], name: str) -> str:
+    return value_text(values[name]) if name in values else ""

@@ -1,0 +1,1 @@
+"""A run trained forward again from a checkpoint, and a step looked into."""

@@ -1,0 +1,1 @@
+"""What an optimizer's step is made of: clipping, loss scaling, several optimizers, precision."""

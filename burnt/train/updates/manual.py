@@ -1,0 +1,395 @@
+"""Several optimizers by name, which the training step steps itself: GANs, actor and critic.
+
+The training step of a Learner with a dictionary of optimizers gets a third argument, a `StepOptimizers`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from burnt._patterns import matches, near
+from burnt.errors import BurntError, DefinitionError, OptimError, nearest
+from burnt.gradients import Gradients
+from burnt.kernels import StepResult
+from burnt.optim import Optimizer, OptimizerRecord
+from burnt.optim.optimizer import is_rate
+from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep
+
+Schedule = Callable[[int], float]
+T = TypeVar("T")
+
+
+class Optimizers(Optimizer):
+    """Several optimizers, each for a part of the model, as one for checkpoints, averages and evaluation.
+
+    Args:
+        optimizers: by the path of the submodule they train, or by a pattern as in `burnt.optim.Groups`. A
+            parameter belongs to the first that matches it.
+        schedules: the learning rate of each, of the training's steps done. That of the first is the
+            Learner's.
+
+    Raises:
+        OptimError: an optimizer is given twice or cannot be stepped by gradients; at the first step, a name
+            matches no parameter, or a trainable parameter belongs to no optimizer.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer], schedules: Mapping[str, Schedule]) -> None:
+        self.optimizers = dict(optimizers)
+        self.all_schedules = dict(schedules)
+        for name, optimizer in self.optimizers.items():
+            if optimizer.needs_closure:
+                raise OptimError(
+                    f"{type(optimizer).__name__} cannot be one of several optimizers",
+                    where=name,
+                    hint="it evaluates the loss several times in a step; give the Learner it alone",
+                )
+        if len({id(optimizer) for optimizer in self.optimizers.values()}) < len(self.optimizers):
+            raise OptimError("two names share one optimizer object", hint="build an optimizer for each name")
+        self.learning_rates: dict[str, float] = {}
+        self._steps = 0
+        self._bound_to: object = None
+        self._params: dict[str, torch.nn.Parameter] = {}
+        self._parts: dict[str, dict[str, torch.nn.Parameter]] = {}
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{name!r}: {optimizer!r}' for name, optimizer in self.optimizers.items())}}}"
+
+    def step(self, *args: Any, **kwargs: Any) -> StepResult:
+        """Raise: the training step steps each by its name.
+
+        Raises:
+            OptimError: always.
+        """
+        name = next(iter(self.optimizers))
+        raise OptimError(
+            "several optimizers are not stepped as one", expected=f"optimizers[{name!r}].step(loss)"
+        )
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """The rates of the last step by name, and those that the optimizers schedule themselves."""
+        rates = dict(self.learning_rates)
+        for name, optimizer in self.optimizers.items():
+            rates |= {f"{name}/{inner}": rate for inner, rate in optimizer.rates.items()}
+        return rates
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule]:
+        """The schedules other than that of the first optimizer, which is the Learner's."""
+        schedules = dict(list(self.all_schedules.items())[1:])
+        for name, optimizer in self.optimizers.items():
+            schedules |= {f"{name}/{inner}": own for inner, own in optimizer.schedules.items()}
+        return schedules
+
+    def begin_step(self, learning_rate: float) -> None:
+        """Compute the rates of the next training step; that of the first optimizer is given."""
+        first, *others = self.optimizers
+        self.learning_rates = {first: learning_rate}
+        for name in others:
+            rate = self.all_schedules[name](self._steps)
+            if not is_rate(rate):
+                raise OptimError(
+                    "an optimizer cannot step with this learning rate",
+                    where=f"the schedule of {name!r}",
+                    expected="a number of at least 0",
+                    found=repr(rate),
+                )
+            self.learning_rates[name] = rate * self.rate_factor
+        for optimizer in self.optimizers.values():
+            optimizer.rate_factor = self.rate_factor
+        self._steps += 1
+
+    def parts(
+        self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]
+    ) -> dict[str, dict[str, torch.nn.Parameter]]:
+        """Return the parameters of each optimizer, by name and path.
+
+        Raises:
+            OptimError: a name matches no parameter, or a trainable parameter belongs to no optimizer.
+        """
+        named = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else dict(model)
+        parts: dict[str, dict[str, torch.nn.Parameter]] = {name: {} for name in self.optimizers}
+        left = []
+        for path, parameter in named.items():
+            owner = next((name for name in parts if matches(name, path)), None)
+            if owner is not None:
+                parts[owner][path] = parameter
+            elif parameter.requires_grad:
+                left.append(path)
+        for name, part in parts.items():
+            if not part:
+                raise OptimError(
+                    f"the optimizer {name!r} has no parameters",
+                    expected="the path of a submodule or a pattern, before those that match the same",
+                    hint=near(name, named),
+                )
+        if left:
+            raise OptimError(
+                "a trainable parameter belongs to no optimizer",
+                where=left[0],
+                expected=f"a path or pattern for it among {', '.join(map(repr, parts))}",
+                found=f"{len(left)} such parameters",
+                hint='name an optimizer "*" for all that is left, or burnt.freeze them',
+            )
+        return parts
+
+    def check(self, lr: float, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Raise what the step of any optimizer would raise; see `Optimizer.check`."""
+        self._bind_model(model)
+        for name, optimizer in self.optimizers.items():
+            rate = lr if name == next(iter(self.optimizers)) else self.all_schedules[name](self._steps)
+            optimizer.check(rate, self._parts[name])
+
+    def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the parameters for training in place, after `eval`."""
+        self._bind_model(model)
+        for name, optimizer in self.optimizers.items():
+            optimizer.train(self._parts[name])
+
+    def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Put the parameters to evaluate and save in place."""
+        self._bind_model(model)
+        for name, optimizer in self.optimizers.items():
+            optimizer.eval(self._parts[name])
+
+    def into_record(self) -> OptimizerRecord:
+        """Return the state as a record, which shares memory with the optimizers."""
+        records = {name: optimizer.into_record() for name, optimizer in self.optimizers.items()}
+        tensors = {
+            f"{name}/{key}": tensor
+            for name, record in records.items()
+            for key, tensor in record.tensors.items()
+        }
+        options = {
+            name: {"optimizer": record.optimizer, "options": dict(record.options)}
+            for name, record in records.items()
+        }
+        return OptimizerRecord(
+            "Optimizers", {"optimizers": options}, {**tensors, "/steps": torch.tensor(self._steps)}
+        )
+
+    def load_record(self, record: OptimizerRecord) -> None:
+        """Load a saved state; it is applied at the next step.
+
+        Raises:
+            OptimError: the record is of another optimizer, or of optimizers with other names.
+        """
+        self._check_record(record)
+        saved = record.options["optimizers"]
+        if list(saved) != list(self.optimizers):
+            raise OptimError(
+                "the state of some optimizers does not fit others",
+                expected=", ".join(self.optimizers),
+                found=", ".join(saved),
+                hint="resume with the names of the saved state, or start afresh",
+            )
+        for name, optimizer in self.optimizers.items():
+            prefix = f"{name}/"
+            tensors = {
+                key.removeprefix(prefix): t for key, t in record.tensors.items() if key.startswith(prefix)
+            }
+            optimizer.load_record(OptimizerRecord(**saved[name], tensors=tensors))
+        self._steps = int(record.tensors["/steps"])
+        self._bound_to, self._params, self._parts = None, {}, {}
+
+    def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
+        self._parts = self.parts(named)
+        self._params = dict(named)
+
+
+class StepOptimizer:
+    """One of the optimizers that a training step gets, ``optimizers["generator"]``.
+
+    Its gradients are those of its own parameters: a loss that passes through other parts of the model changes
+    nothing there.
+
+    Attributes:
+        learning_rate: of this step.
+    """
+
+    def __init__(self, name: str, optimizers: Optimizers, step: OptimizerStep, rules: GradientRules) -> None:
+        self._name, self._optimizers = name, optimizers
+        self._step, self._rules = step, rules
+        self.results: list[tuple[str, StepResult | None]] = []
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of this step."""
+        return self._optimizers.learning_rates[self._name]
+
+    def gradients(self, loss: Tensor, *, retain_graph: bool | None = None) -> Gradients:
+        """Compute the gradients of a loss with respect to the optimizer's parameters.
+
+        Args:
+            loss: a scalar, ``[]``.
+            retain_graph: keep the graph for another call with a loss that shares it.
+
+        Raises:
+            BurntError: the loss is no scalar, or depends on none of the parameters.
+        """
+        gradients = self._scaled_gradients(loss, retain_graph)
+        scale = self._rules.loss_scale
+        return gradients if scale is None else gradients.scale(1 / scale.value)
+
+    def step(
+        self,
+        loss: Tensor | Mapping[str, Tensor],
+        *,
+        clip_norm: float | None = None,
+        retain_graph: bool | None = None,
+    ) -> StepResult | None:
+        """Update the optimizer's parameters.
+
+        Args:
+            loss: a scalar, ``[]``; or gradients, as `gradients` returns them, to add up several losses.
+            clip_norm: maximum norm of the gradients, instead of the training's.
+            retain_graph: as in `gradients`.
+
+        Returns:
+            The norm of the gradients if it was measured, and whether the step was skipped.
+
+        Raises:
+            BurntError: the loss is no scalar, or depends on none of the parameters.
+        """
+        is_scaled = isinstance(loss, Tensor)
+        if isinstance(loss, Tensor):
+            gradients = self._scaled_gradients(loss, retain_graph)
+        else:
+            gradients = Gradients(loss)
+        with _without_autocast(self._step.params):
+            result = self._step(self.learning_rate, gradients, clip_norm=clip_norm, is_scaled=is_scaled)
+        self.results.append((self._name, result))
+        return result
+
+    def _scaled_gradients(self, loss: Tensor, retain_graph: bool | None) -> Gradients:
+        # Under autocast, a backward pass would cast once more than its forward pass did.
+        with _without_autocast(self._step.params):
+            return Gradients.of(self._rules.scaled(loss), self._step.params, retain_graph=retain_graph)
+
+
+class StepOptimizers(Mapping[str, StepOptimizer]):
+    """The optimizers that a training step gets as its third argument, by name.
+
+    Args:
+        optimizers: of the Learner.
+        model: the model.
+        rules: of the training.
+    """
+
+    def __init__(self, optimizers: Optimizers, model: torch.nn.Module, rules: GradientRules) -> None:
+        self._handles = {
+            name: StepOptimizer(
+                name, optimizers, OptimizerStep(optimizers.optimizers[name], part, rules), rules
+            )
+            for name, part in optimizers.parts(model).items()
+        }
+
+    def __getitem__(self, name: str) -> StepOptimizer:
+        return _named(self._handles, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._handles)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def end_step(self) -> list[tuple[str, StepResult | None]]:
+        """Return the results of all steps since the last call, by name."""
+        results = []
+        for handle in self._handles.values():
+            results += handle.results
+            handle.results = []
+        return results
+
+
+@dataclasses.dataclass
+class CheckedSteps:
+    """What the check before the first step finds of several optimizers.
+
+    Args:
+        reached: the paths of the parameters that a loss depends on.
+        error: the first error of an optimizer, which `inspect.check` does not pass on.
+    """
+
+    reached: set[str] = dataclasses.field(default_factory=set)
+    error: BurntError | None = None
+
+
+class CheckedOptimizers(Mapping[str, "CheckedOptimizer"]):
+    """What a training step gets in the check before the first one: gradients are taken, nothing is updated.
+
+    Args:
+        optimizers: of the Learner.
+        model: the model that the check runs.
+        found: is filled.
+    """
+
+    def __init__(self, optimizers: Optimizers, model: torch.nn.Module, found: CheckedSteps) -> None:
+        self._found = found
+        parts = optimizers.parts(model).items()
+        self._handles = {name: CheckedOptimizer(part, found) for name, part in parts}
+
+    def __getitem__(self, name: str) -> CheckedOptimizer:
+        try:
+            return _named(self._handles, name)
+        except BurntError as error:
+            self._found.error = self._found.error or error
+            raise
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._handles)
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+
+class CheckedOptimizer:
+    """One of `CheckedOptimizers`, with the methods of a `StepOptimizer`."""
+
+    learning_rate = 0.0
+
+    def __init__(self, params: Mapping[str, torch.nn.Parameter], found: CheckedSteps) -> None:
+        self._params, self._found = params, found
+
+    def gradients(self, loss: Tensor, *, retain_graph: bool | None = None) -> Gradients:
+        """As `StepOptimizer.gradients`."""
+        try:
+            gradients = Gradients.of(loss, self._params, retain_graph=retain_graph)
+        except BurntError as error:
+            self._found.error = self._found.error or error
+            raise
+        self._found.reached.update(gradients)
+        return gradients
+
+    def step(
+        self,
+        loss: Tensor | Mapping[str, Tensor],
+        *,
+        clip_norm: float | None = None,
+        retain_graph: bool | None = None,
+    ) -> StepResult:
+        """As `StepOptimizer.step`, without an update."""
+        if isinstance(loss, Tensor):
+            self.gradients(loss, retain_graph=retain_graph)
+        return StepResult(None, torch.tensor(False), "check")
+
+
+def _named(values: Mapping[str, T], name: str) -> T:
+    if name not in values:
+        guess = nearest(name, values)
+        raise DefinitionError(
+            "there is no optimizer of this name",
+            expected=" or ".join(map(repr, values)),
+            found=repr(name),
+            hint=f"did you mean {guess!r}?" if guess else None,
+        )
+    return values[name]
+
+
+def _without_autocast(params: Mapping[str, torch.nn.Parameter]) -> torch.autocast:
+    return torch.autocast(next(iter(params.values())).device.type, enabled=False)
