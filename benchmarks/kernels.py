@@ -4,6 +4,7 @@
     python benchmarks/kernels.py --device cuda [--group memory] [--rows PATTERN] [--seconds 95]
                                  [--rivals torch,unfused,liger] [--json FILE]
     python benchmarks/kernels.py --list-gpu
+    python benchmarks/kernels.py --write-rules [--rows PATTERN]
 
 The pool for host buffers (`burnt.memory`) makes eager torch faster too, so a CPU row has two columns of
 ratios. *Same allocator*: all in one process, with the pool on. *As shipped*: the rivals in a process of
@@ -24,6 +25,9 @@ Another process measures them, and a new one after a row that broke the device o
 ``--row-seconds``; ``--json`` is written after each row. torch.compile with max-autotune takes 8 to 25 s a
 row: rivals without ``compile`` leave Inductor out, and with it the rivals of the rows beside flex_attention.
 ``--list-gpu`` prints which rows have no result yet.
+
+``--write-rules`` measures the table of where torch's kernels are faster (`burnt/torch_speed.json`) on this
+machine; ``--rows`` chooses its ops (`kernel_table.rules`).
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from typing import Any
 
 import psutil
 import torch
-from kernel_table import cpu, gpu, gpu_list, overheads, report, steps
+from kernel_table import cpu, gpu, gpu_list, overheads, report, rules, steps
 from kernel_table.rival import Sibling
 from kernel_table.rows import ROWS
 
@@ -129,7 +133,13 @@ def main(arguments: list[str] | None = None) -> int:
         help="stop a row of a GPU after as many; default: %(default)g",
     )
     parser.add_argument("--list-gpu", action="store_true", help="print a GPU's rows that have no result")
+    parser.add_argument(
+        "--write-rules", action="store_true", help="measure burnt/torch_speed.json, of ops that match --rows"
+    )
     options = parser.parse_args(arguments)
+    if options.write_rules:
+        rules.write(options.rows, RESULTS)
+        return 0
     if options.list_gpu:
         print(gpu_list.markdown(RESULTS), end="")
         return 0

@@ -84,9 +84,8 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         always_looks: the reference does not check values either, so `look` is called before it, too.
         pair: the name of the optional argument that, when given, makes the op return a tuple.
         examples: takes a device; returns argument tuples for the tuner and the tests, typical ones first.
-        library_best: takes the arguments; returns whether on a CPU the library is known to be faster than
-            generated kernels (see `burnt.kernels.dispatch.selection`).
-        library_best_on_gpu: the same on a GPU.
+        features: takes the arguments; returns the sizes and settings by name that the op's facts in
+            `burnt.torch_speed` ask for, in addition to those that all ops have.
         random: results differ from call to call.
         autocast: takes the autocast dtype and all arguments by position; returns the arguments as autocast
             casts them (`burnt.kernels.interface.autocast`). The call continues with these, autocast disabled.
@@ -111,8 +110,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         always_looks: bool = False,
         pair: str | None = None,
         examples: Callable[[torch.device], Sequence[tuple[Any, ...]]] | None = None,
-        library_best: Callable[..., bool] | None = None,
-        library_best_on_gpu: Callable[..., bool] | None = None,
+        features: Callable[..., dict[str, Any]] | None = None,
         random: bool = False,
         autocast: Callable[..., tuple[Any, ...]] | None = None,
         parts: Callable[..., Sequence[Part] | None] | None = None,
@@ -137,7 +135,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self.signature = inspect.signature(reference)
         self.check, self.look = check, look
         self.examples, self.random = examples, random
-        self.library_best, self.library_best_on_gpu = library_best, library_best_on_gpu
+        self.features = features
         self.autocast, self.parts = autocast, parts
         parameters = list(self.signature.parameters.values())
         for p in parameters:

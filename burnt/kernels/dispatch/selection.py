@@ -1,9 +1,7 @@
 """Select the candidate for a call: the pinned one, else the fastest measured one, else by a heuristic.
 
-The heuristic (`select_by_heuristic`) is a pure function of the arguments. On a CPU it selects generated
-kernels where eager torch would take about 100 microseconds or more, unless the op's ``library_best`` prefers
-the library; for smaller inputs a single torch call costs less than reaching a generated kernel, and nothing
-needs compiling. On other devices it always selects generated kernels.
+The heuristic (`select_by_heuristic`) is a pure function of the arguments: generated kernels, unless the table
+of measured facts (`burnt.torch_speed`) says that torch's are faster.
 """
 
 from __future__ import annotations
@@ -22,15 +20,12 @@ from burnt.kernels.interface.tuning_key import (
     tuning_key,
     wants_gradient,
 )
+from burnt.torch_speed import Fact, find_fact
 
 if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import Candidate
     from burnt.kernels.interface.op_protocol import AnyOp
 
-
-_MIN_GENERATED_NUMEL = 1 << 16
-"""Elements below which the library is selected on a CPU: torch computes so many in 20 to 60 microseconds,
-while a generated kernel has an overhead of 10 microseconds and needs compiling at the first call."""
 
 Choice = tuple["Candidate", dict[str, Any] | None, str, str]
 
@@ -128,15 +123,32 @@ def select_by_heuristic(
     if registered:
         return registered[-1], _first_config(registered[-1], args)
     by_name = {c.name: c for c in candidates}
-    tensors = [a for a in args if isinstance(a, Tensor)]
-    # With gradients, a generated kernel has the overhead of an autograd node in Python, too.
-    is_small = max((t.numel() for t in tensors), default=0) < _MIN_GENERATED_NUMEL << wants_gradient(*args)
-    on_cpu = all(t.device.type == "cpu" for t in tensors)
-    library_best = op.library_best if on_cpu else op.library_best_on_gpu
-    prefers_library = (on_cpu and is_small) or (library_best is not None and library_best(*args))
-    best, other = ("library", "generated") if prefers_library else ("generated", "library")
+    on_cpu = all(a.device.type == "cpu" for a in args if isinstance(a, Tensor))
+    fact = find_op_fact(op, args, on_cpu)
+    best, other = (
+        ("generated", "library") if fact is None or fact.use == "generated" else ("library", "generated")
+    )
     built_in = by_name.get(best) or by_name.get(other)
     return (candidates[-1], _first_config(candidates[-1], args)) if built_in is None else (built_in, None)
+
+
+def find_op_fact(op: AnyOp, args: Sequence[Any], on_cpu: bool) -> Fact | None:
+    """Return the measured fact that decides between torch's and generated kernels, or None.
+
+    The features of a call are its settings by name (``"given"`` for an optional tensor), the elements of its
+    largest tensor, whether there is an epilogue, and what the op's own `features` returns.
+    """
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    settings = {n: "given" if isinstance(a, Tensor) else a for n, a in zip(op.positions, args, strict=True)}
+    features = settings | {
+        "elements": max((t.numel() for t in tensors), default=0),
+        "epilogue": any(settings.get(name) is not None for name in ("residual", "activation", "scale")),
+    }
+    if op.features is not None:
+        features |= op.features(*args)
+    dtype = next((t.dtype for t in tensors if t.is_floating_point()), None)
+    call = on_cpu, dtype, wants_gradient(*args), features
+    return find_fact("*", *call) or find_fact(op.name, *call)
 
 
 def _pinned_choice(

@@ -10,5 +10,4 @@ results       the results and gradients of a call
 vjp           the vector-Jacobian product of a reference
 autocast      casting arguments under autocast
 checks        validation of arguments, and translation of torch's errors
-eager_rules   shared rules for where torch's own CPU kernels are known to be fast
 """

@@ -27,8 +27,7 @@ class AnyOp(Protocol):
     candidates: dict[str, Candidate]
     gradient_functions: dict[tuple[Any, ...], Any]
     parts: Callable[..., Any] | None
-    library_best: Callable[..., bool] | None
-    library_best_on_gpu: Callable[..., bool] | None
+    features: Callable[..., dict[str, Any]] | None
     examples: Callable[..., Any] | None
     registration: Any
 

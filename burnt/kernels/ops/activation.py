@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt.device import processor
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype, check_one_of
-from burnt.kernels.interface.eager_rules import is_double
-from burnt.kernels.interface.tuning_key import wants_gradient
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -61,31 +58,9 @@ def _approximation_error(name: str, approximate: str) -> Exception:
     )
 
 
-def _gelu_library_best(x: Tensor, approximate: str) -> bool:
-    """Whether torch's kernel is expected to be faster than the generated one.
-
-    On a Xeon, where memory bandwidth is not the limit, torch's takes 0.6 to 0.85 of the generated kernel's
-    time; on a Zen 5 0.6 in bfloat16, and 0.8 in float32 with 256-bit vectors.
-    """
-    if approximate == "tanh":
-        return is_double(x)
-    cpu = processor()
-    is_narrow_float32 = x.dtype == torch.float32 and not cpu.has_wide_vectors
-    return cpu.vendor == "Intel" or x.dtype in (torch.bfloat16, torch.float64) or is_narrow_float32
-
-
-def _geglu_library_best(gate: Tensor, up: Tensor | None, approximate: str) -> bool:
-    """Whether torch is faster, as for `gelu`: in 16 bits its two kernels take 0.35 to 0.9 of the time."""
-    is_16_bit_erf = gate.element_size() == 2 and approximate == "none"
-    return is_double(gate) or (
-        is_16_bit_erf and not (processor().has_wide_vectors and wants_gradient(gate, up))
-    )
-
-
 @op(
     check=_check_gelu,
     examples=lambda device: [(*a, kind) for kind in ("none", "tanh") for a in _examples(device)],
-    library_best=_gelu_library_best,
 )
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     r"""Apply the Gaussian error linear unit, :math:`x\,\Phi(x)`.
@@ -110,7 +85,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
-@op(check=lambda x: check_floating("silu", x=x), examples=_examples, library_best=is_double)
+@op(check=lambda x: check_floating("silu", x=x), examples=_examples)
 def silu(x: Tensor) -> Tensor:
     r"""Apply the sigmoid linear unit (swish), :math:`x\,\sigma(x)`.
 
@@ -175,7 +150,7 @@ def _gate_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [*pairs, (torch.randn(64, 1024, device=device), None)]
 
 
-@op(check=lambda gate, up: _check_gate("swiglu", gate, up), examples=_gate_examples, library_best=is_double)
+@op(check=lambda gate, up: _check_gate("swiglu", gate, up), examples=_gate_examples)
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     r"""Multiply `up` by the SiLU of a gate: :math:`\mathrm{silu}(g)\,u`.
 
@@ -208,7 +183,6 @@ def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> None:
 @op(
     check=_check_geglu,
     examples=lambda device: [(*a, "none") for a in _gate_examples(device)],
-    library_best=_geglu_library_best,
 )
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
     r"""Multiply `up` by the GELU of a gate: :math:`\mathrm{gelu}(g)\,u`.

@@ -84,16 +84,6 @@ def _linear_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _library_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
-    """Whether there is no epilogue to fuse: torch's libraries are hard to beat at a plain matmul."""
-    _, residual, activation = rest
-    return residual is None and activation is None
-
-
-def _always(a: Tensor, b: Tensor) -> bool:
-    return True
-
-
 def _autocast_linear(
     dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[Any, ...]:
@@ -104,8 +94,6 @@ def _autocast_linear(
 @op(
     check=_check_linear,
     examples=_linear_examples,
-    library_best=_library_best,
-    library_best_on_gpu=lambda *_: True,  # on an H100 cuBLAS and a kernel for gelu take 0.8 times as long
     autocast=_autocast_linear,
 )
 def linear(
@@ -169,8 +157,6 @@ def _matmul_examples(device: torch.device) -> list[tuple[object, ...]]:
 @op(
     check=_check_matmul,
     examples=_matmul_examples,
-    library_best=_always,
-    library_best_on_gpu=_always,
     autocast=cast_all,
 )
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -219,8 +205,6 @@ def _bmm_examples(device: torch.device) -> list[tuple[object, ...]]:
 @op(
     check=_check_bmm,
     examples=_bmm_examples,
-    library_best=_always,
-    library_best_on_gpu=_always,
     autocast=cast_all,
 )
 def bmm(a: Tensor, b: Tensor) -> Tensor:

@@ -12,12 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import _torch
-from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
-from burnt.kernels.interface.eager_rules import is_double, is_slow_to_widen
-from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
 
 
@@ -157,34 +154,12 @@ def _torch_layer_norm(
     return output if residual is None else (output, total)
 
 
-def _layer_norm_library_best(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    activation: str | None,
-) -> bool:
-    """Whether torch's layer norm is expected to be at least as fast as the generated kernel.
-
-    With gradients, or without residual and activation, the generated kernel is 0.8 to 1.1 times as fast; with
-    a residual and no gradients 1.1 to 1.5 times; with 512-bit vectors (Zen 5), no gradients, float32 or
-    bfloat16 0.95 to 1.9 times.
-    """
-    if wants_gradient(x, weight, bias, residual):
-        return True
-    if residual is not None or activation is not None:
-        return x.dtype == torch.float16 or is_slow_to_widen(x)  # 0.5 to 0.9 times as fast
-    has_fast_dtype = processor().has_wide_vectors and x.dtype in (torch.float32, torch.bfloat16)
-    return not has_fast_dtype or _has_wider_parameters(x, weight, bias)
-
-
 @op(
     check=_check_layer_norm,
     library=_torch_layer_norm,
     pair="residual",
     examples=_layer_norm_examples,
-    library_best=_layer_norm_library_best,
+    features=lambda x, weight, bias, *_: {"wider parameters": _has_wider_parameters(x, weight, bias)},
 )
 def layer_norm(
     x: Tensor,
@@ -371,21 +346,10 @@ def _torch_group_norm(
     return apply_activation(output if residual is None else output + residual, activation)
 
 
-def _group_norm_library_best(x: Tensor, *args: object) -> bool:
-    """Whether torch's kernel is expected to be faster than the generated one.
-
-    The generated kernel is 0.9 times as fast with gradients, and 1.1 to 1.6 times without; in bfloat16 with
-    256-bit vectors 0.8 times, and with exponentials in float64 0.3 times.
-    """
-    is_slow_bfloat16 = is_slow_to_widen(x) and x.dtype == torch.bfloat16
-    return wants_gradient(x, *args) or is_slow_bfloat16 or (args[-1] is not None and is_double(x))
-
-
 @op(
     check=_check_group_norm,
     library=_torch_group_norm,
     examples=_group_norm_examples,
-    library_best=_group_norm_library_best,
 )
 def group_norm(
     x: Tensor,
@@ -477,39 +441,11 @@ def _torch_batch_norm_training(
     return apply_activation(output if residual is None else output + residual, activation), mean, var
 
 
-def _batch_norm_inference_library_best(x: Tensor, *args: object) -> bool:
-    """Whether torch is expected to be at least as fast as the generated kernel with running statistics.
-
-    Without residual and activation the generated kernel is 0.7 to 1.0 times as fast; in 16 bits with 256-bit
-    vectors 0.8 to 0.9 times, also with them.
-    """
-    *_, residual, activation = args
-    return (residual is None and activation is None) or is_slow_to_widen(x)
-
-
-def _batch_norm_training_library_best(x: Tensor, *args: object) -> bool:
-    """Whether torch is expected to be faster than the generated kernel with batch statistics.
-
-    With channels last, no residual and gradients the generated kernel is 0.6 to 0.8 times as fast; otherwise
-    1.0 to 1.7 times, and with an activation 1.0 to 2.0 times. Exceptions: matrices with an activation (0.85
-    to 0.96), float16, and bfloat16 with 256-bit vectors (0.6 to 0.9).
-    """
-    if x.dtype == torch.float16 or is_slow_to_widen(x):
-        return True
-    *_, residual, activation = args
-    is_channels_last = x.dim() > 1 and x.stride(1) == 1
-    return (
-        is_channels_last
-        and residual is None
-        and (activation is None or (x.dim() == 2 and wants_gradient(x, *args)))
-    )
-
-
 @op(
     check=_check_batch_norm_training,
     library=_torch_batch_norm_training,
     examples=_batch_norm_examples,
-    library_best=_batch_norm_training_library_best,
+    features=lambda x, *_: {"channels last": x.dim() > 1 and x.stride(1) == 1, "axes": x.dim()},
 )
 def batch_norm_training(
     x: Tensor,
@@ -600,7 +536,6 @@ def _torch_batch_norm_inference(
     check=_check_batch_norm_inference,
     library=_torch_batch_norm_inference,
     examples=_batch_norm_inference_examples,
-    library_best=_batch_norm_inference_library_best,
 )
 def batch_norm_inference(
     x: Tensor,

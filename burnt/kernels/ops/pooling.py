@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.tuning_key import wants_gradient
 
 _MAX = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 _AVG = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
@@ -54,17 +53,12 @@ def _pool_examples(device: torch.device, *rest: tuple[Any, ...]) -> list[tuple[o
     return [*examples, (torch.randn(2, 3, 17, device=device), *rest[0])]
 
 
-def _adaptive_avg_library_best(x: Tensor, output_size: int | Sequence[int]) -> bool:
-    """Whether torch is expected to be faster than the generated kernel.
-
-    Where windows overlap, gradients are 0.8 times as fast as torch's, else 1.3 times. Without gradients, on a
-    CPU, the mean of all axes is 0.7 to 1.0 times as fast, and others 3 to 8 times.
-    """
+def _adaptive_features(x: Tensor, output_size: int | Sequence[int]) -> dict[str, bool]:
+    """Return whether all axes are averaged, and whether windows overlap."""
     axes = x.dim() - 2 if x.dim() > 2 else 1
     sizes = [output_size] * axes if isinstance(output_size, int) else list(output_size)
-    if not wants_gradient(x):
-        return x.is_cpu and all(size == 1 for size in sizes)
-    return any(size % out for size, out in zip(x.shape[-len(sizes) :], sizes, strict=False) if out)
+    pairs = zip(x.shape[-len(sizes) :], sizes, strict=False)
+    return {"global": all(n == 1 for n in sizes), "overlaps": any(size % out for size, out in pairs if out)}
 
 
 @op(
@@ -165,7 +159,7 @@ def avg_pool(
 @op(
     check=lambda x, output_size: _check_pool("adaptive_avg_pool", x, output_size),
     examples=lambda device: _pool_examples(device, (1,), (7,)),
-    library_best=_adaptive_avg_library_best,
+    features=_adaptive_features,
 )
 def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
     """Compute means of windows chosen such that the output has the given size.
@@ -193,8 +187,6 @@ def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
     pair="return_indices",
     check=lambda x, output_size, _: _check_pool("adaptive_max_pool", x, output_size),
     examples=lambda device: _pool_examples(device, (1, False), (7, False)),
-    # The generated kernel is as fast as torch's without gradients, and 0.3 to 0.6 times as fast with them.
-    library_best=lambda *_: True,
 )
 def adaptive_max_pool(
     x: Tensor, output_size: int | Sequence[int], return_indices: bool = False

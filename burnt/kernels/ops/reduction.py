@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.tuning_key import wants_gradient
 
 _SHAPES: list[tuple[tuple[int, ...], list[int]]] = [
     ((4096, 1024), [-1]),
@@ -27,15 +26,9 @@ def _axes(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
     return [dim] if isinstance(dim, int) else list(dim)
 
 
-def _library_best(x: Tensor, dim: int | Sequence[int] | None, *rest: object) -> bool:
-    """Whether torch's kernel is expected to be faster: for short rows without gradients.
-
-    There torch's sums, maxima and minima are up to a third faster. Elsewhere the generated kernels are 1 to 2
-    times as fast, maxima and minima with gradients 1.3 to 4 times, argmax and argmin along rows 1.6 to 2.7
-    and along columns 6 times, any and all 3 to 25 times (4096 x 1024, two threads).
-    """
-    is_last_axis = x.dim() > 0 and _axes(x, dim) in ([-1], [x.dim() - 1])
-    return not wants_gradient(x) and is_last_axis and 16 <= x.shape[-1] < 512
+def _features(x: Tensor, dim: int | Sequence[int] | None, *rest: object) -> dict[str, int]:
+    """Return the length of the rows that are reduced; 0 if other axes are."""
+    return {"row": x.shape[-1] if x.dim() and _axes(x, dim) in ([-1], [x.dim() - 1]) else 0}
 
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
@@ -58,7 +51,7 @@ def _bool_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x > 0, dim, False) for x, dim in _inputs(device)]
 
 
-@op(examples=_examples_with_dtype, library_best=_library_best)
+@op(examples=_examples_with_dtype, features=_features)
 def reduce_sum(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -85,7 +78,7 @@ def reduce_sum(
     return torch.sum(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_examples_with_dtype, library_best=_library_best)
+@op(examples=_examples_with_dtype, features=_features)
 def reduce_mean(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -111,7 +104,7 @@ def reduce_mean(
     return torch.mean(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_examples, library_best=_library_best)
+@op(examples=_examples, features=_features)
 def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Compute the maximum over axes; the gradient is divided evenly among equal maxima.
 
@@ -134,7 +127,7 @@ def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     return torch.amax(x, _axes(x, dim), keepdim)
 
 
-@op(examples=_examples, library_best=_library_best)
+@op(examples=_examples, features=_features)
 def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Compute the minimum over axes; the gradient is divided evenly among equal minima.
 

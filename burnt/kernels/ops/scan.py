@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.tuning_key import wants_gradient
 
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
@@ -37,8 +36,7 @@ def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.cumsum(x, dim, dtype=dtype)
 
 
-# torch's gradient treats zeros in the input separately, which generated kernels do not support.
-@op(examples=_examples, library_best=lambda *args: wants_gradient(*args))
+@op(examples=_examples)
 def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Compute the cumulative products along an axis.
 

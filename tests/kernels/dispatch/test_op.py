@@ -211,9 +211,9 @@ def test_softmax_is_generated_where_that_is_faster(rule: tuple[Any, ...], proces
 
 
 def test_without_a_compiler_the_library_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from burnt.codegen.runtime import c_library
+    from burnt.codegen.runtime import c_compiler
 
-    monkeypatch.setattr(c_library, "find_compiler", lambda: None)
+    monkeypatch.setattr(c_compiler, "find_compiler", lambda: None)
     kernels.swiglu.forget()
     x = torch.randn(256, 1024)
     assert kernels.swiglu.chosen(x, x).candidate.name == "library"

@@ -467,11 +467,6 @@ def is_plain_causal(
     return after == 0 and aligned and all(other is None for other in others)
 
 
-def _library_best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
-    softcap, seed = rest[5], rest[11]
-    return softcap is None and seed is None
-
-
 def is_torchs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> bool:
     """Whether torch has kernels for these options, which need no mask for them."""
     before, after, bottom_right, _, softcap, slopes, lengths, q_starts, k_starts, _, seed = rest
@@ -537,8 +532,6 @@ def _broadcast_slices(mask: Tensor, index: tuple[slice, slice]) -> tuple[slice, 
     always_looks=True,
     examples=_examples,
     library=_library,
-    library_best=_library_best,
-    library_best_on_gpu=lambda *_: True,  # generated kernels hold all scores in memory
     autocast=_autocast,
     parts=_parts,
 )

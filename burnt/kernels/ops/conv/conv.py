@@ -218,19 +218,6 @@ def _conv_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _conv_library_best(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    *rest: Any,
-) -> bool:
-    """Whether there is no epilogue to fuse: torch's libraries are hard to beat at a plain convolution."""
-    return scale is None and residual is None and activation is None
-
-
 def _autocast_conv(
     dtype: torch.dtype,
     x: Tensor,
@@ -298,8 +285,6 @@ def _resolve_padding(
     _OpWithNamedPadding,
     check=_check_conv,
     examples=_conv_examples,
-    library_best=_conv_library_best,
-    library_best_on_gpu=lambda *args: _conv_library_best(*args) or wants_gradient(*args),
     autocast=_autocast_conv,
 )
 def conv(
@@ -465,17 +450,9 @@ def _conv_transpose_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _conv_transpose_library_best(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, *rest: Any
-) -> bool:
-    return activation is None
-
-
 @op(
     check=_check_conv_transpose,
     examples=_conv_transpose_examples,
-    library_best=_conv_transpose_library_best,
-    library_best_on_gpu=lambda *args: _conv_transpose_library_best(*args) or wants_gradient(*args),
     autocast=cast_all,
 )
 def conv_transpose(

@@ -63,17 +63,13 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-# Speedup over torch, inputs larger than the caches, one thread (`benchmarks/ops.py embedding`). Generated
-# forward: in float32 1.4 to 2.6 for 4096 indices of 32000 x 256, 1.1 to 2.8 from 2000 rows of 256 to 1024;
-# below about 10^5 elements, and in 16 bits, 0.3 to 1. Sorted gradients: in 16 bits 1.1 to 1.4 if the table
-# has more rows than there are indices, else 0.6 to 1; in float32 0.5 to 1.1, and 1.3 to 1.9 if half of the
-# indices are the same, for which several threads of torch's compete.
+# Sorted gradients of more elements in 16 bits are 1.1 to 1.4 times as fast as torch's if the table has more
+# rows than there are indices, else 0.6 to 1; in float32 0.5 to 1.1 (`benchmarks/ops.py`, one thread).
 _MIN_ELEMENTS = 1 << 17
 
 
-def _is_library_best(indices: Tensor, weight: Tensor, padding_idx: int | None) -> bool:
-    is_large = indices.numel() * weight.shape[1] >= _MIN_ELEMENTS
-    return wants_gradient(weight) or weight.dtype != torch.float32 or not is_large
+def _features(indices: Tensor, weight: Tensor, padding_idx: int | None) -> dict[str, int]:
+    return {"gathered": indices.numel() * weight.shape[1]}
 
 
 def _is_sorted_best(indices: Tensor, weight: Tensor, padding_idx: int | None) -> bool:
@@ -82,7 +78,7 @@ def _is_sorted_best(indices: Tensor, weight: Tensor, padding_idx: int | None) ->
     return weight.device.type == "cpu" and weight.dtype.itemsize == 2 and is_large and has_few_indices
 
 
-@op(check=_check, look=_check_index_range, examples=_examples, library_best=_is_library_best)
+@op(check=_check, look=_check_index_range, examples=_examples, features=_features)
 def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """Return the rows of a table at the given indices.
 

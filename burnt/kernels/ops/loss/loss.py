@@ -18,7 +18,6 @@ from burnt.codegen.backward import grad_by_torch
 from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, range_hint
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
-from burnt.kernels.interface.eager_rules import is_double
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.loss.cross_entropy_rows import loss_divisor, losses_and_gradient
 
@@ -194,15 +193,12 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-# For class probabilities, torch's call is the best.
 @op(
     check=_check,
     look=_check_label_values,
     library=_library,
     examples=_examples,
-    library_best=lambda logits, target, *_: (
-        target.is_floating_point() or (is_double(logits) and wants_gradient(logits))
-    ),
+    features=lambda logits, target, *_: {"probabilities": target.is_floating_point()},
 )
 def cross_entropy(
     logits: Tensor,
@@ -322,7 +318,7 @@ def _unsupported_reason(
     "with gradient",
     devices=["cpu"],
     when=_unsupported_reason,
-    best=lambda logits, *_: logits.numel() >= _MIN_LOGITS and not is_double(logits),
+    best=lambda logits, *_: logits.numel() >= _MIN_LOGITS and logits.dtype != torch.float64,
     differentiable=True,
 )
 def _loss_with_gradient(
