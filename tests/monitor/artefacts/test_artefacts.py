@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import struct
 import sys
 import zlib
@@ -18,7 +17,7 @@ from textual.pilot import Pilot
 
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.artefacts import render
-from burnt.monitor.artefacts.png import Image, PngError, _decode, decode, fit
+from burnt.monitor.artefacts.png import Image, PngError, decode, fit
 from burnt.monitor.artefacts.render import (
     Lines,
     draw_class_scores,
@@ -59,87 +58,29 @@ def png(
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(extra) + body + chunk(b"IEND", b"")
 
 
-def filtered(method: int, row: bytes, before: bytes, pixel: int) -> bytes:
-    """A row as an encoder writes it, after the specification's definitions."""
-    found = bytearray([method])
-    for i, x in enumerate(row):
-        a = row[i - pixel] if i >= pixel else 0
-        b = before[i]
-        c = before[i - pixel] if i >= pixel else 0
-        p = a + b - c
-        nearest = min((abs(p - v), order, v) for order, v in enumerate((a, b, c)))[2]
-        predicted = (0, a, b, (a + b) // 2, nearest)[method]
-        found.append((x - predicted) % 256)
-    return bytes(found)
-
-
-@given(
-    st.integers(1, 7), st.lists(st.integers(0, 4), min_size=1, max_size=6), st.sampled_from([(0, 1), (2, 3)]),
-    st.integers(0, 2**32),
-)  # fmt: skip
-def test_every_filter_is_undone(width: int, methods: list[int], kind: tuple[int, int], seed: int) -> None:
-    color, channels = kind
-    generator = random.Random(seed)
-    pixels = [generator.randbytes(width * channels) for _ in methods]
-    before, rows = bytes(width * channels), []
-    for method, row in zip(methods, pixels, strict=True):
-        rows.append(filtered(method, row, before, channels))
-        before = row
-    found = _decode(png(width, len(methods), rows, 8, color))
-    expected = (
-        b"".join(pixels) if channels == 3 else bytes(v for row in pixels for v in row for _ in range(3))
-    )
-    assert found == Image(width, len(methods), expected)
-
-
 def test_depths_palettes_and_transparency() -> None:
-    assert _decode(png(4, 1, [b"\0\x1b"], 2, 0)).rgb[::3] == bytes([0, 85, 170, 255])
-    assert _decode(png(3, 1, [b"\0\xa0"], 1, 0)).rgb[::3] == bytes([255, 0, 255])
-    assert _decode(png(2, 1, [b"\0\x12\x34\xff\x00"], 16, 0)).rgb[::3] == bytes([0x12, 0xFF])
+    assert decode(png(4, 1, [b"\0\x1b"], 2, 0)).rgb[::3] == bytes([0, 85, 170, 255])
     palette = chunk(b"PLTE", bytes([10, 20, 30, 40, 50, 60]))
-    assert _decode(png(2, 1, [b"\0\x10"], 4, 3, palette)).rgb == bytes([40, 50, 60, 10, 20, 30])
     hidden = chunk(b"tRNS", b"\0")
-    assert _decode(png(2, 1, [b"\0\x10"], 4, 3, palette, hidden)).rgb == bytes([40, 50, 60, 128, 128, 128])
-    assert _decode(png(2, 1, [b"\0\x05\x06\x07\xff\x05\x06\x07\x00"], 8, 6)).rgb == bytes(
+    assert decode(png(2, 1, [b"\0\x10"], 4, 3, palette, hidden)).rgb == bytes([40, 50, 60, 128, 128, 128])
+    assert decode(png(2, 1, [b"\0\x05\x06\x07\xff\x05\x06\x07\x00"], 8, 6)).rgb == bytes(
         [5, 6, 7] + [128] * 3
     )
-    assert _decode(png(1, 1, [b"\0\xc8\x80"], 8, 4)).rgb == bytes([(200 * 128 + 128 * 127) // 255] * 3)
 
 
 GOOD = png(1, 1, [b"\0\x05"], 8, 0)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "not a PNG file"),
-        (b"GIF89a" + bytes(20), "not a PNG file"),
-        (GOOD[:40], "truncated"),
-        (GOOD[:8], "no header"),
-        (png(2, 2, [b"\0\x05\x05"], 8, 0), "truncated"),
-        (png(1, 1, [b"\x09\x05"], 8, 0), "unknown filter 9"),
-        (png(1, 1, [b"\0\x05"], 8, 5), "colour type 5"),
-        (png(1, 1, [b"\0\x05"], 8, 3, chunk(b"PLTE", b"\0\0\0")), "colour is not in the palette"),
-        (png(1, 1, [b"\0\x05"], 8, 0, interlaced=1), "needs Pillow"),
-        (png(4000, 4000, [b""], 8, 0), "needs Pillow"),
-        (GOOD.replace(b"IDAT", b"IDAT")[:-30] + bytes(30), "PNG file"),
-    ],
-)
-def test_damaged_files_are_reported(data: bytes, message: str) -> None:
-    with pytest.raises(PngError, match=message):
-        _decode(data)
+@pytest.mark.parametrize("data", [b"", b"GIF89a" + bytes(20), GOOD[:40], GOOD[:8], GOOD[:-30] + bytes(30)])
+def test_damaged_files_are_reported(data: bytes) -> None:
+    with pytest.raises(PngError, match="the PNG file is damaged"):
+        decode(data)
 
 
-def test_a_file_of_zeros_does_not_fill_the_memory() -> None:
-    bomb = chunk(b"IDAT", zlib.compress(bytes(50_000_000)))
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 8, 0, 0, 0, 0))
-    found = _decode(b"\x89PNG\r\n\x1a\n" + header + bomb)
-    assert found == Image(2, 2, bytes(12))
-
-
-def test_pillow_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert decode(GOOD) == Image(1, 1, bytes([5, 5, 5]))
+    with pytest.raises(PngError, match=r"pip install 'burnt\[tui\]'"):
+        decode(GOOD)
 
 
 def test_images_fit() -> None:
@@ -368,10 +309,7 @@ def text_of(widget: Any) -> str:
     return "\n".join(widget.render_line(y).text.rstrip() for y in range(widget.size.height))
 
 
-def test_artefacts_are_listed_drawn_and_moved_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)  # which has words of its own for a damaged file
+def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
     record(tmp_path / "run")
 
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -402,7 +340,7 @@ def test_artefacts_are_listed_drawn_and_moved_through(
         await app.wait_until_idle(30)
         assert "1 of 3" in slider.render().plain
         await press(app, pilot, "down")
-        assert "no header" in drawn(app)
+        assert "the PNG file is damaged" in drawn(app)
         await press(app, pilot, "down")
         assert "▀" in drawn(app)
         assert "2 x 2 pixels" in drawn(app)
