@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
-import pickle
 import struct
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 
 from burnt.data import AgNews, Cifar10, Cifar100, Loader, Mnist
 from burnt.data.standard import ag_news, cifar, mnist
-from burnt.data.standard.array_pickle import read_arrays
 from burnt.data.standard.mnist import read_idx
 from burnt.errors import ArgumentError, DataError
 
@@ -95,58 +92,31 @@ FINE, COARSE = RANDOM.integers(10, size=15, dtype=np.uint8), RANDOM.integers(2, 
 NAMES = {"fine": [f"f{i}" for i in range(10)], "coarse": ["animal", "thing"]}
 
 
-def python2_pickle(pixels: np.ndarray[Any, Any], **labels: list[int]) -> bytes:
-    """What Python 2 and the NumPy of its time wrote for a dict of an array and lists of numbers."""
-    shape = b"".join(b"M" + struct.pack("<H", size) for size in pixels.shape) + b"\x86"
-    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    raw = b"T" + struct.pack("<I", pixels.size) + pixels.tobytes()
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    array += b"(K\x01" + shape + dtype + b"\x89" + raw + b"tb"
-    lists = b"".join(
-        b"U" + bytes([len(name)]) + name.encode() + b"](" + b"".join(b"K" + bytes([n]) for n in values) + b"e"
-        for name, values in labels.items()
-    )
-    return b"\x80\x02}(U\x04data" + array + lists + b"u."
-
-
-def write_cifar(
-    folder: Path, kind: str, version: str, packed: bool, by: Callable[..., bytes] = python2_pickle
-) -> None:
+def write_cifar(folder: Path, kind: str, packed: bool) -> None:
     """Five parts of three records each in "train", and a sixth as "test"."""
-    name = f"cifar-{kind}-{version}"
-    files: dict[str, bytes] = {"readme.html": b"<html>"}
-    names = [f"data_batch_{i}" for i in range(1, 6)] if kind == "10" else ["train"]
-    for part in range(len(names) + 1):
-        rows = (
-            slice(0, 2)
-            if part == len(names)
-            else slice(part * 3, part * 3 + 3)
-            if kind == "10"
-            else slice(0, 15)
+    names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    parts = [slice(3 * i, 3 * i + 3) for i in range(5)]
+    labels, inner = [FINE], "cifar-10-batches-bin"
+    if kind == "100":
+        names, parts, labels, inner = (
+            ["train.bin", "test.bin"],
+            [slice(15)],
+            [COARSE, FINE],
+            "cifar-100-binary",
         )
-        stem = [*names, "test_batch" if kind == "10" else "test"][part]
-        if version == "binary":
-            labels = [FINE[rows]] if kind == "10" else [COARSE[rows], FINE[rows]]
-            files[f"{stem}.bin"] = np.column_stack([*labels, PIXELS[rows]]).tobytes()
-        else:
-            labels = {"labels": FINE[rows].tolist()}
-            if kind == "100":
-                labels = {"fine_labels": FINE[rows].tolist(), "coarse_labels": COARSE[rows].tolist()}
-            files[stem] = by(PIXELS[rows], **labels)
-    if kind == "100" and version == "binary":
+    files = {
+        name: np.column_stack([*(kinds[rows] for kinds in labels), PIXELS[rows]]).tobytes()
+        for name, rows in zip(names, [*parts, slice(2)], strict=True)
+    }
+    files["readme.html"] = b"<html>"
+    if kind == "100":
         files |= {f"{k}_label_names.txt": ("\n".join(v) + "\n\n").encode() for k, v in NAMES.items()}
-    elif kind == "100":
-        files["meta"] = pickle.dumps(
-            {f"{k}_label_names".encode(): [n.encode() for n in v] for k, v in NAMES.items()}, 2
-        )
-    short = {"binary": "bin", "python": "py"}[version]
-    inner = f"cifar-10-batches-{short}" if kind == "10" else name
     if not packed:
+        (folder / inner).mkdir()
         for file, data in files.items():
-            (folder / inner).mkdir(exist_ok=True)
             (folder / inner / file).write_bytes(data)
         return
-    with tarfile.open(folder / f"{name}.tar.gz", "w:gz") as tar:
+    with tarfile.open(folder / f"cifar-{kind}-binary.tar.gz", "w:gz") as tar:
         for file in sorted(files, reverse=True):
             info = tarfile.TarInfo(f"{inner}/{file}")
             info.size = len(files[file])
@@ -154,10 +124,9 @@ def write_cifar(
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
-@pytest.mark.parametrize("version", ["binary", "python"])
-def test_cifar(version: str, packed: bool, tmp_path: Path) -> None:
+def test_cifar(packed: bool, tmp_path: Path) -> None:
     images = torch.from_numpy(PIXELS).reshape(-1, 3, 32, 32)
-    write_cifar(tmp_path, "10", version, packed)
+    write_cifar(tmp_path, "10", packed)
     data = Cifar10(tmp_path)
     batch = next(Loader(data, batch_size=15).epoch(0))
     assert torch.equal(batch.images, images)
@@ -165,7 +134,7 @@ def test_cifar(version: str, packed: bool, tmp_path: Path) -> None:
     assert batch.labels.dtype == torch.int64
     assert data.classes[6] == "frog"
     assert len(Cifar10(tmp_path, "test")) == 2
-    write_cifar(tmp_path, "100", version, packed)
+    write_cifar(tmp_path, "100", packed)
     hundred, twenty = Cifar100(tmp_path), Cifar100(tmp_path, "test", coarse=True)
     assert torch.equal(hundred.columns["images"], images)
     assert hundred.columns["labels"].tolist() == FINE.tolist()
@@ -173,56 +142,13 @@ def test_cifar(version: str, packed: bool, tmp_path: Path) -> None:
     assert twenty.columns["labels"].tolist() == COARSE[:2].tolist()
     assert twenty.classes == NAMES["coarse"]
     if not packed:
-        folder = "cifar-10-batches-bin" if version == "binary" else "cifar-10-batches-py"
-        assert len(Cifar10(tmp_path / folder)) == 15
-
-
-def numpy_pickle(pixels: np.ndarray[Any, Any], **labels: list[int]) -> bytes:
-    return pickle.dumps({b"data": pixels, **{k.encode(): v for k, v in labels.items()}}, 2)
-
-
-def test_pickles_of_this_numpy_are_read_without_running_them(tmp_path: Path) -> None:
-    write_cifar(tmp_path, "10", "python", False, numpy_pickle)
-    assert torch.equal(Cifar10(tmp_path).columns["images"].flatten(1), torch.from_numpy(PIXELS))
-    for order in ("C", "F"):
-        array = np.array(PIXELS[:, :5], order=order)
-        assert np.array_equal(read_arrays(pickle.dumps((array, 7), 2), "x")[0], array)
-
-
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        import os
-
-        return os.mkdir, ("/tmp/burnt-was-here",)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (pickle.dumps({b"data": Evil()}, 2), ["more in it than arrays", "posix.mkdir"]),
-        (pickle.dumps(np.array([None, 3]), 2), ["not of bytes", "O8"]),
-        (pickle.dumps(np.zeros(3), 2), ["not of bytes", "f8"]),
-        (python2_pickle(PIXELS, labels=[1])[:-99], ["damaged"]),
-        (b"", ["damaged", "EOFError"]),
-        (pickle.dumps({b"data": PIXELS}, 2), ["lacks something", "data, labels", "KeyError"]),
-        (python2_pickle(PIXELS[:2], labels=[1, 2, 3]), ["lacks something", "(2, 3072)"]),
-        (pickle.dumps([1], 2), ["lacks something"]),
-    ],
-)
-def test_other_pickles_are_refused(content: bytes, words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "test_batch").write_bytes(content)
-    with pytest.raises(DataError) as error:
-        Cifar10(tmp_path, "test")
-    assert all(word in str(error.value) for word in [*words, str(tmp_path / "test_batch")]), str(error.value)
-    assert not Path("/tmp/burnt-was-here").exists()
+        assert len(Cifar10(tmp_path / "cifar-10-batches-bin")) == 15
 
 
 def test_damaged_files_of_cifar_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         Cifar10(tmp_path)
-    assert "cifar-10-binary.tar.gz, or a folder cifar-10-batches-bin or cifar-10-batches-py" in str(
-        error.value
-    )
+    assert "cifar-10-binary.tar.gz, or a folder cifar-10-batches-bin: the binary version" in str(error.value)
     path = tmp_path / "test_batch.bin"
     path.write_bytes(bytes(3074))
     with pytest.raises(DataError) as error:
@@ -233,7 +159,7 @@ def test_damaged_files_of_cifar_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         Cifar10(tmp_path, "test")
     assert "0 to 9" in str(error.value)
-    write_cifar(tmp_path, "100", "binary", packed=True)
+    write_cifar(tmp_path, "100", packed=True)
     archive = tmp_path / "cifar-100-binary.tar.gz"
     whole = archive.read_bytes()
     archive.write_bytes(whole[:-2000])
@@ -305,7 +231,7 @@ def test_nothing_is_downloaded_unless_asked(tmp_path: Path, monkeypatch: pytest.
     def fetched(file: Any, folder: Path, mirror: str | None) -> Path:
         wanted.append(f"{mirror} {file.name}")
         if file.name.startswith("cifar"):
-            write_cifar(folder, "10" if "-10-" in file.name else "100", "binary", packed=True)
+            write_cifar(folder, "10" if "-10-" in file.name else "100", packed=True)
         elif file.name == "test.csv":
             (folder / file.name).write_text(ROWS)
         else:
