@@ -6,9 +6,10 @@ so that `burnt runs` and the monitor open at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from burnt import errors
+from burnt import _lazy, errors
 from burnt._lazy import attach
 from burnt._version import __version__
 
@@ -68,6 +69,15 @@ _HOMES = {
 }
 if not TYPE_CHECKING:  # a __getattr__ would make every name known to type checkers, misspelt ones too
     __getattr__, __dir__ = attach(globals(), _HOMES)
+
+
+def _build_quantized(layer: Any, entry: Mapping[str, Any], shape: tuple[int, ...] | None) -> Any:
+    from burnt.nn.quantized import build_quantized
+
+    return build_quantized(layer, entry, shape)
+
+
+_lazy.build_quantized = _build_quantized
 
 __all__ = [
     "CheckReport",

@@ -8,6 +8,9 @@ from typing import Any
 
 from burnt._hints import no_attribute
 
+build_quantized: Callable[[Any, Mapping[str, Any], tuple[int, ...] | None], Any]
+"""`burnt.nn.quantized.build_quantized`, for records, which the layers stand above. `burnt` sets it."""
+
 
 def attach(
     namespace: MutableMapping[str, Any], homes: Mapping[str, str]

@@ -146,3 +146,52 @@ def assigned(path: Path) -> set[str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
+
+
+def test_no_module_of_burnt_is_imported_by_a_string() -> None:
+    """`import_module("burnt...")` and looks into `sys.modules` would hide arrows between packages."""
+    house = Path(burnt.__file__).parent
+    found = {
+        f"{path.relative_to(house).as_posix()}:{node.lineno}"
+        for path in house.rglob("*.py")
+        if path.name != "run_tables.py"  # reports what was selected, if anything was
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if names_a_module_of_burnt(node)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ('importlib.import_module("burnt.nn")', True),
+        ('import_module(f"burnt.nn.{name}")', True),
+        ('__import__("burnt")', True),
+        ('sys.modules["burnt.nn"]', True),
+        ('sys.modules.get("burnt.nn")', True),
+        ('"burnt.nn" in sys.modules', True),
+        ('sys.modules.get("torch.distributed")', False),
+        ("importlib.import_module(name)", False),
+        ('print("burnt.nn")', False),
+    ],
+)
+def test_imports_by_string_are_found(code: str, expected: bool) -> None:
+    assert any(names_a_module_of_burnt(node) for node in ast.walk(ast.parse(code))) == expected
+
+
+def names_a_module_of_burnt(node: ast.AST) -> bool:
+    """Whether this imports a module of burnt, or looks it up, by a string."""
+    parts: list[ast.expr] = []
+    if isinstance(node, ast.Call) and node.args:
+        function = ast.unparse(node.func)
+        is_import = function.rpartition(".")[2] in ("import_module", "__import__")
+        parts = node.args[:1] if is_import or function == "sys.modules.get" else []
+    elif isinstance(node, ast.Subscript) and ast.unparse(node.value) == "sys.modules":
+        parts = [node.slice]
+    elif isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) == "sys.modules":
+        parts = [node.left]
+    for part in parts:
+        first = part.values[0] if isinstance(part, ast.JoinedStr) and part.values else part
+        if isinstance(first, ast.Constant) and str(first.value).partition(".")[0] == "burnt":
+            return True
+    return False

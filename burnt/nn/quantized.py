@@ -27,7 +27,6 @@ from burnt.nn.conv import Conv1d, Conv2d, Conv3d, ConvBase
 from burnt.nn.embedding import Embedding
 from burnt.nn.linear import Linear
 from burnt.nn.misfit import FAILURES, input_error
-from burnt.record.arranging.quantized import register_builder
 from burnt.scheme import QuantScheme
 
 _WEIGHT = ("values", "scale", "zero_point")
@@ -567,7 +566,6 @@ def quantized_class(layer: torch.nn.Module) -> type[Quantized] | None:
     return LAYERS.get(qualified_name(type(layer)))
 
 
-@register_builder
 def build_quantized(
     layer: torch.nn.Module, entry: Mapping[str, Any], shape: tuple[int, ...] | None = None
 ) -> torch.nn.Module:

@@ -1,36 +1,25 @@
 """Quantized layers in records: what a file says of them, and giving a model the same layers before it is
 loaded.
 
-`burnt.nn.quantized` has the layers; it registers how they are built, since it is above this package.
+`burnt.nn.quantized` has the layers. It stands above this package, so `burnt` hands in how they are built.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
+from burnt import _lazy
 from burnt._patterns import matches
 from burnt.errors import RecordError, nearest, quantity
 from burnt.record.arranging.wrappers import WRAPPERS, without_wrappers
 from burnt.record.casting import DTYPES
 from burnt.scheme import QuantScheme
-
-_Builder: TypeAlias = Callable[[torch.nn.Module, Mapping[str, Any], tuple[int, ...] | None], torch.nn.Module]
-
-_builders: list[_Builder] = []
-
-
-def register_builder(build: _Builder) -> _Builder:
-    """Register the function that builds a quantized layer from the original one, its entry in a record and
-    the shape of its values, None if that is unknown."""
-    _builders[:] = [build]
-    return build
 
 
 def quantized_layers(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
@@ -155,9 +144,6 @@ def with_quantized_layers(
             another scheme.
     """
     replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
-    if layers and not _builders:
-        # By name: this package may not import the layers, which register themselves.
-        importlib.import_module("burnt.nn.quantized")
     places = _places(model)
     built: dict[int, torch.nn.Module] = {}
     by_path: dict[str, tuple[torch.nn.Module, torch.nn.Module]] = {}
@@ -199,7 +185,8 @@ def _build(
     where: str | None,
 ) -> torch.nn.Module:
     try:
-        return _builders[0](old, entry, shape)
+        new: torch.nn.Module = _lazy.build_quantized(old, entry, shape)
+        return new
     except RecordError as error:
         if error.where is None:
             error.where = f"{where}: {path}" if where else path

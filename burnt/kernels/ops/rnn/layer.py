@@ -9,7 +9,6 @@ after it. The loop is C on a CPU (`burnt.kernels.ops.rnn.loop_c`) and Triton on 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -75,7 +74,13 @@ def run_layer(
 
 def _loop_module(x: Tensor) -> ModuleType:
     """Return the module with `forward_steps` and `backward_steps` for the tensor's device."""
-    return importlib.import_module(f"burnt.kernels.ops.rnn.loop_{'triton' if x.is_cuda else 'c'}")
+    if x.is_cuda:
+        from burnt.kernels.ops.rnn import loop_triton
+
+        return loop_triton
+    from burnt.kernels.ops.rnn import loop_c
+
+    return loop_c
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
