@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from burnt.train.checkpoints.checkpoint import Saved
     from burnt.train.duration import Position
     from burnt.train.learner import Learner
-    from burnt.train.reporting.progress import Reporter
 
 
 class Training(Protocol):
@@ -33,7 +32,6 @@ class Training(Protocol):
         position: steps and epochs done.
         values: the last metric values, ``{"valid/loss": 0.1}``.
         writer: the run store; ``writer.folder`` is the run's folder.
-        reporter: shows messages to the user, ``reporter.message("...")``.
         callbacks: all callbacks of the training.
     """
 
@@ -41,7 +39,6 @@ class Training(Protocol):
     position: Position
     values: dict[str, float]
     writer: RunWriter
-    reporter: Reporter
     callbacks: Callbacks
 
     def stop(self, reason: str) -> None:
@@ -70,7 +67,19 @@ class Event:
 
 @dataclasses.dataclass
 class Started(Event):
-    """The training begins, or goes on after a resume, at ``training.position``."""
+    """The training begins, or goes on after a resume, at ``training.position``.
+
+    Args:
+        title: model, duration and device in one line.
+        epochs: after which the training ends; None if it ends otherwise.
+        steps: after which it ends; None if that is not known.
+        seconds: of training after which it ends; None if it ends otherwise.
+    """
+
+    title: str = ""
+    epochs: int | None = None
+    steps: int | None = None
+    seconds: float | None = None
 
 
 @dataclasses.dataclass

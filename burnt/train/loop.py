@@ -99,6 +99,7 @@ class Loop:
     callbacks: Callbacks
     writer: RunWriter
     reporter: Reporter
+    title: str
     control: Control
     kernels: KernelTables
     position: Position
@@ -130,7 +131,7 @@ class Loop:
             rules = dataclasses.replace(rules, on_gradients=self.show_gradients)
         self.update = update_of(self.learner, self.steps, rules, self.autocast)
         self.losses = RecentLosses()
-        self.skips = NonFiniteReports(self.train, self.on_nan, self.writer, self.reporter)
+        self.skips = NonFiniteReports(self.train, self.on_nan, self.writer, self.message)
         self.step_output: StepOutput | None = None
         self.stop_reason: str | None = None
         self.is_stepping = False
@@ -159,7 +160,9 @@ class Loop:
         reason = None
         with self.logged.active():
             rng = RandomStates.capture()
-            self.callbacks(Started(self))
+            self.callbacks(
+                Started(self, self.title, self.duration.epochs, self.last_step(), self.duration.seconds)
+            )
             if self.restored:
                 rng.restore()  # what a callback draws at the start, it drew before the first step
             if self.validate_first and self.position.step == 0:
@@ -295,7 +298,7 @@ class Loop:
             self.epoch_rng = current_rng
             return self.train.epoch(position.epoch)
         if getattr(self.train, "replays", False):
-            self.reporter.message(
+            self.message(
                 f"The loader cannot skip batches: going through the {position.batch} that epoch "
                 f"{position.current_epoch} has had."
             )
@@ -372,7 +375,6 @@ class Loop:
         }
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
         self.report_progress()
-        self.reporter.step(position, values, speed)
         self.callbacks(Logged(self, values, speed))
         self.check_loss(values)
         self.losses.clear()
@@ -396,14 +398,16 @@ class Loop:
             raise self.non_finite_error("the loss", loss, self.checked_step)
         self.checked_step = self.position.step
 
+    def last_step(self) -> int | None:
+        """Return the last step of the training, if it is known."""
+        return self.duration.last_step(self.position, self.batches_per_epoch, accumulate=self.accumulate)
+
     def report_progress(self) -> None:
         """Write the position and the current activity to the run store."""
         self.writer.progress(
             self.position.step,
             self.position.current_epoch,
-            total_steps=self.duration.last_step(
-                self.position, self.batches_per_epoch, accumulate=self.accumulate
-            ),
+            total_steps=self.last_step(),
             total_epochs=self.duration.epochs,
             activity=self.activity,
             paused_seconds=self.control.paused_seconds,
@@ -464,7 +468,6 @@ class Loop:
         self.logged_sums = read(self.train_metrics)
         self.set_values("train", values)
         self.writer.event("epoch", self.position.step, epoch=self.position.epoch, values=values)
-        self.reporter.epoch(self.position, "train", values)
         self.callbacks(EpochEnded(self, values))
 
     def set_values(self, split: str, values: Mapping[str, float]) -> None:
@@ -510,7 +513,6 @@ class Loop:
             self.writer.log(self.position.step, self.position.current_epoch, values, split)
             for metric in metrics:
                 metric.record(self.writer, split, self.position.step)
-            self.reporter.epoch(self.position, split, values)
             self.callbacks(Validated(self, split, values))
             self.validated[split] = self.position.step
         return True
@@ -535,7 +537,7 @@ class Loop:
                 )
                 better = "been a number" if plateau.best is None else f"improved on {plateau.best:.4g}"
                 scheduled = "learning rate" if self.control.override is None else "scheduled learning rate"
-                self.reporter.message(
+                self.message(
                     f"Reducing the {f'learning rate of {group}' if group else scheduled} to {rate:.4g}: "
                     f"{monitored.key} has not {better} for {plateau.patience}."
                 )
@@ -555,7 +557,7 @@ class Loop:
         )
         if stop:
             self.writer.event("early_stopping", self.position.step, **monitor_state, reason=stopping.reason)
-            self.reporter.message(f"Stopping early: {stopping.reason}.")
+            self.message(f"Stopping early: {stopping.reason}.")
         return stop
 
     def save_before_failing(self, why: str) -> None:
@@ -566,12 +568,10 @@ class Loop:
         try:
             self.save(scheduled=False, wait=True)
         except Exception as error:  # the first error is the one to raise
-            self.reporter.message(
-                f"The state after step {step} is not saved: {type(error).__name__}: {error}"
-            )
+            self.message(f"The state after step {step} is not saved: {type(error).__name__}: {error}")
         else:
             if self.saved_step == step:
-                self.reporter.message(f"The state after step {step} is saved: {why}.")
+                self.message(f"The state after step {step} is saved: {why}.")
 
     def save(self, *, kept: bool = False, scheduled: bool = True, wait: bool = False) -> None:
         """Write a checkpoint if loss and parameters are finite.

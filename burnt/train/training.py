@@ -38,6 +38,7 @@ from burnt.errors import (
     quantity,
 )
 from burnt.gradients import refuse_parallel
+from burnt.kernels.dispatch.selection import choices, pinned
 from burnt.module import loading_problem, restore_fields
 from burnt.record import Record, load_into, record_of
 from burnt.store import RunWriter
@@ -75,8 +76,8 @@ from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.saved import metric_to_dict
 from burnt.train.other_trainers import TRAINER_OPTIONS
 from burnt.train.reporting.final_summary import format_summary
-from burnt.train.reporting.progress import LoggingReporter, Reporter, check_monitor, choose_reporter
-from burnt.train.reporting.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
+from burnt.train.reporting.progress import Reporter, check_monitor, choose_reporter
+from burnt.train.reporting.run_tables import KernelTables, record_model
 from burnt.train.reporting.system import SystemSampler
 from burnt.train.sinks import Sink
 from burnt.train.update import check_update
@@ -397,7 +398,7 @@ class SupervisedTraining:
             raise
 
     def _run(self, learner: Learner) -> TrainingResult:
-        self.reporter = LoggingReporter(choose_reporter(self.monitor))
+        self.reporter = choose_reporter(self.monitor)
         model = learner.model.to(self.device)
         cast_parameters(self.precision, model)
         self._check_update(learner)
@@ -445,7 +446,7 @@ class SupervisedTraining:
             ending = stack.enter_context(Ending(writer, position))
             if loaded is not None:
                 loaded.rng.restore()
-                stack.enter_context(pinned_kernels(loaded.document.get("kernels", {})))
+                stack.enter_context(pinned(loaded.document.get("kernels", {})))
             elif self.seed is not None:
                 torch.manual_seed(self.seed)
             record_model(writer, learner.model, shapes)
@@ -457,7 +458,7 @@ class SupervisedTraining:
             control = stack.enter_context(
                 Control(
                     writer,
-                    self.reporter,
+                    self.reporter.message,
                     interruption,
                     position,
                     learner.schedule,
@@ -488,9 +489,10 @@ class SupervisedTraining:
                 background=BackgroundWriter() if self.async_checkpoints else None,
                 stopping=self.stopping,
                 plateaus=plateaus_of(learner),
-                callbacks=self.callbacks,
+                callbacks=Callbacks([self.reporter, *self.callbacks.all]),
                 writer=writer,
                 reporter=self.reporter,
+                title=self._title(learner, position),
                 control=control,
                 kernels=kernels,
                 position=position,
@@ -502,13 +504,6 @@ class SupervisedTraining:
                 restored={} if loaded is None else loaded.document.get("loop", {}),
             )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
-            self.reporter.start(
-                self._title(learner, position),
-                position,
-                self.duration.epochs,
-                self.duration.last_step(position, self.train.num_batches(), accumulate=self.accumulate),
-                self.duration.seconds,
-            )
             try:
                 reason = ending.reason = loop.run()
                 loop.saving.finish()
@@ -785,7 +780,7 @@ class SupervisedTraining:
             "plateaus": {group: plateau.state() for plateau, group in plateaus_of(learner).items()},
             "learning_rate": control.override,
             "rate_factor": control.override_factor,
-            "kernels": chosen_kernels(),
+            "kernels": choices(),
         }
 
     def _title(self, learner: Learner, position: Position) -> str:

@@ -24,10 +24,12 @@ TRAINING = """\
 import ctypes, json, os, subprocess, sys, time, warnings
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from burnt.train.reporting import monitor_process
 from burnt.train.duration import Position
+from burnt.train.events import EpochEnded, Logged, Started
 from burnt.train.control.interrupt import Interruption
-from burnt.train.reporting.progress import LoggingReporter, choose_reporter
+from burnt.train.reporting.progress import choose_reporter
 from burnt.store import RunWriter
 
 folder = Path(sys.argv[1])
@@ -57,9 +59,9 @@ def work(interruption):
     while not (folder / "end").exists():
         step += 1
         writer.log(step, 1, {"loss": 1 / step})
-        reporter.step(Position(step, 0, step), {"loss": 1 / step}, SPEED)
+        reporter.on_log(Logged(at(step, 0, step), {"loss": 1 / step}, SPEED))
         if step % 50 == 0:
-            reporter.epoch(Position(step, step // 50 - 1, 0), "train", {"loss": 1 / step})
+            reporter.on_epoch(EpochEnded(at(step, step // 50 - 1, 0), {"loss": 1 / step}))
         with suppress(OSError):  # a terminal that hangs up refuses what is written before it tells us so
             print("step", step)
         (folder / "step").write_text(str(step))
@@ -73,7 +75,13 @@ def work(interruption):
 
 
 SPEED = dict(samples_per_second=1.0, steps_per_second=1.0, learning_rate=1.0, data_wait_share=0.0)
-reporter = LoggingReporter(choose_reporter("tui"))
+
+
+def at(*position):
+    return SimpleNamespace(position=Position(*position))
+
+
+reporter = choose_reporter("tui")
 writer = RunWriter.create(folder)
 print("before")
 reporter.open(writer)
@@ -81,7 +89,7 @@ with ExitStack() as stack:
     stack.callback(reporter.close)
     ending = stack.enter_context(writer)
     interruption = stack.enter_context(Counted(reporter.message, reporter.handle_signal))
-    reporter.start("the title", Position(), 1, None)
+    reporter.on_start(Started(at(), "the title", 1))
     writer.close(work(interruption), "as it was asked")
 reporter.message("the last message")
 print("after")

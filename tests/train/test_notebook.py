@@ -19,7 +19,8 @@ from torch import nn
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import UnsupportedError
-from burnt.train import Learner, StepOutput, SupervisedTraining, predict
+from burnt.train import Learner, Position, StepOutput, SupervisedTraining, predict
+from burnt.train.events import Logged, Started, Validated
 from burnt.train.reporting import progress as progress_module
 from burnt.train.reporting import work_progress as work_module
 from burnt.train.reporting.notebook import bar_html, curves_html, in_notebook, table_html
@@ -27,6 +28,11 @@ from burnt.train.reporting.progress import NotebookReporter, PlainReporter, choo
 from burnt.train.reporting.work_progress import WorkProgress
 
 DATA = TensorDataset(x=torch.linspace(0, 1, 16)[:, None], y=torch.linspace(0, 1, 16)[:, None])
+
+
+def at(position: Position) -> Any:
+    """Return a training, as far as reporters look at it."""
+    return types.SimpleNamespace(position=position)
 
 
 @pytest.fixture
@@ -118,7 +124,7 @@ def test_drawing_takes_a_share_of_the_time_only(monkeypatch: pytest.MonkeyPatch)
     reporter = Timed()
     speed = {"samples_per_second": 1.0}
     for _ in range(100):
-        reporter.step(progress_module.Position(), {"loss": 1.0}, speed)
+        reporter.on_log(Logged(at(Position()), {"loss": 1.0}, speed))
         now[0] += 0.05
     assert len(drawn) == 3
     assert min(b - a for a, b in itertools.pairwise(drawn)) >= 2
@@ -137,7 +143,7 @@ def test_a_resumed_run_shows_its_curves_from_the_beginning(shell: Any, tmp_path:
 
 def test_a_duration_in_seconds_counts_those_before_a_resume(shell: Any) -> None:
     reporter = NotebookReporter()
-    reporter.start("title", progress_module.Position(40, 1, 0, seconds=5400.0), None, None, 7200.0)
+    reporter.on_start(Started(at(Position(40, 1, 0, seconds=5400.0)), "title", None, None, 7200.0))
     shown = shell.display_pub.outputs[-1]["data"]["text/html"]
     assert '<progress value="5400" max="7200"' in shown
     assert "eta 30:00" in shown
@@ -145,9 +151,9 @@ def test_a_duration_in_seconds_counts_those_before_a_resume(shell: Any) -> None:
 
 def test_a_run_whose_folder_is_gone_has_no_curves(shell: Any, tmp_path: Path) -> None:
     reporter = NotebookReporter()
-    reporter.open(types.SimpleNamespace(folder=tmp_path / "gone"))  # type: ignore[arg-type]
-    reporter.start("title", progress_module.Position(), None, None)
-    reporter.epoch(progress_module.Position(), "valid", {"loss": 0.5})
+    reporter.open(types.SimpleNamespace(folder=tmp_path / "gone", log_line=lambda text, level: None))  # type: ignore[arg-type]
+    reporter.on_start(Started(at(Position()), "title"))
+    reporter.on_validation(Validated(at(Position()), "valid", {"loss": 0.5}))
     reporter.close()
     assert "<img" not in shell.display_pub.outputs[-1]["data"]["text/html"]
     assert "<td>0.5000</td>" in shell.display_pub.outputs[-1]["data"]["text/html"]

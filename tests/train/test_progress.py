@@ -4,6 +4,8 @@ import io
 import re
 import sys
 import threading
+import types
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import UnsupportedError
 from burnt.train import Learner, Position, RunReader, StepOutput, SupervisedTraining
+from burnt.train.events import Logged, Started, Validated
 from burnt.train.format import duration_text, value_text
 from burnt.train.reporting import progress as module
 from burnt.train.reporting import terminal
@@ -32,6 +35,11 @@ SPEED = {
     "learning_rate": 1e-3,
     "data_wait_share": 0.25,
 }
+
+
+def training(position: Position) -> Any:
+    """A training, as far as reporters look at it."""
+    return types.SimpleNamespace(position=position)
 
 
 def run(folder, **settings):
@@ -77,18 +85,18 @@ def test_plain_lines_in_between_come_every_few_seconds(monkeypatch):
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     out = io.StringIO()
     reporter = PlainReporter(out)
-    reporter.start("title", Position(), 12, 1200)
-    reporter.step(Position(10, 0, 10), {"loss": 0.5}, SPEED)
+    reporter.on_start(Started(training(Position()), "title", 12, 1200))
+    reporter.on_log(Logged(training(Position(10, 0, 10)), {"loss": 0.5}, SPEED))
     now[0] += 6
-    reporter.step(Position(200, 2, 0), {"loss": 0.25}, SPEED)
-    reporter.step(Position(201, 2, 1), {"loss": 0.2}, SPEED)
+    reporter.on_log(Logged(training(Position(200, 2, 0)), {"loss": 0.25}, SPEED))
+    reporter.on_log(Logged(training(Position(201, 2, 1)), {"loss": 0.2}, SPEED))
     reporter.activity("validating")
-    reporter.epoch(Position(300, 3, 0), "valid", {"loss": 1e-7, "accuracy": 0.5})
+    reporter.on_validation(Validated(training(Position(300, 3, 0)), "valid", {"loss": 1e-7, "accuracy": 0.5}))
     reporter.message("a word")
     reporter.close()
     assert out.getvalue().splitlines() == [
         "title",
-        "epoch  2/12  step 200/1200  loss 0.2500  1,234 samples/s  eta 8:20",
+        "epoch  2/12  step 200/1200  loss 0.2500  1,234 samples/s  eta 30.0 s",
         "epoch  3/12  valid  loss 1e-07  accuracy 0.5000",
         "a word",
     ]
@@ -98,28 +106,31 @@ def test_plain_lines_where_no_end_is_known(monkeypatch):
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0)
     out = io.StringIO()
     reporter = PlainReporter(out)
-    reporter.start("title", Position(), None, None)
-    reporter.step(Position(10, 0, 10), {"loss": float("nan")}, SPEED)
+    reporter.on_start(Started(training(Position()), "title", None, None))
+    reporter.on_log(Logged(training(Position(10, 0, 10)), {"loss": float("nan")}, SPEED))
     assert out.getvalue().splitlines()[1] == "epoch 1  step 10  loss nan  1,234 samples/s"
 
 
 def test_plain_lines_of_a_duration_in_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0)
     out = io.StringIO()
     reporter = PlainReporter(out)
-    reporter.start("title", Position(), None, None, 7200.0)
-    reporter.step(Position(10, 0, 10, seconds=3600.0), {"loss": 0.5}, SPEED)
-    reporter.step(Position(10, 0, 10, seconds=7201.0), {"loss": 0.5}, SPEED)
-    reporter.start("title", Position(), None, 1200, 7200.0)  # at two steps a second
-    reporter.step(Position(200, 0, 10, seconds=100.0), {"loss": 0.5}, SPEED)
+    reporter.on_start(Started(training(Position()), "title", None, None, 7200.0))
+    reporter.on_log(Logged(training(Position(10, 0, 10, seconds=3600.0)), {"loss": 0.5}, SPEED))
+    reporter.on_log(Logged(training(Position(10, 0, 10, seconds=7201.0)), {"loss": 0.5}, SPEED))
+    reporter.on_start(Started(training(Position()), "title", None, 1200, 7200.0))
+    now[0] += 100.0  # at two steps a second
+    reporter.on_log(Logged(training(Position(200, 0, 10, seconds=100.0)), {"loss": 0.5}, SPEED))
     ends = [line.rpartition("eta ")[2] for line in out.getvalue().splitlines() if "eta" in line]
     assert ends == ["1:00:00", "0.0 s", "8:20"]
 
 
 def test_the_live_view_of_a_duration_in_time():
     reporter, _ = live()
-    reporter.start("title", Position(), None, None, 7200.0)
-    reporter.step(Position(50, 0, 50, seconds=1800.0), {"loss": 0.5}, SPEED)
+    reporter.on_start(Started(training(Position()), "title", None, None, 7200.0))
+    reporter.on_log(Logged(training(Position(50, 0, 50, seconds=1800.0)), {"loss": 0.5}, SPEED))
     picture = io.StringIO()
     Console(file=picture, width=110).print(reporter)
     reporter.close()
@@ -138,9 +149,9 @@ def live(width=110) -> tuple[LiveReporter, Console]:
 
 def test_the_live_view_shows_where_it_stands():
     reporter, console = live()
-    reporter.start("Linear, 4 parameters [not markup]", Position(10, 1, 0), 12, 1200)
-    reporter.step(Position(50, 1, 40), {"loss": 0.5, "accuracy": 0.75}, SPEED)
-    reporter.epoch(Position(60, 2, 0), "valid", {"loss": 0.25})
+    reporter.on_start(Started(training(Position(10, 1, 0)), "Linear, 4 parameters [not markup]", 12, 1200))
+    reporter.on_log(Logged(training(Position(50, 1, 40)), {"loss": 0.5, "accuracy": 0.75}, SPEED))
+    reporter.on_validation(Validated(training(Position(60, 2, 0)), "valid", {"loss": 0.25}))
     reporter.activity("validating")
     reporter.message("[bold] is text here")
     picture = io.StringIO()
@@ -158,10 +169,14 @@ def test_the_live_view_shows_where_it_stands():
 
 def test_the_live_view_shows_every_validation_set_and_the_first_of_many_metrics():
     reporter, _ = live()
-    reporter.start("title", Position(), 1, 10)
-    reporter.step(Position(5, 1, 5), {"loss": 0.5, **{f"norm/[layer]{i}": 1.0 for i in range(20)}}, SPEED)
+    reporter.on_start(Started(training(Position()), "title", 1, 10))
+    reporter.on_log(
+        Logged(
+            training(Position(5, 1, 5)), {"loss": 0.5, **{f"norm/[layer]{i}": 1.0 for i in range(20)}}, SPEED
+        )
+    )
     for split, loss in (("[shifted]", 0.75), ("train", 0.5), ("valid", 0.25)):
-        reporter.epoch(Position(5, 1, 5), split, {"loss": loss})
+        reporter.on_validation(Validated(training(Position(5, 1, 5)), split, {"loss": loss}))
     picture = io.StringIO()
     Console(file=picture, width=200).print(reporter)
     reporter.close()
@@ -178,9 +193,9 @@ def test_a_pause_does_not_make_the_live_view_expect_a_later_end(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     reporter, _ = live()
-    reporter.start("title", Position(), None, 100)
+    reporter.on_start(Started(training(Position()), "title", None, 100))
     now[0] += 10.0
-    reporter.step(Position(50, 0, 50), {"loss": 0.5}, SPEED)
+    reporter.on_log(Logged(training(Position(50, 0, 50)), {"loss": 0.5}, SPEED))
     reporter.activity("paused")
     now[0] += 1000.0
     reporter.activity("saving")
@@ -195,7 +210,7 @@ def test_a_pause_does_not_make_the_live_view_expect_a_later_end(monkeypatch):
 
 def test_the_live_view_before_anything_is_known():
     reporter, _ = live()
-    reporter.start("title", Position(), None, None)
+    reporter.on_start(Started(training(Position()), "title", None, None))
     picture = io.StringIO()
     Console(file=picture, width=80).print(reporter)
     reporter.close()

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from burnt.train import (
     SupervisedTraining,
     evaluate,
 )
+from burnt.train.events import Validated
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
 from burnt.train.reporting.final_summary import format_summary
 from burnt.train.reporting.progress import LiveReporter
@@ -223,9 +225,9 @@ def test_lines_and_tables_have_room_for_the_names(tmp_path, capsys):
     assert [line[:21] for line in lines[-3:]] == [
         "epoch 3/3  train    l", "epoch 3/3  clean    l", "epoch 3/3  rotated  l",
     ]  # fmt: skip
-    reporter = LiveReporter()
+    reporter, training = LiveReporter(), SimpleNamespace(position=Position(5, 1, 0))
     for split in ("clean", "rotated", "train"):
-        reporter.epoch(Position(5, 1, 0), split, {"loss": 0.5})
+        reporter.on_validation(Validated(training, split, {"loss": 0.5}))
     picture = io.StringIO()
     Console(file=picture, width=110).print(reporter)
     assert [line.split()[0] for line in picture.getvalue().splitlines()[2:5]] == ["train", "clean", "rotated"]

@@ -36,6 +36,7 @@ class CollectingReporter(Reporter):
     """Keeps the messages of a training."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.messages: list[str] = []
 
     def message(self, text: str) -> None:

@@ -17,7 +17,6 @@ from burnt.store import RunWriter
 from burnt.store.control import Command, Inbox, Refused
 from burnt.train.control.interrupt import Interruption
 from burnt.train.duration import Position
-from burnt.train.reporting.progress import Reporter
 
 _PAUSED_POLL_SECONDS = 0.05
 
@@ -63,7 +62,7 @@ class Control(AbstractContextManager["Control"]):
 
     Args:
         writer: the run's writer; every command is answered by an event of kind ``command``.
-        reporter: shows the answers.
+        message: shows the answers.
         interruption: catches signals; a signal also ends a pause.
         position: the current position of the training.
         schedule: step -> learning rate, used unless a command set another one.
@@ -83,7 +82,7 @@ class Control(AbstractContextManager["Control"]):
     def __init__(
         self,
         writer: RunWriter,
-        reporter: Reporter,
+        message: Callable[[str], None],
         interruption: Interruption,
         position: Position,
         schedule: Callable[[int], float],
@@ -99,7 +98,7 @@ class Control(AbstractContextManager["Control"]):
         self._groups = groups
         self.stopped_by: str | None = None
         self.paused_seconds = 0.0
-        self._writer, self._reporter = writer, reporter
+        self._writer, self._message = writer, message
         self._interruption, self._position = interruption, position
         self._keeps_checkpoints = keeps_checkpoints
         self._inbox = Inbox(writer.folder, writer.attempt, writer.tenure)
@@ -112,7 +111,7 @@ class Control(AbstractContextManager["Control"]):
         """Record and report the learning rate that a command set before the run was resumed."""
         if self.override is not None:
             self._writer.event("learning_rate", self._position.step, value=self.override)
-            self._reporter.message(
+            self._message(
                 f"The learning rate stays at {self.override:g}, set by an earlier command. "
                 f"To return to the schedule: burnt ctl {self._writer.folder} lr auto"
             )
@@ -267,11 +266,9 @@ class Control(AbstractContextManager["Control"]):
         what = f"{command.kind}{value}" if command.kind else f"control/{_printable(command.id)}"
         origin = f" from {_printable(sender)}" if sender else ""
         if status == "refused":
-            self._reporter.message(f"{what}{origin} refused: {reason}")
+            self._message(f"{what}{origin} refused: {reason}")
         else:
-            self._reporter.message(
-                f"{what}{origin} at step {self._position.step}" + (f": {reason}" if reason else "")
-            )
+            self._message(f"{what}{origin} at step {self._position.step}" + (f": {reason}" if reason else ""))
 
     def _record_signal(self) -> None:
         if self._interruption.signal is not None and not self._signal_recorded:

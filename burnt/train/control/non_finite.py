@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from burnt.errors import ConfigError, NonFiniteError, nearest, quantity
 from burnt.store import RunWriter
 from burnt.train.code.source import replay_command
 from burnt.train.duration import Position
-from burnt.train.reporting.progress import Reporter
 from burnt.train.step import StepOutput
 from burnt.train.update import NonFinite
 
@@ -96,12 +95,12 @@ class NonFiniteReports:
         loader: of the training. One with a method ``samples(epoch, batch)`` can tell which they are.
         policy: ``"skip"`` or ``"stop"``; with ``"raise"`` no step is skipped but by a loss scale.
         writer: gets an event ``non_finite`` of each.
-        reporter: shows the first ones.
+        message: shows the first ones.
     """
 
-    def __init__(self, loader: Any, policy: str, writer: RunWriter, reporter: Reporter) -> None:
+    def __init__(self, loader: Any, policy: str, writer: RunWriter, message: Callable[[str], None]) -> None:
         self._loader, self._policy = loader, policy
-        self._writer, self._reporter = writer, reporter
+        self._writer, self._message = writer, message
         self._count = self._in_a_row = 0
         self._last_step = -1
         self._has_collapsed = False
@@ -150,7 +149,7 @@ class NonFiniteReports:
             where += f", samples {list_text(samples)}"
         if self._policy == "stop" or self._count <= _MOST_MESSAGES:
             more = " Further ones are events of the run." if self._count == _MOST_MESSAGES else ""
-            self._reporter.message(f"Skipped {where}: {found.what} is {text}.{more}")
+            self._message(f"Skipped {where}: {found.what} is {text}.{more}")
         if self._in_a_row == _MOST_SKIPPED:
             raise NonFiniteError(
                 f"{quantity(_MOST_SKIPPED, 'step')} in a row were skipped",
@@ -227,4 +226,4 @@ class NonFiniteReports:
         if not self._has_collapsed:
             self._has_collapsed = True
             self._writer.event("loss_scale", position.step, scale=scale)
-            self._reporter.message(f"Warning: the loss scale fell to {scale:.3g}: {hint}.")
+            self._message(f"Warning: the loss scale fell to {scale:.3g}: {hint}.")

@@ -1,4 +1,4 @@
-"""Reporters show the progress of a training: full-screen monitor, live view, plain lines or nothing."""
+"""Reporters: callbacks that show the progress of a training, in the monitor, a live view or plain lines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from burnt.errors import RunError, UnsupportedError
 from burnt.store import RunReader, RunWriter
 from burnt.train.duration import Position
+from burnt.train.events import EpochEnded, Event, Logged, Started, Validated
 from burnt.train.format import duration_text, value_text, values_text
 from burnt.train.reporting.monitor_process import MonitorProcess
 from burnt.train.reporting.notebook import NotebookDisplay, bar_html, curves_html, in_notebook, table_html
@@ -33,32 +33,69 @@ _MAX_PLOT_POINTS = 300
 
 
 class Reporter:
-    """Receives progress from the loop. This base class shows nothing; subclasses override what they show."""
+    """A callback that writes messages and values to the run's log, and shows nothing.
+
+    It keeps what was reported last; subclasses show it, by overriding the methods `show_...`.
+    """
+
+    def __init__(self) -> None:
+        self._writer: RunWriter | None = None
+        self._early_messages: list[str] = []  # of before the writer was open
+        self._title = ""
+        self._position, self._start_step = Position(), 0
+        self._epochs: int | None = None
+        self._steps: int | None = None
+        self._seconds: float | None = None
+        self._started_at = self._activity_since = time.monotonic()
+        self._values: dict[str, dict[str, float]] = {}  # by split; "now" since the last reading
+        self._speed: Mapping[str, float] = {}
+        self._activity = "training"
 
     def open(self, writer: RunWriter) -> None:
-        """Called when the run folder exists and its writer is open."""
+        """Take the run's writer, and log the messages of before."""
+        self._writer = writer
+        for text in self._early_messages:
+            self._log(text)
 
-    def start(
-        self,
-        title: str,
-        position: Position,
-        epochs: int | None,
-        steps: int | None,
-        seconds: float | None = None,
-    ) -> None:
-        """Called when the training starts at a position; the others are totals, None if not known."""
+    def on_start(self, event: Started) -> None:
+        """Log and show the title."""
+        self._title, self._position = event.title, event.training.position
+        self._start_step = self._position.step
+        self._epochs, self._steps, self._seconds = event.epochs, event.steps, event.seconds
+        self._started_at = time.monotonic()
+        self._log(event.title)
+        self.show_start()
 
-    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """Called after metrics were read, every `log_every` steps."""
+    def on_log(self, event: Logged) -> None:
+        """Show the values; the loop writes them to the run store."""
+        self._position, self._speed, self._activity = event.training.position, event.speed, "training"
+        self._values["now"] = dict(event.values)
+        self.show_step()
 
-    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """Called with the metric values of a split over an epoch."""
+    def on_epoch(self, event: EpochEnded) -> None:
+        """Log and show the values."""
+        self._take_values("train", event.values, event)
+
+    def on_validation(self, event: Validated) -> None:
+        """Log and show the values."""
+        self._take_values(event.split, event.values, event)
+
+    def _take_values(self, split: str, values: Mapping[str, float], event: Event) -> None:
+        self._position, self._activity = event.training.position, "training"
+        self._values[split] = dict(values)
+        self._log(f"epoch {self._position.current_epoch}  {self._split_line(split)}")
+        self.show_values(split)
 
     def activity(self, name: str) -> None:
-        """Called when the activity changes, such as to ``"validating"`` and back to ``"training"``."""
+        """Take the activity when it changes, such as to ``"validating"`` and back to ``"training"``."""
+        if self._activity == "paused" != name:  # a pause must not count towards the eta
+            self._started_at += time.monotonic() - self._activity_since
+        self._activity, self._activity_since = name, time.monotonic()
 
     def message(self, text: str) -> None:
-        """Show a message to the user."""
+        """Log and show a message to the user."""
+        self._log(text)
+        self.show_message(text)
 
     def handle_signal(self, number: signal.Signals) -> bool:
         """Called on a signal that ends the training; return True to ignore the signal and continue."""
@@ -66,6 +103,64 @@ class Reporter:
 
     def close(self) -> None:
         """Called when the training is over."""
+        self._activity = "done"
+
+    def show_start(self) -> None:
+        """Show the title."""
+
+    def show_step(self) -> None:
+        """Show the values under ``"now"``, read every `log_every` steps."""
+
+    def show_values(self, split: str) -> None:
+        """Show the values of a split over an epoch."""
+
+    def show_message(self, text: str) -> None:
+        """Show a message."""
+
+    def _log(self, text: str, level: str = "info") -> None:
+        if self._writer is None:
+            self._early_messages.append(text)
+            return
+        # Messages after the run is closed, such as how to resume, are not logged.
+        with contextlib.suppress(RunError):
+            self._writer.log_line(text, level)
+
+    def _splits(self, *first: str) -> list[str]:
+        """Return the splits that have values, some of them first."""
+        return [split for split in dict.fromkeys((*first, *self._values)) if split in self._values]
+
+    def _cells(self, split: str, names: list[str]) -> list[str]:
+        values = self._values[split]
+        return [value_text(values[name]) if name in values else "" for name in names]
+
+    def _split_line(self, split: str) -> str:
+        width = max(5, *map(len, self._values))
+        return f"{split:<{width}}  {values_text(self._values[split])}"
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started_at
+
+    def _eta(self) -> list[str]:
+        """Return the estimated time left as text; empty if it is unknown or the training is over."""
+        done = self._position.step - self._start_step
+        left = [] if self._seconds is None else [self._seconds - self._position.seconds]
+        if self._steps and done:
+            left.append(self._elapsed / done * (self._steps - self._position.step))
+        # Not below 0: an iterable may give more batches than its length.
+        return [f"eta {duration_text(max(min(left), 0))}"] if left and self._activity != "done" else []
+
+    def _counts(self) -> tuple[str, str]:
+        """Return epoch and step, with their totals."""
+        epochs = f"/{self._epochs}" if self._epochs else ""
+        steps = f"/{self._steps:,}" if self._steps else ""
+        return f"epoch {self._position.current_epoch}{epochs}", f"step {self._position.step:,}{steps}"
+
+    def _progress(self) -> tuple[float, float | None]:
+        """Return what is done and the total, in steps or seconds, whichever ends first; None if unknown."""
+        totals = [(self._position.step, self._steps), (self._position.seconds, self._seconds)]
+        known = [(done, total) for done, total in totals if total]
+        return max(known, key=lambda pair: pair[0] / pair[1], default=(self._position.step, None))
 
 
 def check_monitor(monitor: str) -> str:
@@ -110,154 +205,50 @@ def choose_reporter(monitor: str) -> Reporter:
         UnsupportedError: the setting does not exist, or does not work in this terminal.
     """
     monitor = check_monitor(monitor)
-    if monitor == "auto":
-        monitor = (
-            "notebook"
-            if in_notebook()
-            else "plain"
-            if no_terminal_reason() is not None
-            else "tui"
-            if no_full_screen_reason() is None
-            else "live"
-        )
-    if monitor == "tui":
-        return MonitorReporter()
-    if monitor == "live":
-        return LiveReporter()
-    if monitor == "notebook":
+    if monitor == "notebook" or (monitor == "auto" and in_notebook()):
         return NotebookReporter()
-    return PlainReporter(sys.stdout) if monitor == "plain" else Reporter()
-
-
-class LoggingReporter(Reporter):
-    """Wraps another reporter and also writes its messages to the run store's log.
-
-    Args:
-        inner: the wrapped reporter.
-    """
-
-    def __init__(self, inner: Reporter) -> None:
-        self.inner = inner
-        self._writer: RunWriter | None = None
-        self._early_messages: list[str] = []
-        self._width = 5  # of the widest split so far
-
-    def open(self, writer: RunWriter) -> None:
-        """Log the messages of before the writer was open."""
-        self._writer = writer
-        for text in self._early_messages:
-            writer.log_line(text)
-        self.inner.open(writer)
-
-    def start(
-        self,
-        title: str,
-        position: Position,
-        epochs: int | None,
-        steps: int | None,
-        seconds: float | None = None,
-    ) -> None:
-        """Log the title."""
-        self._log(title)
-        self.inner.start(title, position, epochs, steps, seconds)
-
-    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """Forward the values; the loop itself writes them to the run store."""
-        self.inner.step(position, values, speed)
-
-    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """Log a line with the values."""
-        self._width = max(self._width, len(split))
-        self._log(f"epoch {position.current_epoch}  {split:<{self._width}}  {values_text(values)}")
-        self.inner.epoch(position, split, values)
-
-    def activity(self, name: str) -> None:
-        """Forward the activity."""
-        self.inner.activity(name)
-
-    def message(self, text: str) -> None:
-        """Log the text."""
-        self._log(text)
-        self.inner.message(text)
-
-    def handle_signal(self, number: signal.Signals) -> bool:
-        """Forward the signal, and report it if the training ignores it."""
-        ignored = self.inner.handle_signal(number)
-        if ignored:
-            # The signal may have interrupted a print; printing then raises RuntimeError (reentrant call).
-            with contextlib.suppress(RuntimeError):
-                self.message(f"{number.name}: the terminal was closed; the training continues without it.")
-        return ignored
-
-    def close(self) -> None:
-        """Close the wrapped reporter."""
-        self.inner.close()
-
-    def _log(self, text: str) -> None:
-        if self._writer is None:
-            self._early_messages.append(text)
-        else:
-            _write_log_line(self._writer, text, "info")
-
-
-def _write_log_line(writer: RunWriter, text: str, level: str) -> None:
-    # Messages after the run is closed, such as how to resume, are not logged.
-    with contextlib.suppress(RunError):
-        writer.log_line(text, level)
+    if monitor == "plain" or (monitor == "auto" and no_terminal_reason() is not None):
+        return PlainReporter(sys.stdout)
+    if monitor == "tui" or (monitor == "auto" and no_full_screen_reason() is None):
+        return MonitorReporter()
+    return Reporter() if monitor == "off" else LiveReporter()
 
 
 class PlainReporter(Reporter):
     """Prints a line for each epoch and split, and one every few seconds in between, for logs and pipes."""
 
     def __init__(self, out: TextIO) -> None:
+        super().__init__()
         self._out = out
         self._last_printed = time.monotonic()
         self._output_closed = False
-        self._steps: int | None = None
-        self._epochs: int | None = None
-        self._seconds: float | None = None
-        self._width = 5  # of the widest split so far
 
-    def start(
-        self,
-        title: str,
-        position: Position,
-        epochs: int | None,
-        steps: int | None,
-        seconds: float | None = None,
-    ) -> None:
+    def show_start(self) -> None:
         """Print the title."""
-        self._epochs, self._steps, self._seconds = epochs, steps, seconds
-        self._print_line(title)
+        self._print_line(self._title)
 
-    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
+    def show_step(self) -> None:
         """Print a line if the last one is at least 5 seconds old."""
         if time.monotonic() - self._last_printed < _SECONDS_BETWEEN_LINES:
             return
         parts = [
-            f"{self._epoch_label(position)}  step {position.step}"
-            + (f"/{self._steps}" if self._steps else "")
+            f"{self._epoch_label()}  step {self._position.step}" + (f"/{self._steps}" if self._steps else ""),
+            values_text(self._values["now"]),
+            f"{self._speed['samples_per_second']:,.0f} samples/s",
         ]
-        parts += [values_text(values), f"{speed['samples_per_second']:,.0f} samples/s"]
-        left = [] if self._seconds is None else [self._seconds - position.seconds]
-        if self._steps and speed["steps_per_second"]:
-            left.append((self._steps - position.step) / speed["steps_per_second"])
-        if left:  # not below 0: an iterable may give more batches than its length
-            parts.append("eta " + duration_text(max(min(left), 0)))
-        self._print_line("  ".join(parts))
+        self._print_line("  ".join([*parts, *self._eta()]))
 
-    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """Print the values of a split over an epoch."""
-        self._width = max(self._width, len(split))
-        self._print_line(f"{self._epoch_label(position)}  {split:<{self._width}}  {values_text(values)}")
+    def show_values(self, split: str) -> None:
+        """Print the values."""
+        self._print_line(f"{self._epoch_label()}  {self._split_line(split)}")
 
-    def message(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Print the text."""
         self._print_line(text)
 
-    def _epoch_label(self, position: Position) -> str:
+    def _epoch_label(self) -> str:
         total = f"/{self._epochs}" if self._epochs else ""
-        return f"epoch {position.current_epoch:>{len(total) - 1 if total else 1}}{total}"
+        return f"epoch {self._position.current_epoch:>{len(total) - 1 if total else 1}}{total}"
 
     def _print_line(self, text: str) -> None:
         self._last_printed = time.monotonic()
@@ -279,31 +270,21 @@ class MonitorReporter(PlainReporter):
     def __init__(self) -> None:
         super().__init__(sys.stdout)
         self._monitor: MonitorProcess | None = None
-        self._writer: RunWriter | None = None
         self._pending: deque[str] = deque(maxlen=_MAX_PENDING)
         self._close_at_once = False
 
-    def open(self, writer: RunWriter) -> None:
-        """Keep the writer; nothing is shown yet."""
-        self._writer = writer
-
-    def start(
-        self,
-        title: str,
-        position: Position,
-        epochs: int | None,
-        steps: int | None,
-        seconds: float | None = None,
-    ) -> None:
+    def show_start(self) -> None:
         """Print the title and open the monitor."""
-        super().start(title, position, epochs, steps, seconds)
+        super().show_start()
         assert self._writer is not None
         self._monitor = MonitorProcess(
-            self._writer.folder, on_line=self._log_output, on_return=self._on_return
+            self._writer.folder,
+            on_line=lambda text: self._log(text, "output"),
+            on_return=self._on_return,
         )
         self._monitor.open()
 
-    def message(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Print the text, now or when the monitor closes."""
         # Append before the check: the monitor may close at any moment, and its thread then prints the queue.
         self._pending.append(text)
@@ -313,15 +294,18 @@ class MonitorReporter(PlainReporter):
     def handle_signal(self, number: signal.Signals) -> bool:
         """Ignore SIGHUP while the monitor process exists: a closed terminal does not end the training."""
         if self._monitor is None or number.name != "SIGHUP":
-            self._close_at_once = (
-                number != signal.SIGINT
-            )  # the sender of SIGTERM waits for the program to end
+            # The sender of SIGTERM waits for the program to end.
+            self._close_at_once = number != signal.SIGINT
             return False
         self._monitor.hang_up()
+        # The signal may have interrupted a print; printing then raises RuntimeError (reentrant call).
+        with contextlib.suppress(RuntimeError):
+            self.message(f"{number.name}: the terminal was closed; the training continues without it.")
         return True
 
     def close(self) -> None:
         """Close the monitor and take the terminal back."""
+        super().close()
         if self._monitor is not None:
             self._monitor.close(at_once=self._close_at_once)
 
@@ -333,16 +317,9 @@ class MonitorReporter(PlainReporter):
             super()._print_line(text)
 
     def _print_pending(self) -> None:
-        while True:
-            try:
-                text = self._pending.popleft()
-            except IndexError:  # all were printed, by this thread or another
-                return
-            self._print_line(text)
-
-    def _log_output(self, text: str) -> None:
-        assert self._writer is not None
-        _write_log_line(self._writer, text, "output")
+        with contextlib.suppress(IndexError):  # all were printed, by this thread or another
+            while True:
+                self._print_line(self._pending.popleft())
 
     def _on_return(self, why: str | None) -> None:
         """Print pending messages and why the monitor closed; called from the monitor's thread."""
@@ -353,81 +330,7 @@ class MonitorReporter(PlainReporter):
             self._print_line(why)
 
 
-class _StateReporter(Reporter):
-    """Keeps what was reported last, for reporters that draw all of it each time."""
-
-    def __init__(self) -> None:
-        self._title = ""
-        self._position, self._start_step = Position(), 0
-        self._epochs: int | None = None
-        self._steps: int | None = None
-        self._seconds: float | None = None
-        self._started_at = self._activity_since = time.monotonic()
-        self._values: dict[str, dict[str, float]] = {}
-        self._speed: Mapping[str, float] = {}
-        self._activity = "training"
-
-    def start(
-        self,
-        title: str,
-        position: Position,
-        epochs: int | None,
-        steps: int | None,
-        seconds: float | None = None,
-    ) -> None:
-        """Store the title, the position and the totals."""
-        self._title, self._position, self._start_step = title, position, position.step
-        self._epochs, self._steps, self._seconds = epochs, steps, seconds
-        self._started_at = time.monotonic()
-
-    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """Store the values."""
-        self._position, self._speed = position, speed
-        self._values["now"] = dict(values)
-        self._activity = "training"
-
-    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """Store the values of the split."""
-        self._position = position
-        self._values[split] = dict(values)
-        self._activity = "training"
-
-    def activity(self, name: str) -> None:
-        """Store the activity."""
-        if self._activity == "paused" != name:  # a pause must not count towards the eta
-            self._started_at += time.monotonic() - self._activity_since
-        self._activity, self._activity_since = name, time.monotonic()
-
-    def close(self) -> None:
-        """Store that the training is over."""
-        self._activity = "done"
-
-    @property
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._started_at
-
-    def _counts(self) -> tuple[str, str]:
-        """Return epoch and step, with their totals."""
-        epochs = f"/{self._epochs}" if self._epochs else ""
-        steps = f"/{self._steps:,}" if self._steps else ""
-        return f"epoch {self._position.current_epoch}{epochs}", f"step {self._position.step:,}{steps}"
-
-    def _progress(self) -> tuple[float, float | None]:
-        """Return what is done and the total, in steps or seconds, whichever ends first; None if unknown."""
-        totals = [(self._position.step, self._steps), (self._position.seconds, self._seconds)]
-        known = [(done, total) for done, total in totals if total]
-        return max(known, key=lambda pair: pair[0] / pair[1], default=(self._position.step, None))
-
-    def _eta(self) -> list[str]:
-        """Return the estimated time left as text; empty if it is unknown or the training is over."""
-        done = self._position.step - self._start_step
-        left = [] if self._seconds is None else [self._seconds - self._position.seconds]
-        if self._steps and done:
-            left.append(self._elapsed / done * (self._steps - self._position.step))
-        return [f"eta {duration_text(max(min(left), 0))}"] if left and self._activity != "done" else []
-
-
-class LiveReporter(_StateReporter):
+class LiveReporter(Reporter):
     """Shows a progress bar and a table, redrawn four times a second, with messages above them."""
 
     def __init__(self) -> None:
@@ -440,20 +343,12 @@ class LiveReporter(_StateReporter):
             self, console=self._console, refresh_per_second=4, transient=False, redirect_stderr=False
         )
 
-    def start(
-        self,
-        title: str,
-        position: Position,
-        epochs: int | None,
-        steps: int | None,
-        seconds: float | None = None,
-    ) -> None:
+    def show_start(self) -> None:
         """Print the title and open the view."""
-        super().start(title, position, epochs, steps, seconds)
-        self._console.print(title, markup=False, highlight=False)
+        self.show_message(self._title)
         self._live.start()
 
-    def message(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Print the text above the view."""
         self._console.print(text, markup=False, highlight=False)
 
@@ -491,11 +386,8 @@ class LiveReporter(_StateReporter):
             table.add_column(Text(name), justify="right")
         if num_hidden > 0:
             table.add_column(f"+{num_hidden}")
-        first = ("now", "train", "valid")
-        for split in (*first, *(split for split in self._values if split not in first)):
-            if split in self._values:
-                row = self._values[split]
-                table.add_row(Text(split), *(value_text(row[n]) if n in row else "" for n in names))
+        for split in self._splits("now", "train", "valid"):
+            table.add_row(Text(split), *self._cells(split, names))
         speed = ""
         if self._speed:
             rate, share = self._speed["learning_rate"], self._speed["data_wait_share"]
@@ -506,7 +398,7 @@ class LiveReporter(_StateReporter):
         return Group(bar, table, speed)
 
 
-class NotebookReporter(_StateReporter):
+class NotebookReporter(Reporter):
     """Shows a progress bar, a table and curves in the output of a notebook's cell, updated in place.
 
     The curves are read from the run store, so those of a resumed run begin with the run.
@@ -515,34 +407,24 @@ class NotebookReporter(_StateReporter):
     def __init__(self) -> None:
         super().__init__()
         self._display = NotebookDisplay()
-        self._folder: Path | None = None
         self._next_draw = 0.0
 
-    def open(self, writer: RunWriter) -> None:
-        """Keep the folder; nothing is shown yet."""
-        self._folder = writer.folder
-
-    def start(
-        self,
-        title: str,
-        position: Position,
-        epochs: int | None,
-        steps: int | None,
-        seconds: float | None = None,
-    ) -> None:
+    def show_start(self) -> None:
         """Show the title and an empty bar."""
-        super().start(title, position, epochs, steps, seconds)
         self._draw()
 
-    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
+    def show_step(self) -> None:
         """Show the values, unless the last drawing is too recent."""
-        super().step(position, values, speed)
-        self._draw_if_due()
+        start = time.monotonic()
+        if start >= self._next_draw:
+            self._draw()
+            # A twentieth of the time at most: pictures are sent from the training's thread.
+            now = time.monotonic()
+            self._next_draw = now + max(0.5, 20 * (now - start))
 
-    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """Show the values of the split, unless the last drawing is too recent."""
-        super().epoch(position, split, values)
-        self._draw_if_due()
+    def show_values(self, split: str) -> None:
+        """Show the values, unless the last drawing is too recent."""
+        self.show_step()
 
     def activity(self, name: str) -> None:
         """Show a pause; other activities are shown with the next values."""
@@ -550,7 +432,7 @@ class NotebookReporter(_StateReporter):
         if name == "paused":
             self._draw()
 
-    def message(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Print the text below the display."""
         print(text)  # noqa: T201  # the output of the cell
 
@@ -559,23 +441,14 @@ class NotebookReporter(_StateReporter):
         super().close()
         self._draw()
 
-    def _draw_if_due(self) -> None:
-        start = time.monotonic()
-        if start >= self._next_draw:
-            self._draw()
-            # A twentieth of the time at most: pictures are sent from the training's thread.
-            now = time.monotonic()
-            self._next_draw = now + max(0.5, 20 * (now - start))
-
     def _draw(self) -> None:
-        splits = ["now", "train", *(split for split in self._values if split not in ("now", "train"))]
-        rows = {split: self._values[split] for split in splits if split in self._values}
-        names = list(dict.fromkeys(name for values in rows.values() for name in values))
-        cells = {split: [_cell(values, name) for name in names] for split, values in rows.items()}
+        splits = self._splits("now", "train")
+        names = list(dict.fromkeys(name for split in splits for name in self._values[split]))
         text = self._progress_text()
         html_text = bar_html(*self._progress(), text, self._title)
-        html_text += table_html(names, cells) + curves_html(self._curves(names), "step")
-        lines = [self._title, text, *(f"{split:<5}  {values_text(values)}" for split, values in rows.items())]
+        html_text += table_html(names, {split: self._cells(split, names) for split in splits})
+        html_text += curves_html(self._curves(names), "step")
+        lines = [self._title, text, *(f"{split:<5}  {values_text(self._values[split])}" for split in splits)]
         self._display.show(html_text, "\n".join(lines))
 
     def _progress_text(self) -> str:
@@ -587,10 +460,10 @@ class NotebookReporter(_StateReporter):
     def _curves(self, names: list[str]) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
         """Return the points of each metric and split that has a curve."""
         curves: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
-        if self._folder is None:
+        if self._writer is None:
             return curves
         # A run that cannot be read, since its folder was deleted, has no curves; its training goes on.
-        with contextlib.suppress(RunError), RunReader(self._folder) as reader:
+        with contextlib.suppress(RunError), RunReader(self._writer.folder) as reader:
             for series in reader.series():
                 if series.name in names:
                     points = reader.points(*series, max_points=_MAX_PLOT_POINTS)
@@ -598,7 +471,3 @@ class NotebookReporter(_StateReporter):
                         curves.setdefault(series.name, {})[series.split] = points.steps, points.values
         shown = [name for name in names if name in curves][:_MAX_PLOTS]
         return {name: curves[name] for name in shown}
-
-
-def _cell(values: Mapping[str, float], name: str) -> str:
-    return value_text(values[name]) if name in values else ""

@@ -5,21 +5,17 @@ A failure here never stops a training: it is reported by a line in the run's log
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 
+from burnt.codegen.function import functions
+from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.inspect.layers import describe
+from burnt.kernels.dispatch.selection import choices, reasons
 from burnt.store import RunWriter
-
-if TYPE_CHECKING:
-    from burnt.codegen.runtime.compiled_plan import CompiledPlan
-
 
 _MAX_ROWS = 1_000
 _SECONDS_BETWEEN = 60.0
@@ -34,7 +30,7 @@ def record_model(writer: RunWriter, model: torch.nn.Module, shapes: Mapping[str,
     Args:
         writer: the run's writer.
         model: the model.
-        shapes: path -> output shape, for the modules where it is previous.
+        shapes: path -> output shape, for the modules where it is known.
     """
 
     def table() -> Table:
@@ -73,31 +69,15 @@ class KernelTables:
             self._recorded[name] = _record(self._writer, name, table, self._recorded.get(name))
 
 
-def chosen_kernels() -> dict[str, str]:
-    """Return the candidates selected in this process, for a checkpoint: tuning key -> candidate."""
-    selection = sys.modules.get("burnt.kernels.dispatch.selection")  # if not loaded, no kernel was selected
-    return {} if selection is None else selection.choices()
-
-
-def pinned_kernels(chosen: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Return a context in which ops use a checkpoint's candidates, whatever the tuner measured since."""
-    if not chosen:
-        return nullcontext()
-    from burnt.kernels.dispatch.selection import pinned
-
-    return pinned(chosen)
-
-
 def _record(writer: RunWriter, name: str, table: Callable[[], Table], previous: Table | None) -> Table | None:
     """Record a table unless it is empty or unchanged; return the newest table."""
     try:
         columns, rows = table()
         if rows and (columns, rows) != previous:
+            shown = rows[:_MAX_ROWS]
             if len(rows) > _MAX_ROWS:
-                omitted = [f"... {len(rows) - _MAX_ROWS:,} more", *[None] * (len(columns) - 1)]
-                writer.record_table(name, columns, [*rows[:_MAX_ROWS], omitted])
-            else:
-                writer.record_table(name, columns, rows)
+                shown.append([f"... {len(rows) - _MAX_ROWS:,} more", *[None] * (len(columns) - 1)])
+            writer.record_table(name, columns, shown)
         return columns, rows
     except Exception as error:  # user code may raise anything, and the training must go on
         writer.log_line(f"Cannot record the table {name!r}: {type(error).__name__}: {error}", "warning")
@@ -106,13 +86,11 @@ def _record(writer: RunWriter, name: str, table: Callable[[], Table], previous: 
 
 def _kernels() -> Table:
     """Return the table of the candidates that ops selected in this process."""
-    chosen = chosen_kernels()
-    selection = sys.modules.get("burnt.kernels.dispatch.selection")
-    reasons: dict[str, str] = selection.reasons() if selection is not None else {}
+    why = reasons()
     rows: list[list[object]] = []
-    for key, candidate in sorted(chosen.items()):
+    for key, candidate in sorted(choices().items()):
         op, _, rest = key.partition("|")
-        rows.append([op, rest, candidate, reasons.get(key)])
+        rows.append([op, rest, candidate, why.get(key)])
     return ("op", "key", "candidate", "chosen by"), rows
 
 
@@ -121,9 +99,8 @@ def _plans() -> Table:
 
     The gradients of a function have separate plans, built on the first backward pass.
     """
-    module = sys.modules.get("burnt.codegen.function")
     counted: Counter[tuple[str, int | None, int | None, str | None]] = Counter()
-    for function in module.functions() if module is not None else ():
+    for function in functions():
         for entry in function.cache_entries():
             counted[function.name, *_plan_counts(entry.forward, entry.fallback_reason)] += 1
             for gradient in () if entry.forward is None else list(entry.forward.backward_plans.values()):

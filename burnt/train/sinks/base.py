@@ -138,8 +138,8 @@ class Sink:
                 hint="a subclass with another `name`",
             )
         writer = training.writer
-        self.report, self.left_out = training.reporter.message, 0
-        self._follower = _Follower(self, writer.folder, writer.tenure, training.reporter.message)
+        self.report, self.left_out = training.message, 0
+        self._follower = _Follower(self, writer.folder, writer.tenure, training.message)
         self._follower.start()
 
     def on_end(self, event: Ended) -> None:
