@@ -5,7 +5,7 @@
 `pyramid.py`       min/max pyramid: a plot of a million points reads only a few thousand
 `liveness.py`      which process writes a run, and whether it is alive
 `opening.py`       create a run or add an attempt; reject folders that cannot be used
-`tenure.py`        which process may change the folder, until another one resumes the run
+`write_lease.py`   which process may change the folder, until another one resumes the run
 `rows.py`          batched INSERT statements
 `writer.py`        `RunWriter`
 `reader.py`        `RunReader`, `find_runs`

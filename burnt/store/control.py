@@ -20,8 +20,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -29,7 +28,7 @@ from burnt._json import parse_json
 from burnt.errors import BurntError, RunError, UnsupportedError, nearest
 from burnt.store.reader import RunReader
 from burnt.store.schema import clean_text
-from burnt.store.tenure import Tenure
+from burnt.store.write_lease import WriteLease
 
 KINDS = ("pause", "resume", "stop", "save", "lr", "note")
 MAX_NOTE = 2_000  # characters
@@ -170,7 +169,7 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
     >>> folder = tempfile.mkdtemp()
     >>> with RunWriter.create(folder) as run:
     ...     id = send(folder, "lr", 1e-4)
-    ...     [command] = Inbox(run.folder, run.attempt).poll()
+    ...     [command] = Inbox(run.lease).poll()
     >>> command.kind, command.value, acknowledgement(RunReader(folder), id)
     ('lr', 0.0001, None)
     >>> send(folder, "pause")  # doctest: +ELLIPSIS
@@ -252,17 +251,13 @@ class Inbox:
     """Reads the commands that arrive in a run's `control/`; used by the training.
 
     Args:
-        folder: the run folder.
-        attempt: the id of the current attempt; commands sent to an earlier one are refused.
-        tenure: that of the attempt; once it has ended, no file is touched.
+        lease: of the current attempt; commands sent to an earlier one are refused. Once another process has
+            resumed the run, no file is touched.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], attempt: int, tenure: Tenure | None = None) -> None:
-        self._changing: Callable[[], AbstractContextManager[object]] = (
-            contextlib.nullcontext if tenure is None else tenure.held
-        )
-        self._control = os.path.join(folder, _FOLDER)
-        self._attempt = attempt
+    def __init__(self, lease: WriteLease) -> None:
+        self._lease = lease
+        self._control = os.path.join(lease.folder, _FOLDER)
         self._modified = -1
         self._stable_at = self._next_listing = 0.0
         self._seen: set[str] = set()
@@ -292,7 +287,7 @@ class Inbox:
         try:
             names = [name for name in _names(self._control) if name not in self._seen]
             if names:
-                with self._changing():
+                with self._lease.hold():
                     pass
         except OSError:  # or a RunError: the folder is that of another run by now
             return ()
@@ -307,7 +302,7 @@ class Inbox:
             TakenOverError: another process trains the run.
         """
         name = f"{id}.json"
-        with contextlib.suppress(OSError), self._changing():  # a file that stays is not read again
+        with contextlib.suppress(OSError), self._lease.hold():  # a file that stays is not read again
             os.unlink(os.path.join(self._control, name))
             self._seen.discard(name)
 
@@ -315,8 +310,8 @@ class Inbox:
         self._seen.add(name)
         found = _read(self._control, name)
         if isinstance(found, _AddressedCommand):
-            attempt = self._attempt if found.attempt is None else found.attempt
-            if attempt != self._attempt or (found.attempt is None and name in self._earlier_files):
+            attempt = self._lease.attempt if found.attempt is None else found.attempt
+            if attempt != self._lease.attempt or (found.attempt is None and name in self._earlier_files):
                 self.mark_answered(found.command.id)
                 reason = "it was sent before this attempt started"
                 return Refused(found.command.id, found.command.kind, found.command.value, reason)
@@ -328,7 +323,7 @@ class Inbox:
     def _move_to_refused(self, name: str) -> None:
         """Move a file that is not a command to `refused/`, so that the user can inspect it."""
         path, folder = os.path.join(self._control, name), os.path.join(self._control, _REFUSED)
-        with contextlib.suppress(OSError), self._changing():
+        with contextlib.suppress(OSError), self._lease.hold():
             os.makedirs(folder, exist_ok=True)
             if len(os.listdir(folder)) < _MAX_REFUSED:
                 # A rename also works for links, pipes and folders, without opening them.

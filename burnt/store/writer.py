@@ -40,7 +40,7 @@ from burnt.store.rows import (
     insert,
 )
 from burnt.store.schema import DATABASE, MAX_INTEGER, clean_text, connect, to_json
-from burnt.store.tenure import Tenure
+from burnt.store.write_lease import WriteLease
 
 EndState = Literal["finished", "stopped", "crashed"]
 _FLUSH_SECONDS = 0.5
@@ -81,7 +81,7 @@ class RunWriter:
     ) -> None:
         self.folder = folder
         self.attempt = attempt
-        self.tenure = Tenure(folder, attempt)
+        self.lease = WriteLease(folder, attempt)
         self._path = folder / DATABASE
         self._connection: sqlite3.Connection | None = connection
         self._on_error = on_error
@@ -333,7 +333,7 @@ class RunWriter:
     @property
     def gone(self) -> bool:
         """Whether the run's file is missing or another one: the folder was deleted or moved."""
-        return self.tenure.gone
+        return self.lease.is_folder_gone
 
     def check(self) -> None:
         """Raise if another process was found to have resumed the run; looks at no file.
@@ -558,7 +558,7 @@ class RunWriter:
                 self._connection = connect(self._path, "rw")
             connection = self._connection
             connection.execute("BEGIN IMMEDIATE")
-            self.tenure.check(connection)
+            self.lease.check(connection)
             batch.insert(connection)
             if self._failing_since is not None:
                 data = to_json(

@@ -432,7 +432,7 @@ class SupervisedTraining:
         )
         Source.of(learner.model).mark(self.folder, _config_in(self.folder))
         if checkpoints is not None:
-            checkpoints.tenure = writer.tenure
+            checkpoints.lease = writer.lease
         if checkpoints is not None and loaded is not None:
             checkpoints.prune()  # the process that saved it may have been killed before it could
         self.reporter.open(writer)

@@ -34,7 +34,7 @@ class Answering:
         self._thread.start()
 
     def _work(self):
-        inbox = Inbox(self.writer.folder, self.writer.attempt)
+        inbox = Inbox(self.writer.lease)
         while not self._over.wait(0.01):
             for command in inbox.poll():
                 self.got.append((command.kind, command.value))

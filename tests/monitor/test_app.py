@@ -522,7 +522,7 @@ def answer(run: RunWriter, inbox: Inbox, status: str, reason: str | None = None)
 
 
 def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
-    inbox = Inbox(live.folder, live.attempt)
+    inbox = Inbox(live.lease)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "p")
@@ -550,7 +550,7 @@ def test_a_commands_status_goes_away_when_the_run_has_ended(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_SHOW_ANSWER_SECONDS", 1.0)
-    inbox = Inbox(live.folder, live.attempt)
+    inbox = Inbox(live.lease)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "p", "y")
@@ -574,7 +574,7 @@ def test_a_paused_run_offers_to_go_on(live: RunWriter) -> None:
 
 
 def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
-    inbox = Inbox(live.folder, live.attempt)
+    inbox = Inbox(live.lease)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "X", "enter")
@@ -589,7 +589,7 @@ def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
 
 
 def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live: RunWriter) -> None:
-    inbox = Inbox(live.folder, live.attempt)
+    inbox = Inbox(live.lease)
 
     def type_at_once(app: MonitorApp, *keys: str) -> None:
         for key in keys:
@@ -624,7 +624,7 @@ def test_keys_keep_their_order_when_the_app_is_slow(live: RunWriter) -> None:
 
 def test_keys_wait_for_a_window_that_opens_slowly(live: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a training that keeps every core busy: else they would do something on the screen behind it."""
-    inbox = Inbox(live.folder, live.attempt)
+    inbox = Inbox(live.lease)
     note = RunScreen.action_note
 
     async def slow(self: RunScreen) -> None:
@@ -646,7 +646,7 @@ def test_keys_wait_for_a_window_that_opens_slowly(live: RunWriter, monkeypatch: 
 
 
 def test_what_is_typed_after_enter_is_no_part_of_the_answer(live: RunWriter) -> None:
-    inbox = Inbox(live.folder, live.attempt)
+    inbox = Inbox(live.lease)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "n", *"pale", "6")
@@ -673,7 +673,7 @@ def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
 
 
 def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(live: RunWriter) -> None:
-    inbox = Inbox(live.folder, live.attempt)
+    inbox = Inbox(live.lease)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "l")
@@ -699,7 +699,7 @@ def test_a_rate_that_a_warm_up_leads_to_is_not_asked_for_once_more(tmp_path: Pat
     ) as run:
         run.log(1, 1, {"loss": 0.5, "learning_rate": 1.5e-5})
         run.flush()
-        inbox = Inbox(run.folder, run.attempt)
+        inbox = Inbox(run.lease)
 
         async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
             await press(app, pilot, "l", *"0.005", "enter")

@@ -14,6 +14,7 @@ import pytest
 import burnt
 from burnt.store import RunWriter, control, search, tags
 from burnt.store.schema import APPLICATION_ID, SCHEMA_VERSION
+from burnt.store.write_lease import WriteLease
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-store.md").read_text(encoding="utf-8")
 TRAIN = Path(burnt.__file__).parent / "train"
@@ -68,7 +69,7 @@ def test_every_column_is_described(connection):
 def test_the_command_that_is_shown_is_taken(tmp_path):
     example, _ = (json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL))
     with RunWriter.create(tmp_path / "run") as run:
-        inbox = control.Inbox(run.folder, example["attempt"])
+        inbox = control.Inbox(WriteLease(run.folder, example["attempt"]))
         (run.folder / "control" / f"{example['id']}.json").write_text(json.dumps(example))
         (command,) = inbox.poll()
         sent = control.send(run.folder, "pause")

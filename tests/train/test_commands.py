@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_written_is_reported_and_nothing_is_left(run, fo
 
 
 def test_commands_are_taken_once_and_in_order_and_stay_until_they_are_answered(run, folder):
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     assert list(inbox.poll()) == []
     ids = [send(run.folder, kind) for kind in ("pause", "save", "resume")]
     taken = inbox.poll()
@@ -133,7 +133,7 @@ def test_commands_are_taken_once_and_in_order_and_stay_until_they_are_answered(r
 
 
 def test_a_script_may_write_what_the_page_says(run, folder):
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     put(folder, "a-name", kind="note", value="by hand")
     assert inbox.poll() == [Command("a-name", "note", "by hand", "an unknown sender", 0.0)]
 
@@ -174,7 +174,7 @@ GARBAGE = {
 @pytest.mark.parametrize("name", GARBAGE)
 def test_what_is_no_command_is_refused_once_and_put_away(run, folder, name):
     content, reason = GARBAGE[name]
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     (folder / name).write_bytes(content)
     put(folder, "zz")
     refused, command = inbox.poll()
@@ -191,7 +191,7 @@ def test_what_is_no_command_is_refused_once_and_put_away(run, folder, name):
 
 
 def test_pipes_links_and_folders_are_not_opened(run, folder, tmp_path):
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     os.mkfifo(folder / "pipe.json")  # opening it would wait for a writer
     (folder / "device.json").symlink_to("/dev/zero")
     (tmp_path / "elsewhere").write_text('{"version": 1, "id": "link", "kind": "stop"}')
@@ -210,7 +210,7 @@ def test_what_cannot_be_put_away_is_refused_once_all_the_same(run, folder, monke
     def fail(*args):
         raise PermissionError
 
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     (folder / "stays").write_text("")
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", fail)
@@ -221,7 +221,7 @@ def test_what_cannot_be_put_away_is_refused_once_all_the_same(run, folder, monke
 
 
 def test_a_program_gone_wild_is_taken_in_portions_and_kept_in_part(run, folder):
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     for number in range(250):
         (folder / f"{number:03}").write_text("x")
     portions = []
@@ -234,7 +234,7 @@ def test_a_program_gone_wild_is_taken_in_portions_and_kept_in_part(run, folder):
 
 
 def test_a_name_may_be_used_again_once_it_is_answered(run, folder):
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     for kind in ("pause", "resume"):
         put(folder, kind=kind)
         assert [command.kind for command in inbox.poll()] == [kind]
@@ -246,13 +246,13 @@ def test_a_name_may_be_used_again_once_it_is_answered(run, folder):
 
 @pytest.mark.parametrize("when", [10**400, -1, "now", None, float("nan"), 1e300])
 def test_times_and_senders_of_strangers_are_not_trusted(run, folder, when):
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     put(folder, time=when, attempt="?", sender={"user": 3, "host": "x" * 500})
     assert inbox.poll() == [Command("one", "pause", None, "x" * 100, 0.0)]
 
 
 def test_half_written_files_of_senders_are_not_seen(run, folder):
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     (folder / ".aside").write_text('{"ver')
     assert list(inbox.poll()) == []
     assert waiting(run.folder) == []
@@ -264,7 +264,7 @@ def test_what_was_sent_to_an_earlier_attempt_is_refused(tmp_path):
         sent = send(first.folder, "stop")
         put(first.folder / "control", "by-hand")
     with RunWriter.create(tmp_path / "run", resume=True) as second:
-        inbox = Inbox(second.folder, second.attempt)
+        inbox = Inbox(second.lease)
         put(second.folder / "control", "late", attempt=1)
         put(second.folder / "control", "new")
         own = send(second.folder, "note", "mine")
@@ -282,7 +282,7 @@ def test_what_was_sent_to_an_earlier_attempt_is_refused(tmp_path):
 
 def test_a_command_sent_while_the_attempt_begins_is_its_own(run):
     id = send(run.folder, "pause")  # the inbox is made a moment after the attempt
-    assert [command.id for command in Inbox(run.folder, run.attempt).poll()] == [id]
+    assert [command.id for command in Inbox(run.lease).poll()] == [id]
 
 
 class Time:
@@ -302,7 +302,7 @@ class Time:
 
 def test_two_commands_within_a_tick_of_the_clock_are_both_taken(run, folder, monkeypatch):
     clock = Time(monkeypatch)
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     put(folder, "a")
     assert [c.id for c in inbox.poll()] == ["a"]
     stamp = os.stat(folder).st_mtime_ns
@@ -320,7 +320,7 @@ def test_two_commands_within_a_tick_of_the_clock_are_both_taken(run, folder, mon
 
 def test_an_inbox_in_which_nothing_happens_is_not_listed(run, folder, monkeypatch):
     clock = Time(monkeypatch)
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     for _ in range(100):
         clock.now += 0.06
         inbox.poll()
@@ -332,7 +332,7 @@ def test_an_inbox_in_which_nothing_happens_is_not_listed(run, folder, monkeypatc
 
 
 def test_a_folder_that_is_removed_is_empty_until_it_is_back(run, folder):
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     inbox.poll()
     folder.rmdir()
     assert list(inbox.poll()) == []

@@ -271,11 +271,11 @@ def test_nobody_resumes_while_files_are_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(opening, "writing_state", lambda *_: "stale")
     monkeypatch.setattr(schema, "BUSY_SECONDS", 0.01)
     with RunWriter.create(tmp_path / "run") as run:
-        with run.tenure.held(), pytest.raises(RunError, match="cannot be written") as caught:
+        with run.lease.hold(), pytest.raises(RunError, match="cannot be written") as caught:
             RunWriter.create(tmp_path / "run", resume=True)
         assert "maybe a suspended training: end that process first" in str(caught.value)
         RunWriter.create(tmp_path / "run", resume=True).close("finished")
-        with pytest.raises(TakenOverError), run.tenure.held():
+        with pytest.raises(TakenOverError), run.lease.hold():
             raise AssertionError("the block must not run")
 
 
@@ -285,9 +285,9 @@ def test_another_run_in_the_same_place(tmp_path):
     (tmp_path / "run").rename(tmp_path / "moved")
     with RunWriter.create(tmp_path / "run"):
         send(tmp_path / "run", "pause")
-        with pytest.raises(RunError, match="deleted or moved"), first.tenure.held():
+        with pytest.raises(RunError, match="deleted or moved"), first.lease.hold():
             raise AssertionError("the block must not run")
-        inbox = Inbox(first.folder, first.attempt, first.tenure)
+        inbox = Inbox(first.lease)
         assert inbox.poll() == ()
         assert len(list((tmp_path / "run" / "control").iterdir())) == 1
     first.close("crashed", timeout=0.1)
@@ -295,7 +295,7 @@ def test_another_run_in_the_same_place(tmp_path):
 
 @pytest.mark.parametrize("problem", ["locked", "damaged"])
 def test_a_database_that_cannot_be_asked_keeps_no_checkpoint_back(tmp_path, monkeypatch, problem):
-    monkeypatch.setattr("burnt.store.tenure._LOCK_MILLISECONDS", 10)
+    monkeypatch.setattr("burnt.store.write_lease._LOCK_MILLISECONDS", 10)
     with RunWriter.create(tmp_path / "run") as run:
         path = tmp_path / "run" / "run.db"
         other = sqlite3.connect(path, isolation_level=None)
@@ -304,10 +304,10 @@ def test_a_database_that_cannot_be_asked_keeps_no_checkpoint_back(tmp_path, monk
         else:
             other.close()
             monkeypatch.setattr(
-                "burnt.store.tenure.connect",
+                "burnt.store.write_lease.connect",
                 lambda *_: (_ for _ in ()).throw(sqlite3.DatabaseError("damaged")),
             )
-        with run.tenure.held():
+        with run.lease.hold():
             (tmp_path / "run" / "written").touch()
         other.close()
     assert (tmp_path / "run" / "written").exists()

@@ -29,7 +29,7 @@ from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
 from burnt.record.formats.checksums import check_checksum
 from burnt.record.formats.files import read_seal
-from burnt.store.tenure import Tenure
+from burnt.store.write_lease import WriteLease
 from burnt.train.checkpoints.background import BackgroundWriter, copied_record, copied_tensors
 from burnt.train.checkpoints.buffers import allocated, load_buffers
 from burnt.train.checkpoints.rng import RandomStates
@@ -220,13 +220,13 @@ class Checkpoints:
             because a run resumes from it.
 
     Attributes:
-        tenure: of the attempt that writes them; files are changed in it alone. None outside of a run.
+        lease: of the attempt that writes them, held while files change. None outside of a run.
     """
 
     def __init__(self, folder: Path, keepers: Sequence[Keeper] = ()) -> None:
         self.folder = folder
         self.keepers = keepers
-        self.tenure: Tenure | None = None
+        self.lease: WriteLease | None = None
         self._known: dict[tuple[Path, object], Saved] = {}
 
     def saved(self) -> list[Saved]:
@@ -396,10 +396,10 @@ class Checkpoints:
 
     def _temporary(self, name: str) -> Path:
         """Return a name that no other attempt uses."""
-        return self.folder / f".tmp-{0 if self.tenure is None else self.tenure.attempt}-{name}"
+        return self.folder / f".tmp-{0 if self.lease is None else self.lease.attempt}-{name}"
 
     def _changing(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.tenure is None else self.tenure.held()
+        return nullcontext() if self.lease is None else self.lease.hold()
 
     def _moved(self) -> list[tuple[Path, Path]]:
         """Return checkpoints that were moved aside for new ones of the same step, with their names."""

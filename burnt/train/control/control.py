@@ -101,7 +101,7 @@ class Control(AbstractContextManager["Control"]):
         self._writer, self._message = writer, message
         self._interruption, self._position = interruption, position
         self._keeps_checkpoints = keeps_checkpoints
-        self._inbox = Inbox(writer.folder, writer.attempt, writer.tenure)
+        self._inbox = Inbox(writer.lease)
         self._paused = False
         self._signal_recorded = False
         self._save: Callable[[], None] = lambda: None

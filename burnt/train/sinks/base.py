@@ -21,7 +21,7 @@ from burnt._files import replacing
 from burnt._json import parse_json
 from burnt.errors import ConfigError, RunError, TakenOverError, UnsupportedError, quantity
 from burnt.store.reader import Artefact, Event, Point, RunReader, Series
-from burnt.store.tenure import Tenure
+from burnt.store.write_lease import WriteLease
 from burnt.train.events import Ended, Failed, Started
 
 _POLL_SECONDS = 1.0
@@ -139,7 +139,7 @@ class Sink:
             )
         writer = training.writer
         self.report, self.left_out = training.message, 0
-        self._follower = _Follower(self, writer.folder, writer.tenure, training.message)
+        self._follower = _Follower(self, writer.folder, writer.lease, training.message)
         self._follower.start()
 
     def on_end(self, event: Ended) -> None:
@@ -160,9 +160,9 @@ class Sink:
 class _Follower(threading.Thread):
     """Reads the run store, and gives a sink what is new."""
 
-    def __init__(self, sink: Sink, folder: Path, tenure: Tenure, report: Callable[[str], None]) -> None:
+    def __init__(self, sink: Sink, folder: Path, lease: WriteLease, report: Callable[[str], None]) -> None:
         super().__init__(name=f"burnt-sink-{sink.name}", daemon=True)
-        self._sink, self._folder, self._tenure, self._report = sink, folder, tenure, report
+        self._sink, self._folder, self._lease, self._report = sink, folder, lease, report
         self._file = folder / "logs" / f"{sink.name}.json"
         self._how: How | None = None
         self._ends = threading.Event()
@@ -242,7 +242,7 @@ class _Follower(threading.Thread):
         self._write_sent()
 
     def _write_sent(self) -> None:
-        with contextlib.suppress(RunError), self._tenure.held():  # RunError: the run folder was deleted
+        with contextlib.suppress(RunError), self._lease.hold():  # RunError: the run folder was deleted
             self._sent.write(self._file)
 
 

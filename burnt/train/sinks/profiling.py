@@ -92,10 +92,10 @@ class Profiler:
         folder = training.writer.folder / "profile"
         path = folder / f"step-{step:08d}.json.gz"
         draft = folder / f".{training.writer.attempt}-{path.name}"
-        with training.writer.tenure.held():
+        with training.writer.lease.hold():
             folder.mkdir(exist_ok=True)
         profile.export_chrome_trace(str(draft))
-        with training.writer.tenure.held():
+        with training.writer.lease.hold():
             draft.replace(path)
         averages = profile.key_averages()
         total = sum(entry.self_cpu_time_total for entry in averages) or 1

@@ -36,7 +36,7 @@ def answers(sender: CommandSender) -> list[str]:
 
 
 def test_answers_that_come_together_are_each_returned_once(run: RunWriter, sender: CommandSender) -> None:
-    inbox = Inbox(run.folder, run.attempt)
+    inbox = Inbox(run.lease)
     for kind in ("pause", "resume", "save"):
         assert sender.send(kind).status == "sent"
     assert answers(sender) == []

@@ -1,8 +1,8 @@
-"""`Tenure`: which attempt may change a run's folder.
+"""`WriteLease`: which attempt may change a run's folder.
 
 A training that stood still for a while (Ctrl-Z, a suspended laptop, a disk that hangs) may have been resumed
-by another process when it goes on. So it changes files of the folder in `Tenure.held` only, and `run.db` in
-transactions that call `Tenure.check`.
+by another process when it goes on. So it changes files of the folder while it holds its lease only, and
+`run.db` in transactions that call `WriteLease.check`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from burnt.store.schema import DATABASE, connect
 _LOCK_MILLISECONDS = 1_000
 
 
-class Tenure:
-    """The time in which one attempt writes a run: until another process resumes it.
+class WriteLease:
+    """The right of one attempt to write a run, until another process resumes it.
 
     Args:
         folder: the run folder.
@@ -29,17 +29,17 @@ class Tenure:
 
     >>> import tempfile
     >>> from burnt.store import RunWriter
-    >>> with RunWriter.create(tempfile.mkdtemp()) as run, run.tenure.held():
+    >>> with RunWriter.create(tempfile.mkdtemp()) as run, run.lease.hold():
     ...     run.folder.joinpath("notes").mkdir()
     """
 
     def __init__(self, folder: str | os.PathLike[str], attempt: int) -> None:
-        self.attempt = attempt
-        self._path = Path(folder, DATABASE)
+        self.folder, self.attempt = Path(folder), attempt
+        self._path = self.folder / DATABASE
         self._file = self._identity()
 
     @property
-    def gone(self) -> bool:
+    def is_folder_gone(self) -> bool:
         """Whether the run's file is missing or another one: the folder was deleted or moved."""
         try:
             return self._identity() != self._file
@@ -49,7 +49,7 @@ class Tenure:
             return False
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Change files of the folder in this block: no process can resume the run meanwhile.
 
         Keep it short, and do not wait in it for the run's writer, which cannot write either.
@@ -58,8 +58,8 @@ class Tenure:
             TakenOverError: another process has resumed the run.
             RunError: the folder was deleted or moved.
         """
-        if self.gone:
-            raise RunError("the run's folder was deleted or moved", where=str(self._path.parent))
+        if self.is_folder_gone:
+            raise RunError("the run's folder was deleted or moved", where=str(self.folder))
         with contextlib.ExitStack() as stack:
             # If run.db cannot be read, nobody can resume the run either. A failing disk or a lock that some
             # program holds must not end the training.
@@ -86,7 +86,7 @@ class Tenure:
         attempt, host, pid, started, step = other
         raise TakenOverError(
             f"attempt {attempt} took over the run, which this process no longer writes",
-            where=str(self._path.parent),
+            where=str(self.folder),
             expected=f"attempt {self.attempt}: pid {os.getpid()}",
             found=f"attempt {attempt}: pid {pid} on {host}, since {time.ctime(started)}, from "
             + (f"step {step} on" if step else "the beginning"),
