@@ -7,9 +7,9 @@ their attributes, never by burnt's own.
     patterns.py  globs on these paths
     specs.py     TensorSpec, and traversal of nested inputs and outputs
     layers.py    the short description of a layer, and which inputs it accepts
-    trail.py     record module calls, and find the module where a failure occurred
+    call_trace.py  record module calls, and find the module where a failure occurred
     meta.py      run a model on meta tensors
-    global_state.py  undo what such a run leaves in caches outside of the model
+    isolated.py  call a function in a forked process, so that it leaves nothing behind
     checking.py  check: do the shapes fit?
     signature.py Signature: what a model takes and returns, as JSON
     costs.py     summary: output shapes, parameters, FLOPs, activation bytes

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from burnt.errors import ArgumentError, ConfigError, ShapeError
-from burnt.inspect.global_state import without_meta_leaks
+from burnt.inspect.call_trace import Call, first_line, is_about_shapes
+from burnt.inspect.isolated import run_isolated
 from burnt.inspect.meta import MetaModel, batch_size_of, meta_context, meta_inputs
-from burnt.inspect.misfit import is_rank_hint
+from burnt.inspect.shape_mismatch import is_rank_hint
 from burnt.inspect.specs import shapes_text, tensors_in
-from burnt.inspect.trail import Call, first_line, is_about_shapes
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class CheckReport:
     """The result of `check` for a model whose shapes fit.
 
     Args:
-        outputs: the model's outputs in the last run, as meta tensors; None if that run did not finish.
+        outputs: the model's outputs in the last run, as meta tensors (without a graph, where the check runs
+            in a process of its own); None if that run did not finish.
         batch_sizes: the sizes of the batch axis that were tried.
         unchecked: the modules that could not be checked, and why; for instance, code that depends on values.
         without_gradient: paths of trainable parameters that got no gradient in any run.
@@ -64,9 +65,12 @@ def check(
     Also found are integers and float64 that reach a layer with parameters of another dtype.
 
     No tensor memory is used, no value is computed, and neither the model nor any random state is changed:
-    a copy of the model is run. Forward hooks of the model are part of it and run too. Should the run leave
-    meta tensors in global state, such as a `functools.lru_cache`, a dictionary of a module or an attribute of
-    a class, what the run has changed there is undone.
+    a copy of the model is run. Forward hooks of the model are part of it and run too.
+
+    On Linux it runs in a forked process: whatever the model, its hooks and `call` store elsewhere, such as in
+    a `functools.lru_cache` or a global dictionary, is gone afterwards. On other systems, and after CUDA or
+    torch.distributed has been started, it runs in this process. Then only `functools` caches that hold meta
+    tensors are cleared; what is stored in other places stays there.
 
     Args:
         model: any module. Its training mode is kept.
@@ -105,15 +109,19 @@ def check(
     size = batch_size_of(list(tensors_in((inputs, kwargs))))
     sizes = _sizes_to_try(size, batch_sizes)
     run = _Run(call, inputs, kwargs, backward, size)
+    report = run_isolated(lambda: _check(model, run, sizes))
+    return replace(report, seconds=time.perf_counter() - start)
+
+
+def _check(model: nn.Module, run: _Run, sizes: tuple[int | None, ...]) -> CheckReport:
     failures: dict[int | None, ShapeError] = {}
-    with without_meta_leaks(model, call, inputs, kwargs) as end_search, meta_context():
-        twin = MetaModel(model)
+    with meta_context():
+        meta_model = MetaModel(model)
         for tried in sizes:
             try:
-                run(twin, tried)
+                run(meta_model, tried)
             except ShapeError as error:
                 failures[tried] = error
-            end_search()
         if failures:
             mismatch = next(iter(failures.values()))
             _add_batch_size_hint(mismatch, run, model, sizes, set(failures))
@@ -123,7 +131,7 @@ def check(
         batch_sizes=tuple(tried for tried in sizes if tried is not None),
         unchecked=tuple(run.unchecked),
         without_gradient=run.without_gradient,
-        seconds=time.perf_counter() - start,
+        seconds=0.0,
         shapes=run.shapes,
     )
 
@@ -156,27 +164,27 @@ class _Run:
         self.unchecked: dict[str, None] = {}  # an ordered set
         self.shapes: dict[str, str] = {}
 
-    def __call__(self, twin: MetaModel, tried: int | None) -> None:
+    def __call__(self, meta_model: MetaModel, tried: int | None) -> None:
         """Run the model once. Failures other than Shape- and ArgumentErrors are recorded as unchecked."""
         batch = None if tried is None or self.size is None else (self.size, tried)
         inputs, kwargs = meta_inputs((self.inputs, self.kwargs), batch)
         self.outputs, self.without_gradient = None, ()
         with torch.enable_grad() if self.backward else nullcontext():
             try:
-                self.outputs = twin.run(self.call, inputs, kwargs)
+                self.outputs = meta_model.run(self.call, inputs, kwargs)
             except (ArgumentError, ShapeError):
                 raise
             except Exception as error:
                 # Without values a model may raise any exception; only errors about shapes count here.
-                module, line = twin.trail.locate(error)
-                self._add_unchecked(twin.trail.path_of(module, self.call), error, line)
+                module, line = meta_model.trace.locate(error)
+                self._add_unchecked(meta_model.trace.path_of(module, self.call), error, line)
                 return
             finally:
-                self.shapes = self.shapes or twin.trail.outputs
+                self.shapes = self.shapes or meta_model.trace.outputs
             if self.backward:
-                self._take_gradients(twin)
+                self._take_gradients(meta_model)
 
-    def _take_gradients(self, twin: MetaModel) -> None:
+    def _take_gradients(self, meta_model: MetaModel) -> None:
         loss = getattr(self.outputs, "loss", None)
         roots = [loss] if isinstance(loss, torch.Tensor) else list(tensors_in(self.outputs))
         roots = [root for root in roots if root.requires_grad]
@@ -187,11 +195,13 @@ class _Run:
             # As in the forward: a backward formula may need values.
             if is_about_shapes(error, None):
                 raise ShapeError(
-                    "ShapeError in the backward pass", found=first_line(error), origin=twin.trail.origin()
+                    "ShapeError in the backward pass",
+                    found=first_line(error),
+                    origin=meta_model.trace.origin(),
                 ) from error
             self._add_unchecked("the backward pass", error, None)
             return
-        parameters = twin.parameters.items()
+        parameters = meta_model.parameters.items()
         self.without_gradient = tuple(name for name, p in parameters if p.requires_grad and p.grad is None)
 
     def _add_unchecked(self, path: str, error: Exception, line: str | None) -> None:

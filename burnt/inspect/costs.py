@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from burnt.errors import ArgumentError, ShapeError
-from burnt.inspect.global_state import without_meta_leaks
+from burnt.inspect.call_trace import CallTrace, first_line
+from burnt.inspect.isolated import run_isolated
 from burnt.inspect.layers import describe
 from burnt.inspect.meta import MetaModel, meta_context, meta_inputs
 from burnt.inspect.specs import shapes_text, tensors_in
-from burnt.inspect.trail import Trail, first_line
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,21 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
     # Imported here: the counter's registry takes longer to load than most summaries to make.
     from torch.utils.flop_counter import FlopCounterMode
 
+    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    return run_isolated(lambda: _summarize(model, inputs, kwargs, counter))
+
+
+def _summarize(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], counter: Any) -> Summary:
     unchecked: tuple[str, ...] = ()
-    with without_meta_leaks(model, inputs, kwargs), meta_context(), torch.no_grad():
-        twin = MetaModel(model, _Costs)
-        costs = twin.trail
+    with meta_context(), torch.no_grad():
+        meta_model = MetaModel(model, _Costs)
+        costs = meta_model.trace
         assert isinstance(costs, _Costs)
         args, named = meta_inputs((inputs, kwargs))
-        with FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
+        with counter:
             costs.counter = counter
             try:
-                twin.run(None, args, named)
+                meta_model.run(None, args, named)
             except (ArgumentError, ShapeError):
                 raise
             except Exception as error:
@@ -150,15 +155,15 @@ def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
                 at = f" ({line})" if line else ""
                 place = costs.path_of(module, None)
                 unchecked = (f"{place}: {type(error).__name__}: {first_line(error)}{at}",)
-        quantized = _quantized_weights(twin.model)
-        rows = _rows(twin.model, costs, quantized)
+        quantized = _quantized_weights(meta_model.model)
+        rows = _rows(meta_model.model, costs, quantized)
         flops = counter.get_total_flops()
     return Summary(
         rows=rows,
-        trainable=sum(p.numel() for p in twin.parameters.values() if p.requires_grad),
-        frozen=sum(p.numel() for p in twin.parameters.values() if not p.requires_grad)
+        trainable=sum(p.numel() for p in meta_model.parameters.values() if p.requires_grad),
+        frozen=sum(p.numel() for p in meta_model.parameters.values() if not p.requires_grad)
         + sum(elements for elements, _ in quantized.values()),
-        parameter_bytes=sum(p.nbytes for p in twin.parameters.values())
+        parameter_bytes=sum(p.nbytes for p in meta_model.parameters.values())
         + sum(nbytes for _, nbytes in quantized.values()),
         flops=flops,
         activation_bytes=sum(row.activation_bytes for row in rows),
@@ -215,8 +220,8 @@ class _OpenCall:
     called_others: bool = field(default=False)
 
 
-class _Costs(Trail):
-    """A trail that also accumulates each module's costs."""
+class _Costs(CallTrace):
+    """A trace that also accumulates each module's costs."""
 
     counter: Any
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from burnt.inspect.misfit import Misfit, rank_hint
+from burnt.inspect.shape_mismatch import ShapeMismatch, rank_hint
 from burnt.inspect.specs import shape_text
-from burnt.inspect.torch_layers import SAME_INPUTS, misfit_by_class
+from burnt.inspect.torch_layers import SAME_INPUTS, mismatch_by_class
 
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -74,10 +74,10 @@ def has_known_inputs(module: nn.Module) -> bool:
     return home.startswith("torch.nn.modules.") or isinstance(module, (*_TRANSPOSED, *SAME_INPUTS))
 
 
-def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Misfit | None:
+def find_mismatch(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShapeMismatch | None:
     """Return why a layer does not accept these inputs; None if they fit or the layer is unknown.
 
-    >>> misfit(nn.Linear(128, 64), [torch.empty(2, 7, 256)], {}).expected
+    >>> find_mismatch(nn.Linear(128, 64), [torch.empty(2, 7, 256)], {}).expected
     '(..., 128)'
     """
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
@@ -87,7 +87,7 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return None
     x = inputs[0]
     name = type(module).__name__
-    if (problem := dtype_misfit(module, x)) is not None:
+    if (problem := dtype_mismatch(module, x)) is not None:
         return problem
     match _attributes(module):
         case {"in_features": int(a), "out_features": int(b)}:
@@ -101,7 +101,7 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         case {"input_size": int(a), "hidden_size": int(b)}:
             if hasattr(module, "num_layers") and x.dim() not in (2, 3):
                 steps_first = not getattr(module, "batch_first", True)  # torch's default
-                return Misfit(f"(T, N, {a})" if steps_first else f"(N, T, {a})", shape_text(x))
+                return ShapeMismatch(f"(T, N, {a})" if steps_first else f"(N, T, {a})", shape_text(x))
             return _last_axis(x, a, f"{name}({{}}, {b})")
         case {"num_groups": int(a), "num_channels": int(b)}:
             return _channels(x, b, None, f"{name}({a}, {{}})")
@@ -111,16 +111,16 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             return _features_norm(module, x, a)
         case {"num_parameters": int(a)} if a > 1:
             return _channels(x, a, None, f"{name}({{}})")
-    return misfit_by_class(module, inputs)
+    return mismatch_by_class(module, inputs)
 
 
-def dtype_misfit(module: nn.Module, x: Any) -> Misfit | None:
+def dtype_mismatch(module: nn.Module, x: Any) -> ShapeMismatch | None:
     """Return why a layer's parameters do not fit the dtype of its first input; None if they may fit.
 
     Only integers and float64 are found, which nothing converts: autocast converts the smaller floating-point
-    dtypes, and some layers mix them. Embeddings, which take integers, are left to `misfit`.
+    dtypes, and some layers mix them. Embeddings, which take integers, are left to `find_mismatch`.
 
-    >>> dtype_misfit(nn.Linear(2, 2), torch.ones(3, 2, dtype=torch.float64)).found
+    >>> dtype_mismatch(nn.Linear(2, 2), torch.ones(3, 2, dtype=torch.float64)).found
     'float64 (3, 2)'
     """
     weight = next(module.parameters(recurse=False), None)
@@ -132,7 +132,7 @@ def dtype_misfit(module: nn.Module, x: Any) -> Misfit | None:
         return None
     expected, found = (str(dtype).removeprefix("torch.") for dtype in (weight.dtype, x.dtype))
     cast = {"float32": ".float()", "float64": ".double()"}.get(expected, f".to(torch.{expected})")
-    return Misfit(
+    return ShapeMismatch(
         f"{expected}, the dtype of its parameters", f"{found} {shape_text(x)}", hint=cast, dtype=x.dtype
     )
 
@@ -165,21 +165,23 @@ _SHAPE_ATTRIBUTES = (
 )
 
 
-def _last_axis(x: torch.Tensor, size: int, instead: str) -> Misfit | None:
+def _last_axis(x: torch.Tensor, size: int, instead: str) -> ShapeMismatch | None:
     expected = f"(..., {size})"
     if x.dim() == 0:
-        return Misfit(expected, shape_text(x))
+        return ShapeMismatch(expected, shape_text(x))
     if x.shape[-1] == size:
         return None
     hint = None
     if x.dim() > 2 and math.prod(x.shape[1:]) == size:
         hint = "the axes after the batch have that many elements together: x.flatten(1)?"
-    return Misfit(expected, shape_text(x), size=x.shape[-1], instead=instead.format(x.shape[-1]), hint=hint)
+    return ShapeMismatch(
+        expected, shape_text(x), size=x.shape[-1], instead=instead.format(x.shape[-1]), hint=hint
+    )
 
 
 def _channels(
     x: torch.Tensor, size: int | None, ranks: tuple[int, ...] | None, instead: str, *, unbatched: bool = False
-) -> Misfit | None:
+) -> ShapeMismatch | None:
     """Check the channels on axis 1 of an input with one of these ranks.
 
     With ``unbatched``, the batch axis may be missing. A size of None accepts any number of channels.
@@ -194,36 +196,36 @@ def _channels(
             axis, right_rank = 0, True
     of_rank = rank_hint(instead.partition("(")[0], x.dim())
     if not right_rank:
-        return Misfit(expected, shape_text(x), hint=of_rank)
+        return ShapeMismatch(expected, shape_text(x), hint=of_rank)
     actual = x.shape[axis]
     if size is None or actual == size:
         return None
     hint = None
     if axis == 0 and x.shape[1] == size:  # a batch was taken for the channels
-        return Misfit(expected, shape_text(x), hint=of_rank)
+        return ShapeMismatch(expected, shape_text(x), hint=of_rank)
     if x.dim() > axis + 1 and x.shape[-1] == size:
         hint = f"the last axis has {size}, and channels come before the other axes: x.movedim(-1, {axis})?"
-    return Misfit(
+    return ShapeMismatch(
         expected, shape_text(x), size=actual, unit="channels", instead=instead.format(actual), hint=hint
     )
 
 
-def _trailing(x: torch.Tensor, shape: Any, instead: str) -> Misfit | None:
+def _trailing(x: torch.Tensor, shape: Any, instead: str) -> ShapeMismatch | None:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if tuple(x.shape[max(x.dim() - len(sizes), 0) :]) == sizes:
         return None
     expected = f"(..., {_sizes(sizes)})"
     if len(sizes) > 1 or x.dim() == 0:
-        return Misfit(expected, shape_text(x))
-    return Misfit(expected, shape_text(x), size=x.shape[-1], instead=instead.format(x.shape[-1]))
+        return ShapeMismatch(expected, shape_text(x))
+    return ShapeMismatch(expected, shape_text(x), size=x.shape[-1], instead=instead.format(x.shape[-1]))
 
 
 def _indices(
     module: nn.Module, x: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Misfit | None:
+) -> ShapeMismatch | None:
     if x.dtype not in (torch.int64, torch.int32):
         dtype = str(x.dtype).removeprefix("torch.")
-        return Misfit(
+        return ShapeMismatch(
             "indices of dtype int64 or int32",
             f"{dtype} {shape_text(x)}",
             hint=f"indices.long(), or TensorSpec({tuple(x.shape)}, torch.int64)?",
@@ -232,13 +234,13 @@ def _indices(
         offsets = args[1] if len(args) > 1 else kwargs.get("offsets")
         if x.dim() != (2 if offsets is None else 1):
             found = shape_text(x) + (" without offsets" if offsets is None else " and offsets")
-            return Misfit("indices (N, L), or (L) and offsets (N)", found)
+            return ShapeMismatch("indices (N, L), or (L) and offsets (N)", found)
     return None
 
 
 def _attention(
     module: nn.Module, embed_dim: int, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Misfit | None:
+) -> ShapeMismatch | None:
     """Check key and value, or the context; the query is checked as the layer's first input."""
     roles = [("key", "kdim"), ("value", "vdim")]
     if hasattr(module, "context_dim"):
@@ -251,11 +253,11 @@ def _attention(
             continue
         if query.shape[-1:] == (embed_dim,) and x.shape[-1:] != (size,):
             hint = f"{size_name}={x.shape[-1]}?" if x.dim() else None
-            return Misfit(f"{role} (..., {size})", f"{role} {shape_text(x)}", hint=hint)
+            return ShapeMismatch(f"{role} (..., {size})", f"{role} {shape_text(x)}", hint=hint)
     return None
 
 
-def _features_norm(module: nn.Module, x: torch.Tensor, size: int) -> Misfit | None:
+def _features_norm(module: nn.Module, x: torch.Tensor, size: int) -> ShapeMismatch | None:
     instead = f"{type(module).__name__}({{}})"
     for instance_norm, rank in _INSTANCE_NORM_RANKS.items():
         if isinstance(module, instance_norm):

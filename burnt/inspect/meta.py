@@ -1,12 +1,13 @@
 """Run a model on meta tensors, which have shapes but no memory, and record each layer.
 
 The model is not changed: a copy runs whose parameters, buffers and other tensors are replaced by meta
-tensors (its twins). A model that cannot be copied runs itself, with its tensors replaced temporarily.
+tensors. A model that cannot be copied runs itself, with its tensors replaced temporarily.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,11 +20,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from burnt._torch import compiler_is_loaded
+from burnt.inspect.call_trace import Call, CallTrace
+from burnt.inspect.isolated import accelerator_in_use
 from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors, named_tensors
-from burnt.inspect.trail import Call, Trail
 
 
-def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
+def meta_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a meta tensor of the same class, shape, strides and dtype.
 
     Quantized and nested tensors cannot be meta: they are copied, and layers that use them stay unchecked.
@@ -36,12 +38,12 @@ def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
     if source.is_quantized or is_list_of_tensors(source):
         return source.clone()
     if source.layout == torch.strided:
-        twin = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta")
+        meta = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta")
     else:
-        twin = torch.empty_like(source, device="meta")
+        meta = torch.empty_like(source, device="meta")
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(twin, requires_grad=tensor.requires_grad)
-    return twin.requires_grad_(tensor.requires_grad)
+        return nn.Parameter(meta, requires_grad=tensor.requires_grad)
+    return meta.requires_grad_(tensor.requires_grad)
 
 
 def meta_inputs(inputs: Any, batch: tuple[int, int] | None = None) -> Any:
@@ -52,21 +54,21 @@ def meta_inputs(inputs: Any, batch: tuple[int, int] | None = None) -> Any:
         batch: ``(old, new)``: each tensor whose leading axis has size ``old`` gets ``new``.
     """
 
-    def twin(value: torch.Tensor | TensorSpec) -> torch.Tensor:
+    def resized(value: torch.Tensor | TensorSpec) -> torch.Tensor:
         shape = list(value.shape)
         if batch is not None and shape and shape[0] == batch[0]:
             shape[0] = batch[1]
         if isinstance(value, TensorSpec):
             return torch.empty(shape, dtype=value.dtype, device="meta")
         if shape == list(value.shape) or value.layout != torch.strided:
-            return meta_twin(value)
+            return meta_copy(value)
         # The memory order of the axes is the example's, since it decides what .view accepts.
         strides = value.stride()
         order = sorted(range(value.dim()), key=lambda axis: -strides[axis])
-        resized = torch.empty_permuted(shape, order, dtype=value.dtype, device="meta")
-        return resized.requires_grad_(value.requires_grad)
+        tensor = torch.empty_permuted(shape, order, dtype=value.dtype, device="meta")
+        return tensor.requires_grad_(value.requires_grad)
 
-    return map_tensors(inputs, twin)
+    return map_tensors(inputs, resized)
 
 
 def batch_size_of(tensors: list[Any]) -> int | None:
@@ -75,32 +77,30 @@ def batch_size_of(tensors: list[Any]) -> int | None:
 
 
 class MetaModel:
-    """A model that runs on meta tensors, with a trail of its calls.
+    """A model that runs on meta tensors, with a trace of its calls.
 
     Args:
         model: any module; it is not changed.
 
     Attributes:
-        parameters: meta twins of the parameters, by path, shared ones under their first path.
-        trail: the last module calls, for error messages.
+        trace: the last module calls, for error messages.
     """
 
-    def __init__(self, model: nn.Module, trail: type[Trail] = Trail) -> None:
-        self._overrides: dict[str, torch.Tensor] | None = None
+    def __init__(self, model: nn.Module, trace_class: type[CallTrace] = CallTrace) -> None:
+        self._copies: dict[int, Any] | None = None  # of the tensors of a model that cannot be copied, by id
         try:
-            self.model = meta_copy(model)
+            self.model = copy_to_meta(model)
         except Exception:
             # Attributes may hold objects that cannot be copied, such as locks or files, with any exception.
             self.model = model
-            self._overrides = {name: meta_twin(p) for name, p in model.named_parameters()}
-            self._overrides |= {name: meta_twin(b) for name, b in model.named_buffers()}
-        self.trail = trail(self.model)
+            self._copies = {id(t): meta_copy(t) for t in (*model.parameters(), *model.buffers())}
+        self.trace = trace_class(self.model)
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
         """The meta parameters by path; lazy ones get their shape in the first run."""
         named = self.model.named_parameters()
-        return {name: p if self._overrides is None else self._overrides[name] for name, p in named}
+        return {name: p if self._copies is None else self._copies[id(p)] for name, p in named}
 
     def run(self, call: Call | None, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the model, or ``call(model, *inputs)``, on meta inputs.
@@ -110,40 +110,32 @@ class MetaModel:
             ArgumentError: a module got arguments that its ``forward`` does not take.
             Exception: any other exception of the model.
         """
-        self.trail.clear()
-        self.trail.given = _named_inputs("input" if call is None else "batch", inputs, kwargs)
-        target = call or _call_model
-        with self._twins_in_attributes():
+        self.trace.clear()
+        self.trace.given = _named_inputs("input" if call is None else "batch", inputs, kwargs)
+        target = self.model if call is None else functools.partial(call, self.model)
+        with self._tensors_replaced():
             try:
-                with self.trail.following():
-                    if self._overrides is None:
-                        return target(self.model, *inputs, **kwargs)
-                    overrides = {f"model.{name}": tensor for name, tensor in self._overrides.items()}
-                    shell = _Shell(self.model, target)
-                    return torch.func.functional_call(shell, overrides, inputs, dict(kwargs))
+                with self.trace.following():
+                    return target(*inputs, **kwargs)
             except Exception as error:
-                mismatch = self.trail.shape_error(error, call) or self.trail.argument_error(error)
+                mismatch = self.trace.shape_error(error, call) or self.trace.argument_error(error)
                 if mismatch is None or mismatch is error:
                     raise
                 raise mismatch from error
 
     @contextmanager
-    def _twins_in_attributes(self) -> Iterator[None]:
-        """Context that replaces tensors in plain attributes by twins, if the model could not be copied."""
-        if self._overrides is None:
+    def _tensors_replaced(self) -> Iterator[None]:
+        """Context that replaces the tensors of a model that could not be copied by meta tensors."""
+        if self._copies is None:
             yield
             return
         saved = [(module, dict(vars(module))) for module in self.model.modules()]
-        parameters = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        memo: dict[int, Any] = {id(t): self._overrides[name] for name, t in parameters.items()}
+        memo = dict(self._copies)
         try:
             for module, attributes in saved:
                 for name, value in attributes.items():
-                    # functional_call replaces the tensors in torch's own tables.
-                    if name not in ("_parameters", "_buffers", "_modules") and isinstance(
-                        value, (torch.Tensor, list, tuple, dict)
-                    ):
-                        vars(module)[name] = map_tensors(value, meta_twin, memo)
+                    if name != "_modules" and isinstance(value, (torch.Tensor, list, tuple, dict)):
+                        vars(module)[name] = map_tensors(value, meta_copy, memo)
             yield
         finally:
             for module, attributes in saved:
@@ -158,41 +150,25 @@ def _named_inputs(name: str, inputs: tuple[Any, ...], kwargs: Mapping[str, Any])
     return {path: t for root, value in arguments for path, t in named_tensors(value, root).items()}
 
 
-class _Shell(nn.Module):
-    """Wraps a step that takes the model as an argument, for functional_call."""
-
-    def __init__(self, model: nn.Module, call: Call) -> None:
-        super().__init__()
-        self.model = model
-        self.call = call
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        return self.call(self.model, *inputs, **kwargs)
-
-
-def _call_model(model: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
-    return model(*inputs, **kwargs)
-
-
 class _CopiesAreMeta(TorchFunctionMode):
-    """Makes copy.deepcopy return meta twins, also of tensors that are no parameters or buffers."""
+    """Makes copy.deepcopy return meta tensors, also for tensors that are no parameters or buffers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.Tensor.__deepcopy__, torch.Tensor.clone):
             tensor = args[0]
-            twin = meta_twin(tensor)
+            new = meta_copy(tensor)
             if func is torch.Tensor.__deepcopy__:
-                args[1][id(tensor)] = twin
-            return twin
+                args[1][id(tensor)] = new
+            return new
         return func(*args, **(kwargs or {}))
 
 
-def meta_copy(model: nn.Module) -> nn.Module:
+def copy_to_meta(model: nn.Module) -> nn.Module:
     """Deep-copy a model with meta tensors; shared tensors stay shared."""
     tensors = [*model.parameters(), *model.buffers()]
-    memo: dict[int, Any] = {id(tensor): meta_twin(tensor) for tensor in tensors}
+    memo: dict[int, Any] = {id(tensor): meta_copy(tensor) for tensor in tensors}
     with _CopiesAreMeta():
         return copy.deepcopy(model, memo)
 
@@ -205,21 +181,11 @@ def preserved_random_states() -> Iterator[None]:
         stack.callback(random.setstate, python_state)
         stack.callback(np.random.set_state, numpy_state)
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        device = _accelerator_in_use()
+        device = accelerator_in_use()
         if device is not None:
             devices = range(torch.accelerator.device_count())
             stack.enter_context(torch.random.fork_rng(devices, device_type=device.type))
         yield
-
-
-def _accelerator_in_use() -> torch.device | None:
-    """Return this machine's accelerator; None if there is none or its runtime has not started yet."""
-    device = torch.accelerator.current_accelerator()
-    if device is None:
-        return None
-    runtime = torch.get_device_module(device)
-    has_started = getattr(runtime, "is_initialized", runtime.is_available)
-    return device if has_started() else None
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt.errors import InputRuntimeError, InputTypeError, UnsupportedError
+from burnt.inspect.call_trace import Call
 from burnt.inspect.checking import check
+from burnt.inspect.isolated import run_isolated
 from burnt.inspect.specs import Path, TensorSpec, map_tensors, tensor_paths, tensors_in
-from burnt.inspect.trail import Call
 
 
 @dataclass(frozen=True)
@@ -218,12 +219,15 @@ def signature_of(
             expected=f"forward{takes}",
             found=str(error),
         ) from None
-    recorder = SignatureRecorder()
-    call = recorder.recorded(_call_model)
-    report = check(model, *inputs, batch_sizes=batch_sizes, call=call, backward=False, **kwargs)
-    if not report.unchecked:
-        signature = recorder.signature()
-    else:
+
+    def from_shapes() -> Signature | None:
+        recorder = SignatureRecorder()
+        step = recorder.recorded(_call_model)
+        report = check(model, *inputs, batch_sizes=batch_sizes, call=step, backward=False, **kwargs)
+        return None if report.unchecked else recorder.signature()
+
+    signature = run_isolated(from_shapes)
+    if signature is None:
         recorder = SignatureRecorder()
         with torch.no_grad():
             recorder.recorded(_call_model)(model, *_with_tensors(inputs), **_with_tensors(kwargs))
@@ -247,15 +251,8 @@ def forward_signature(model: nn.Module) -> inspect.Signature:
 class SignatureRecorder:
     """Records what a step gives a model's `forward` and what that returns.
 
-    Give the function that `recorded` returns to `burnt.check`, which runs it with two batch sizes.
-
-    >>> import torch
-    >>> recorder = SignatureRecorder()
-    >>> def step(model, batch):
-    ...     return model(batch["x"]).sum()
-    >>> _ = check(torch.nn.Linear(3, 2), {"x": torch.zeros(4, 3)}, call=recorder.recorded(step))
-    >>> print(recorder.signature())
-    input: float32[batch, 3] -> output: float32[batch, 2]
+    Give the function that `recorded` returns to `burnt.check`, which runs it with two batch sizes, and read
+    the signature within the same `run_isolated`.
     """
 
     def __init__(self) -> None:
@@ -295,14 +292,6 @@ class SignatureRecorder:
 
         None stands for an input that the step computes or changes in place. The order is that of the
         signature's inputs.
-
-        >>> import torch
-        >>> recorder = SignatureRecorder()
-        >>> def step(model, batch):
-        ...     return model(batch["x"]).sum()
-        >>> _ = check(torch.nn.Linear(3, 2), {"x": torch.zeros(4, 3)}, call=recorder.recorded(step))
-        >>> recorder.sources()
-        (('x',),)
         """
         if not self._calls:
             return ()

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from burnt.errors import BurntError, InputRuntimeError, InputTypeError, ShapeError
-from burnt.inspect.layers import describe, misfit
+from burnt.inspect.layers import describe, find_mismatch
 
 FAILURES = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """What torch, and `burnt.kernels`, raise for inputs that do not fit."""
@@ -27,7 +27,7 @@ def input_error(layer: Any, input: object) -> BurntError | None:
             found=type(input).__name__,
             hint="torch.from_numpy(input)" if is_array else None,
         )
-    problem = misfit(layer, [input], {})
+    problem = find_mismatch(layer, [input], {})
     if problem is None:
         return None
     hint = problem.hint

@@ -351,7 +351,7 @@ def test_a_fixed_batch_size_is_said(given, fixed, works, fails):
     assert check(model, torch.empty(given, 4), batch_sizes=(works,)).batch_sizes == (works,)
 
 
-def test_which_tensors_vary():
+def test_which_tensors_vary(in_process):
     seen = []
 
     def forward(self, x, mask, y, n=None):
@@ -552,7 +552,7 @@ class Uncopyable(Stateful):
 
 @pytest.mark.parametrize("kind", [Stateful, Uncopyable])
 @pytest.mark.parametrize("training", [True, False])
-def test_nothing_of_the_model_or_the_process_changes(kind, training):
+def test_nothing_of_the_model_or_the_process_changes(kind, training, in_process):
     model, x = kind().train(training), torch.randn(3, 4)
     model.body[0].weight.requires_grad_(False)
     model.body[0].bias.grad = torch.ones(4)
@@ -592,7 +592,7 @@ def test_nothing_of_the_model_or_the_process_changes(kind, training):
 
 
 @pytest.mark.parametrize("kind", [Stateful, Uncopyable])
-def test_nor_after_a_shape_error(kind):
+def test_nor_after_a_shape_error(kind, in_process):
     model = kind()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.rnn.input_size = 5
@@ -603,7 +603,7 @@ def test_nor_after_a_shape_error(kind):
     assert model.steps == 0
 
 
-def test_training_mode_is_that_of_the_model():
+def test_training_mode_is_that_of_the_model(in_process):
     seen = []
     model = Lambda(lambda self, x: seen.append(self.training) or x)
     check(model.eval(), torch.empty(2))
@@ -686,7 +686,7 @@ def test_unusual_tensors_do_no_harm(make):
         assert "device" in check(Holder(held), torch.empty(2, 4), held, use=True).unchecked[0]
 
 
-def test_a_large_model_is_checked_without_its_memory():
+def test_a_large_model_is_checked_without_its_memory(in_process):
     model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(12)])
     assert num_params(model) * 4 > 200e6
     check(nn.Sequential(nn.Linear(8, 8)), torch.empty(2, 8))  # loads what torch needs for meta tensors

@@ -13,6 +13,7 @@ from burnt import inspect
 from burnt.data import move
 from burnt.data.loading.loader import EpochLoader
 from burnt.errors import BurntError, DataError, MetricError, ShapeError, UnsupportedError
+from burnt.inspect.isolated import run_isolated
 from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import Signature, SignatureRecorder
 from burnt.inspect.specs import named_tensors, shape_text, tensors_in
@@ -155,14 +156,11 @@ def _check_validation_shapes(
     modes = [(module, module.training) for module in learner.model.modules()]
     learner.model.eval()
     try:
-        values = TargetValues(batch_of_extremes(loader, batch))
-        step = values.recorded(learner.validation_step)
-        report = inspect.check(learner.model, batch, call=step, backward=False)
-        values.check(f"the validation step of {split}", message)
-        for line in report.unchecked:
-            message(f"Warning: not checked: validation step, {line}")
+        unchecked, outputs, messages = run_isolated(lambda: _validation_shapes(learner, split, loader, batch))
+        for text in messages:
+            message(text)
         with_values = functools.cache(lambda: _step_with_values(learner, batch, "validation"))
-        output = with_values() if report.unchecked else report.outputs
+        output = with_values() if unchecked else outputs
         output = checked_output(output, learner.validation_step, "validation")
         _check_loss(output, "validation")
         _check_metrics(metrics, output, with_values, "validation")
@@ -170,6 +168,19 @@ def _check_validation_shapes(
         for module, training in modes:
             module.training = training
     return _step_text(batch, output)
+
+
+def _validation_shapes(
+    learner: Learner, split: str, loader: EpochLoader[Any], batch: Any
+) -> tuple[bool, Any, list[str]]:
+    """Return whether a validation step needs values, what it returns without them, and warnings."""
+    messages: list[str] = []
+    values = TargetValues(batch_of_extremes(loader, batch))
+    step = values.recorded(learner.validation_step)
+    report = inspect.check(learner.model, batch, call=step, backward=False)
+    values.check(f"the validation step of {split}", messages.append)
+    messages += [f"Warning: not checked: validation step, {line}" for line in report.unchecked]
+    return bool(report.unchecked), report.outputs, messages
 
 
 def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
@@ -253,6 +264,17 @@ def _check_training_step(
         if position.batch == 0:
             raise _no_batches("train")
         return FirstBatches({}, {"unknown": "the run was resumed at the end of an epoch"})
+    found, messages = run_isolated(lambda: _training_shapes(learner, train, batch, precision))
+    for text in messages:
+        message(text)
+    return found
+
+
+def _training_shapes(
+    learner: Learner, train: EpochLoader[Any], batch: Any, precision: str
+) -> tuple[FirstBatches, list[str]]:
+    """Run a training step on the shapes of a batch; return what was found, and warnings."""
+    messages: list[str] = []
     target_shapes, recorder = TargetShapes(), SignatureRecorder()
     optimizers = learner.optimizer if isinstance(learner.optimizer, Optimizers) else None
     found = CheckedSteps()
@@ -268,7 +290,7 @@ def _check_training_step(
     step = recorder.recorded(target_shapes.recorded(values.recorded(call)))
     step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
-    values.check("the training step", message)
+    values.check("the training step", messages.append)
     try:
         signature = recorder.signature().to_dict()
     except UnsupportedError as error:
@@ -290,14 +312,15 @@ def _check_training_step(
                 found=f"{len(trainable)} trainable parameters, none of which the loss reaches",
                 hint="is the model frozen, or the loss detached or computed under no_grad?",
             )
-    for line in report.unchecked:
-        message(f"Warning: not checked: {line}")
-    for path in without_gradient:
-        message(f"Warning: {path} will not be trained, because the loss does not depend on it.")
+    messages += [f"Warning: not checked: {line}" for line in report.unchecked]
+    messages += [
+        f"Warning: {path} will not be trained, because the loss does not depend on it."
+        for path in without_gradient
+    ]
     sources = [None if path is None else list(path) for path in recorder.sources()]
     if "unknown" in signature and report.unchecked:
         sources = [None]  # the step needs values for what it gives the model
-    return FirstBatches(report.shapes, signature, sources, report.outputs)
+    return FirstBatches(report.shapes, signature, sources, report.outputs), messages
 
 
 def _check_validation_step(

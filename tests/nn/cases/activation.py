@@ -10,7 +10,9 @@ CASES = [
     Case("Elu", {"alpha": 2.0}, lambda: tnn.ELU(2.0), vectors, "-2"),
     Case("Gelu", {}, lambda: tnn.GELU(), vectors),
     Case("Gelu", {"approximate": "tanh"}, lambda: tnn.GELU("tanh"), vectors, "-tanh"),
-    Case("Glu", {}, lambda: tnn.GLU(), vectors, misfit=((torch.zeros(2, 5),), "an even size on axis -1")),
+    Case(
+        "Glu", {}, lambda: tnn.GLU(), vectors, misfit=((torch.zeros(2, 5),), "Halving dimension must be even")
+    ),
     Case("Glu", {"dim": 1}, lambda: tnn.GLU(1), images, "-channels"),
     Case("Hardshrink", {}, lambda: tnn.Hardshrink(), vectors),
     Case("Hardsigmoid", {}, lambda: tnn.Hardsigmoid(), vectors),
@@ -47,7 +49,7 @@ CASES = [
         "-channels",
         misfit=((torch.zeros(3),), "an axis 1"),
     ),
-    Case("Softmax2d", {}, lambda: tnn.Softmax2d(), images, misfit=((torch.zeros(2, 3),), "(N, C, H, W)")),
+    Case("Softmax2d", {}, lambda: tnn.Softmax2d(), images, misfit=((torch.zeros(2, 3),), "3D or 4D, got 2D")),
     Case("Softmin", {"dim": -2}, lambda: tnn.Softmin(-2), vectors, misfit=((torch.zeros(3),), "an axis -2")),
     Case("Softplus", {}, lambda: tnn.Softplus(), vectors),
     Case("Softplus", {"beta": 2.0, "threshold": 1.0}, lambda: tnn.Softplus(2.0, 1.0), vectors, "-sharp"),

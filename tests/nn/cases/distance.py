@@ -3,7 +3,7 @@ from torch import nn as tnn
 
 from tests.nn.case import Case, pairs
 
-MISFIT = ((torch.zeros(2, 3), torch.zeros(2, 4)), "equal shapes, or shapes that broadcast")
+MISFIT = ((torch.zeros(2, 3), torch.zeros(2, 4)), "(2, 3), (2, 4)")
 
 
 def rows(batch: int) -> tuple[torch.Tensor, ...]:

@@ -11,14 +11,14 @@ def volumes(batch: int) -> tuple[torch.Tensor, ...]:
 ROW = (torch.zeros(3),)
 CASES = [
     Case("Dropout", {"p": 0.3}, lambda: tnn.Dropout(0.3), vectors),
-    Case("Dropout1d", {"p": 0.3}, lambda: tnn.Dropout1d(0.3), vectors, misfit=(ROW, "(N, C, L)")),
-    Case("Dropout2d", {"p": 0.3}, lambda: tnn.Dropout2d(0.3), images, misfit=(ROW, "(N, C, ...)")),
+    Case("Dropout1d", {"p": 0.3}, lambda: tnn.Dropout1d(0.3), vectors, misfit=(ROW, "received a 1D input")),
+    Case("Dropout2d", {"p": 0.3}, lambda: tnn.Dropout2d(0.3), images, misfit=(ROW, "at least 2 dimensions")),
     Case(
         "Dropout3d",
         {"p": 0.3},
         lambda: tnn.Dropout3d(0.3),
         volumes,
-        misfit=((torch.zeros(()),), "(N, C, D, H, W)"),
+        misfit=((torch.zeros(()),), "at least 2 dimensions"),
     ),
     Case("AlphaDropout", {"p": 0.3}, lambda: tnn.AlphaDropout(0.3), vectors),
     Case(
@@ -26,7 +26,7 @@ CASES = [
         {"p": 0.3},
         lambda: tnn.FeatureAlphaDropout(0.3),
         images,
-        misfit=(ROW, "(N, C, ...)"),
+        misfit=(ROW, "at least 2 dimensions"),
     ),
     Case("GaussianNoise", {"std": 0.3}, None, vectors),
 ]

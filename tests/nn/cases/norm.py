@@ -94,7 +94,7 @@ CASES = [
         {"size": 2},
         lambda: tnn.LocalResponseNorm(2),
         images,
-        misfit=((torch.zeros(2, 4),), "(N, C, L, ...)"),
+        misfit=((torch.zeros(2, 4),), "got 2 dimensions"),
     ),
     Case(
         "LocalResponseNorm",

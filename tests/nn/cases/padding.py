@@ -10,7 +10,6 @@ from tests.nn.case import Case
 KINDS = ("Circular", "Constant", "Reflection", "Replication", "Zero")
 SHAPES = {1: (4, 7), 2: (3, 7, 5), 3: (2, 5, 4, 6)}
 SIDES = {1: (2, 1), 2: (2, 1, 0, 3), 3: (2, 1, 0, 3, 1, 1)}
-MISFITS = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
 
 
 def case(kind: str, rank: int, label: str) -> Case:
@@ -26,7 +25,7 @@ def case(kind: str, rank: int, label: str) -> Case:
         lambda: getattr(tnn, name)(**arguments),
         lambda batch: (torch.randn(batch, *SHAPES[rank]),),
         label,
-        misfit=((few,), MISFITS[rank].replace("N, C", "...") if any_rank else MISFITS[rank]),
+        misfit=((few,), f"dimension {rank - 1}" if any_rank else f"{rank}D input"),
     )
 
 

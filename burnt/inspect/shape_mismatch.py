@@ -1,4 +1,4 @@
-"""Misfit: why a layer does not accept an input."""
+"""ShapeMismatch: why a layer does not accept an input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_rank_hint(hint: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Misfit:
+class ShapeMismatch:
     """An input that a layer does not accept.
 
     Args:

@@ -20,8 +20,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from burnt.errors import ArgumentError, InputError, ShapeError
-from burnt.inspect.layers import describe, dtype_misfit, has_known_inputs, misfit, output_features
-from burnt.inspect.misfit import Misfit
+from burnt.inspect.layers import describe, dtype_mismatch, find_mismatch, has_known_inputs, output_features
+from burnt.inspect.shape_mismatch import ShapeMismatch
 from burnt.inspect.specs import shape_text, shapes_text
 from burnt.inspect.torch_layers import pooled_channels_hint
 
@@ -41,7 +41,7 @@ class Step:
         return f"{self.path}   {self.layer} -> {self.output}"
 
 
-class Trail:
+class CallTrace:
     """Records module calls with hooks, and turns failures into ShapeErrors that name the module."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -98,11 +98,11 @@ class Trail:
         # mixed dtypes (linear).
         problem = None
         if has_known_inputs(module):
-            problem = misfit(module, args, kwargs)
+            problem = find_mismatch(module, args, kwargs)
         elif type(module).__module__.startswith("burnt.nn."):
-            problem = dtype_misfit(module, next(iter([*args, *kwargs.values()]), None))
+            problem = dtype_mismatch(module, next(iter([*args, *kwargs.values()]), None))
         if problem is not None:
-            raise self._misfit_error(module, problem)
+            raise self._mismatch_error(module, problem)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Forward hook: record the output."""
@@ -122,7 +122,7 @@ class Trail:
             if error.what.startswith("ShapeError in "):
                 return error
             # The layer's own error says what it expects, but not which layer has computed its input.
-            problem = self._misfit_of(module)
+            problem = self._mismatch_of(module)
             return self._error(
                 module,
                 call,
@@ -131,9 +131,9 @@ class Trail:
                 origin=error.origin,
                 hint=(self._hint(problem) if problem is not None else None) or error.hint,
             )
-        problem = self._misfit_of(module)
+        problem = self._mismatch_of(module)
         if module is not None and problem is not None and isinstance(error, InputError):
-            return self._misfit_error(module, problem)
+            return self._mismatch_error(module, problem)
         if isinstance(error, InputError) and "device" not in error.what:
             # No value was read: shapes, dtypes and options are refused in every run. Of devices, only some
             # tensors are meta.
@@ -147,10 +147,13 @@ class Trail:
                 origin=[*error.origin, line] if line else error.origin,
                 hint=error.hint,
             )
-        if not is_about_shapes(error, line):
+        # Layers of torch and burnt compute with any values: what they raise is about shapes.
+        home = getattr(getattr(type(module), "forward", None), "__module__", "")
+        is_of_layer = home.startswith(("torch.nn.modules.", "burnt.nn."))
+        if not (is_of_layer and _may_be_about_shapes(error)) and not is_about_shapes(error, line):
             return None
         if module is not None and problem is not None:
-            return self._misfit_error(module, problem, detail=first_line(error))
+            return self._mismatch_error(module, problem, detail=first_line(error))
         found = first_line(error)
         if module is not None and id(module) in self.inputs:
             args, kwargs = self.inputs[id(module)]
@@ -202,12 +205,12 @@ class Trail:
         """Return the last module calls, the latest first."""
         return [str(step) for step in list(self.steps)[:-4:-1]]
 
-    def _misfit_of(self, module: nn.Module | None) -> Misfit | None:
+    def _mismatch_of(self, module: nn.Module | None) -> ShapeMismatch | None:
         if module is None or id(module) not in self.inputs:
             return None
-        return misfit(module, *self.inputs[id(module)])
+        return find_mismatch(module, *self.inputs[id(module)])
 
-    def _hint(self, problem: Misfit) -> str | None:
+    def _hint(self, problem: ShapeMismatch) -> str | None:
         if problem.dtype is not None:
             return self._dtype_hint(problem)
         if self.pooled_channels is not None:
@@ -220,7 +223,7 @@ class Trail:
         source = f"{producer.removeprefix('model.')} makes" if producer else "the input has"
         return f"{source} {problem.size} {problem.unit}: {problem.instead}?"
 
-    def _dtype_hint(self, problem: Misfit) -> str:
+    def _dtype_hint(self, problem: ShapeMismatch) -> str:
         """Say which inputs of the run have the dtype that does not fit, and how to convert them."""
         dtype = str(problem.dtype).removeprefix("torch.")
         paths = [path for path, tensor in self.given.items() if tensor.dtype == problem.dtype]
@@ -231,7 +234,9 @@ class Trail:
         casts = ", ".join(f"{path}{problem.hint}" for path in paths)
         return f"{' and '.join(paths)} {'is' if len(paths) == 1 else 'are'} {dtype}{usual}: {casts}?"
 
-    def _misfit_error(self, module: nn.Module, problem: Misfit, detail: str | None = None) -> ShapeError:
+    def _mismatch_error(
+        self, module: nn.Module, problem: ShapeMismatch, detail: str | None = None
+    ) -> ShapeError:
         # torch's message is added, since an unknown class may use the attributes in another sense.
         torch_lines = [f"torch: {detail}"] if detail is not None else []
         return self._error(
@@ -279,17 +284,22 @@ _SHAPE_PATTERN = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 # Patterns of messages of failures that come from running without values.
-_META_PATTERN = re.compile(r"meta tensor|meta device|on device meta|device meta", re.IGNORECASE)
+_META_PATTERN = re.compile(r"meta tensor|meta device|device meta|'meta' backend", re.IGNORECASE)
 
 
 def is_about_shapes(error: Exception, line: str | None) -> bool:
     """Whether an error is about shapes, by type and message; ``line`` is the source line that raised it."""
     message = str(error)
-    if isinstance(error, NotImplementedError) or not isinstance(error, _SHAPE_FAILURES):
+    if isinstance(error, NotImplementedError) or not _may_be_about_shapes(error):
         return False
     if "values to unpack" in message:
         return line is not None and re.search(r"\.(shape|size|chunk|split|unbind)\b", line) is not None
-    return _META_PATTERN.search(message) is None and _SHAPE_PATTERN.search(message) is not None
+    return _SHAPE_PATTERN.search(message) is not None
+
+
+def _may_be_about_shapes(error: Exception) -> bool:
+    """Whether an error has a type that torch raises for shapes, and does not come from the lack of values."""
+    return isinstance(error, _SHAPE_FAILURES) and _META_PATTERN.search(str(error)) is None
 
 
 def first_line(error: BaseException) -> str:
