@@ -15,6 +15,7 @@ import burnt
 from burnt import nn, optim
 from burnt.data import Batch, CsvDataset, Loader, TensorDataset, split
 from burnt.errors import BurntError, DataError
+from burnt.inspect.isolated import run_isolated
 from burnt.train import Learner, StepOutput, SupervisedTraining
 from burnt.train.checks.dry_run import Findings, dry_run
 from burnt.train.checks.target_values import TargetValues
@@ -284,10 +285,13 @@ def test_the_batch_is_not_changed_by_a_step_that_changes_its_own() -> None:
         batch.y.add_(7)
         return StepOutput(F.cross_entropy(batch.y.float()[:, None].expand(-1, 3), batch.y))
 
-    burnt.check(torch.nn.Identity(), batch, call=values.recorded(step), backward=False)
-    assert not batch.y.any()
-    with pytest.raises(DataError, match="labels from 7 to 7"):
+    def check() -> None:
+        burnt.check(torch.nn.Identity(), batch, call=values.recorded(step), backward=False)
+        assert not batch.y.any()
         values.check("the step", lambda text: None)
+
+    with pytest.raises(DataError, match="labels from 7 to 7"):
+        run_isolated(check)
 
 
 class Named(TensorDataset):
