@@ -1,7 +1,7 @@
 """The `burnt` command line: dispatch and exit codes.
 
 ===================  ===========================================================
-`arguments/`         the arguments of all commands
+`arguments/`         the options of all commands, declared once
 `train.py`           `burnt train module:function key=value`
 `resume.py`          `burnt train --resume RUN`
 `check.py`           `burnt check module:function key=value`
@@ -41,10 +41,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from burnt.cli.arguments import parse
 from burnt.errors import BurntError, TakenOverError, clean
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _trust_of(args):
-            code: int = args.call(args)
+            code = _command(args.home)(args)
         sys.stdout.flush()
         return code
     except TakenOverError as error:  # the training has reported it
@@ -102,6 +103,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 141
         print(clean(f"error: {error}"), file=sys.stderr)
         return 1
+
+
+def _command(home: str) -> Callable[[argparse.Namespace], int]:
+    module, _, function = home.partition(":")
+    command: Callable[[argparse.Namespace], int] = getattr(
+        importlib.import_module(f"burnt.cli.{module}"), function or "run"
+    )
+    return command
 
 
 def _trust_of(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:

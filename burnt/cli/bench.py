@@ -6,6 +6,7 @@ The target is an `nn.Module`, or a function that returns one or a pair ``(model,
 
 from __future__ import annotations
 
+import argparse
 import copy
 import inspect
 import sys
@@ -20,25 +21,8 @@ from burnt.errors import DeviceError, quantity
 _ROUNDS = 25
 
 
-def run(
-    target: str,
-    inputs: Sequence[str],
-    devices: Sequence[str],
-    seconds: float,
-    steps: str,
-    report: bool,
-    as_json: bool,
-) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure a model and print the results.
-
-    Args:
-        target: ``"module:model"`` or ``"path/file.py:model"``.
-        inputs: one per argument of the model, such as ``"4x256"`` or ``"4x256:int64:30000"``.
-        devices: torch device names; empty means all available devices.
-        seconds: time of measuring in each comparison; swapping and compiling come before.
-        steps: ``"forward"``, ``"training"`` or ``"both"``.
-        report: whether to print which modules were swapped, and the whole errors of what failed.
-        as_json: whether to print JSON.
 
     Returns:
         The exit code.
@@ -51,17 +35,17 @@ def run(
     from burnt.device import accelerators, as_device
     from burnt.swapping import benchmark
 
-    model, batch = _load_model(target)
-    if inputs:
-        batch = tuple(parse_input(text) for text in inputs)
+    model, batch = _load_model(args.target)
+    if args.input:
+        batch = tuple(parse_input(text) for text in args.input)
     if batch is None:
         raise UsageError(
-            f"there are no inputs for {target}",
+            f"there are no inputs for {args.target}",
             expected="a function that returns (model, batch), or --input for each argument",
             hint="--input 8x3x224x224, --input 4x256:int64:30000",
         )
-    kinds = [train for train in (False, True) if steps in ("both", ("forward", "training")[train])]
-    names = list(devices) or ["cpu", *accelerators()]
+    kinds = [train for train in (False, True) if args.step in ("both", ("forward", "training")[train])]
+    names = list(args.device) or ["cpu", *accelerators()]
     try:
         for name in names:
             as_device(name)
@@ -69,7 +53,7 @@ def run(
         raise UsageError(error.what, expected=error.expected, found=error.found, hint=error.hint) from None
     print(
         f"{quantity(len(names) * len(kinds), 'comparison')}, each of swapping, compiling with Inductor "
-        f"(often a minute or more), and measuring for up to {seconds:g} s",
+        f"(often a minute or more), and measuring for up to {args.seconds:g} s",
         file=sys.stderr,
         flush=True,
     )
@@ -93,13 +77,13 @@ def run(
                 print(f"{elapsed:5.0f} s  {device} {what}: {text}", file=sys.stderr, flush=True)
 
             comparison = benchmark.compare(
-                device_model, device_batch, train, seconds=seconds, rounds=_ROUNDS, say=report_progress
+                device_model, device_batch, train, seconds=args.seconds, rounds=_ROUNDS, say=report_progress
             )
             results.append(_result_json(device, what, comparison))
-    if as_json:
+    if args.json:
         print_json(results)
     else:
-        _print(results, report)
+        _print(results, args.report)
     return 0
 
 

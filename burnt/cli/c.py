@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 
 from burnt.cli.output import Page, UsageError
-from burnt.cli.run_model import RunArguments, load_run_model
+from burnt.cli.run_model import load_run_model
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
 
-def run(args: RunArguments, out: str, name: str | None, ram: str | None, flash: str | None) -> int:
+def run(args: argparse.Namespace) -> int:
     """Write a run's model as C, and print what was written and what memory it needs.
-
-    Args:
-        args: which model.
-        out: the folder to write to.
-        name: the C function's name, by default ``model``.
-        ram: limit, such as ``"64k"``.
-        flash: limit, such as ``"512k"``.
 
     Returns:
         The exit code 0.
@@ -29,10 +23,10 @@ def run(args: RunArguments, out: str, name: str | None, ram: str | None, flash: 
     """
     from burnt.export import write_firmware
 
-    max_ram, max_flash = _parse_size("--ram", ram), _parse_size("--flash", flash)
+    max_ram, max_flash = _parse_size("--ram", args.ram), _parse_size("--flash", args.flash)
     shipped = load_run_model(args)
     written = write_firmware(
-        shipped.model, shipped.signature, out, name or "model", ram=max_ram, flash=max_flash
+        shipped.model, shipped.signature, args.out, args.name or "model", ram=max_ram, flash=max_flash
     )
     page = Page()
     page.line(f"{shipped.folder}, {shipped.checkpoint}")

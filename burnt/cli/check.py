@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -26,12 +27,8 @@ class _Result:
     error: Exception | None
 
 
-def run(words: Sequence[str], as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Check training functions and print what was checked.
-
-    Args:
-        words: targets ``"module:function"``, each followed by its ``"key=value"`` assignments.
-        as_json: whether to print JSON.
 
     Returns:
         The exit code: 0, or 1 if a check failed.
@@ -39,14 +36,14 @@ def run(words: Sequence[str], as_json: bool) -> int:
     Raises:
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.
     """
-    functions = [(target, configured(target, overrides)) for target, overrides in _split(words)]
+    functions = [(target, configured(target, overrides)) for target, overrides in _split(args.words)]
     page, results = Page(), []
     for target, function in functions:
         result = _check(target, function)
         results.append(result)
-        if not as_json:
+        if not args.json:
             _print(page, result)
-    if as_json:
+    if args.json:
         print_json([_to_json(result) for result in results])
     return 1 if any(result.error is not None for result in results) else 0
 

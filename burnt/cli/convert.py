@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -17,33 +16,7 @@ from burnt.record import convert_weights
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-class ConvertArguments(NamedTuple):
-    """The arguments of `burnt convert`, as the parser gives them.
-
-    Args:
-        source: the file or folder to read.
-        target: the file or folder to write.
-        dtype: the name of a dtype, None keeps those of the source.
-        keep: patterns on names that keep their dtype.
-        only: patterns on names; none takes all.
-        skip: patterns on names that are left out.
-        rename: ``regular expression=replacement``, applied in order.
-        shard: the size of a file in a folder, such as ``"2GB"``.
-        force: whether to replace what is there.
-    """
-
-    source: str
-    target: str
-    dtype: str | None
-    keep: Sequence[str]
-    only: Sequence[str]
-    skip: Sequence[str]
-    rename: Sequence[str]
-    shard: str | None
-    force: bool
-
-
-def run(args: ConvertArguments, as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Convert weights and print what was written.
 
     Returns:
@@ -60,16 +33,16 @@ def run(args: ConvertArguments, as_json: bool) -> int:
         report = convert_weights(
             args.source,
             args.target,
-            only=list(args.only) or None,
-            skip=list(args.skip) or None,
+            only=args.only or None,
+            skip=args.skip or None,
             rename=[parse_rename(text) for text in args.rename],
             dtype=None if args.dtype is None else getattr(torch, args.dtype),
-            keep=list(args.keep) or None,
+            keep=args.keep or None,
             shard_bytes=None if args.shard is None else parse_size(args.shard),
             overwrite=args.force,
             on_read=advance_to,
         )
-    if as_json:
+    if args.json:
         print_json(
             {
                 "source": report.source,

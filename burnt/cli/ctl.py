@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
-from collections.abc import Sequence
 
 from burnt.cli.output import UsageError
 from burnt.cli.runs_show import open_run, run_folder
@@ -17,15 +17,8 @@ _POLL_SECONDS = 0.05
 _NOT_ANSWERED = 3
 
 
-def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Send a command and wait for the answer.
-
-    Args:
-        name: the run's folder, or its name in ``runs``.
-        kind: the command, one of `burnt.store.control.KINDS`.
-        words: the words of its value.
-        timeout: maximum time to wait, in seconds.
-        wait: whether to wait for the answer.
 
     Returns:
         0 if it is done, 1 if it was refused or the run has ended, 3 if it is not answered yet.
@@ -35,30 +28,30 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
         RunError: the run accepts no commands, or this user may not send any.
     """
     try:
-        value = check(kind, " ".join(words) if words else None)
+        value = check(args.order, " ".join(args.value) if args.value else None)
     except BurntError as error:
         raise UsageError(
-            error.what, expected=error.expected, found=error.found, hint=error.hint or _usage_hint(kind)
+            error.what, expected=error.expected, found=error.found, hint=error.hint or _usage_hint(args.order)
         ) from None
-    with open_run(run_folder(name)) as reader:
+    with open_run(run_folder(args.run)) as reader:
         warning = _rate_warning(reader, value) if isinstance(value, float) else ""
-        id = send(reader.folder, kind, value)
-        if not wait:
-            print(clean(f"{reader.folder}: {kind} was sent"))
+        id = send(reader.folder, args.order, value)
+        if args.no_wait:
+            print(clean(f"{reader.folder}: {args.order} was sent"))
             return 0
-        answer = _wait_for_answer(reader, id, timeout)
+        answer = _wait_for_answer(reader, id, args.timeout)
         if answer is not None:
-            return _print_answer(reader, kind, value, answer, warning)
+            return _print_answer(reader, args.order, value, answer, warning)
         state = reader.state()
         if state == "running":
-            reason = f"not answered within {timeout:g} s; it takes effect after the current step"
+            reason = f"not answered within {args.timeout:g} s; it takes effect after the current step"
         elif state == "stale":
             reason = (
                 f"not answered: process {reader.attempts()[-1].pid} is alive but has written nothing lately"
             )
         else:
             reason = f"not executed: the run has ended ({state})"
-    print(clean(f"{reader.folder}: {kind} was {reason}"), file=sys.stderr)
+    print(clean(f"{reader.folder}: {args.order} was {reason}"), file=sys.stderr)
     return _NOT_ANSWERED if state in ("running", "stale") else 1
 
 

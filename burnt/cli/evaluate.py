@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,34 +24,6 @@ if TYPE_CHECKING:
     from burnt.train.metrics import Metric
 
 
-@dataclass(frozen=True)
-class EvaluateArguments:
-    """The arguments of `burnt evaluate`.
-
-    Args:
-        run: the run's folder, or its name in ``runs``.
-        data: ``"module:name"`` of a loader, a dataset, a dict of these, or a function that returns one.
-        checkpoint: ``"best"``, ``"last"``, a step or a checkpoint's name.
-        metrics: names of the run's metrics, classes of burnt's, or ``"module:name"``, separated by commas;
-            None for those of the run.
-        step: ``"module:function"`` of the step, for a model without one.
-        model: ``"module:name"`` of the model, for a run that does not say it.
-        batch_size: for datasets.
-        device: where to evaluate; None for the fastest.
-        record: whether to add the results to the run.
-    """
-
-    run: str
-    data: str
-    checkpoint: str = "best"
-    metrics: str | None = None
-    step: str | None = None
-    model: str | None = None
-    batch_size: int = 256
-    device: str | None = None
-    record: bool = False
-
-
 @dataclass
 class _Evaluation:
     values: Mapping[str, float]
@@ -59,12 +32,8 @@ class _Evaluation:
     tables: list[Table]
 
 
-def run(args: EvaluateArguments, as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Evaluate a run's model and print the metrics. The code that the run names is imported.
-
-    Args:
-        args: what to evaluate.
-        as_json: whether to print JSON.
 
     Returns:
         The exit code 0.
@@ -108,7 +77,7 @@ def run(args: EvaluateArguments, as_json: bool) -> int:
                 "values": evaluation.values,
             }
             add_results(folder, "evaluation", saved.position.step, data, evaluation.tables)
-    if as_json:
+    if args.json:
         print_json(
             {
                 "run": folder,

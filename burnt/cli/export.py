@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from burnt.cli.output import Page, UsageError, print_json
-from burnt.cli.run_model import RunArguments, load_run_model
+from burnt.cli.run_model import load_run_model
 
 
-@dataclass(frozen=True)
-class ExportArguments:
-    """The arguments of `burnt export` beside the run's: those of `burnt.onnx.export`.
-
-    Args:
-        out: the file to write.
-        batch: a fixed number of items; None leaves the batch axis open.
-        open_axes: further axes of any size, as ``INPUT:AXIS=NAME``.
-        opset: the version of ONNX's operators; None for the default.
-        weights: how matrices are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        fold: whether weights may be computed anew.
-        tolerance: the largest difference from the model that is accepted; None for the default.
-    """
-
-    out: str
-    batch: int | None = None
-    open_axes: Sequence[str] = ()
-    opset: int | None = None
-    weights: str = "float32"
-    fold: bool = True
-    tolerance: float | None = None
-
-
-def run(of_run: RunArguments, args: ExportArguments, as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Export a run's model and print what was written.
-
-    Args:
-        of_run: which model.
-        args: the file.
-        as_json: whether to print JSON.
 
     Returns:
         The exit code 0.
@@ -59,10 +31,10 @@ def run(of_run: RunArguments, args: ExportArguments, as_json: bool) -> int:
         raise UsageError("--opset is invalid", expected=f"{OPSETS[0]} to {OPSETS[-1]}", found=args.opset)
     if args.tolerance is not None and not (args.tolerance > 0 and math.isfinite(args.tolerance)):
         raise UsageError("--tolerance is invalid", expected="a number above 0", found=args.tolerance)
-    open_axes = parse_open_axes(args.open_axes)
+    open_axes = parse_open_axes(args.open_axis)
     if not Path(args.out).parent.is_dir():
         raise UsageError("there is no folder for the file", found=args.out)
-    shipped = load_run_model(of_run)
+    shipped = load_run_model(args)
     exported = onnx.export(
         shipped.model,
         shipped.signature,
@@ -70,12 +42,12 @@ def run(of_run: RunArguments, args: ExportArguments, as_json: bool) -> int:
         batch=args.batch,
         open_axes=open_axes,
         weights=args.weights,
-        fold=args.fold,
+        fold=not args.no_fold,
         metadata=shipped.metadata,
         tolerance=args.tolerance,
         opset=args.opset,
     )
-    if as_json:
+    if args.json:
         print_json(
             {
                 "file": str(exported.path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import shutil
@@ -16,6 +17,7 @@ from burnt.cli.replay import announce, progress_line
 from burnt.cli.resume import Resuming
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
+from burnt.cli.train import choose_monitor
 from burnt.errors import BurntError, CheckpointError, clean
 
 if TYPE_CHECKING:
@@ -24,20 +26,16 @@ if TYPE_CHECKING:
     from burnt.train.training import SupervisedTraining
 
 
-def run(point: str, overrides: Sequence[str], yes: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Start a fork of a run; return the exit code 0.
-
-    Args:
-        point: ``"runs/digits@1200"``: the run's folder, or its name in ``runs``, and the step.
-        overrides: ``"key=value"`` assignments; ``folder=`` is the new run's folder.
-        yes: whether to go on without a question, however long it takes to get to the step.
 
     Raises:
         UsageError: there is no such run or step, or the run cannot be started again with these changes.
         CheckpointError: the changes do not fit the state of the run at that step.
         DefinitionError: the function trains nothing.
     """
-    parent, step = _parse_point(point)
+    choose_monitor(args)
+    parent, step = _parse_point(args.point)
     open_run(str(parent)).close()  # raises with the closest name if this one is mistyped
     from burnt.train.rewind.rewind import Past
 
@@ -46,9 +44,9 @@ def run(point: str, overrides: Sequence[str], yes: bool) -> int:
         parent, past.config, "the program itself: copy a checkpoint to a new folder and resume there"
     )
     original.require_folder()
-    changed = original.override(overrides)
-    folder = _new_folder(parent, step, overrides, changed)
-    start_fork(past, original, changed, folder, yes=yes)
+    changed = original.override(args.overrides)
+    folder = _new_folder(parent, step, args.overrides, changed)
+    start_fork(past, original, changed, folder, yes=args.yes)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import keyword
 import os
 import re
@@ -18,23 +19,8 @@ from burnt.errors import quantity
 from burnt.monitor.format import size_text
 
 
-def run(
-    path: str,
-    out: str,
-    name: str | None,
-    force: bool,
-    as_json: bool,
-    max_constant_bytes: int | None = None,
-) -> int:
+def run(args: argparse.Namespace) -> int:
     """Import a model, write it, and print what was written.
-
-    Args:
-        path: the ONNX file.
-        out: the folder of the package.
-        name: of the class; None makes one of the file's name.
-        force: whether to replace the files of an earlier import.
-        as_json: whether to print JSON.
-        max_constant_bytes: as of `burnt.onnx.load`.
 
     Returns:
         The exit code 0.
@@ -45,31 +31,33 @@ def run(
         RecordError: the file is not an ONNX model, or damaged.
         UnsupportedError: the model has ops that burnt does not support.
     """
+    path = args.file
+    name = args.name
     from burnt import onnx
     from burnt.onnx.importer.python import WEIGHTS, write_package
 
-    folder, file = Path(out), Path(path)
+    folder, file = Path(args.out), Path(path)
     if not file.is_file():
         problem = "the file is a folder" if file.is_dir() else "there is no such file"
         raise UsageError(problem, expected="an .onnx file", found=path)
     if not folder.parent.is_dir():
         above = next(path for path in (folder.parent, *folder.parents) if path.exists())
         if not above.is_dir():
-            raise UsageError("--out is below a file", where=out, expected="a folder", found=str(above))
+            raise UsageError("--out is below a file", where=args.out, expected="a folder", found=str(above))
         raise UsageError(
             "there is no folder for the package",
-            where=out,
+            where=args.out,
             expected=f"a folder {folder.parent}",
             found="none",
             hint=f"mkdir -p {shlex.quote(str(folder.parent))}",
         )
     if folder.exists() and not folder.is_dir():
-        raise UsageError("--out is a file", expected="a folder, which is created", found=out)
+        raise UsageError("--out is a file", expected="a folder, which is created", found=args.out)
     taken = [name for name in ("__init__.py", WEIGHTS) if (folder / name).exists()]
-    if taken and not force:
+    if taken and not args.force:
         raise UsageError(
             "the folder has such files already",
-            where=out,
+            where=args.out,
             found=", ".join(taken),
             hint="--force replaces them, with what you edited in them",
         )
@@ -77,11 +65,11 @@ def run(
     name = class_name(file.stem) if name is None else name
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise UsageError("--name is no name of a class", found=name, hint=f"--name {class_name(name)}")
-    module = onnx.load(file, max_constant_bytes=max_constant_bytes)
+    module = onnx.load(file, max_constant_bytes=args.max_constant_bytes)
     python = write_package(module, folder, name=name, title=f"Imported from {file.name}.")
     weights = folder / WEIGHTS
     layers = Counter(_layers(module))
-    if as_json:
+    if args.json:
         print_json(
             {
                 "files": [str(python), str(weights)],

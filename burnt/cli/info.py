@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import os
@@ -16,10 +17,10 @@ from burnt.cli.output import Cell, Page, print_json
 from burnt.monitor.format import size_text
 
 
-def run(as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print what burnt finds on this machine, as a table or as JSON; return the exit code."""
     facts = collect_facts()
-    if as_json:
+    if args.json:
         print_json(facts)
     else:
         _print(facts)

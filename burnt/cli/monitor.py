@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import logging
 import os
@@ -14,28 +15,8 @@ from burnt.cli.runs_show import run_folder
 from burnt.errors import UnsupportedError
 
 
-def run(
-    folders: Sequence[str],
-    *,
-    once: bool = False,
-    svg: str | None = None,
-    as_json: bool = False,
-    fps: float = 2.0,
-    attached: int | None = None,
-    pulse: int | None = None,
-    size: str = "120x40",
-) -> int:
+def run(args: argparse.Namespace) -> int:
     """Show runs.
-
-    Args:
-        folders: folders of runs, folders that contain runs, or names of runs in ``runs``.
-        once: whether to print a snapshot as plain text and exit.
-        svg: file for a screenshot; the command then exits.
-        as_json: whether to print a snapshot as JSON and exit.
-        fps: maximum number of updates per second.
-        attached: process id of the training that started this monitor.
-        pulse: file descriptor of a pipe to the training, for heartbeats.
-        size: size of the screenshot, ``"COLUMNSxLINES"``.
 
     Returns:
         The exit code.
@@ -44,16 +25,16 @@ def run(
         UsageError: there is no such folder, or `fps` or `size` is invalid.
         UnsupportedError: the app is requested, but Textual is not installed.
     """
-    if svg is not None and (once or as_json):
+    if args.svg is not None and (args.once or args.json):
         raise UsageError(
-            f"--svg cannot be combined with {'--json' if as_json else '--once'}",
+            f"--svg cannot be combined with {'--json' if args.json else '--once'}",
             expected="one of the two options",
             found="both",
             hint="run the command twice",
         )
-    if attached is not None or os.environ.get("BURNT_DEBUG") == "1":
+    if args.attached is not None or os.environ.get("BURNT_DEBUG") == "1":
         logging.basicConfig()
-    folders = [folder if os.path.isdir(folder) else run_folder(folder) for folder in folders]
+    folders = [folder if os.path.isdir(folder) else run_folder(folder) for folder in args.folders]
     for folder in folders:
         if not os.path.isdir(folder):
             raise _no_folder_error(folder)
@@ -61,11 +42,11 @@ def run(
             os.scandir(folder).close()
         except OSError as error:  # otherwise it would appear to contain no runs
             raise UsageError(f"the folder {folder!r} cannot be read", found=error.strerror) from None
-    if not 0.1 <= fps <= 30:
-        raise UsageError("the update rate is out of range", expected="--fps 0.1 to 30", found=f"{fps:g}")
-    if as_json or once:
-        return _snapshot(folders, as_json)
-    if svg is None and (reason := _why_no_terminal()) is not None:
+    if not 0.1 <= args.fps <= 30:
+        raise UsageError("the update rate is out of range", expected="--fps 0.1 to 30", found=f"{args.fps:g}")
+    if args.json or args.once:
+        return _snapshot(folders, args.json)
+    if args.svg is None and (reason := _why_no_terminal()) is not None:
         _snapshot(folders, False)
         print(f"({reason}: this is a snapshot; run `burnt monitor` in a terminal for a live view)")
         return 0
@@ -74,29 +55,31 @@ def run(
             "the full-screen monitor needs Textual, which is not installed",
             hint='pip install "burnt[tui]", or print a snapshot with `burnt monitor --once`',
         )
-    shape = None if svg is None else _parse_size(size)
-    if pulse is None:  # otherwise the training lowers the priority after the first screen
+    shape = None if args.svg is None else _parse_size(args.size)
+    if args.pulse is None:  # otherwise the training lowers the priority after the first screen
         from burnt.train.reporting.priority import set_lowest_priority
 
         set_lowest_priority()
     from burnt.monitor.data.runs import RunLibrary
 
     library = RunLibrary(folders)
-    if svg is not None and shape is not None:
+    if args.svg is not None and shape is not None:
         from burnt.monitor.snapshot_svg import write_screenshot
 
-        write_screenshot(library, svg, shape)
+        write_screenshot(library, args.svg, shape)
         return 0
     from burnt.monitor.app import MonitorApp
     from burnt.monitor.data.preferences import Preferences, default_path
 
     attachment = None
-    if attached is not None:
+    if args.attached is not None:
         from burnt.monitor.terminal_handoff import Attachment
 
-        attachment = Attachment(attached, Path(folders[0]), pulse)
+        attachment = Attachment(args.attached, Path(folders[0]), args.pulse)
     preferences = Preferences(default_path())
-    app = MonitorApp(library, fps=fps, training_pid=attached, attachment=attachment, preferences=preferences)
+    app = MonitorApp(
+        library, fps=args.fps, training_pid=args.attached, attachment=attachment, preferences=preferences
+    )
     app.run()
     return app.return_code or 0
 

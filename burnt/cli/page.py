@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from burnt.cli.output import Page
-from burnt.cli.run_model import RunArguments, RunModel, load_run_model
+from burnt.cli.run_model import RunModel, load_run_model
 
 
-@dataclass(frozen=True)
-class PageArguments:
-    """The arguments of `burnt page` beside the run's: those of `burnt.export.write_page`.
-
-    Args:
-        out: the file to write.
-        weights: how matrices are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        title: the page's title, by default the run's name.
-        classes: the names of the classes, separated by commas; by default those of the run's dataset.
-        fields: the names of the input's numbers, likewise.
-        table: show outputs as tables only.
-        onnxruntime_web: the package of that name.
-    """
-
-    out: str
-    weights: str = "float32"
-    title: str | None = None
-    classes: str | None = None
-    fields: str | None = None
-    table: bool = False
-    onnxruntime_web: str | None = None
-
-
-def run(of_run: RunArguments, args: PageArguments) -> int:
+def run(args: argparse.Namespace) -> int:
     """Write a run's model as a page and print where.
-
-    Args:
-        of_run: which model.
-        args: the page.
 
     Returns:
         The exit code 0.
@@ -49,7 +22,7 @@ def run(of_run: RunArguments, args: PageArguments) -> int:
     """
     from burnt.export import write_page
 
-    shipped = load_run_model(of_run)
+    shipped = load_run_model(args)
     written = write_page(
         shipped.model,
         shipped.signature,

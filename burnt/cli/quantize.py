@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,45 +30,6 @@ _WEIGHTS = {".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".npz", ".bpk", ".gg
 
 
 @dataclass(frozen=True)
-class QuantizeArguments:
-    """The arguments of `burnt quantize`.
-
-    Args:
-        source: a run's folder, its name in ``runs``, or a file or folder of weights.
-        scheme: the name of a scheme, or ``"auto"``.
-        data: ``"module:name"`` of the calibration data, as for `burnt evaluate`.
-        batches: the most batches of it to use.
-        batch_size: for datasets.
-        checkpoint: of a run: ``"best"``, ``"last"``, a step or a checkpoint's name.
-        model: ``"module:name"`` of the model, for a file or for a run that does not say it.
-        only: patterns on paths of layers; none takes all.
-        skip: patterns on paths of layers that stay.
-        overrides: ``PATTERN=SCHEME``.
-        settings: further arguments of `burnt.quantize`, those that were given.
-        device: where to quantize; None for the fastest.
-        out: the file to write; None derives it from the source and the scheme.
-        plot: an SVG file to draw, or None.
-        force: whether to replace what is there.
-    """
-
-    source: str
-    scheme: str = "int8"
-    data: str | None = None
-    batches: int = 32
-    batch_size: int = 64
-    checkpoint: str = "best"
-    model: str | None = None
-    only: Sequence[str] = ()
-    skip: Sequence[str] = ()
-    overrides: Sequence[str] = ()
-    settings: Mapping[str, Any] | None = None
-    device: str | None = None
-    out: str | None = None
-    plot: str | None = None
-    force: bool = False
-
-
-@dataclass(frozen=True)
 class _Loaded:
     """A model to quantize: where it is from, and how calibration calls it."""
 
@@ -76,7 +38,7 @@ class _Loaded:
     forward: Callable[[Any, Any], Any] | None = None
 
 
-def run(args: QuantizeArguments, as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Quantize a model, write it, and print the report. The code that a run or an option names is imported.
 
     Returns:
@@ -96,7 +58,7 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
         raise UsageError(
             f"{name} is invalid", expected="at least 1", found=min(args.batches, args.batch_size)
         )
-    overrides = {pattern: _scheme(scheme, "--override") for pattern, scheme in map(_split, args.overrides)}
+    overrides = {pattern: _scheme(scheme, "--override") for pattern, scheme in map(_split, args.override)}
     scheme = args.scheme if args.scheme == "auto" else _scheme(args.scheme, "--scheme")
     _check_data(args, [scheme, *overrides.values()])
     source = Path(args.source)
@@ -110,7 +72,8 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
     loaded = _load_file(args) if folder is None else _load_run(folder, args)
     loaded.model.to(device)
     calibrate = None if args.data is None else _calibration(args, folder)
-    settings: dict[str, Any] = dict(args.settings or {})
+    given = {name: getattr(args, name) for name in ("weights", "activations", "smooth", "bound")}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if calibrate is not None and loaded.forward is not None:
         settings["forward"] = loaded.forward
     with step_bar() as progress:
@@ -118,8 +81,8 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
             loaded.model,
             scheme,
             calibrate=calibrate,
-            only=list(args.only) or None,
-            skip=list(args.skip) or None,
+            only=args.only or None,
+            skip=args.skip or None,
             overrides=overrides or None,
             progress=progress,
             **settings,
@@ -139,7 +102,7 @@ def run(args: QuantizeArguments, as_json: bool) -> int:
     record.save(out)
     if args.plot is not None:
         report.plot(args.plot)
-    if as_json:
+    if args.json:
         print_json(
             {
                 "source": loaded.name,
@@ -195,7 +158,7 @@ def _scheme(text: str, option: str) -> QuantScheme:
         ) from None
 
 
-def _check_data(args: QuantizeArguments, schemes: Sequence[str | QuantScheme]) -> None:
+def _check_data(args: argparse.Namespace, schemes: Sequence[str | QuantScheme]) -> None:
     """Check that there is a calibration set for what needs one.
 
     Raises:
@@ -206,7 +169,7 @@ def _check_data(args: QuantizeArguments, schemes: Sequence[str | QuantScheme]) -
         for scheme in schemes
         if isinstance(scheme, str) or scheme.activations == "static"
     ]
-    if args.settings and "smooth" in args.settings:
+    if args.smooth is not None:
         needing.append("--smooth")
     if needing and args.data is None:
         raise UsageError(
@@ -226,7 +189,7 @@ def _no_file(path: Path) -> UsageError:
     )
 
 
-def _is_run(args: QuantizeArguments) -> bool:
+def _is_run(args: argparse.Namespace) -> bool:
     source = Path(args.source)
     return not source.is_file() and (
         args.model is None or not source.exists() or (source / DATABASE).is_file()
@@ -240,7 +203,7 @@ def _default_name(source: str, scheme: str) -> str:
     return f"{stem}-{scheme}.safetensors"
 
 
-def _check_out(out: Path, args: QuantizeArguments) -> None:
+def _check_out(out: Path, args: argparse.Namespace) -> None:
     """Check that the files can be written, before minutes are spent on what goes into them.
 
     Raises:
@@ -268,7 +231,7 @@ def _check_out(out: Path, args: QuantizeArguments) -> None:
             )
 
 
-def _load_run(folder: str, args: QuantizeArguments) -> _Loaded:
+def _load_run(folder: str, args: argparse.Namespace) -> _Loaded:
     from burnt.train.after.loading import RunFiles
     from burnt.train.after.prediction import call_with_batch
     from burnt.train.after.trained import TrainedAs
@@ -281,7 +244,7 @@ def _load_run(folder: str, args: QuantizeArguments) -> _Loaded:
     return _Loaded(model, f"{folder}, {saved.path.name}", forward)
 
 
-def _load_file(args: QuantizeArguments) -> _Loaded:
+def _load_file(args: argparse.Namespace) -> _Loaded:
     """Load a file or folder of weights into the model that ``--model`` names.
 
     Raises:
@@ -316,7 +279,7 @@ def _load_file(args: QuantizeArguments) -> _Loaded:
     return _Loaded(model.eval(), args.source)
 
 
-def _calibration(args: QuantizeArguments, folder: str | None) -> list[Any]:
+def _calibration(args: argparse.Namespace, folder: str | None) -> list[Any]:
     """Return the first batches of the calibration data: of the split ``train`` where there are several."""
     assert args.data is not None
     loaders = load_data(args.data, args.batch_size, folder)

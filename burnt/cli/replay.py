@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import re
 import sys
@@ -28,23 +29,16 @@ _CALL = "print(burnt.train.replay(training, learner, {}))"
 _PROGRESS_SECONDS = 0.2
 
 
-def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print what happens in a step; return the exit code 0, or 1 if it differs from what was recorded.
-
-    Args:
-        name: the run's folder, or its name in ``runs``.
-        steps: ``"1234"``, or ``"1221-1240"`` for the first of these that is not finite.
-        debug: whether to stop in the debugger in the training step.
-        yes: whether to go on without a question, however long it takes.
-        as_json: whether to print JSON.
 
     Raises:
         UsageError: there is no such run, or it cannot be started again.
         RunError: the run has no such step.
         DefinitionError: the function trains nothing.
     """
-    first, last = _parse_steps(steps)
-    folder = Path(run_folder(name))
+    first, last = _parse_steps(args.step)
+    folder = Path(run_folder(args.run))
     open_run(str(folder)).close()  # raises with the closest name if this one is mistyped
     from burnt.train.control.directing import use_first_training
     from burnt.train.rewind.replaying import past_of, replay
@@ -53,16 +47,16 @@ def run(name: str, steps: str, debug: bool, yes: bool, as_json: bool) -> int:
     target = StoredTarget.read(
         folder, past.config, f"in the program, instead of training.run(learner): {_CALL.format(last)}"
     ).in_folder(folder, resume=True)
-    announce(past, first - 1, yes=yes)
+    announce(past, first - 1, yes=args.yes)
 
     def run_again(training: SupervisedTraining, learner: Learner) -> ReplayReport:
         # It is read alone, so that it does not matter where the function would write.
         training.folder = folder
         with progress_line(past, first - 1) as progress:
-            return replay(training, learner, (first, last), debug=debug, progress=progress)
+            return replay(training, learner, (first, last), debug=args.pdb, progress=progress)
 
     report = use_first_training(target.call, run_again, target.target)
-    if as_json:
+    if args.json:
         print_json(report.to_dict())
     else:
         if first < last and report.step.non_finite is None and report.step.error is None:

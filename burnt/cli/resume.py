@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
+from burnt.cli.train import choose_monitor
 from burnt.errors import RunError
 
 if TYPE_CHECKING:
@@ -15,27 +17,23 @@ if TYPE_CHECKING:
     from burnt.train.training import SupervisedTraining, TrainingResult
 
 
-def run(name: str, overrides: Sequence[str], show: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Resume a run; return the exit code 0.
-
-    Args:
-        name: the run's folder, or its name in ``runs``.
-        overrides: ``"key=value"`` assignments, such as a longer duration.
-        show: whether to print the configuration instead of training.
 
     Raises:
         UsageError: there is no such run, or it cannot be started again.
         DefinitionError: the function trains nothing.
         RunError: the function trains in another folder.
     """
-    folder = Path(run_folder(name))
+    choose_monitor(args)
+    folder = Path(run_folder(args.resume))
     with open_run(str(folder)) as reader:
         document = reader.config()
     target = StoredTarget.read(
         folder, document, f"run the program again with SupervisedTraining({str(folder)!r}, ..., resume=True)"
     )
-    target = target.override(overrides).in_folder(folder, resume=True)
-    if show:
+    target = target.override(args.overrides).in_folder(folder, resume=True)
+    if args.show:
         print(target.config.to_json())
         return 0
     from burnt.train.control.directing import directed

@@ -25,16 +25,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunArguments:
-    """The arguments of a command that choose a run's model."""
-
-    run: str
-    checkpoint: str
-    model: str | None
-    example: Sequence[str]
-
-
-@dataclass(frozen=True)
 class RunModel:
     """A run's model, ready to be shipped.
 
@@ -55,13 +45,12 @@ class RunModel:
     metadata: Mapping[str, str]
 
 
-def arguments(args: argparse.Namespace) -> RunArguments:
-    """Return what `arguments.shipping` added to a command's arguments."""
-    return RunArguments(args.run, args.checkpoint, args.model, args.example or ())
-
-
-def load_run_model(args: RunArguments) -> RunModel:
+def load_run_model(args: argparse.Namespace, run: str | None = None) -> RunModel:
     """Load the model of a run. The code that the run names is imported, since the user named the run.
+
+    Args:
+        args: those that `arguments.parser.add_run_model` declares.
+        run: instead of theirs.
 
     Raises:
         UsageError: there is no such run, or `--model` or `--example` is wrong.
@@ -71,7 +60,7 @@ def load_run_model(args: RunArguments) -> RunModel:
 
     from burnt.train.after.loading import RunFiles
 
-    folder = run_folder(args.run)
+    folder = run_folder(run or args.run)
     open_run(folder).close()  # raises the error that names the closest run
     files = RunFiles.read(folder)
     saved, model = load_model(files, args.checkpoint, args.model)

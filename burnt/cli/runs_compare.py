@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import shutil
 from collections.abc import Sequence
@@ -32,19 +33,14 @@ _MIN_SETTING_WIDTH = 12  # of a shortened value in a terminal
 _BEST, _NOT_BEST = "*", " "  # after the best of a row's values, and after the others
 
 
-def run(names: Sequence[str], metrics: Sequence[str], as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print a comparison of two or more runs; return the exit code 0.
-
-    Args:
-        names: folders, names in ``runs``, or patterns.
-        metrics: metrics to draw, such as ``"valid/loss"``, or patterns.
-        as_json: whether to print JSON.
 
     Raises:
         UsageError: there is no such run or metric, or only one run.
         RunError: a run cannot be read.
     """
-    folders = select_runs(names)
+    folders = select_runs(args.runs)
     if len(folders) < 2:
         raise UsageError(
             "a comparison needs two runs or more",
@@ -58,8 +54,8 @@ def run(names: Sequence[str], metrics: Sequence[str], as_json: bool) -> int:
         if view.error is not None:
             raise view.error
     series = all_metrics(views)
-    drawn = _select_metrics(series, metrics)
-    if as_json:
+    drawn = _select_metrics(series, args.metric)
+    if args.json:
         print_json(_data(views, series, drawn))
     else:
         _print(views, series, drawn)

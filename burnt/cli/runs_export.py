@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 from pathlib import Path
@@ -11,14 +12,8 @@ from burnt.errors import clean, quantity
 from burnt.store import export_csv, export_jsonl, export_tensorboard
 
 
-def run(name: str, format_name: str, out: str | None, follow: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Export a run.
-
-    Args:
-        name: the run's folder, or its name in ``runs``.
-        format_name: ``"csv"``, ``"jsonl"`` or ``"tensorboard"``.
-        out: output path; None is standard output, or for TensorBoard the run's subfolder ``tensorboard``.
-        follow: whether to continue writing JSON lines until the run ends.
 
     Returns:
         The exit code 0.
@@ -27,18 +22,18 @@ def run(name: str, format_name: str, out: str | None, follow: bool) -> int:
         UsageError: there is no such run, or several running runs have that name.
         RunError: the run cannot be read, or a file cannot be written.
     """
-    folder = run_folder(name)
+    folder = run_folder(args.run)
     open_run(folder).close()  # raises with the closest name if this one is mistyped
-    if format_name == "tensorboard":
-        files = export_tensorboard(folder, Path(folder, "tensorboard") if out is None else out)
+    if args.format == "tensorboard":
+        files = export_tensorboard(folder, Path(folder, "tensorboard") if args.out is None else args.out)
         messages = [f"wrote {file}" for file in files] or ["the run has no metrics yet: nothing was written"]
-    elif format_name == "csv":  # JSON is ASCII
-        file = out or (_Terminal() if sys.stdout.isatty() else sys.stdout)
-        messages = [f"wrote {quantity(export_csv(folder, file), 'point')} to {out}"]
+    elif args.format == "csv":  # JSON is ASCII
+        file = args.out or (_Terminal() if sys.stdout.isatty() else sys.stdout)
+        messages = [f"wrote {quantity(export_csv(folder, file), 'point')} to {args.out}"]
     else:
-        num_lines = export_jsonl(folder, out or sys.stdout, follow=follow)
-        messages = [f"wrote {quantity(num_lines, 'line')} to {out}"]
-    if out is not None or format_name == "tensorboard":
+        num_lines = export_jsonl(folder, args.out or sys.stdout, follow=args.follow)
+        messages = [f"wrote {quantity(num_lines, 'line')} to {args.out}"]
+    if args.out is not None or args.format == "tensorboard":
         print(*map(clean, messages), sep="\n", file=sys.stderr)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import time
@@ -51,25 +52,25 @@ class _Row(NamedTuple):
         return None if self.summary is None or self.metric is None else self.summary.last.get(self.metric)
 
 
-def run(folder: str, as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the runs at and below a folder, the most recently written first; return the exit code 0.
 
     Raises:
         UsageError: there is no such folder.
     """
-    if not os.path.isdir(folder):
+    if not os.path.isdir(args.folder):
         raise UsageError(
-            f"there is no folder {folder!r}",
+            f"there is no folder {args.folder!r}",
             where=os.getcwd(),
-            found="a file" if os.path.exists(folder) else None,
+            found="a file" if os.path.exists(args.folder) else None,
             hint="burnt runs list FOLDER lists another folder; `burnt train` creates runs",
         )
-    folders = find_runs(folder)
-    if folders or as_json:
-        print_runs(folders, as_json)
+    folders = find_runs(args.folder)
+    if folders or args.json:
+        print_runs(folders, args.json)
     else:
         page = Page()
-        page.line(f"no runs in {folder}")
+        page.line(f"no runs in {args.folder}")
         page.line(
             "Start one with `burnt train module:function`, or list another folder: burnt runs list FOLDER"
         )

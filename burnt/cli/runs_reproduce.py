@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import platform
 import sys
@@ -18,20 +19,15 @@ from burnt.store.schema import DATABASE
 _INSTEAD = "run the program again in another folder, and compare"
 
 
-def run(name: str, out: str | None, as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run a run again, a fork from its parent, and compare; return 0 if every value is equal, else 1.
-
-    Args:
-        name: the run's folder, or its name in ``runs``.
-        out: the folder of the new run, by default RUN-reproduced.
-        as_json: whether to print JSON.
 
     Raises:
         UsageError: there is no such run, it cannot be started again, the new folder exists, or the run is a
             fork of one that is gone.
         RunError: the function trains in another folder.
     """
-    folder = Path(run_folder(name))
+    folder = Path(run_folder(args.run))
     with open_run(str(folder)) as reader:
         document, parent = reader.config() or {}, reader.parent()
     target = StoredTarget.read(folder, document, _INSTEAD)
@@ -42,7 +38,7 @@ def run(name: str, out: str | None, as_json: bool) -> int:
             where=str(folder),
             expected=f"{parent.folder}, from whose step {parent.step} it starts",
         )
-    again = _new_folder(folder, out)
+    again = _new_folder(folder, args.out)
     print(clean(f"{again}: {target.target} with the settings of {folder}"), file=sys.stderr)
     if parent is None:
         target.in_folder(again, resume=False).call()
@@ -54,7 +50,7 @@ def run(name: str, out: str | None, as_json: bool) -> int:
     open_run(str(again)).close()  # raises if the function trained elsewhere
     circumstances = _circumstances(folder, document, again)
     compared, difference = _compare(folder, again)
-    if as_json:
+    if args.json:
         print_json(
             {
                 "run": folder,

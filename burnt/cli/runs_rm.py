@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -12,12 +13,8 @@ from burnt.monitor.format import size_text
 from burnt.store.removal import Removable, examine, remove
 
 
-def run(names: Sequence[str], is_confirmed: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Remove runs; nothing is removed if one of them cannot be.
-
-    Args:
-        names: folders, names in ``runs``, or patterns.
-        is_confirmed: whether to remove them without a question.
 
     Returns:
         0 if they were removed, 1 if the question was answered with no.
@@ -26,8 +23,8 @@ def run(names: Sequence[str], is_confirmed: bool) -> int:
         UsageError: there is no such run, or nobody can be asked.
         RunError: a run is running, cannot be read, or cannot be removed.
     """
-    runs = [examine(folder) for folder in select_runs(names)]
-    if not is_confirmed and not _ask(runs):
+    runs = [examine(folder) for folder in select_runs(args.runs)]
+    if not args.yes and not _ask(runs):
         print("nothing was removed", file=sys.stderr)
         return 1
     for found in runs:

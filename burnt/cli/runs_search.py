@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
 
 from burnt.cli.output import Page, UsageError
 from burnt.cli.runs_list import print_runs
@@ -14,14 +14,8 @@ from burnt.store import find_runs
 from burnt.store.search import parse_query
 
 
-def run(words: Sequence[str], folder: str, paths_only: bool, as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the runs in a folder that match a query, the most recently written first.
-
-    Args:
-        words: the query; see `burnt.store.search`.
-        folder: the folder to search.
-        paths_only: whether to print only the folders, for other commands.
-        as_json: whether to print JSON.
 
     Returns:
         0 if a run matches, otherwise 1, as grep does.
@@ -29,33 +23,33 @@ def run(words: Sequence[str], folder: str, paths_only: bool, as_json: bool) -> i
     Raises:
         UsageError: there is no such folder, or the query cannot be read.
     """
-    if not os.path.isdir(folder):
+    if not os.path.isdir(args.folder):
         raise UsageError(
-            f"there is no folder {folder!r}",
+            f"there is no folder {args.folder!r}",
             where=os.getcwd(),
             hint="burnt runs search QUERY --in FOLDER searches another folder",
         )
     try:
-        query = parse_query(" ".join(words))
+        query = parse_query(" ".join(args.query))
     except QueryError as error:
         raise UsageError(
             error.what, where=error.where, expected=error.expected, found=error.found, hint=error.hint
         ) from None
-    library = RunLibrary([folder])
+    library = RunLibrary([args.folder])
     library.refresh(rescan=True)
     all_facts = [(view, view.facts()) for view in library.views]
     matching = {view.folder for view, facts in all_facts if query.matches(facts)}
     library.close()
     # find_runs sorts by the time of the last write; the library sorts by age.
-    folders = [found for found in find_runs(folder) if found in matching]
-    if as_json or (folders and not paths_only):
-        print_runs(folders, as_json)
-    elif paths_only:
+    folders = [found for found in find_runs(args.folder) if found in matching]
+    if args.json or (folders and not args.paths):
+        print_runs(folders, args.json)
+    elif args.paths:
         # Other programs take the names as they are.
         names = [clean(str(path)) if sys.stdout.isatty() else str(path) for path in folders]
         print("".join(f"{name}\n" for name in names), end="")
     else:
-        Page().line(f"none of the {len(all_facts)} runs in {folder} matches")
+        Page().line(f"none of the {len(all_facts)} runs in {args.folder} matches")
     unknown = query.unknown_key(facts for _, facts in all_facts)
     if unknown is not None:
         key, guess = unknown

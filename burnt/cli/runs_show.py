@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -43,19 +44,15 @@ class _Checkpoint(NamedTuple):
     values: dict[str, Any]
 
 
-def run(name: str, as_json: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print one run; return the exit code 0.
-
-    Args:
-        name: the run's folder, or its name in ``runs``.
-        as_json: whether to print JSON.
 
     Raises:
         UsageError: there is no such run, or several running runs have that name.
         RunError: the run cannot be read.
     """
-    with open_run(run_folder(name)) as reader:
-        if as_json:
+    with open_run(run_folder(args.run)) as reader:
+        if args.json:
             print_json(_run_json(reader))
         else:
             _print_run(reader)

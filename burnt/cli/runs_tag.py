@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 
 from burnt.cli.output import UsageError, print_json
 from burnt.cli.runs_select import select_runs
@@ -12,17 +12,14 @@ from burnt.store.control import check
 from burnt.store.tags import add_note, change_tags, check_tag, read_tags
 
 
-def tag(words: Sequence[str], as_json: bool) -> int:
+def tag(args: argparse.Namespace) -> int:
     """Add and remove tags of runs, and print the tags that they have then; return the exit code 0.
-
-    Args:
-        words: runs, then ``+tag`` and ``-tag``; without tags, those of the runs are printed.
-        as_json: whether to print JSON.
 
     Raises:
         UsageError: a tag is not valid, or there is no such run.
         RunError: a run's folder cannot be written.
     """
+    words = args.words
     words = [word.strip() for word in words]
     names = [word for word in words if word[:1] not in ("+", "-")]
     add = [word[1:] for word in words if word.startswith("+")]
@@ -41,7 +38,7 @@ def tag(words: Sequence[str], as_json: bool) -> int:
         folder: change_tags(folder, add, remove) if changes else read_tags(folder)
         for folder in select_runs(names)
     }
-    if as_json:
+    if args.json:
         print_json([{"folder": folder, "tags": found} for folder, found in tags.items()])
     else:
         for folder, found in tags.items():
@@ -49,22 +46,18 @@ def tag(words: Sequence[str], as_json: bool) -> int:
     return 0
 
 
-def note(name: str, words: Sequence[str]) -> int:
+def note(args: argparse.Namespace) -> int:
     """Add a note to a run, which may be running or have ended; return the exit code 0.
-
-    Args:
-        name: the run's folder, or its name in ``runs``.
-        words: the text.
 
     Raises:
         UsageError: the text is empty or too long, or there is no such run.
         RunError: the run cannot be read or written.
     """
     try:
-        text = str(check("note", " ".join(words)))
+        text = str(check("note", " ".join(args.text)))
     except RunError as error:
         raise UsageError(error.what, expected=error.expected, found=error.found) from None
-    (folder,) = select_runs([name])
+    (folder,) = select_runs([args.run])
     with open_run(folder) as reader:
         progress = reader.progress()
     step = None if progress is None else progress.step

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnt.cli.output import Page, UsageError
-from burnt.cli.run_model import RunArguments, RunModel, load_run_model
+from burnt.cli.run_model import load_run_model
 from burnt.errors import clean
 from burnt.monitor.format import size_text
-from burnt.serve.onnx_model import OnnxModel
-from burnt.serve.process import listen, serve
-from burnt.serve.service import Settings
+from burnt.serve.packages import require_packages
 
 if TYPE_CHECKING:
     from burnt.serve.servable import Servable
+    from burnt.serve.service import Settings
 
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -33,9 +32,6 @@ _KEY_VARIABLE = "BURNT_API_KEY"
 def run(args: argparse.Namespace) -> int:
     """Serve models until SIGTERM or Ctrl-C, or write a folder for a container image.
 
-    Args:
-        args: what `burnt.cli` parsed.
-
     Returns:
         The exit code 0.
 
@@ -43,6 +39,9 @@ def run(args: argparse.Namespace) -> int:
         UsageError: an argument is wrong, or there is no such run.
         BurntError: a model cannot be loaded, the port is in use, a package is missing.
     """
+    require_packages()  # before what imports them
+    from burnt.serve.process import listen, serve
+
     settings = _settings(args)
     sources = _named_sources(args.models)
     if (args.model or args.example) and len(sources) > 1:
@@ -65,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
+    from burnt.serve.service import Settings
+
     for option in ("max_batch", "queue", "timeout", "max_body", "drain"):
         value = getattr(args, option)
         if not value > 0:
@@ -80,7 +81,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         drain=args.drain,
         reload=_RELOAD if args.reload else None,
         api_key=None if key is None else key.strip(),
-        allowed_hosts=args.allowed_host or (),
+        allowed_hosts=args.allowed_host,
     )
 
 
@@ -113,16 +114,14 @@ def _is_file(source: str) -> bool:
     return source.endswith(".onnx")
 
 
-def _load_run(source: str, args: argparse.Namespace) -> RunModel:
-    return load_run_model(RunArguments(source, args.checkpoint, args.model, args.example or ()))
-
-
 def _load(source: str, args: argparse.Namespace) -> Servable:
+    from burnt.serve import run_model
+    from burnt.serve.onnx_model import OnnxModel
+
     if _is_file(source):
         return OnnxModel(source)
-    from burnt.serve import run_model
 
-    loaded = _load_run(source, args)
+    loaded = load_run_model(args, source)
     return run_model.RunModel(
         loaded.model, loaded.signature, loaded.classes, loaded.folder, loaded.checkpoint, args.checkpoint
     )
@@ -130,6 +129,7 @@ def _load(source: str, args: argparse.Namespace) -> Servable:
 
 def _write_container(args: argparse.Namespace, sources: Mapping[str, str]) -> int:
     from burnt.serve.container import write_container
+    from burnt.serve.onnx_model import OnnxModel
 
     folder = Path(args.container)
     files = {}
@@ -140,14 +140,14 @@ def _write_container(args: argparse.Namespace, sources: Mapping[str, str]) -> in
             else:
                 from burnt import onnx
 
-                loaded = _load_run(source, args)
+                loaded = load_run_model(args, source)
                 files[name] = Path(exported) / f"{name}.onnx"
                 onnx.export(loaded.model, loaded.signature, files[name], metadata=loaded.metadata)
         settings = ("max_batch", "queue", "timeout", "max_body", "drain")
         options = []
         for name in settings:
             options += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-        for host in args.allowed_host or ():
+        for host in args.allowed_host:
             options += ["--allowed-host", host]
         command = write_container(folder, files, options, args.port or 8000)
     page = Page()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from burnt.cli import show_onnx
+from burnt.cli import show_check, show_onnx
 from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar
 from burnt.errors import ConfigError, quantity
 from burnt.monitor.format import size_text
@@ -27,42 +28,34 @@ from burnt.train.format import value_text
 _LONGEST_METADATA = 200  # characters of a value; --json has all
 
 
-def run(
-    path: str,
-    only: Sequence[str],
-    with_values: bool,
-    as_json: bool,
-    max_constant_bytes: int | None = None,
-) -> int:
-    """Print what a file or folder of weights holds.
-
-    Args:
-        path: the file or folder.
-        only: patterns on names of tensors; none prints all.
-        with_values: whether to read the values and print statistics of them.
-        as_json: whether to print JSON.
-        max_constant_bytes: of an ONNX model, as of `burnt.onnx.load`.
+def run(args: argparse.Namespace) -> int:
+    """Print what a file or folder of weights holds, or an ONNX model; with ``--check`` whether it is damaged.
 
     Returns:
-        The exit code 0.
+        The exit code 0; with ``--check`` 1 if something is damaged.
 
     Raises:
         UsageError: there is no such file, it is the folder of a run, or an option does not fit an ONNX model.
         RecordError: the file is damaged, unsafe or of no known format, or a pattern matches nothing.
     """
+    path = args.file
+    if args.check:
+        if args.only or args.values:
+            raise UsageError("--check reads all values, and shows none", found="--only or --values")
+        return show_check.run(path, args.json)
     check_source(path)
     if path.endswith(".onnx") and os.path.isfile(path):
-        if only or with_values:
+        if args.only or args.values:
             raise UsageError("--only and --values are for files of weights", found=path)
-        return show_onnx.run(path, as_json, max_constant_bytes)
+        return show_onnx.run(path, args.json, args.max_constant_bytes)
     with ExitStack() as stack:
         source = open_source(path, stack)
         names = [*source.tensors, *source.record.aliases]
-        selection = Selection(list(only) or None, None)
+        selection = Selection(args.only or None, None)
         selection.check([], names)
         tensors = {name: stored for name, stored in source.tensors.items() if selection.takes(name)}
-        statistics = _statistics(tensors) if with_values else {}
-        if as_json:
+        statistics = _statistics(tensors) if args.values else {}
+        if args.json:
             print_json(_json(path, source, tensors, selection, statistics))
         else:
             _print(path, source, tensors, selection, statistics)

@@ -5,6 +5,7 @@ Errors in the command line are `UsageError`s. Errors in the user's code keep the
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib
 import inspect
@@ -26,15 +27,8 @@ _MAX_FILES = 2000
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
-def run(target: str, overrides: Sequence[str], config_file: str | None, show: bool) -> int:
+def run(args: argparse.Namespace) -> int:
     """Call a training function with its configuration.
-
-    Args:
-        target: ``"module:function"`` or ``"path/file.py:function"``.
-        overrides: ``"key=value"`` assignments.
-        config_file: a file written by `Config.save`, or a run's folder or ``config.json``; None starts from
-            the defaults.
-        show: whether to print the configuration instead of training.
 
     Returns:
         The exit code 0.
@@ -42,16 +36,23 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     Raises:
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.
     """
-    function = find_function(target)
-    config = _build_config(config_class(function, target), config_file, overrides)
-    if show:
+    choose_monitor(args)
+    function = find_function(args.target)
+    config = _build_config(config_class(function, args.target), args.config, args.overrides)
+    if args.show:
         print(config.to_json())
     else:
         from burnt.train.code.source import started_by
 
-        with started_by(target, overrides, config):
+        with started_by(args.target, args.overrides, config):
             function(config)
     return 0
+
+
+def choose_monitor(args: argparse.Namespace) -> None:
+    """Show progress as ``--monitor`` says, unless the function sets it."""
+    if args.monitor is not None:
+        os.environ["BURNT_MONITOR"] = args.monitor
 
 
 def configured(target: str, overrides: Sequence[str], config_file: str | None = None) -> Callable[[], object]:
@@ -60,7 +61,8 @@ def configured(target: str, overrides: Sequence[str], config_file: str | None = 
     Args:
         target: ``"module:function"`` or ``"path/file.py:function"``.
         overrides: ``"key=value"`` assignments.
-        config_file: as in `run`.
+        config_file: a file written by `Config.save`, or a run's folder or ``config.json``; None starts from
+            the defaults.
 
     Raises:
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 import time
@@ -18,26 +19,8 @@ from burnt.monitor.format import age_text
 from burnt.swapping import kept
 
 
-def run(
-    names: Sequence[str],
-    device: str,
-    full: bool,
-    as_json: bool,
-    dtypes: Sequence[str] = (),
-    seconds: float = math.inf,
-    modules: Sequence[str] = (),
-) -> int:
+def run(args: argparse.Namespace) -> int:
     """Measure ops at their example sizes, without and with gradients, and print the results.
-
-    Args:
-        names: names of ops; empty means all.
-        device: a torch device.
-        full: whether to measure all configurations, and each for longer.
-        as_json: whether to print the rows as JSON.
-        dtypes: dtypes of floating-point examples; empty keeps their own.
-        seconds: time limit after which no example is started. Each op gets an equal share of the remaining
-            time; time that ops do not use goes to the skipped examples, in the same order.
-        modules: names or files of modules that register further ops.
 
     Returns:
         The exit code: 1 if an op could not be measured at all.
@@ -48,10 +31,10 @@ def run(
     """
     from burnt.kernels import OPS
 
-    if not seconds >= 0:
-        raise UsageError(f"--seconds {seconds:g} is not a valid time", expected="0 or more")
-    modules_without_ops = [module for module in modules if not _import_ops(module)]
-    for name in names:
+    if not args.seconds >= 0:
+        raise UsageError(f"--seconds {args.seconds:g} is not a valid time", expected="0 or more")
+    modules_without_ops = [module for module in args.modules if not _import_ops(module)]
+    for name in args.ops:
         if name not in OPS:
             close = nearest(name, OPS)
             raise UsageError(
@@ -67,17 +50,17 @@ def run(
                 f"the op {name} has no examples to measure",
                 hint=f"add @kernels.op(examples=lambda device: [...]) with tuples of arguments for {name}",
             )
-    target_device = _parse_device(device)
+    target_device = _parse_device(args.device)
     if target_device.type == "meta":
         raise UsageError("the device meta cannot be measured", expected="cpu, cuda, mps")
-    dtypes_to_measure = [_parse_dtype(name) for name in dtypes] or [None]
+    dtypes_to_measure = [_parse_dtype(name) for name in args.dtype] or [None]
     database = TuningDatabase()
     _set_aside_if_damaged(database)
     rows: list[Row] = []
     problems: list[str] = []
     ops_without_examples: list[str] = []
-    deadline = time.monotonic() + seconds
-    remaining = [op for op in ([OPS[name] for name in names] if names else OPS.values()) if op.examples]
+    deadline = time.monotonic() + args.seconds
+    remaining = [op for op in ([OPS[name] for name in args.ops] if args.ops else OPS.values()) if op.examples]
     num_measured = dict.fromkeys((op.name for op in remaining), 0)
     while remaining:
         next_round = []
@@ -94,13 +77,15 @@ def run(
                 continue
             ops_without_examples += [] if examples else [op.name]
             num_before = num_measured[op.name]
-            for args, dtype in [(args, dtype) for args in examples for dtype in dtypes_to_measure][
+            for example, dtype in [(example, dtype) for example in examples for dtype in dtypes_to_measure][
                 num_before:
             ]:
                 if num_measured[op.name] > num_before and time.monotonic() >= op_deadline:
                     next_round.append(op)
                     break
-                new_rows, problem = _measure_example(op, args, dtype, "full" if full else "quick", database)
+                new_rows, problem = _measure_example(
+                    op, example, dtype, "full" if args.full else "quick", database
+                )
                 num_measured[op.name] += 1
                 rows += new_rows
                 problems += [problem] if problem is not None else []
@@ -109,7 +94,7 @@ def run(
         if time.monotonic() >= deadline:
             break
     skipped = [op.name for op in remaining]
-    if as_json:
+    if args.json:
         print_json([row._asdict() for row in rows])
     else:
         why_none = (
@@ -261,27 +246,27 @@ def _set_aside_if_damaged(database: TuningDatabase) -> None:
             raise
 
 
-def show(name: str | None, as_json: bool) -> int:
+def show(args: argparse.Namespace) -> int:
     """Print the measurements, or those of one op; rows measured with outdated sources are marked.
 
     Raises:
         UsageError: there is no such op.
     """
     all_rows = TuningDatabase().rows()
-    _check_op_name(name, all_rows)
-    rows = [row for row in all_rows if name is None or row.op == name]
+    _check_op_name(args.op, all_rows)
+    rows = [row for row in all_rows if args.op is None or row.op == args.op]
     stale = _stale_keys(rows)
-    if as_json:
+    if args.json:
         print_json([row._asdict() | {"old": row.key in stale} for row in rows])
     elif rows:
         _print_rows(rows, stale)
     else:
         page = Page()
-        page.line(f"no measurements{'' if name is None else f' of {name}'} yet")
+        page.line(f"no measurements{'' if args.op is None else f' of {args.op}'} yet")
         page.line(
             "`burnt tune run` measures every op; programs run with BURNT_TUNE=quick measure the ops they call"
         )
-    kept_files = [] if as_json or name is not None else kept.files()
+    kept_files = [] if args.json or args.op is not None else kept.files()
     if kept_files:
         age = age_text(time.time() - kept_files[0].stat().st_mtime)
         of_models = quantity(len(kept_files), "model")
@@ -351,14 +336,8 @@ def _print_rows(rows: Iterable[Row], stale: Collection[str] = ()) -> None:
     Page().table(columns, table, align_right=["ms", "of best", "age"], fold_column="for", droppable=["age"])
 
 
-def export(path: str, name: str | None, device: str | None = None) -> int:
+def export(args: argparse.Namespace) -> int:
     """Write the measurements, or those of one op, as JSON.
-
-    Args:
-        path: the output file.
-        name: name of an op; None means all.
-        device: only measurements on this torch device, or on any device of its type if it is not available
-            here; None means all devices.
 
     Returns:
         The exit code 0.
@@ -366,19 +345,19 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
     Raises:
         UsageError: there is nothing to write, or no such op, device type or folder.
     """
-    if not Path(path).parent.is_dir():
-        raise UsageError(f"the folder {str(Path(path).parent)!r} of {path} does not exist")
+    if not Path(args.file).parent.is_dir():
+        raise UsageError(f"the folder {str(Path(args.file).parent)!r} of {args.file} does not exist")
     all_rows = TuningDatabase().rows()
-    _check_op_name(name, all_rows)
-    rows = [row for row in all_rows if name is None or row.op == name]
-    if device is not None:
-        rows = [row for row in rows if row.machine.startswith(_machine_prefix(device))]
+    _check_op_name(args.op, all_rows)
+    rows = [row for row in all_rows if args.op is None or row.op == args.op]
+    if args.device is not None:
+        rows = [row for row in rows if row.machine.startswith(_machine_prefix(args.device))]
     if not rows:
-        of_op = "" if name is None else f" of {name}"
-        on_device = "" if device is None else f" on {device}"
+        of_op = "" if args.op is None else f" of {args.op}"
+        on_device = "" if args.device is None else f" on {args.device}"
         raise UsageError(f"there are no measurements{of_op}{on_device} yet", hint="burnt tune run")
-    write_table(Path(path), rows)
-    Page().line(f"{quantity(len(rows), 'row')} written to {path}")
+    write_table(Path(args.file), rows)
+    Page().line(f"{quantity(len(rows), 'row')} written to {args.file}")
     return 0
 
 
@@ -400,17 +379,17 @@ def _machine_prefix(device: str) -> str:
     return machine_name(torch_device.type, torch_device.index or 0)
 
 
-def import_rows(path: str) -> int:
+def import_rows(args: argparse.Namespace) -> int:
     """Add the measurements of a JSON file; return the exit code 0."""
-    rows = read_table(Path(path))
+    rows = read_table(Path(args.file))
     database = TuningDatabase()
     _set_aside_if_damaged(database)
     database.add(rows)
-    Page().line(f"{quantity(len(rows), 'row')} added from {path}")
+    Page().line(f"{quantity(len(rows), 'row')} added from {args.file}")
     return 0
 
 
-def clear(name: str | None) -> int:
+def clear(args: argparse.Namespace) -> int:
     """Delete all measurements and the decisions of `burnt.swap`, or the measurements of one op.
 
     A damaged table is renamed. Returns the exit code 0.
@@ -420,8 +399,8 @@ def clear(name: str | None) -> int:
     """
     database = TuningDatabase()
     _set_aside_if_damaged(database)
-    _check_op_name(name, database.rows())
-    Page().line(f"{quantity(database.clear(name), 'row')} deleted")
-    if name is None and (num_models := kept.clear()):
+    _check_op_name(args.op, database.rows())
+    Page().line(f"{quantity(database.clear(args.op), 'row')} deleted")
+    if args.op is None and (num_models := kept.clear()):
         Page().line(f"burnt.swap: decisions for {quantity(num_models, 'model')} deleted")
     return 0

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import burnt
-import burnt.cli.serve as command
 from burnt import nn, optim
 from burnt.cli import main
 from burnt.data import Batch, Loader, TensorDataset
-from burnt.serve import OnnxModel, RunModel
+from burnt.serve import OnnxModel, RunModel, process
 from burnt.train import KeepLast, Learner, StepOutput, SupervisedTraining
 from tests import forked
 from tests.serve import onnx_files
@@ -51,7 +50,7 @@ class Served:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    monkeypatch.setattr(command, "serve", found := Served())
+    monkeypatch.setattr(process, "serve", found := Served())
     return found
 
 

@@ -440,15 +440,15 @@ def test_scales_are_the_only_part_that_size_depends_on(tmp_path):
 
 
 def test_show_names_the_schemes_of_a_file(tmp_path, capsys):
-    from burnt.cli import show
+    from burnt.cli import main
 
     model = quantized("int8", overrides={"5": "int4-block32"})
     record_of(model).save(tmp_path / "m.safetensors")
-    assert show.run(str(tmp_path / "m.safetensors"), [], False, False) == 0
+    assert main(["show", str(tmp_path / "m.safetensors")]) == 0
     assert "quantized  2 layers in int8, 1 layer in int4-block32" in " ".join(
         capsys.readouterr().out.split("\n")
     )
-    show.run(str(tmp_path / "m.safetensors"), [], False, True)
+    main(["show", str(tmp_path / "m.safetensors"), "--json"])
     assert json.loads(capsys.readouterr().out)["quantized"]["5"] == "int4-block32"
 
 

@@ -36,7 +36,7 @@ examples:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a command line; ``call`` of the result runs the command.
+    """Parse a command line; ``home`` of the result says which function runs the command.
 
     Args:
         argv: the arguments after `burnt`; by default those of the process.

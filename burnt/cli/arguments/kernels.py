@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "bench",
         "compare eager mode, torch.compile and burnt.swap",
         _BENCH_EXAMPLES,
-        _bench,
+        "bench",
     )
     bench.add_argument(
         "target", metavar="MODULE:MODEL", help="a model, or a function that returns a model or (model, batch)"
@@ -33,11 +33,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench.add_argument(
         "--input",
         action="append",
+        default=[],
         metavar="SHAPE[:DTYPE[:VALUES]]",
         help="a random input tensor; repeat the option for further arguments",
     )
     bench.add_argument(
-        "--device", action="append", help="a torch device, may be repeated; default: all available"
+        "--device",
+        action="append",
+        default=[],
+        help="a torch device, may be repeated; default: all available",
     )
     bench.add_argument(
         "--seconds",
@@ -56,7 +60,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_json(bench)
     info = add_parser(
-        commands, "info", "show versions, CPU, GPUs and missing packages", "example: burnt info --json", _info
+        commands,
+        "info",
+        "show versions, CPU, GPUs and missing packages",
+        "example: burnt info --json",
+        "info",
     )
     add_json(info)
 
@@ -71,20 +79,24 @@ def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "run",
         "measure ops at their example sizes",
         "example: burnt tune run softmax rms_norm",
-        _tune_run,
+        "tune",
     )
     run.add_argument("ops", nargs="*", metavar="OP", help="names of ops in burnt.kernels, default: all")
     run.add_argument(
         "--import",
         dest="modules",
         action="append",
+        default=[],
         metavar="MODULE",
         help="a module or file that registers further ops",
     )
     run.add_argument("--device", default="cpu", help="a torch device, default: cpu")
     run.add_argument("--full", action="store_true", help="measure all configurations, and each for longer")
     run.add_argument(
-        "--dtype", action="append", help="dtype of floating-point examples, such as bfloat16; may be repeated"
+        "--dtype",
+        action="append",
+        default=[],
+        help="dtype of floating-point examples, such as bfloat16; may be repeated",
     )
     run.add_argument(
         "--seconds",
@@ -93,14 +105,14 @@ def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="time limit for starting examples, divided equally among the ops",
     )
     show = add_parser(
-        actions, "show", "show the measurements", "example: burnt tune show softmax --json", _tune_show
+        actions, "show", "show the measurements", "example: burnt tune show softmax --json", "tune:show"
     )
     export = add_parser(
         actions,
         "export",
         "write the measurements to a JSON file",
         "example: burnt tune export h200.json",
-        _tune_export,
+        "tune:export",
     )
     export.add_argument("file", metavar="FILE")
     export.add_argument("--device", help="only measurements on this device, default: all")
@@ -109,7 +121,7 @@ def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "import",
         "add measurements from another machine",
         "example: burnt tune import h200.json",
-        _tune_import,
+        "tune:import_rows",
     )
     load.add_argument("file", metavar="FILE")
     clear = add_parser(
@@ -117,67 +129,9 @@ def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "clear",
         "delete measurements and the decisions of burnt.swap",
         "example: burnt tune clear softmax",
-        _tune_clear,
+        "tune:clear",
     )
     for command in (show, export, clear):
         command.add_argument("op", nargs="?", metavar="OP", help="only this op")
     for command in (run, show):
         add_json(command)
-
-
-def _tune_run(args: argparse.Namespace) -> int:
-    from burnt.cli import tune
-
-    return tune.run(
-        args.ops,
-        args.device,
-        args.full,
-        args.json,
-        args.dtype or (),
-        args.seconds,
-        args.modules or (),
-    )
-
-
-def _tune_show(args: argparse.Namespace) -> int:
-    from burnt.cli import tune
-
-    return tune.show(args.op, args.json)
-
-
-def _tune_export(args: argparse.Namespace) -> int:
-    from burnt.cli import tune
-
-    return tune.export(args.file, args.op, args.device)
-
-
-def _tune_import(args: argparse.Namespace) -> int:
-    from burnt.cli import tune
-
-    return tune.import_rows(args.file)
-
-
-def _tune_clear(args: argparse.Namespace) -> int:
-    from burnt.cli import tune
-
-    return tune.clear(args.op)
-
-
-def _bench(args: argparse.Namespace) -> int:
-    from burnt.cli import bench
-
-    return bench.run(
-        args.target,
-        args.input or (),
-        args.device or (),
-        args.seconds,
-        args.step,
-        args.report,
-        args.json,
-    )
-
-
-def _info(args: argparse.Namespace) -> int:
-    from burnt.cli import info
-
-    return info.run(args.json)

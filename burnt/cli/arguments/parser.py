@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 RUN_HELP = "the run's folder, or its name in runs/"
 
@@ -13,7 +12,7 @@ def add_parser(
     name: str,
     text: str,
     examples: str,
-    call: Callable[[argparse.Namespace], int] | None = None,
+    home: str | None = None,
 ) -> argparse.ArgumentParser:
     """Add the parser of a command.
 
@@ -22,7 +21,8 @@ def add_parser(
         name: of the command.
         text: what it does, in a line.
         examples: shown below its help.
-        call: runs the command with its arguments and returns the exit code.
+        home: the module of `burnt.cli` whose `run` is the command, or ``"module:function"``; it is imported
+            when the command runs.
     """
     if commands is None:
         new = argparse.ArgumentParser(name, description=text, epilog=examples)
@@ -31,8 +31,8 @@ def add_parser(
         new = commands.add_parser(name, help=text, description=description, epilog=examples)
     new.formatter_class = argparse.RawDescriptionHelpFormatter
     new.allow_abbrev = False
-    if call is not None:
-        new.set_defaults(call=call)
+    if home is not None:
+        new.set_defaults(home=home)
     return new
 
 

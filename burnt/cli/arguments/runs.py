@@ -74,7 +74,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "monitor",
         "watch, compare and control runs in a full-screen app",
         _MONITOR_EXAMPLES,
-        _monitor,
+        "monitor",
     )
     monitor.add_argument(
         "folders",
@@ -98,11 +98,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     of_runs = runs.add_subparsers(dest="action", required=True, metavar="COMMAND")
     listing = add_parser(
-        of_runs, "list", "list the runs in a folder", "example: burnt runs list runs --json", _list
+        of_runs, "list", "list the runs in a folder", "example: burnt runs list runs --json", "runs_list"
     )
     listing.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="default: runs")
     show = add_parser(
-        of_runs, "show", "show one run in detail", "example: burnt runs show runs/digits", _show
+        of_runs, "show", "show one run in detail", "example: burnt runs show runs/digits", "runs_show"
     )
     add_run(show)
     export = add_parser(
@@ -110,7 +110,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "export",
         "export a run for other tools",
         "example: burnt runs export runs/digits --format jsonl --follow",
-        _export,
+        "runs_export",
     )
     add_run(export)
     export.add_argument("--format", required=True, choices=["csv", "jsonl", "tensorboard"])
@@ -126,7 +126,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "reproduce",
         "run a run again in a new folder, and compare every value",
         "example: burnt runs reproduce digits",
-        _reproduce,
+        "runs_reproduce",
     )
     add_run(reproduced)
     reproduced.add_argument("--out", metavar="FOLDER", help="the new run's folder, default: RUN-reproduced")
@@ -140,7 +140,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "ctl",
         "control a running training: pause, resume, stop, save, lr, note",
         _CTL_EXAMPLES,
-        _ctl,
+        "ctl",
     )
     add_run(ctl)
     ctl.add_argument("order", metavar="COMMAND", help="pause, resume, stop, save, lr or note")
@@ -160,25 +160,31 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _add_selection(of_runs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers of the commands on several runs."""
     runs_help = "folders, names in runs/, or patterns such as 'digits-*'"
-    compare = add_parser(of_runs, "compare", "show runs side by side", _COMPARE_EXAMPLES, _compare)
+    compare = add_parser(of_runs, "compare", "show runs side by side", _COMPARE_EXAMPLES, "runs_compare")
     compare.add_argument("runs", nargs="+", metavar="RUN", help=runs_help)
     compare.add_argument(
-        "--metric", action="append", metavar="NAME", help="also draw its curves; a pattern; may be repeated"
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also draw its curves; a pattern; may be repeated",
     )
-    search = add_parser(of_runs, "search", "list the runs that a query matches", _SEARCH_EXAMPLES, _search)
+    search = add_parser(
+        of_runs, "search", "list the runs that a query matches", _SEARCH_EXAMPLES, "runs_search"
+    )
     search.add_argument("query", nargs="+", metavar="QUERY", help="terms, as in the examples below")
     search.add_argument(
         "--in", dest="folder", default="runs", metavar="FOLDER", help="the folder to search, default: runs"
     )
     search.add_argument("--paths", action="store_true", help="print only the folders")
-    tag = add_parser(of_runs, "tag", "add tags to runs, or remove them", _TAG_EXAMPLES, _tag)
+    tag = add_parser(of_runs, "tag", "add tags to runs, or remove them", _TAG_EXAMPLES, "runs_tag:tag")
     tag.add_argument("words", nargs="+", metavar="RUN|+TAG|-TAG", help=f"{runs_help}; then the tags")
     note = add_parser(
         of_runs,
         "note",
         "add a note to a run",
         'example: burnt runs note digits "the rate was too high"',
-        _note,
+        "runs_tag:note",
     )
     add_run(note)
     note.add_argument("text", nargs="+", metavar="TEXT", help="the note")
@@ -187,84 +193,9 @@ def _add_selection(of_runs: argparse._SubParsersAction[argparse.ArgumentParser])
         "rm",
         "remove runs that have ended, with their checkpoints",
         "example: burnt runs rm digits-a 'runs/old-*'",
-        _rm,
+        "runs_rm",
     )
     remove.add_argument("runs", nargs="+", metavar="RUN", help=runs_help)
     remove.add_argument("-y", "--yes", action="store_true", help="remove without asking")
     for command in (compare, search, tag):
         add_json(command)
-
-
-def _monitor(args: argparse.Namespace) -> int:
-    from burnt.cli import monitor
-
-    return monitor.run(
-        args.folders,
-        once=args.once,
-        svg=args.svg,
-        as_json=args.json,
-        fps=args.fps,
-        attached=args.attached,
-        pulse=args.pulse,
-        size=args.size,
-    )
-
-
-def _list(args: argparse.Namespace) -> int:
-    from burnt.cli import runs_list
-
-    return runs_list.run(args.folder, args.json)
-
-
-def _show(args: argparse.Namespace) -> int:
-    from burnt.cli import runs_show
-
-    return runs_show.run(args.run, args.json)
-
-
-def _reproduce(args: argparse.Namespace) -> int:
-    from burnt.cli import runs_reproduce
-
-    return runs_reproduce.run(args.run, args.out, args.json)
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from burnt.cli import runs_compare
-
-    return runs_compare.run(args.runs, args.metric or (), args.json)
-
-
-def _search(args: argparse.Namespace) -> int:
-    from burnt.cli import runs_search
-
-    return runs_search.run(args.query, args.folder, args.paths, args.json)
-
-
-def _tag(args: argparse.Namespace) -> int:
-    from burnt.cli import runs_tag
-
-    return runs_tag.tag(args.words, args.json)
-
-
-def _note(args: argparse.Namespace) -> int:
-    from burnt.cli import runs_tag
-
-    return runs_tag.note(args.run, args.text)
-
-
-def _rm(args: argparse.Namespace) -> int:
-    from burnt.cli import runs_rm
-
-    return runs_rm.run(args.runs, args.yes)
-
-
-def _export(args: argparse.Namespace) -> int:
-    from burnt.cli import runs_export
-
-    return runs_export.run(args.run, args.format, args.out, args.follow)
-
-
-def _ctl(args: argparse.Namespace) -> int:
-    from burnt.cli import ctl
-
-    return ctl.run(args.run, args.order, args.value, args.timeout, not args.no_wait)

@@ -107,7 +107,9 @@ stored once. With --dtype float16 or bfloat16, modules with running statistics
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers."""
-    shipped = add_parser(commands, "export", "write a run's model as an ONNX file", _EXPORT_EXAMPLES, _export)
+    shipped = add_parser(
+        commands, "export", "write a run's model as an ONNX file", _EXPORT_EXAMPLES, "export"
+    )
     _add_run_model(shipped)
     shipped.add_argument("-o", "--out", required=True, metavar="FILE", help="the .onnx file to write")
     shipped.add_argument(
@@ -116,6 +118,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     shipped.add_argument(
         "--open-axis",
         action="append",
+        default=[],
         metavar="INPUT:AXIS=NAME",
         help="a further axis of any size, such as tokens:1=length; may be repeated",
     )
@@ -137,7 +140,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_json(shipped)
     imported = add_parser(
-        commands, "import", "write an ONNX model as a Python module", _IMPORT_EXAMPLES, _import
+        commands, "import", "write an ONNX model as a Python module", _IMPORT_EXAMPLES, "import_onnx"
     )
     imported.add_argument("file", metavar="FILE", help="the .onnx file")
     imported.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the package to write")
@@ -146,7 +149,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_constant_limit(imported)
     add_json(imported)
     page = add_parser(
-        commands, "page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, _page
+        commands, "page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, "page"
     )
     _add_run_model(page)
     page.add_argument("-o", "--out", required=True, metavar="FILE", help="the .html file to write")
@@ -171,7 +174,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             help="how matrices are stored, default: float32",
         )
 
-    firmware = add_parser(commands, "c", "write a run's model as C for a microcontroller", _C_EXAMPLES, _c)
+    firmware = add_parser(commands, "c", "write a run's model as C for a microcontroller", _C_EXAMPLES, "c")
     _add_run_model(firmware)
     firmware.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the folder to write to")
     firmware.add_argument("--name", help="the C function, default: model")
@@ -195,6 +198,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--example",
         action="append",
+        default=[],
         metavar="SHAPE[:DTYPE[:VALUES]]",
         help="an input of the model, batch axis first, for runs that do not know it; repeat for further ones",
     )
@@ -202,7 +206,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parser of `burnt serve`."""
-    serve = add_parser(commands, "serve", "serve models over HTTP, in batches", _SERVE_EXAMPLES, _serve)
+    serve = add_parser(commands, "serve", "serve models over HTTP, in batches", _SERVE_EXAMPLES, "serve")
     serve.add_argument(
         "models",
         nargs="+",
@@ -213,6 +217,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     serve.add_argument(
         "--allowed-host",
         action="append",
+        default=[],
         metavar="NAME",
         help="answer requests for this name only, in their Host header; repeat for further ones",
     )
@@ -252,7 +257,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers of `burnt show` and `burnt convert`."""
-    show = add_parser(commands, "show", "show a file of weights or an ONNX model", _SHOW_EXAMPLES, _show)
+    show = add_parser(commands, "show", "show a file of weights or an ONNX model", _SHOW_EXAMPLES, "show")
     show.add_argument("file", metavar="FILE", help="a file or folder of weights, or an ONNX model")
     show.add_argument(
         "--check",
@@ -264,7 +269,7 @@ def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     _add_constant_limit(show)
     convert = add_parser(
-        commands, "convert", "write weights in another format or dtype", _CONVERT_EXAMPLES, _convert
+        commands, "convert", "write weights in another format or dtype", _CONVERT_EXAMPLES, "convert"
     )
     convert.add_argument("source", metavar="SOURCE", help="a file or folder of weights")
     convert.add_argument("target", metavar="TARGET", help="the file to write, or a folder")
@@ -273,15 +278,21 @@ def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command.add_argument(
             "--only",
             action="append",
+            default=[],
             metavar="PATTERN",
             help="only tensors of these names or in these modules; may be repeated",
         )
     convert.add_argument(
-        "--skip", action="append", metavar="PATTERN", help="leave these tensors out; may be repeated"
+        "--skip",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="leave these tensors out; may be repeated",
     )
     convert.add_argument(
         "--rename",
         action="append",
+        default=[],
         metavar="REGEX=REPLACEMENT",
         help="change names, in the order given; before --only and --skip",
     )
@@ -291,7 +302,7 @@ def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="convert floating-point tensors",
     )
     convert.add_argument(
-        "--keep", action="append", metavar="PATTERN", help="tensors that --dtype does not convert"
+        "--keep", action="append", default=[], metavar="PATTERN", help="tensors that --dtype does not convert"
     )
     convert.add_argument(
         "--shard", metavar="SIZE", help="the largest file in a folder, such as 2GB; default: 5GB"
@@ -301,7 +312,7 @@ def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     quantize = add_parser(
-        commands, "quantize", "write a model with quantized weights", _QUANTIZE_EXAMPLES, _quantize
+        commands, "quantize", "write a model with quantized weights", _QUANTIZE_EXAMPLES, "quantize"
     )
     quantize.add_argument("source", metavar="RUN|FILE", help=f"{RUN_HELP}, or a file of weights")
     quantize.add_argument("--scheme", default="int8", metavar="SCHEME", help="default: int8")
@@ -313,11 +324,12 @@ def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     add_model(quantize)
     for option, text in (("only", "quantize these layers alone"), ("skip", "leave these layers as they are")):
         quantize.add_argument(
-            f"--{option}", action="append", metavar="PATTERN", help=f"{text}; may be repeated"
+            f"--{option}", action="append", default=[], metavar="PATTERN", help=f"{text}; may be repeated"
         )
     quantize.add_argument(
         "--override",
         action="append",
+        default=[],
         metavar="PATTERN=SCHEME",
         help="another scheme for these layers; may be repeated, the first match counts",
     )
@@ -345,21 +357,6 @@ def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     add_json(quantize)
 
 
-def _export(args: argparse.Namespace) -> int:
-    from burnt.cli import export, run_model
-
-    given = export.ExportArguments(
-        args.out,
-        args.batch,
-        args.open_axis or (),
-        args.opset,
-        args.weights,
-        not args.no_fold,
-        args.tolerance,
-    )
-    return export.run(run_model.arguments(args), given, args.json)
-
-
 def _add_constant_limit(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--max-constant-bytes",
@@ -367,95 +364,3 @@ def _add_constant_limit(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="limit of the constants that an ONNX model makes, default: 16 times the file, at least 64 MiB",
     )
-
-
-def _import(args: argparse.Namespace) -> int:
-    from burnt.cli import import_onnx
-
-    return import_onnx.run(args.file, args.out, args.name, args.force, args.json, args.max_constant_bytes)
-
-
-def _page(args: argparse.Namespace) -> int:
-    from burnt.cli import page, run_model
-
-    page_given = page.PageArguments(
-        args.out,
-        args.weights,
-        args.title,
-        args.classes,
-        args.fields,
-        args.table,
-        args.onnxruntime_web,
-    )
-    return page.run(run_model.arguments(args), page_given)
-
-
-def _c(args: argparse.Namespace) -> int:
-    from burnt.cli import c, run_model
-
-    return c.run(run_model.arguments(args), args.out, args.name, args.ram, args.flash)
-
-
-def _serve(args: argparse.Namespace) -> int:
-    from burnt.serve.packages import require_packages
-
-    require_packages()  # before what imports them
-    from burnt.cli import serve
-
-    return serve.run(args)
-
-
-def _quantize(args: argparse.Namespace) -> int:
-    from burnt.cli import quantize
-
-    settings = {
-        name: value
-        for name in ("weights", "activations", "smooth", "bound")
-        if (value := getattr(args, name)) is not None
-    }
-    given = quantize.QuantizeArguments(
-        args.source,
-        args.scheme,
-        args.data,
-        args.batches,
-        args.batch_size,
-        args.checkpoint,
-        args.model,
-        args.only or (),
-        args.skip or (),
-        args.override or (),
-        settings,
-        args.device,
-        args.out,
-        args.plot,
-        args.force,
-    )
-    return quantize.run(given, args.json)
-
-
-def _show(args: argparse.Namespace) -> int:
-    from burnt.cli import show, show_check
-    from burnt.cli.output import UsageError
-
-    if args.check:
-        if args.only or args.values:
-            raise UsageError("--check reads all values, and shows none", found="--only or --values")
-        return show_check.run(args.file, args.json)
-    return show.run(args.file, args.only or (), args.values, args.json, args.max_constant_bytes)
-
-
-def _convert(args: argparse.Namespace) -> int:
-    from burnt.cli import convert
-
-    given = convert.ConvertArguments(
-        args.source,
-        args.target,
-        args.dtype,
-        args.keep or (),
-        args.only or (),
-        args.skip or (),
-        args.rename or (),
-        args.shard,
-        args.force,
-    )
-    return convert.run(given, args.json)

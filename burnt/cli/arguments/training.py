@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from burnt.cli.arguments.parser import add_json, add_model, add_parser, add_run, add_trust
 
@@ -70,7 +69,7 @@ that returns one; it may take the run's Config. The code is imported. With
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers."""
     train = add_parser(
-        commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES, _train
+        commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES, "train"
     )
     train.add_argument(
         "target",
@@ -96,7 +95,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_monitor_choice(train)
 
     replay = add_parser(
-        commands, "replay", "run a step of a run again and look into it", _REPLAY_EXAMPLES, _replay
+        commands, "replay", "run a step of a run again and look into it", _REPLAY_EXAMPLES, "replay"
     )
     add_run(replay)
     replay.add_argument(
@@ -111,7 +110,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_json(replay)
 
     fork = add_parser(
-        commands, "fork", "start a run at a step of another one, with changes", _FORK_EXAMPLES, _fork
+        commands, "fork", "start a run at a step of another one, with changes", _FORK_EXAMPLES, "fork"
     )
     fork.add_argument(
         "point", metavar="RUN@STEP", help="the run's folder, or its name in runs/, and the step"
@@ -124,7 +123,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_monitor_choice(fork)
 
     check = add_parser(
-        commands, "check", "check training functions without training", _CHECK_EXAMPLES, _check
+        commands, "check", "check training functions without training", _CHECK_EXAMPLES, "check"
     )
     check.add_argument(
         "words",
@@ -135,7 +134,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_json(check)
 
     evaluate = add_parser(
-        commands, "evaluate", "compute metrics of a run's model on other data", _EVALUATE_EXAMPLES, _evaluate
+        commands, "evaluate", "compute metrics of a run's model on other data", _EVALUATE_EXAMPLES, "evaluate"
     )
     add_run(evaluate)
     evaluate.add_argument("--data", required=True, metavar="MODULE:NAME", help="the data to evaluate on")
@@ -155,6 +154,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def check_train(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Check that `burnt train` was given either a function or a run to go on with."""
     if args.resume is not None:
+        args.home = "resume"
         if args.target is not None and "=" in args.target:  # the first assignment
             args.overrides.insert(0, args.target)
         elif args.target is not None:
@@ -181,52 +181,3 @@ def _add_yes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--yes", action="store_true", help="do not ask, however long it takes to get to the step"
     )
-
-
-def _train(args: argparse.Namespace) -> int:
-    from burnt.cli import train
-
-    if args.monitor is not None:
-        os.environ["BURNT_MONITOR"] = args.monitor
-    if args.resume is not None:
-        from burnt.cli import resume
-
-        return resume.run(args.resume, args.overrides, args.show)
-    return train.run(args.target, args.overrides, args.config, args.show)
-
-
-def _replay(args: argparse.Namespace) -> int:
-    from burnt.cli import replay
-
-    return replay.run(args.run, args.step, args.pdb, args.yes, args.json)
-
-
-def _fork(args: argparse.Namespace) -> int:
-    from burnt.cli import fork
-
-    if args.monitor is not None:
-        os.environ["BURNT_MONITOR"] = args.monitor
-    return fork.run(args.point, args.overrides, args.yes)
-
-
-def _check(args: argparse.Namespace) -> int:
-    from burnt.cli import check
-
-    return check.run(args.words, args.json)
-
-
-def _evaluate(args: argparse.Namespace) -> int:
-    from burnt.cli import evaluate
-
-    of_run = evaluate.EvaluateArguments(
-        args.run,
-        args.data,
-        args.checkpoint,
-        args.metrics,
-        args.step,
-        args.model,
-        args.batch_size,
-        args.device,
-        args.record,
-    )
-    return evaluate.run(of_run, args.json)
