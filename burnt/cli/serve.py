@@ -81,7 +81,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         drain=args.drain,
         reload=_RELOAD if args.reload else None,
         api_key=None if key is None else key.strip(),
-        allowed_hosts=args.allowed_host,
+        allowed_hosts=tuple(args.allowed_host),
     )
 
 

@@ -85,7 +85,7 @@ def test_settings_of_options_and_environment(
     assert "everybody who reaches 0.0.0.0 is served: set BURNT_API_KEY" in capsys.readouterr().err
     assert (served.settings.reload, served.settings.allowed_hosts) == (None, ())
     assert main(["serve", "m.onnx", "--port", "0", "--allowed-host", "a", "--allowed-host", "b.c"]) == 0
-    assert served.settings.allowed_hosts == ["a", "b.c"]
+    assert served.settings.allowed_hosts == ("a", "b.c")
 
 
 @pytest.mark.parametrize(
