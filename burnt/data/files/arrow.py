@@ -193,9 +193,10 @@ def _column(
     if not isinstance(_kind(type_), np.dtype):
         raise bad_cell(where(0), name, name_of(kind), f"a column of {type_}")
     values = array.fill_null(pyarrow.scalar(0).cast(array.type)).to_numpy(zero_copy_only=False)
+    if not values.flags.writeable:  # Arrow's own memory
+        values = values.copy()
     if fill is None:
         return Numbers(as_dtype(values, kind, name, where))
-    values = values.copy()
     values[gaps] = 0  # in place of NaN
     cells = as_dtype(values, kind, name, where)
     # By itself: one array of both would round large integers beside a float.

@@ -1,17 +1,10 @@
-"""CSV files as datasets: read once by Python's csv module, held as compact columns.
-
-Python's reader needs no further package, and gives the line of what it cannot read. pandas and pyarrow do not
-for values that do not fit their column.
-"""
+"""CSV files as datasets: read once by pyarrow, held as compact columns."""
 
 from __future__ import annotations
 
 import codecs
-import gc
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +12,18 @@ import torch
 from numpy.typing import NDArray
 
 from burnt._hints import explain_arguments
-from burnt.data.files.csv_column import ColumnReader
+from burnt.data.files.arrow import (
+    column_kinds,
+    distinct_values,
+    find_categories,
+    import_pyarrow,
+    read_entries,
+)
+from burnt.data.files.csv_column import typed_column
 from burnt.data.files.csv_source import CsvFile, place_in
 from burnt.data.files.files import Paths, find_files
 from burnt.data.files.schema import SCALARS, Options, Schema
-from burnt.data.files.table import Column, Numbers, Table, Text, stack
+from burnt.data.files.table import Table
 from burnt.errors import DataError
 
 
@@ -85,8 +85,9 @@ class CsvDataset(Table):
         skip: int = 0,
         encoding: str = "utf-8",
     ) -> None:
+        arrow = import_pyarrow("a CsvDataset")
         files = find_files(path)
-        if delimiter is not None and len(delimiter) != 1:
+        if delimiter is not None and len(delimiter.encode()) != 1:
             raise DataError("delimiter= must be one character", found=repr(delimiter))
         try:
             encoding = codecs.lookup(encoding).name
@@ -94,62 +95,39 @@ class CsvDataset(Table):
         except LookupError:
             raise DataError("encoding= is unknown to Python", found=repr(encoding)) from None
         self._files = [CsvFile(file, delimiter, header, skip, encoding) for file in files]
+        self._rows: NDArray[np.int64] | None = None
+        first = self._files[0]
         schema = Schema.create(
             Options(columns, types, label, categories, missing),
-            self._files[0].names,
-            self._files[0].path,
+            first.names,
+            first.path,
             policies=("error", "nan", "drop"),
             kinds=SCALARS,
         )
+        for given in schema.categories.values():  # which are text here
+            if given is not None:
+                given.index |= {name: number for number, name in enumerate(given.names)}
         for file in self._files[1:]:
-            file.check_columns(schema, self._files[0])
-        with _no_garbage_collection():
-            readers = _read(self._files, schema)
-        table: dict[str, Column] = {name: reader.column(self._files) for name, reader in readers.items()}
-        known = {name: reader.categories for name, reader in readers.items() if reader.categories is not None}
-        absent = sorted({row for reader in readers.values() for row in reader.absent})
-        self._rows: NDArray[np.int64] | None = None
-        if missing == "drop" and absent:
-            self._rows = np.delete(np.arange(sum(file.num_rows for file in self._files)), absent)
+            file.check_columns(schema, first)
+        fields = arrow.concat_tables([file.read(schema.used) for file in self._files])
+        if not fields.num_rows:
+            raise DataError("there are no rows", where=first.path, expected="rows after the header")
+        table = arrow.table(
+            {name: typed_column(fields[name], name, schema, self.place) for name in schema.used}
+        )
+        del fields
+        known = find_categories(
+            schema, lambda column: distinct_values(table[column]), table.num_rows, first.path
+        )
+        if missing == "drop":
+            is_absent = [cells.is_null().to_numpy() for cells in table.columns]
+            self._rows = np.flatnonzero(~np.logical_or.reduce(is_absent))
             if not len(self._rows):
-                raise DataError("every row lacks a value, so that none is left", where=self._files[0].path)
-            table = {name: _rows_of(column, self._rows) for name, column in table.items()}
-        super().__init__(stack(table, schema, self.place), known, schema)
+                raise DataError("every row lacks a value, so that none is left", where=first.path)
+            table = table.take(self._rows)
+        kinds = column_kinds(schema, table.schema, lambda column: table[column].null_count > 0)
+        super().__init__(read_entries(table, schema, kinds, known, self.place), known, schema)
 
     def place(self, index: int) -> str:
         """Return the file and line of an item, ``"houses.csv, line 7"``."""
         return place_in(self._files, index if self._rows is None else int(self._rows[index]))
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Spare the collector the lists of fields, going through which takes 30 % of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _read(files: list[CsvFile], schema: Schema) -> dict[str, ColumnReader]:
-    readers = {name: ColumnReader(name, schema) for name in schema.used}
-    start = 0
-    for file in files:
-        place_of = {name: place for place, name in enumerate(file.names)}
-        places = [(reader, place_of[name]) for name, reader in readers.items()]
-        for rows in file.chunks():
-            for reader, place in places:
-                reader.add(list(map(itemgetter(place), rows)), start, file)
-            start += len(rows)
-    if start == 0:
-        raise DataError("there are no rows", where=files[0].path, expected="rows after the header")
-    return readers
-
-
-def _rows_of(column: Column, rows: NDArray[np.int64]) -> Column:
-    if isinstance(column, Text):
-        return Text.of(column.take(rows))
-    assert isinstance(column, Numbers)
-    return Numbers(column.values[rows])

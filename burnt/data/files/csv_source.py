@@ -1,4 +1,4 @@
-"""CSV files: their dialect, their rows in chunks, and the line of a row or of what cannot be read."""
+"""CSV files: pyarrow parses the fields, Python's csv module says where a row starts and which is damaged."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import gzip
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 from burnt.data.files.schema import Schema, bad_cell, repeated
 from burnt.errors import DataError, quantity
 
-_SAMPLED = 20_000
-_CHUNK = 4000  # rows of a chunk after the first: their fields fit the CPU's cache
+_BLOCK = 1 << 24  # bytes that pyarrow parses at once; no row may be longer
 
 
 class CsvFile:
@@ -29,6 +28,7 @@ class CsvFile:
         self._encoding = "utf-8-sig" if encoding == "utf-8" else encoding
         self._skip = skip
         self._has_header = header is True
+        self._header_lines = 0
         self.num_rows = 0
         self.names = self._read_names(header)
 
@@ -40,7 +40,9 @@ class CsvFile:
         if not isinstance(header, bool):
             names = list(header)
         else:
-            first = next((row for chunk in self._chunks(1, header=False) for row in chunk), None)
+            with self._rows() as reader:
+                first = next(filter(None, reader), None)
+                self._header_lines = reader.line_num if header else 0
             if first is None:
                 raise DataError("the file is empty", where=self.path, expected="a header or rows")
             names = first if header else [f"column_{number}" for number in range(len(first))]
@@ -66,41 +68,75 @@ class CsvFile:
                 found=f"no column {absent[0]!r} in {', '.join(self.names)}",
             )
 
-    def chunks(self) -> Iterator[list[list[str]]]:
-        """Read the file: lists of rows, each with a field for every name.
+    def read(self, columns: list[str]) -> Any:
+        """Return the fields of some columns as text, in a table of pyarrow.
 
         Raises:
             DataError: a row is damaged, or has another number of fields.
         """
-        self.num_rows = 0
+        import pyarrow
+        import pyarrow.csv as arrow_csv
+
+        with self._opened(binary=True) as file:
+            data = file.read()
+        if data.count(b'"') % 2:
+            self._find_damage()  # a quote that is not closed, which pyarrow does not mind
+        text = pyarrow.large_string()
+        try:
+            table = arrow_csv.read_csv(
+                pyarrow.BufferReader(data),
+                arrow_csv.ReadOptions(
+                    column_names=self.names,
+                    skip_rows=self._skip + self._header_lines,
+                    block_size=_BLOCK,
+                    encoding=self._encoding.removesuffix("-sig"),
+                ),
+                arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                arrow_csv.ConvertOptions(column_types=dict.fromkeys(columns, text), include_columns=columns),
+            )
+        except (pyarrow.ArrowException, UnicodeError) as error:
+            self._find_damage()
+            raise DataError("the file cannot be read", where=self.path, found=str(error)) from error
+        self.num_rows = table.num_rows
+        return table
+
+    def _find_damage(self) -> None:
+        """Raise a DataError for the first line that is damaged or has another number of fields."""
         expected = len(self.names)
-        for rows in self._chunks(_SAMPLED, self._has_header):
-            lengths = set(map(len, rows))
-            if lengths - {expected}:
-                number, row = next((n, row) for n, row in enumerate(rows) if len(row) != expected)
+        for line, fields in self._numbered_rows():
+            if len(fields) != expected:
                 raise bad_cell(
-                    self.place(self.num_rows + number),
+                    f"{self.path}, line {line}",
                     None,
                     f"{quantity(expected, 'field')}: {', '.join(self.names)}",
-                    f"{quantity(len(row), 'field')}: {self._delimiter.join(row)}",
-                    "is delimiter= right? A field that contains it needs quotes" if len(row) == 1 else None,
+                    f"{quantity(len(fields), 'field')}: {self._delimiter.join(fields)}",
+                    "is delimiter= right? A field that contains it needs quotes"
+                    if len(fields) == 1
+                    else None,
                 )
-            yield rows
-            self.num_rows += len(rows)
 
-    def _chunks(self, size: int, header: bool) -> Iterator[list[list[str]]]:
-        with self._reading() as reader:
-            if header:
+    def place(self, row: int) -> str:
+        """Return the file and the line where a row starts, found by reading the file up to it."""
+        line, _ = next(itertools.islice(self._numbered_rows(), row, None))
+        return f"{self.path}, line {line}"
+
+    def _numbered_rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Iterate over the rows that are not empty, each after the number of the line where it starts."""
+        with self._rows() as reader:
+            if self._has_header:
                 next(filter(None, reader), None)
-            while rows := list(itertools.islice(reader, size)):
-                yield rows if all(rows) else list(filter(None, rows))  # without empty lines
-                size = _CHUNK
+            line = self._skip + reader.line_num + 1
+            for fields in reader:
+                if fields:
+                    yield line, fields
+                line = self._skip + reader.line_num + 1
 
     @contextmanager
-    def _reading(self) -> Iterator[Any]:
+    def _rows(self) -> Iterator[Any]:
+        """The rows after those skipped, as Python reads them; errors of reading name the line."""
         reader = None
         try:
-            with _unlimited_fields(), self._open() as file:
+            with _unlimited_fields(), self._opened() as file:
                 for _ in itertools.islice(file, self._skip):
                     pass
                 reader = csv.reader(file, delimiter=self._delimiter, strict=True)
@@ -111,19 +147,25 @@ class CsvFile:
             line = self._skip + (reader.line_num if reader is not None else 0)
             what = "a quote is not closed" if "end of data" in str(error) else str(error)
             raise bad_cell(f"{self.path}, line {line}", None, "fields of CSV", what) from None
+
+    @contextmanager
+    def _opened(self, binary: bool = False) -> Iterator[Any]:
+        open_file: Any = gzip.open if self.path.endswith(".gz") else open
+        try:
+            with (
+                open_file(self.path, "rb")
+                if binary
+                else open_file(self.path, "rt", encoding=self._encoding, newline="") as file
+            ):
+                yield file
         except (OSError, EOFError) as error:
             raise DataError("the file cannot be read", where=self.path, found=str(error)) from error
-
-    def _open(self) -> TextIO:
-        if self.path.endswith(".gz"):
-            return gzip.open(self.path, "rt", encoding=self._encoding, newline="")
-        return open(self.path, encoding=self._encoding, newline="")
 
     def _bad_encoding(self, error: UnicodeDecodeError) -> DataError:
         """Return the error for bytes that are not text, with their line, which `error` lacks."""
         decoder = codecs.getincrementaldecoder(self._encoding)()
         line = 0
-        with gzip.open(self.path) if self.path.endswith(".gz") else open(self.path, "rb") as file:
+        with self._opened(binary=True) as file:
             for data in file:
                 line += 1
                 try:
@@ -138,19 +180,6 @@ class CsvFile:
             f"bytes {error.object[error.start : error.end].hex(' ')}",
             "encoding= names another encoding, such as 'latin-1' or 'utf-16'",
         )
-
-    def place(self, row: int) -> str:
-        """Return the file and the line where a row starts, found by reading the file up to it."""
-        with self._reading() as reader:
-            row += self._has_header
-            line = 1
-            for fields in reader:
-                if fields:
-                    if row == 0:
-                        break
-                    row -= 1
-                line = reader.line_num + 1
-        return f"{self.path}, line {self._skip + line}"
 
 
 @contextmanager
