@@ -13,7 +13,7 @@ from pathlib import Path
 from burnt._json import parse_json
 from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar
 from burnt.errors import BurntError, RecordError, quantity
-from burnt.record.formats.files import open_safetensors
+from burnt.record.formats.safetensors_file import open_safetensors
 from burnt.record.sources import open_source
 from burnt.store.schema import DATABASE, check_schema, connect
 from burnt.train.checkpoints.checkpoint import MODEL_FILE, TRAINING_FILE, Checkpoints, model_file

@@ -25,11 +25,11 @@ from burnt.data.files.text_folder import TextFolder
 from burnt.data.limit import LimitedLoader, RepeatedLoader
 from burnt.data.loading.buckets import Buckets
 from burnt.data.loading.iterable_loader import IterableLoader, as_loader
-from burnt.data.loading.lanes import Shards
 from burnt.data.loading.loader import EpochLoader, Loader, ResumableIterator, ResumableLoader
 from burnt.data.loading.pack import Pack, segment_mask, segment_starts
 from burnt.data.loading.pad import Pad
 from burnt.data.loading.samplers import ClassBalanced, Sampler, SubsetSampler, TorchSampler, WeightedSampler
+from burnt.data.loading.shard_reader import Shards
 from burnt.data.loading.stream import StreamLoader
 from burnt.data.operations import cache, chunks, concat, filter, map, sample, select, shuffle, split, windows
 from burnt.data.standard.ag_news import AgNews

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from burnt.data.batch import Batch
-from burnt.data.files.files import Handle
+from burnt.data.files.opening import Handle
 from burnt.errors import DataError
 
 _APPLICATION_ID = 0x6275726E  # "burn": tells the file from other SQLite files

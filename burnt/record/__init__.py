@@ -1,6 +1,6 @@
 """Records: the tensors and metadata of a module, the files that store them, and weights from other programs.
 
-`record` has `Record`, and creates it from a module; `files` reads and writes safetensors files. `loading` has
+`record` has `Record`, and creates it from a module; `safetensors_file` reads and writes files. `loading` has
 `load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file`, `npz_file`
 and `burnpack_file` (with `cbor`) read the other formats. `layout` maps the names and arrangements of other
 programs to those of a model, and makes `arranged` tensors of the stored ones; `layouts` has those of Burn,
@@ -15,7 +15,7 @@ from burnt.record import layouts
 from burnt.record.arranging.layout import Drop, Join, Keep, Layout, Rename, Split, Step
 from burnt.record.arranging.wrappers import without_wrappers
 from burnt.record.converting import ConvertReport, convert_weights
-from burnt.record.formats.files import read_document, read_tensors, write_tensors
+from burnt.record.formats.safetensors_file import read_document, read_tensors, write_tensors
 from burnt.record.loading import ABSENT, Renumber, equal_as_json, load_into, load_weights, static_differences
 from burnt.record.record import (
     FORMAT,

@@ -16,8 +16,8 @@ from torch import Tensor
 from burnt.errors import RecordError, nearest, quantity
 from burnt.record.arranging.quantized import renamed_layers, scale_paths, with_weight_dtype
 from burnt.record.casting import DTYPES, can_overflow, cast_tensors
-from burnt.record.formats.files import check_dense
 from burnt.record.formats.folder import SHARD_BYTES, find_weights, write_folder
+from burnt.record.formats.safetensors_file import check_dense
 from burnt.record.loading import RenameStep, Selection, rename_tensors, strip_prefixes
 from burnt.record.record import Record
 from burnt.record.source import Source

@@ -20,8 +20,8 @@ from burnt.record.arranging.quantized import quantized_layers, scale_paths, with
 from burnt.record.arranging.wrappers import without_wrappers
 from burnt.record.casting import cast_tensors
 from burnt.record.formats.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write_burnpack
-from burnt.record.formats.files import check_dense, read_tensors, with_document, write_stored
 from burnt.record.formats.folder import SHARD_BYTES, write_folder
+from burnt.record.formats.safetensors_file import check_dense, read_tensors, with_document, write_stored
 from burnt.record.stored import MemoryTensor, StoredTensor
 
 FORMAT = 1

@@ -19,23 +19,23 @@ from torch import Tensor
 from burnt._json import parse_json
 from burnt.errors import RecordError
 from burnt.record.formats.burnpack_file import MAGIC, open_burnpack
-from burnt.record.formats.checksums import check_checksum, check_seal, without_checksums
-from burnt.record.formats.files import (
+from burnt.record.formats.checksums import check_checksum, check_header, without_checksums
+from burnt.record.formats.gguf_file import MAGIC as GGUF
+from burnt.record.formats.gguf_file import open_gguf
+from burnt.record.formats.npz_file import open_npz
+from burnt.record.formats.safetensors_file import (
     CUT,
     DOCUMENT,
     MOST_HEADER_BYTES,
     check_count,
     open_safetensors,
-    read_seal,
+    read_header_checksum,
 )
-from burnt.record.formats.gguf_file import MAGIC as GGUF
-from burnt.record.formats.gguf_file import open_gguf
-from burnt.record.formats.npz_file import open_npz
 from burnt.record.formats.state_dict import find_state_dict
 from burnt.record.formats.torch_file import is_legacy, read_torch
 from burnt.record.record import Record, parse_metadata
 from burnt.record.source import Source
-from burnt.record.stored import MemoryTensor, StoredTensor, check_plain
+from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, read_all
 
 _INDEX = ".index.json"
 _FILES = ("model.safetensors", "pytorch_model.bin")
@@ -108,12 +108,7 @@ def read_weights(source: str | os.PathLike[str] | Mapping[str, Any] | Record) ->
     """
     with ExitStack() as stack:
         opened = open_source(source, stack)
-        tensors: dict[str, Tensor] = {}
-        for name, stored in opened.tensors.items():
-            stored.verify(name if opened.path is None else f"{opened.path}: {name}")
-            tensors[name] = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
-            stored.read_into(tensors[name])
-    return dataclasses.replace(opened.record, tensors=tensors)
+        return dataclasses.replace(opened.record, tensors=read_all(opened.tensors, opened.path))
 
 
 def _in_memory(tensors: Mapping[str, Tensor], where: str) -> dict[str, StoredTensor]:
@@ -276,9 +271,9 @@ def _open_shards(folder: Path, index: Path, stack: ExitStack) -> Source:
                 "a shard of a folder is missing", where=str(index), expected=name, found="no such file"
             )
         shards[name] = _open_file(folder / name, stack)
-    for name, seal in check_seal(text, parsed.metadata, list(shards), str(index)).items():
+    for name, checksum in check_header(text, parsed.metadata, list(shards), str(index)).items():
         what = "a shard belongs to other weights than the index"
-        check_checksum(seal, read_seal(folder / name), os.fspath(folder / name), what)
+        check_checksum(checksum, read_header_checksum(folder / name), os.fspath(folder / name), what)
     tensors: dict[str, StoredTensor] = {}
     for tensor, name in parsed.weight_map.items():
         if tensor not in shards[name].tensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -76,6 +77,17 @@ class StoredTensor:
         """
         out.copy_(self.read()[first : first + out.shape[0]])
 
+    def read_verified(self, where: str) -> Tensor:
+        """Return the values in memory of their own, after `verify`.
+
+        Raises:
+            RecordError, OSError: as in `read_into`.
+        """
+        self.verify(where)
+        out = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.read_into(out)
+        return out
+
     @property
     def sources(self) -> tuple[StoredTensor, ...]:
         """The tensors of the file that the values come from; a layout arranges some of several."""
@@ -116,3 +128,11 @@ class MemoryTensor(StoredTensor):
         """Refuse a tensor on the meta device."""
         if self.tensor.is_meta:
             raise RecordError("a tensor on the meta device has no values to load", where=where)
+
+
+def read_all(tensors: Mapping[str, StoredTensor], where: str | None) -> dict[str, Tensor]:
+    """Read tensors into memory, each verified; `where` is what messages call the file."""
+    return {
+        name: stored.read_verified(name if where is None else f"{where}: {name}")
+        for name, stored in tensors.items()
+    }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from burnt._files import replacing
 from burnt.record.formats.burnpack_file import SUFFIX, write_burnpack
-from burnt.record.formats.files import check_storable, name_refused, with_document, write_stored
+from burnt.record.formats.safetensors_file import check_storable, name_refused, with_document, write_stored
 from burnt.record.record import Record
 from burnt.record.stored import StoredTensor
 

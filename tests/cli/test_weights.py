@@ -18,7 +18,7 @@ from burnt import nn
 from burnt.cli import main
 from burnt.cli.output import progress_bar
 from burnt.record import Record, read_weights
-from burnt.record.formats.files import FileTensor
+from burnt.record.formats.safetensors_file import FileTensor
 from burnt.store import RunWriter
 
 ROOT = Path(burnt.__file__).parents[1]

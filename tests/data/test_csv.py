@@ -134,7 +134,9 @@ def test_missing_values(write):
     message = problem(path, columns=["a"], types={"a": int}, missing={"a": 0.5})
     assert "expected  an integer that fits int64\n  found     0.5" in message
     assert "expected  an integer\n  found     nothing" in problem(path, types={"a": int}, missing="nan")
-    assert "column 'a'\n  expected  an integer in missing=\n  found     x" in problem(path, missing={"a": "x"})
+    assert "column 'a'\n  expected  an integer in missing=\n  found     x" in problem(
+        path, missing={"a": "x"}
+    )
     # NA is a category where it is named as one: it is also Namibia.
     assert CsvDataset(write("c\nNA\nDE\n", "c.csv"), categories={"c": ["NA", "DE"]}).column("c").tolist() == [
         0,

@@ -182,9 +182,9 @@ class TestReading:
         model = torch.nn.Module()
         model.fc = torch.nn.Linear(3, 2)
         read = []
-        read_into = burnt.record.formats.files.FileTensor.read_into
+        read_into = burnt.record.formats.safetensors_file.FileTensor.read_into
         monkeypatch.setattr(
-            "burnt.record.formats.files.FileTensor.read_into",
+            "burnt.record.formats.safetensors_file.FileTensor.read_into",
             lambda self, out: (read.append(self.shape), read_into(self, out)),
         )
         load_weights(model, tmp_path / "model.bpk", only="fc.bias")

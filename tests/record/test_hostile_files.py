@@ -120,13 +120,13 @@ class TestSafetensors:
         refused("no tensor file, or only its beginning", model, tmp_path / "m")
 
     def test_too_many_tensors(self, tmp_path, model, monkeypatch):
-        count = burnt.record.formats.files.MOST_TENSORS + 1
+        count = burnt.record.formats.safetensors_file.MOST_TENSORS + 1
         header = b'{"a":"' + b'"data_offsets"' * count + b'"}'
         start = time.process_time()
         text = refused("too many tensors", model, write(tmp_path / "m", header))
         assert "expected  at most 500,000" in text
         assert time.process_time() - start < 2
-        monkeypatch.setattr("burnt.record.formats.files.MOST_TENSORS", 2)
+        monkeypatch.setattr("burnt.record.formats.safetensors_file.MOST_TENSORS", 2)
         state = {str(i): torch.ones(1) for i in range(3)}
         small_files(tmp_path, state)
         for kind in ("m.pt", "m.npz", "c.npz", "m.safetensors"):
@@ -147,12 +147,12 @@ class TestSafetensors:
     def test_a_file_that_shrinks_while_it_is_read(self, tmp_path, model):
         small_files(tmp_path, model.state_dict())
         path = tmp_path / "m.safetensors"
-        verify = burnt.record.formats.files.FileTensor.verify
+        verify = burnt.record.formats.safetensors_file.FileTensor.verify
         try:
-            burnt.record.formats.files.FileTensor.verify = lambda *_: os.truncate(path, 100)
+            burnt.record.formats.safetensors_file.FileTensor.verify = lambda *_: os.truncate(path, 100)
             assert "load a complete file" in refused("became shorter while it was read", model, path)
         finally:
-            burnt.record.formats.files.FileTensor.verify = verify
+            burnt.record.formats.safetensors_file.FileTensor.verify = verify
 
 
 class Reduces:

@@ -339,13 +339,13 @@ class TestFiles:
         equal({name: model.get_parameter(name).data for name in OURS}, OURS)
 
     def test_rows_alone_are_read(self, tmp_path, monkeypatch):
-        from burnt.record.formats import files
+        from burnt.record.formats import safetensors_file
 
         safetensors.torch.save_file({"qkv": numbered(3000, 10)}, tmp_path / "w.safetensors")
         counted = []
-        read = files.FileTensor._read
+        read = safetensors_file.FileTensor._read
         monkeypatch.setattr(
-            files.FileTensor,
+            safetensors_file.FileTensor,
             "_read",
             lambda self, out, first: counted.append(out.numel()) or read(self, out, first),
         )

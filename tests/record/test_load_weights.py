@@ -87,7 +87,7 @@ class TestSources:
         assert "found     int" in refused("cannot be loaded from this", fresh, 3)
 
     def test_every_dtype(self, tmp_path):
-        for dtype in burnt.record.formats.files._DTYPES.values():
+        for dtype in burnt.record.formats.safetensors_file._DTYPES.values():
             model = torch.nn.Module()
             value = torch.arange(24, dtype=torch.uint8)
             value = value.view(3, 8) % 2 == 0 if dtype is torch.bool else value.view(dtype).clone()
@@ -107,7 +107,7 @@ class TestSources:
         assert bits(model) == bits_of(state)
 
     def test_values_are_converted_in_chunks_and_into_any_layout(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(burnt.record.formats.files, "_CHUNK", 40)
+        monkeypatch.setattr(burnt.record.formats.safetensors_file, "_CHUNK", 40)
         state = {"w": torch.randn(2, 3, 5, 7)}
         path = save(state, tmp_path / "m.safetensors")
         for dtype in (torch.float32, torch.float64, torch.bfloat16):

@@ -21,7 +21,7 @@ from burnt.data.files.arrow import (
 )
 from burnt.data.files.csv_column import typed_column
 from burnt.data.files.csv_source import CsvFile, place_in
-from burnt.data.files.files import Paths, find_files
+from burnt.data.files.opening import Paths, find_files
 from burnt.data.files.schema import SCALARS, Options, Schema
 from burnt.data.files.table import Table
 from burnt.errors import DataError
@@ -36,7 +36,7 @@ class CsvDataset(Table):
     codes, thus text. A later row that does not fit is an error.
 
     Missing are empty fields, NA, N/A, NaN, null and None. In a column of text nothing is missing: an empty
-    field is an empty text.
+    field is an empty text. It needs pyarrow: ``pip install "burnt[data]"``.
 
     Args:
         path: a file, a pattern such as ``"part-*.csv"``, or a list of these; ``.gz`` is decompressed. All

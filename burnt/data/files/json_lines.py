@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burnt._hints import explain_arguments
-from burnt.data.files.files import Handle, Paths, find_files
+from burnt.data.files.opening import Handle, Paths, find_files
 from burnt.data.files.rows import RowDataset
 from burnt.data.files.schema import Options, bad_cell
 from burnt.errors import DataError

@@ -24,7 +24,7 @@ from burnt.data.files.arrow import (
     import_pyarrow,
     read_entries,
 )
-from burnt.data.files.files import Handle, Paths, find_files
+from burnt.data.files.opening import Handle, Paths, find_files
 from burnt.data.files.schema import Labelled, Options, Schema, check_entry
 from burnt.data.files.table import Table, take_across
 from burnt.errors import DataError, quantity

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from burnt._hints import explain_arguments
-from burnt.data.files.files import Handle, find_files
+from burnt.data.files.opening import Handle, find_files
 from burnt.data.files.rows import RowDataset
 from burnt.data.files.schema import Options
 from burnt.errors import DataError, nearest

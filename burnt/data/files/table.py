@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,21 +52,6 @@ class Text:
     def __init__(self, data: NDArray[np.uint8], offsets: NDArray[Any]) -> None:
         self.data = data
         self.offsets = offsets
-
-    @classmethod
-    def of(cls, values: Sequence[str]) -> Text:
-        """Return the column of these texts."""
-        encoded = [value.encode() for value in values]
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(value) for value in encoded], out=offsets[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
-
-    @classmethod
-    def join(cls, parts: Sequence[Text]) -> Text:
-        """Return the column of all parts' texts."""
-        starts = np.cumsum([0, *(len(part.data) for part in parts)])
-        offsets = [part.offsets[:-1] + start for part, start in zip(parts, starts[:-1], strict=True)]
-        return cls(np.concatenate([part.data for part in parts]), np.concatenate([*offsets, starts[-1:]]))
 
     @property
     def nbytes(self) -> int:

@@ -33,9 +33,9 @@ from torch import Tensor
 from burnt._files import replacing
 from burnt.errors import RecordError
 from burnt.record.formats.cbor import decode_cbor, encode_cbor
-from burnt.record.formats.checksums import check_seal, sealed, with_checksums
-from burnt.record.formats.files import CUT, FileTensor, bytes_of, parse_document, with_document
-from burnt.record.stored import StoredTensor
+from burnt.record.formats.checksums import check_header, fill_checksums, with_checksums
+from burnt.record.formats.safetensors_file import CUT, FileTensor, bytes_of, parse_document, with_document
+from burnt.record.stored import StoredTensor, read_all
 
 SUFFIX = ".bpk"
 
@@ -136,12 +136,7 @@ def read_burnpack(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict
     """
     with ExitStack() as stack:
         stored, document, _ = open_burnpack(Path(path), stack)
-        tensors = {}
-        for name, tensor in stored.items():
-            tensor.verify(f"{os.fspath(path)}: {name}")
-            tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-            tensor.read_into(tensors[name])
-    return tensors, document
+        return read_all(stored, os.fspath(path)), document
 
 
 def write_burnpack(
@@ -191,7 +186,7 @@ def write_burnpack(
             file.write(values)
         if document is not None:
             file.seek(_HEADER.size)
-            file.write(sealed(metadata, [sums[name] for name in contents["tensors"]])[0])
+            file.write(fill_checksums(metadata, [sums[name] for name in contents["tensors"]])[0])
 
 
 def _check_limits(path: Path, tensors: int, metadata: int, largest: int, size: int) -> None:
@@ -245,7 +240,7 @@ def _read_metadata(file: io.FileIO, path: Path) -> tuple[_Metadata, int, dict[st
         metadata = msgspec.convert(decode_cbor(text), _Metadata)
     except (ValueError, msgspec.ValidationError) as error:
         raise _damaged(path, str(error)) from None
-    sums = check_seal(text, metadata.metadata, list(metadata.tensors), str(path))
+    sums = check_header(text, metadata.metadata, list(metadata.tensors), str(path))
     return metadata, _HEADER.size + length, sums
 
 

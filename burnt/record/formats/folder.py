@@ -19,8 +19,8 @@ from typing import Any
 
 from burnt._files import replacing, sync_folder
 from burnt.errors import RecordError
-from burnt.record.formats.checksums import sealed, with_checksums
-from burnt.record.formats.files import DOCUMENT, with_document, write_stored
+from burnt.record.formats.checksums import fill_checksums, with_checksums
+from burnt.record.formats.safetensors_file import DOCUMENT, with_document, write_stored
 from burnt.record.stored import StoredTensor
 
 SHARD_BYTES = 5_000_000_000
@@ -123,8 +123,8 @@ def _write_shards(
     own = with_checksums({"total_size": total, **own}, len(shards))
     text = json.dumps({"metadata": own, "weight_map": weight_map}, indent=2).encode()
     try:
-        seals = [write_stored(folder / name, shard, metadata) for name, shard in shards.items()]
-        text, _ = sealed(text, seals)
+        checksums = [write_stored(folder / name, shard, metadata) for name, shard in shards.items()]
+        text, _ = fill_checksums(text, checksums)
         with replacing(folder / _INDEX) as temporary:
             temporary.write_bytes(text)
     except BaseException:

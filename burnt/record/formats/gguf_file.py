@@ -32,7 +32,7 @@ from torch import Tensor
 from burnt.errors import RecordError
 from burnt.record.arranging.arranged import ArrangedTensor, value_of
 from burnt.record.arranging.layout import Drop, Layout
-from burnt.record.formats.files import CUT, FileTensor, check_count
+from burnt.record.formats.safetensors_file import CUT, FileTensor, check_count
 from burnt.record.stored import StoredTensor
 from burnt.scheme import QuantScheme
 

@@ -14,7 +14,7 @@ from numpy.lib import format as npy
 from torch import Tensor
 
 from burnt.errors import RecordError
-from burnt.record.formats.files import check_count
+from burnt.record.formats.safetensors_file import check_count
 from burnt.record.stored import StoredTensor
 
 

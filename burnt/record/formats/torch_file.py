@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from burnt.errors import RecordError
-from burnt.record.formats.files import check_count
+from burnt.record.formats.safetensors_file import check_count
 from burnt.record.formats.state_dict import find_state_dict
 from burnt.record.stored import check_plain
 

@@ -28,7 +28,7 @@ from burnt.module import restore_fields
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
 from burnt.record.formats.checksums import check_checksum
-from burnt.record.formats.files import read_seal
+from burnt.record.formats.safetensors_file import read_header_checksum
 from burnt.store.write_lease import WriteLease
 from burnt.train.checkpoints.background import BackgroundWriter, copied_record, copied_tensors
 from burnt.train.checkpoints.buffers import allocated, load_buffers
@@ -353,7 +353,7 @@ class Checkpoints:
         temporary.mkdir()
         try:
             record.save(temporary / MODEL_FILE)
-            tie = {_MODEL_SEAL: read_seal(temporary / MODEL_FILE)}
+            tie = {_MODEL_SEAL: read_header_checksum(temporary / MODEL_FILE)}
             write_tensors(temporary / TRAINING_FILE, tensors, {**document, **tie})
             sync_folder(temporary)
             if sync is not None:
@@ -520,7 +520,7 @@ def model_file(path: Path) -> Path:
     document = _checked_document(path, read_document(path / TRAINING_FILE))
     model, what = path / MODEL_FILE, "the model's file is not that of this checkpoint"
     if _MODEL_SEAL in document:  # the first checkpoints of burnt do not say
-        check_checksum(document[_MODEL_SEAL], read_seal(model), os.fspath(model), what)
+        check_checksum(document[_MODEL_SEAL], read_header_checksum(model), os.fspath(model), what)
     return model
 
 

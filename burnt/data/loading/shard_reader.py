@@ -106,7 +106,7 @@ class StreamReader:
         self.initial_state: Any = None
         self.restored_epoch: int | None = None
         self.is_midway = False  # whether the dataset, which has a state, was left before its end
-        self._open: dict[tuple[int, int], _Lane] = {}
+        self._open: dict[tuple[int, int], _ShardReader] = {}
 
     def __call__(self, task: tuple[int, int, int, int, Any], cell: Cell) -> Any:
         """Return a batch and the position after it; None at the end of the lane."""
@@ -117,7 +117,7 @@ class StreamReader:
                 # Of this lane alone: other threads may be ahead, with iterators that are not in the list yet.
                 for key in [key for key in list(self._open) if key[1] == lane and key[0] not in in_use]:
                     self._open.pop(key, None)
-                self._open[iterator, lane] = _Lane(self, epoch, lane, position, cell)
+                self._open[iterator, lane] = _ShardReader(self, epoch, lane, position, cell)
             elif (iterator, lane) not in self._open:
                 return None  # the lane has ended
             items, position = self._open[iterator, lane].take(self.batch_size, cell)
@@ -152,7 +152,7 @@ class StreamReader:
         return {**self.__dict__, "_open": {}}
 
 
-class _Lane:
+class _ShardReader:
     """One lane of an epoch, from a position on."""
 
     def __init__(self, reader: StreamReader, epoch: int, lane: int, position: Position, cell: Cell) -> None:

@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from burnt._files import replacing
 from burnt._json import parse_json
 from burnt.errors import RecordError
-from burnt.record.formats.checksums import SEAL, check_checksum, check_seal, sealed, with_checksums
-from burnt.record.stored import MemoryTensor, StoredTensor, describe_indirect
+from burnt.record.formats.checksums import (
+    HEADER_CHECKSUM,
+    check_checksum,
+    check_header,
+    fill_checksums,
+    with_checksums,
+)
+from burnt.record.stored import MemoryTensor, StoredTensor, describe_indirect, read_all
 
 MOST_TENSORS = 500_000
 """Files with more tensors are refused. The largest published checkpoints have some 150,000."""
@@ -105,6 +109,13 @@ class FileTensor(StoredTensor):
             part = plain._read(chunk[: self.nbytes - first], first)
             found = zlib.crc32(bytes_of(part), found)
         check_checksum(self.checksum, found, where)
+
+    def read_verified(self, where: str) -> Tensor:
+        """Read the values, then compare the checksum of what was read."""
+        values = self.read()
+        if self.checksum is not None:
+            check_checksum(self.checksum, zlib.crc32(bytes_of(values)), where)
+        return values
 
     def read_into(self, out: Tensor) -> None:
         """Read straight into the memory of `out` where it has the same bytes, else a chunk at a time."""
@@ -214,10 +225,10 @@ def write_stored(
             values = bytes_of(tensors[name].read())
             sums[name] = zlib.crc32(values)
             file.write(values)
-        text, seal = sealed(text, [sums[name] for name in tensors])
+        text, own = fill_checksums(text, [sums[name] for name in tensors])
         file.seek(8)
         file.write(text)
-    return seal
+    return own
 
 
 def with_document(metadata: Mapping[str, str], document: Mapping[str, Any] | None) -> dict[str, str]:
@@ -281,16 +292,11 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         RecordError: the file is truncated, damaged, or no safetensors file.
         OSError: the file does not exist or cannot be read.
     """
-    header = _open_header(path)
-    try:
-        tensors = safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise RecordError("a tensor file is damaged", where=os.fspath(path), found=str(error)) from None
-    except RuntimeError as error:  # from torch, which maps the file
-        raise OSError(f"{os.fspath(path)} cannot be read: {error}") from error
-    for name, checksum in header.checksums.items():
-        check_checksum(checksum, zlib.crc32(bytes_of(tensors[name])), f"{os.fspath(path)}: {name}")
-    return tensors, parse_document(header.metadata, Path(path))
+    path = Path(path)
+    _check_not_folder(path)
+    with ExitStack() as stack:
+        stored, document, _ = open_safetensors(path, stack)
+        return read_all(stored, os.fspath(path)), document
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -303,26 +309,30 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return parse_document(_open_header(path).metadata, Path(path))
 
 
-def read_seal(path: str | os.PathLike[str]) -> int | None:
+def read_header_checksum(path: str | os.PathLike[str]) -> int | None:
     """Read the checksum of a file's header, which files of other weights do not have; None without.
 
     Raises:
         RecordError, OSError: as in `read_document`.
     """
     metadata = _open_header(path).metadata
-    return int(metadata[SEAL], 16) if SEAL in metadata else None
+    return int(metadata[HEADER_CHECKSUM], 16) if HEADER_CHECKSUM in metadata else None
 
 
 def _open_header(path: str | os.PathLike[str]) -> _Header:
     path = Path(path)
+    _check_not_folder(path)
+    with path.open("rb", buffering=0) as file:
+        return _read_header(file, path)
+
+
+def _check_not_folder(path: Path) -> None:
     if path.is_dir():
         inside = path / "model.safetensors"
         hint = f"a checkpoint's model is {inside}" if inside.exists() else "name a .safetensors file in it"
         if inside.exists() and (path / "config.json").exists():  # a run has the one, a checkpoint the other
             hint = "burnt.models.load_pretrained(folder) loads a snapshot of Hugging Face"
         raise RecordError("this is a folder, not a tensor file", where=str(path), hint=hint)
-    with path.open("rb", buffering=0) as file:
-        return _read_header(file, path)
 
 
 def open_safetensors(
@@ -399,7 +409,7 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
                 path, f"{name[:200]}: shape {entry.shape[:8]} of {entry.dtype} at bytes {entry.data_offsets}"
             )
         position = entry.data_offsets[1]
-    return _Header(entries, metadata, 8 + length, check_seal(text, metadata, list(entries), str(path)))
+    return _Header(entries, metadata, 8 + length, check_header(text, metadata, list(entries), str(path)))
 
 
 def check_count(count: int, where: str) -> None:
