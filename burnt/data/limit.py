@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
-
-import numpy as np
-import torch
 
 from burnt.data.batch import clone
 from burnt.data.loading.loader import EpochLoader
+from burnt.data.loading.seeds import seeded_globally
 from burnt.errors import DataError
 
 B = TypeVar("B")
@@ -124,7 +120,7 @@ class RepeatedLoader(Generic[B]):
 
     def _batches(self) -> list[B]:
         if not self._read:
-            with _fixed_random_states():
+            with seeded_globally(0):
                 self._read = list(itertools.islice(self.loader.epoch(0), self.limit))
         return self._read
 
@@ -147,17 +143,3 @@ def _number_of_batches(limit: float, batches: int | None, name: str) -> int:
             found=repr(limit),
         )
     return max(int(batches * limit), 1)
-
-
-@contextmanager
-def _fixed_random_states() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(0)
-        np.random.seed(0)
-        torch.default_generator.manual_seed(0)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.data.loading.seeds import numpy_generator, seed_of, torch_generator
+from burnt.data.loading.seeds import numpy_generator, seed_of, seeded_globally, torch_generator
 from burnt.errors import BurntError, DataError
 
 
@@ -196,22 +195,15 @@ class TorchSampler:
         """Return the indices that the sampler gives for an epoch."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
-        seed = seed_of(self.seed, epoch)
-        python, numpy = random.getstate(), np.random.get_state()
         own = getattr(self.sampler, "generator", None)
-        with torch.random.fork_rng(devices=[]):
+        with seeded_globally(seed_of(self.seed, epoch)):
             try:
-                torch.default_generator.manual_seed(seed)
-                random.seed(seed)
-                np.random.seed(seed % 2**32)
                 if hasattr(self.sampler, "generator"):
                     self.sampler.generator = torch_generator(self.seed, epoch)
                 indices = list(self.sampler)
             finally:
                 if hasattr(self.sampler, "generator"):
                     self.sampler.generator = own
-                random.setstate(python)
-                np.random.set_state(numpy)
         if len(indices) != len(self.sampler):
             raise DataError(
                 f"{type(self.sampler).__name__} gives another number of indices than its length",

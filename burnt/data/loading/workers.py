@@ -45,7 +45,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from burnt.data.loading.seeds import seed_of
+from burnt.data.loading.seeds import seed_global_states, seed_of
 from burnt.data.loading.transport import pickled, receive, send, unpickled
 from burnt.errors import BurntError, DataError, UnsupportedError
 
@@ -385,7 +385,7 @@ def _serve(connection: socket.socket, target: Target, cell: Cell) -> None:
             task = unpickled(receive(connection))
             cell[0] = -1
             try:
-                _seed_global_states(seed_of(*target.key(task)))
+                seed_global_states(seed_of(*target.key(task)))
                 parts = pickled((target(task, cell), None, ""))
             except (
                 Exception
@@ -423,12 +423,6 @@ def _global_states(is_exact: bool = False) -> tuple[Any, ...]:
     if is_exact:
         of_numpy = of_numpy, np.random.get_state(legacy=False)["has_gauss"]
     return random.getstate(), of_numpy, torch.default_generator.get_state().numpy().tobytes()
-
-
-def _seed_global_states(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also ask for CUDA's, which has locks
 
 
 def _context() -> multiprocessing.context.BaseContext:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from burnt.data.batch import Batch
+from burnt.data.loading.seeds import seeded_globally
 from burnt.errors import DataError
 
 
@@ -80,11 +81,12 @@ class Torchvision:
             kind = kinds.get(str(name).removesuffix("s"))
             return kind(value) if kind is not None and isinstance(value, Tensor) else value
 
-        names, values = _open(item)
-        with _seeded_globally(_draw_seed(generator), values):
-            inputs = dict(zip(names, map(wrap, names, values), strict=True))
-            changed = self.transform(inputs)
-        return _close(item, {name: _plain(value) for name, value in changed.items()})
+        fields, like = open_item(item)
+        tensors = [value for value in fields.values() if isinstance(value, Tensor)]
+        devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+        with seeded_globally(draw_seed(check_generator(generator, self.transform)), devices):
+            changed = self.transform({name: wrap(name, value) for name, value in fields.items()})
+        return like({name: _plain(value) for name, value in changed.items()})
 
     def __repr__(self) -> str:
         return f"Torchvision({type(self.transform).__name__})"
@@ -124,16 +126,16 @@ class Albumentations:
         if not hasattr(self._of_thread, "transform"):
             self._of_thread.transform = copy.deepcopy(self.transform)
         transform = self._of_thread.transform
-        seed = _draw_seed(generator)
+        seed = draw_seed(check_generator(generator, self.transform))
         # Not set_random_seed, with which all transforms inside draw the same numbers.
         transform.set_random_state(np.random.default_rng(seed), random.Random(seed))
-        names, values = _open(item)
+        fields, like = open_item(item)
         theirs = {"images": "image", "masks": "mask"}
-        inputs = {theirs.get(name, name): value for name, value in zip(names, values, strict=True)}
+        inputs = {theirs.get(name, name): value for name, value in fields.items()}
         inputs |= {name: _to_array(inputs[name]) for name in ("image", "mask") if name in inputs}
         changed = transform(**inputs)
         changed |= {name: _to_tensor(changed[name]) for name in ("image", "mask") if name in inputs}
-        return _close(item, {name: changed[theirs.get(name, name)] for name in names})
+        return like({name: changed[theirs.get(name, name)] for name in fields})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Albumentations, (self.transform,)
@@ -142,57 +144,44 @@ class Albumentations:
         return f"Albumentations({type(self.transform).__name__})"
 
 
-def _open(item: Any) -> tuple[list[Any], list[Any]]:
-    """The names of an item's fields, and their values; a tuple begins with an image and a label."""
-    if isinstance(item, Tensor):
-        return ["image"], [item]
+def open_item(item: Any) -> tuple[dict[Any, Any], Callable[[Mapping[Any, Any]], Any]]:
+    """Return the fields of an item by name, and a function that makes an item like it of changed fields.
+
+    A tuple or list begins with an image and a label; what has no fields is an image itself.
+    """
     if isinstance(item, tuple | list):
-        return ["image", "label", *map(str, range(2, len(item)))][: len(item)], list(item)
-    fields = vars(item) if isinstance(item, Batch) else item
-    if not isinstance(fields, Mapping):
-        raise DataError(
-            "an item has no images", expected="a dict, tuple or tensor", found=type(item).__name__
-        )
-    return list(fields), list(fields.values())
+        if not item:
+            raise DataError("an item is empty, and has no image")
+        names = ["image", "label", *map(str, range(2, len(item)))]
+
+        def like(fields: Mapping[Any, Any]) -> Any:
+            values = fields.values()
+            return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
+
+        return dict(zip(names, item, strict=False)), like
+    if isinstance(item, Mapping):
+        return dict(item), dict
+    if isinstance(item, Batch):
+        return dict(vars(item)), lambda fields: Batch(**fields)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return dict(vars(item)), lambda fields: dataclasses.replace(item, **fields)
+    return {"image": item}, lambda fields: fields["image"]
 
 
-def _close(item: Any, fields: dict[Any, Any]) -> Any:
-    """An item like `item` with other values."""
-    if isinstance(item, Tensor):
-        return fields["image"]
-    if isinstance(item, tuple | list):
-        values = fields.values()
-        return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
-    return Batch(**fields) if isinstance(item, Batch) else fields
-
-
-def _draw_seed(generator: Generator | None) -> int:
+def check_generator(generator: Generator | None, owner: object) -> Generator:
+    """Return a generator; raise a DataError if there is none, which `owner` needs."""
     if generator is None:
         raise DataError(
-            "a random transform was called without a generator",
+            f"{type(owner).__name__} is random, and was called without a generator",
             expected="transform(item, generator)",
             hint="generator = torch.Generator().manual_seed(0)",
         )
+    return generator
+
+
+def draw_seed(generator: Generator) -> int:
+    """Draw a seed for what does not draw from the generator itself."""
     return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-
-
-@contextmanager
-def _seeded_globally(seed: int, values: list[Any]) -> Iterator[None]:
-    """Seed the global random states, and restore them at the end."""
-    devices = sorted({v.device.index for v in values if isinstance(v, Tensor) and v.is_cuda})
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed all GPUs
-        for device in devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
 
 
 def _plain(value: Any) -> Any:

@@ -19,8 +19,23 @@ Range = tuple[float, float]
 Fill = float | tuple[float, ...]
 
 
+class _Geometric(Transform):
+    """Moves the pixels of an image and of its mask, which is moved as an image of one channel, alike."""
+
+    def transform_image(self, image: Tensor, params: Any) -> Tensor:
+        """Move the pixels of the image."""
+        return self._move(image, params, is_mask=False)
+
+    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
+        """Move the pixels of the mask in the same way; each becomes one of the mask, or the filling."""
+        return self._move(mask.unsqueeze(-3), params, is_mask=True).squeeze(-3)
+
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Resize(Transform):
+class Resize(_Geometric):
     """Resize images, with antialiasing when they become smaller; masks take the nearest pixel.
 
     Args:
@@ -40,18 +55,12 @@ class Resize(Transform):
         _check_size(self.size)
         _check_interpolation(self.interpolation, "bilinear", "bicubic", "nearest")
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Resize the image."""
-        return functional.resize(image, self.size, self.interpolation, self.max_size)
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Resize the mask."""
-        height, width = mask.shape[-2:]
-        return _resize_mask(mask, functional.resized_size(height, width, self.size, self.max_size))
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        return _resize(pixels, self.size, "nearest" if is_mask else self.interpolation, self.max_size)
 
 
 @dataclass(frozen=True)
-class CenterCrop(Transform):
+class CenterCrop(_Geometric):
     """Cut out the centre; what is too small is padded with 0.
 
     Args:
@@ -66,17 +75,12 @@ class CenterCrop(Transform):
     def __post_init__(self) -> None:
         _check_size(self.size)
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Crop the image."""
-        return functional.center_crop(image, _pair(self.size))
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Crop the mask."""
-        return functional.center_crop(mask, _pair(self.size))
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        return functional.center_crop(pixels, _pair(self.size))
 
 
 @dataclass(frozen=True)
-class Pad(Transform):
+class Pad(_Geometric):
     """Pad images and masks.
 
     Args:
@@ -97,17 +101,13 @@ class Pad(Transform):
     def __post_init__(self) -> None:
         _sides(self.padding)
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Pad the image."""
-        return functional.pad(image, _sides(self.padding), self.fill, self.mode)
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Pad the mask."""
-        return functional.pad(mask, _sides(self.padding), self.mask_fill, self.mode)
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        fill = self.mask_fill if is_mask else self.fill
+        return functional.pad(pixels, _sides(self.padding), fill, self.mode)
 
 
 @dataclass(frozen=True)
-class RandomCrop(Transform):
+class RandomCrop(_Geometric):
     """Cut out a rectangle at a random place, after padding.
 
     Args:
@@ -162,19 +162,12 @@ class RandomCrop(Transform):
             )
         return integer(generator, high - height + 1), integer(generator, wide - width + 1)
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Crop the padded image."""
-        top, left = params
-        return functional.crop(image, top, left, *_pair(self.size))
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Crop the padded mask."""
-        top, left = params
-        return functional.crop(mask, top, left, *_pair(self.size))
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        return functional.crop(pixels, *params, *_pair(self.size))
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop(Transform):
+class RandomResizedCrop(_Geometric):
     """Cut out a rectangle of random area and aspect ratio, and resize it.
 
     Args:
@@ -211,17 +204,13 @@ class RandomResizedCrop(Transform):
         w = min(width, round(height * self.ratio[1]))
         return (height - h) // 2, (width - w) // 2, h, w
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Crop and resize the image."""
-        return functional.resize(functional.crop(image, *params), _pair(self.size), self.interpolation)
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Crop and resize the mask."""
-        return _resize_mask(functional.crop(mask, *params), _pair(self.size))
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        interpolation = "nearest" if is_mask else self.interpolation
+        return _resize(functional.crop(pixels, *params), _pair(self.size), interpolation)
 
 
 @dataclass(frozen=True)
-class RandomHorizontalFlip(Transform):
+class RandomHorizontalFlip(_Geometric):
     """Mirror left and right.
 
     Args:
@@ -240,13 +229,8 @@ class RandomHorizontalFlip(Transform):
         """Draw whether to flip."""
         return () if uniform(generator) < self.p else None
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Flip the image."""
-        return image.flip(-1)
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Flip the mask."""
-        return mask.flip(-1)
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        return pixels.flip(-1)
 
 
 @dataclass(frozen=True)
@@ -261,17 +245,12 @@ class RandomVerticalFlip(RandomHorizontalFlip):
              [1]]])
     """
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Flip the image."""
-        return image.flip(-2)
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Flip the mask."""
-        return mask.flip(-2)
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        return pixels.flip(-2)
 
 
 @dataclass(frozen=True)
-class RandomRotation(Transform):
+class RandomRotation(_Geometric):
     """Rotate about the centre.
 
     Args:
@@ -299,18 +278,14 @@ class RandomRotation(Transform):
         """Draw the angle."""
         return uniform(generator, *_symmetric(self.degrees))
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Rotate the image."""
-        return functional.rotate(image, params, self.interpolation, self.expand, self.fill)
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Rotate the mask."""
-        rotated = functional.rotate(mask.unsqueeze(-3), params, "nearest", self.expand, self.mask_fill)
-        return rotated.squeeze(-3)
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        interpolation = "nearest" if is_mask else self.interpolation
+        fill = self.mask_fill if is_mask else self.fill
+        return functional.rotate(pixels, params, interpolation, self.expand, fill)
 
 
 @dataclass(frozen=True)
-class RandomAffine(Transform):
+class RandomAffine(_Geometric):
     """Rotate, move, scale and shear about the centre; the size stays.
 
     Args:
@@ -351,16 +326,9 @@ class RandomAffine(Transform):
         shear_x, shear_y = (uniform(generator, *shear) for shear in self._shears())
         return angle, (right, down), scale, (shear_x, shear_y)
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Change the image."""
-        angle, shift, scale, shear = params
-        return functional.affine(image, angle, shift, scale, shear, self.interpolation, self.fill)
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Change the mask."""
-        angle, shift, scale, shear = params
-        moved = functional.affine(mask.unsqueeze(-3), angle, shift, scale, shear, "nearest", self.mask_fill)
-        return moved.squeeze(-3)
+    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+        interpolation = "nearest" if is_mask else self.interpolation
+        return functional.affine(pixels, *params, interpolation, self.mask_fill if is_mask else self.fill)
 
     def _shears(self) -> tuple[Range, Range]:
         if isinstance(self.shear, tuple) and len(self.shear) == 4:
@@ -429,7 +397,8 @@ def _check_interpolation(interpolation: str, *known: str) -> None:
         raise DataError("unknown interpolation", expected=", ".join(known), found=repr(interpolation))
 
 
-def _resize_mask(mask: Tensor, size: tuple[int, int]) -> Tensor:
-    # Nearest neighbours exist for bytes and floating point.
-    values = mask.unsqueeze(-3) if mask.dtype == torch.uint8 else mask.unsqueeze(-3).double()
-    return functional.resize(values, size, "nearest").squeeze(-3).to(mask.dtype)
+def _resize(pixels: Tensor, size: Size, interpolation: Interpolation, max_size: int | None = None) -> Tensor:
+    if interpolation == "nearest" and pixels.dtype not in (torch.uint8, torch.float32, torch.float64):
+        # Of others, such as masks of int64, torch has no nearest neighbours.
+        return functional.resize(pixels.double(), size, interpolation, max_size).to(pixels.dtype)
+    return functional.resize(pixels, size, interpolation, max_size)

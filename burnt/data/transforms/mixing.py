@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from burnt.data.batch import Batch
 from burnt.data.transforms import functional
-from burnt.data.transforms.transform import integer
+from burnt.data.transforms.adapters import check_generator, draw_seed, open_item
+from burnt.data.transforms.transform import IMAGES, integer
 from burnt.errors import DataError
-
-_LABELS = ("labels", "label")
 
 
 @dataclass(frozen=True)
@@ -32,14 +29,18 @@ class _Mix:
 
     def __call__(self, batch: Any, generator: Generator | None = None) -> Any:
         """Return the batch with mixed images and labels."""
-        name = type(self).__name__
-        if generator is None:
+        generator = check_generator(generator, self)
+        name, seed = type(self).__name__, draw_seed(generator)
+        fields, like = open_item(batch)
+        image_name = next((n for n in IMAGES if isinstance(fields.get(n), Tensor)), None)
+        label_name = next((n for n in ("labels", "label") if isinstance(fields.get(n), Tensor)), None)
+        if image_name is None or label_name is None:
             raise DataError(
-                f"{name} is random, and was called without a generator",
-                expected="transform(batch, generator)",
-                hint="generator = torch.Generator().manual_seed(0)",
+                f"{name} needs images and labels",
+                expected="a batch with the fields images and labels, or a pair",
+                found=", ".join(map(str, fields)),
             )
-        images, labels, put = _fields(batch, name)
+        images, labels = fields[image_name], fields[label_name]
         if not images.is_floating_point() and isinstance(self, MixUp):
             raise DataError(
                 "only images in floating point are mixed", found=images.dtype, hint="ToFloat() before"
@@ -52,10 +53,10 @@ class _Mix:
                 hint="pass it as transform= of the loader, not as item_transform=",
             )
         targets = self._targets(labels)
-        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
         share = float(np.random.default_rng(seed).beta(self.alpha, self.alpha))
         images, share = self.mix(images, share, generator)
-        return put(images, targets * share + targets.roll(1, 0) * (1 - share))
+        labels = targets * share + targets.roll(1, 0) * (1 - share)
+        return like({**fields, image_name: images, label_name: labels})
 
     def mix(self, images: Tensor, share: float, generator: Generator) -> tuple[Tensor, float]:
         """Mix each image with the one before it, and return the share that it has of the result."""
@@ -138,31 +139,3 @@ class CutMix(_Mix):
         patch = functional.crop(images.roll(1, 0), top, left, bottom - top, right - left)
         mixed[..., top:bottom, left:right] = patch
         return mixed, 1 - (bottom - top) * (right - left) / (height * width)
-
-
-def _fields(batch: Any, name: str) -> tuple[Tensor, Tensor, Any]:
-    """Return images, labels, and a function that puts others in their place."""
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        images, labels = batch
-
-        def put_pair(images: Tensor, labels: Tensor) -> Any:
-            pair = (images, labels)
-            kind: Any = type(batch)
-            return kind(*pair) if hasattr(batch, "_fields") else kind(pair)
-
-        return images, labels, put_pair
-    fields = batch if isinstance(batch, dict) else vars(batch) if isinstance(batch, Batch) else {}
-    image_name = next((n for n in ("images", "image") if isinstance(fields.get(n), Tensor)), None)
-    label_name = next((n for n in _LABELS if isinstance(fields.get(n), Tensor)), None)
-    if image_name is None or label_name is None:
-        raise DataError(
-            f"{name} needs images and labels",
-            expected="a batch with the fields images and labels, or a pair",
-            found=", ".join(fields) if fields else type(batch).__name__,
-        )
-
-    def put(images: Tensor, labels: Tensor) -> Any:
-        changes = {image_name: images, label_name: labels}
-        return batch.replace(**changes) if isinstance(batch, Batch) else {**batch, **changes}
-
-    return fields[image_name], fields[label_name], put

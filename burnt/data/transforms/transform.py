@@ -7,19 +7,17 @@ A transform is any ``function(item, generator)`` that returns the changed item: 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from burnt.data.batch import Batch
-from burnt.data.transforms.adapters import as_transform
+from burnt.data.transforms.adapters import as_transform, check_generator, open_item
 from burnt.errors import DataError
 
-_IMAGES = ("images", "image")
+IMAGES = ("images", "image")
 _MASKS = ("masks", "mask")
 
 
@@ -72,7 +70,8 @@ class Transform:
 
     def __call__(self, item: Any, generator: Generator | None = None) -> Any:
         """Return the item with changed images and masks."""
-        self._check_generator(generator)
+        if self.is_random:
+            check_generator(generator, self)
 
         def change(images: Any, masks: Any) -> tuple[Any, Any]:
             _check(images, masks)
@@ -97,14 +96,6 @@ class Transform:
             return image, mask
         image = self.transform_image(image, params)
         return image, None if mask is None else self.transform_mask(mask, params)
-
-    def _check_generator(self, generator: Generator | None) -> None:
-        if generator is None and self.is_random:
-            raise DataError(
-                f"{type(self).__name__} is random, and was called without a generator",
-                expected="transform(item, generator)",
-                hint="generator = torch.Generator().manual_seed(0)",
-            )
 
     def _stack(self, changed: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
         first = changed[0][0]
@@ -206,7 +197,7 @@ class RandomChoice(Transform):
 
     def __call__(self, item: Any, generator: Generator | None = None) -> Any:
         """Return the changed item."""
-        self._check_generator(generator)
+        check_generator(generator, self)
         if self.is_per_image:
             return super().__call__(item, generator)
         return self.transforms[self._choose(generator)](item, generator)
@@ -272,17 +263,8 @@ def replace_images(item: Any, change: Callable[[Any, Any], tuple[Any, Any]]) -> 
     Raises:
         DataError: the item has no field for images.
     """
-    if isinstance(item, tuple | list):
-        if not item:
-            raise DataError("an item is empty, and has no image")
-        image, _ = change(item[0], None)
-        values = [image, *item[1:]]
-        return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
-    is_dataclass = dataclasses.is_dataclass(item) and not isinstance(item, type)
-    if not (is_dataclass or isinstance(item, Mapping | Batch)):
-        return change(item, None)[0]
-    fields: Mapping[Any, Any] = item if isinstance(item, Mapping) else vars(item)
-    image_name = next((name for name in _IMAGES if name in fields), None)
+    fields, like = open_item(item)
+    image_name = next((name for name in IMAGES if name in fields), None)
     mask_name = next((name for name in _MASKS if name in fields), None)
     if image_name is None:
         raise DataError(
@@ -292,10 +274,7 @@ def replace_images(item: Any, change: Callable[[Any, Any], tuple[Any, Any]]) -> 
             hint="rename the field, in a function (item, generator) before the transform",
         )
     image, mask = change(fields[image_name], fields[mask_name] if mask_name else None)
-    changes = {image_name: image} | ({mask_name: mask} if mask_name else {})
-    if isinstance(item, Mapping):
-        return {**item, **changes}
-    return item.replace(**changes) if isinstance(item, Batch) else dataclasses.replace(item, **changes)
+    return like({**fields, image_name: image} | ({mask_name: mask} if mask_name else {}))
 
 
 def uniform(generator: Generator, low: float = 0.0, high: float = 1.0) -> float:
