@@ -181,7 +181,7 @@ class _Windows(ABC):
     """Windows of a source: their starts are `stride` apart, and the last one may be shorter."""
 
     def __init__(self, source: Any, size: int, stride: int, count: int) -> None:
-        self.dataset = source
+        self.dataset: Any = source
         self._size = size
         self._stride = stride
         self._count = count
@@ -223,20 +223,8 @@ class ArrayWindows(_Windows):
         return _as_tensor(source[places.numpy()])
 
 
-class DatasetWindows(_Windows):
+class DatasetWindows(_Over[Any], _Windows):
     """Windows of a dataset, each a batch."""
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes, if the dataset has them."""
-        names: list[str] = self.dataset.classes
-        return names
-
-    @property
-    def categories(self) -> Mapping[str, Sequence[Any]]:
-        """The names of the categories, if the dataset has them."""
-        names: Mapping[str, Sequence[Any]] = self.dataset.categories
-        return names
 
     @property
     def take(self) -> Callable[[Tensor], Any]:

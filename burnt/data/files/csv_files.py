@@ -108,7 +108,7 @@ class CsvDataset(Table):
             if given is not None:
                 given.index |= {name: number for number, name in enumerate(given.names)}
         for file in self._files[1:]:
-            file.check_columns(schema, first)
+            schema.check_columns(file.names, file.path, first.path)
         fields = arrow.concat_tables([file.read(schema.used) for file in self._files])
         if not fields.num_rows:
             raise DataError("there are no rows", where=first.path, expected="rows after the header")

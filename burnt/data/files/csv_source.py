@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from burnt.data.files.schema import Schema, bad_cell, repeated
+from burnt.data.files.schema import bad_cell, repeated
 from burnt.errors import DataError, quantity
 
 _BLOCK = 1 << 24  # bytes that pyarrow parses at once; no row may be longer
@@ -55,18 +55,6 @@ class CsvFile:
                 hint="header=[...] names the columns, with skip=1 in place of the header",
             )
         return names
-
-    def check_columns(self, schema: Schema, first: CsvFile) -> None:
-        """Raise a DataError if a column that the first file has is missing here."""
-        known = set(self.names)
-        absent = [name for name in schema.used if name not in known]
-        if absent:
-            raise DataError(
-                "the files have different columns",
-                where=self.path,
-                expected=f"{', '.join(schema.used)}, as in {first.path}",
-                found=f"no column {absent[0]!r} in {', '.join(self.names)}",
-            )
 
     def read(self, columns: list[str]) -> Any:
         """Return the fields of some columns as text, in a table of pyarrow.

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
-from burnt.data.files.schema import Labelled, check_entry, unfit_cell
+from burnt.data.files.schema import Labelled, check_entry, check_name, unfit_cell
 from burnt.data.fitting import misfits
-from burnt.errors import DataError, nearest, quantity
+from burnt.errors import DataError, quantity
 
 _WIDE = re.compile(r"\b(u?int32|u?int64|float64)\b")  # features that float32 does not hold
 _SAMPLED = 1000
@@ -71,14 +71,7 @@ class HuggingFaceDataset(Labelled):
         else:
             self._fields = {name: name for name in columns or dataset.column_names}
         for name in [*self._fields.values(), *([label] if label else [])]:
-            if name not in dataset.column_names:
-                close = nearest(name, dataset.column_names)
-                raise DataError(
-                    "the dataset has no such column",
-                    expected=f"one of {', '.join(dataset.column_names)}",
-                    found=repr(name),
-                    hint=f"did you mean {close!r}?" if close else None,
-                )
+            check_name(name, dataset.column_names, "the dataset", "label" if name == label else "columns")
         features = dataset.features or {}
         names = {name: getattr(features.get(name), "names", None) for name in self._fields.values()}
         labels = [name for name in names if names[name]] if label is None else [label]

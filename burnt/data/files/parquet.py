@@ -93,16 +93,8 @@ class ParquetDataset(Labelled):
         schemas = [file.get().schema_arrow for file in self._files]
         options = Options(columns, types, label, categories, missing)
         self._schema = Schema.create(options, column_names(schemas[0]), self._paths[0])
-        for file, names in zip(self._paths, (schema.names for schema in schemas), strict=True):
-            known = set(names)
-            absent = [column for column in self._schema.used if column not in known]
-            if absent:
-                raise DataError(
-                    "the files have different columns",
-                    where=file,
-                    expected=f"{', '.join(self._schema.used)}, as in {self._paths[0]}",
-                    found=f"no column {absent[0]!r} in {', '.join(names)}",
-                )
+        for path, other in zip(self._paths, schemas, strict=True):
+            self._schema.check_columns(other.names, path, self._paths[0])
         self._known = find_categories(self._schema, self._distinct, len(self), self._paths[0])
         gaps = cache(self._columns_with_gaps)
         self._kinds = column_kinds(self._schema, schemas[0], lambda column: column in gaps())

@@ -232,7 +232,7 @@ class Schema:
         options_by_name = (("label", labels), ("types", declared), ("categories", known), ("missing", fills))
         for option, mentioned in options_by_name:
             for column in mentioned:
-                _check_name(column, names, where, option)
+                check_name(column, names, where, option)
         if both := declared.keys() & known.keys():
             raise DataError("a column has both a type and categories", where=f"column {min(both)!r}")
         # `categories=train.categories` may name more columns than this dataset selects.
@@ -244,6 +244,18 @@ class Schema:
     def used(self) -> list[str]:
         """The columns that are read, each once."""
         return _used(self.fields)
+
+    def check_columns(self, names: Collection[str], where: str, first: str) -> None:
+        """Raise a DataError if a file lacks a column that is read of the first one."""
+        known = set(names)
+        absent = [name for name in self.used if name not in known]
+        if absent:
+            raise DataError(
+                "the files have different columns",
+                where=where,
+                expected=f"{', '.join(self.used)}, as in {first}",
+                found=f"no column {absent[0]!r} in {', '.join(names)}",
+            )
 
     def fill(self, place: Callable[[], str], column: str, kind: Kind | None) -> Any:
         """Return the value for a missing cell, of which `place` is called for the message alone.
@@ -343,7 +355,7 @@ def _fields(names: Collection[str], where: str, columns: Columns | None) -> dict
     if not fields or [] in fields.values():
         raise DataError("columns= selects no columns", where=where, expected=f"some of {', '.join(names)}")
     for column in _used(fields):
-        _check_name(column, names, where, "columns")
+        check_name(column, names, where, "columns")
     return fields
 
 
@@ -362,7 +374,8 @@ def check_entry(name: str, entries: Iterable[str]) -> None:
         raise DataError("there is no such column", expected=f"one of {', '.join(entries)}", found=repr(name))
 
 
-def _check_name(column: str, names: Collection[str], where: str, option: str) -> None:
+def check_name(column: str, names: Collection[str], where: str, option: str) -> None:
+    """Raise a DataError if an option names a column that does not exist."""
     if column not in names:
         close = nearest(column, names)
         raise DataError(

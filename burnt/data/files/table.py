@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,18 +20,32 @@ from burnt.errors import DataError, quantity
 Indices = NDArray[np.int64]
 
 
-class Numbers:
+class Column(ABC):
+    """The cells of a column, each of which is made when it is used."""
+
+    fixed_shape = False
+    nbytes: int
+    """The memory in use."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> Any: ...
+
+    def take(self, indices: Indices) -> Any:
+        """Return the cells at indices: a tensor, or a list."""
+        return [self[index] for index in indices.tolist()]
+
+
+class Numbers(Column):
     """Numbers, ``[n]``, or vectors, ``[n, k]``: cells are NumPy scalars or tensors."""
 
     fixed_shape = True
 
     def __init__(self, values: NDArray[Any]) -> None:
         self.values = values
-
-    @property
-    def nbytes(self) -> int:
-        """The memory in use."""
-        return self.values.nbytes
+        self.nbytes = values.nbytes
 
     def __len__(self) -> int:
         return len(self.values)
@@ -44,86 +59,51 @@ class Numbers:
         return torch.from_numpy(self.values.take(indices, axis=0))
 
 
-class Text:
-    """Texts, as one array of UTF-8 and the offsets of each in it, ``[n + 1]``."""
-
-    fixed_shape = True
-
-    def __init__(self, data: NDArray[np.uint8], offsets: NDArray[Any]) -> None:
-        self.data = data
-        self.offsets = offsets
-
-    @property
-    def nbytes(self) -> int:
-        """The memory in use."""
-        return self.data.nbytes + self.offsets.nbytes
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: int) -> str:
-        if index < 0:
-            index += len(self)
-        return self.data[self.offsets[index] : self.offsets[index + 1]].tobytes().decode()
-
-    def take(self, indices: Indices) -> list[str]:
-        """Return the cells at indices."""
-        return [self[index] for index in indices.tolist()]
-
-
-class Lists:
-    """Vectors of different lengths, as one array of numbers and the offsets of each in it, ``[n + 1]``."""
-
-    fixed_shape = False
+class _Pieces(Column):
+    """Pieces of one array, and the offsets of each in it, ``[n + 1]``."""
 
     def __init__(self, values: NDArray[Any], offsets: NDArray[Any]) -> None:
         self.values = values
         self.offsets = offsets
-
-    @property
-    def nbytes(self) -> int:
-        """The memory in use."""
-        return self.values.nbytes + self.offsets.nbytes
+        self.nbytes = values.nbytes + offsets.nbytes
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def _piece(self, index: int) -> NDArray[Any]:
+        index = checked_index(index, len(self))
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+
+class Text(_Pieces):
+    """Texts, whose array is UTF-8."""
+
+    fixed_shape = True
+
+    def __getitem__(self, index: int) -> str:
+        return self._piece(index).tobytes().decode()
+
+
+class Lists(_Pieces):
+    """Vectors of different lengths."""
+
     def __getitem__(self, index: int) -> Tensor:
-        if index < 0:
-            index += len(self)
-        return torch.from_numpy(self.values[self.offsets[index] : self.offsets[index + 1]].copy())
-
-    def take(self, indices: Indices) -> list[Tensor]:
-        """Return the cells at indices."""
-        return [self[index] for index in indices.tolist()]
+        return torch.from_numpy(self._piece(index).copy())
 
 
-class Objects:
+class Objects(Column):
     """Any other cells: ``read(cell, index)`` turns each into a value of Python when it is used."""
-
-    fixed_shape = False
 
     def __init__(self, cells: Any, read: Callable[[Any, int], Any]) -> None:
         self.cells = cells
         self.read = read
-
-    @property
-    def nbytes(self) -> int:
-        """The memory in use."""
-        return int(self.cells.nbytes)
+        self.nbytes = int(cells.nbytes)
 
     def __len__(self) -> int:
         return len(self.cells)
 
     def __getitem__(self, index: int) -> Any:
         return self.read(self.cells[index], index)
-
-    def take(self, indices: Indices) -> list[Any]:
-        """Return the cells at indices."""
-        return [self[index] for index in indices.tolist()]
-
-
-Column = Numbers | Text | Lists | Objects
 
 
 def as_dtype(
