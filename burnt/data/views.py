@@ -223,7 +223,7 @@ class ArrayWindows(_Windows):
         return _as_tensor(source[places.numpy()])
 
 
-class DatasetWindows(_Over[Any], _Windows):
+class DatasetWindows(_Windows, _Over[Any]):
     """Windows of a dataset, each a batch."""
 
     @property
