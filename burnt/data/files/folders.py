@@ -50,6 +50,58 @@ def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str
     return list(classes)
 
 
+def find_labelled(
+    folder: Path,
+    classes: Sequence[str] | None,
+    suffixes: Collection[str],
+    kind: str,
+    allow_empty: bool,
+    others_hint: str | None = None,
+) -> tuple[list[str], list[str], list[int], list[str]]:
+    """List the files below the folders of the classes, each with its label.
+
+    Args:
+        folder: holds a folder for each class.
+        classes: as of `find_classes`.
+        suffixes: as of `find_files`.
+        kind: what messages call the files, ``"images"``.
+        allow_empty: whether a class may have none.
+        others_hint: what to do about a class with other files alone.
+
+    Returns:
+        the classes, the files and their labels, and the files of other suffixes.
+
+    Raises:
+        DataError: as in `find_classes` and `find_files`, or a class has no files.
+    """
+    names = find_classes(folder, classes)
+    paths: list[str] = []
+    labels: list[int] = []
+    others: list[str] = []
+    for label, name in enumerate(names):
+        found, rest = find_files(folder / name, suffixes)
+        if not found and not allow_empty:
+            what = f"a class has no {kind}: {name!r}"
+            raise no_files(what, folder / name, suffixes, rest, others_hint)
+        paths += [f"{name}/{path}" for path in found]
+        others += [f"{name}/{path}" for path in rest]
+        labels += [label] * len(found)
+    return names, paths, labels, others
+
+
+def no_files(
+    what: str, folder: Path, suffixes: Collection[str], others: list[str], others_hint: str | None = None
+) -> DataError:
+    """Return the error for a folder without files of some suffixes."""
+    return DataError(
+        what,
+        where=str(folder),
+        expected=f"files that end in {', '.join(suffixes)}",
+        found=", ".join(others[:3]) or "an empty folder",
+        hint=(others_hint if others else None) or "delete the folder, or pass allow_empty=True",
+    )
+
+
 def check_splits(folder: Path, names: Sequence[str], otherwise: str) -> None:
     """Raise a DataError if the folders in a folder are the parts of a data set, such as train and valid.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.decoding import ImageMode, import_pillow, read_image, read_mask
-from burnt.data.files.folders import check_splits, find_classes, find_files
+from burnt.data.files.folders import check_splits, find_files, find_labelled
 from burnt.errors import DataError, nearest, quantity
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
@@ -116,22 +116,9 @@ class ImageFolder(_Images):
         allow_empty: bool = False,
     ) -> None:
         super().__init__(folder, mode, dtype, background)
-        self.classes = find_classes(self.folder, classes)
-        self.labels: list[int] = []
-        self.others: list[str] = []
-        for label, name in enumerate(self.classes):
-            found, others = find_files(self.folder / name, IMAGE_SUFFIXES)
-            if not found and not allow_empty:
-                raise DataError(
-                    f"a class has no images: {name!r}",
-                    where=str(self.folder / name),
-                    expected=f"files that end in {', '.join(IMAGE_SUFFIXES)}",
-                    found=", ".join(others[:3]) or "an empty folder",
-                    hint="delete the folder, or pass allow_empty=True",
-                )
-            self.paths += [f"{name}/{path}" for path in found]
-            self.others += [f"{name}/{path}" for path in others]
-            self.labels += [label] * len(found)
+        self.classes, self.paths, self.labels, self.others = find_labelled(
+            self.folder, classes, IMAGE_SUFFIXES, "images", allow_empty
+        )
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"images": self._read(index), "labels": self.labels[index]}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from burnt.data.files.folders import find_classes, find_files
+from burnt.data.files.folders import find_files, find_labelled, no_files
 from burnt.errors import DataError, quantity
 
 
@@ -64,22 +64,16 @@ class TextFolder:
         suffixes = [suffixes] if isinstance(suffixes, str) else suffixes
         suffixes = [suffix.lower() for suffix in suffixes]
         self.classes: list[str] = []
-        self.paths: list[str] = []
         self.labels: list[int] | None = None
-        if not labels:
-            self.paths, others = find_files(self.folder, suffixes)
-            if not self.paths:
-                raise _no_files("a folder has no text files", self.folder, suffixes, others)
+        hint = 'suffixes=(".md",) reads others'
+        if labels:
+            self.classes, self.paths, self.labels, _ = find_labelled(
+                self.folder, classes, suffixes, "text files", allow_empty, hint
+            )
             return
-        self.classes = find_classes(self.folder, classes)
-        self.labels = []
-        for label, name in enumerate(self.classes):
-            found, others = find_files(self.folder / name, suffixes)
-            if not found and not allow_empty:
-                what = f"a class has no text files: {name!r}"
-                raise _no_files(what, self.folder / name, suffixes, others)
-            self.paths += [f"{name}/{path}" for path in found]
-            self.labels += [label] * len(found)
+        self.paths, others = find_files(self.folder, suffixes)
+        if not self.paths:
+            raise no_files("a folder has no text files", self.folder, suffixes, others, hint)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -126,13 +120,3 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
             "unknown encoding", found=repr(encoding), hint='"utf-8", "cp1252", "utf-16" ...'
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _no_files(what: str, folder: Path, suffixes: Sequence[str], others: list[str]) -> DataError:
-    return DataError(
-        what,
-        where=str(folder),
-        expected=f"files that end in {', '.join(suffixes)}",
-        found=", ".join(others[:3]) or "an empty folder",
-        hint='suffixes=(".md",) reads others' if others else "delete the folder, or pass allow_empty=True",
-    )

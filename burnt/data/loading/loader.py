@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from burnt.data.batch import pin as pin_memory
 from burnt.data.dataset import Dataset
 from burnt.data.loading.buckets import Buckets, as_buckets
 from burnt.data.loading.pack import Pack
-from burnt.data.loading.pad import Pad
+from burnt.data.loading.pad import is_changed
 from burnt.data.loading.samplers import Sampler, as_sampler
 from burnt.data.loading.seeds import numpy_generator, torch_generator
 from burnt.data.loading.workers import Cell, WorkerPool
@@ -189,11 +190,8 @@ class Loader(Generic[B]):
             self.buckets.prepare(dataset, batch_size)
         if self.pack is not None:
             self.pack.prepare(dataset)
-        if item_transform is not None:
-            item_transform = as_transform(item_transform)
-        if transform is not None:
-            transform = as_transform(transform)
-        reader = _Reader(dataset, batcher, item_transform, transform, self.pack, seed)
+        functions = [None if f is None else as_transform(f) for f in (item_transform, transform)]
+        reader = _Reader(dataset, batcher, *functions, self.pack, seed)
         self._pool = WorkerPool(reader, workers, prefetch)
         self._served = 0
         if len(self) == 0:
@@ -361,29 +359,19 @@ class Loader(Generic[B]):
             yield number, (epoch, number, order[int(starts[number]) : end])
 
 
+@dataclasses.dataclass(frozen=True)
 class _Reader:
     """Reads the batches of a `Loader`, in this process or in a worker's.
 
     A task is the epoch, the number of the batch, and the indices of its items, or the pieces of its rows.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batcher: Callable[[Any], Any] | None,
-        item_transform: Callable[[Any, torch.Generator], Any] | None,
-        transform: Callable[[Any, torch.Generator], Any] | None,
-        pack: Pack | None,
-        seed: int,
-    ) -> None:
-        self.dataset = dataset
-        self.batcher = batcher
-        self.item_transform = item_transform
-        self.transform = transform
-        self.pack = pack
-        self.seed = seed
-        # A function of the user may change an item in place, which must not change the dataset.
-        self.copies_items = item_transform is not None or not isinstance(batcher, Pad | None)
+    dataset: Any
+    batcher: Callable[[Any], Any] | None
+    item_transform: Callable[[Any, torch.Generator], Any] | None
+    transform: Callable[[Any, torch.Generator], Any] | None
+    pack: Pack | None
+    seed: int
 
     def __call__(self, task: tuple[int, int, Tensor], cell: Cell) -> Any:
         epoch, number, indices = task
@@ -448,7 +436,7 @@ class _Reader:
             cell[0] = index
             try:
                 item = self.dataset[index] if items is None else items[place]
-                if self.copies_items:
+                if is_changed(self.item_transform, self.batcher):
                     item = copy_item(item)
                 if self.item_transform is not None:
                     item = self.item_transform(item, torch_generator(self.seed, epoch, index))

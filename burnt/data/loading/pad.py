@@ -154,3 +154,8 @@ def _sequences(fields: Mapping[str, Any]) -> list[str]:
         if (isinstance(value, list | tuple) and all(isinstance(part, int | float) for part in value))
         or (hasattr(value, "ndim") and value.ndim > 0)
     ]
+
+
+def is_changed(item_transform: Any, batcher: Any) -> bool:
+    """Whether a function of the user gets an item, which it may change in place, and its dataset with it."""
+    return item_transform is not None or not isinstance(batcher, Pad | None)

@@ -8,6 +8,7 @@ a buffer that is refilled item by item could hold items from anywhere before.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import os
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from burnt.data.batch import collate, copy_item
-from burnt.data.loading.pad import Pad
+from burnt.data.loading.pad import is_changed
 from burnt.data.loading.seeds import numpy_generator, torch_generator
 from burnt.data.loading.state import decode_state, encode_state, has_state
 from burnt.data.loading.workers import Cell
@@ -73,6 +74,7 @@ the lane before it, the items given of it and the batches given in all; the stat
 the dataset has ended, since its state may then be that of a new start."""
 
 
+@dataclasses.dataclass
 class StreamReader:
     """Reads the batches of a `StreamLoader`, in this process or in a worker's.
 
@@ -80,33 +82,19 @@ class StreamReader:
     the iterator's first of the lane, the position to start from and the iterators that are in use.
     """
 
-    def __init__(
-        self,
-        dataset: Iterable[Any],
-        batch_size: int,
-        batcher: Callable[[list[Any]], Any] | None,
-        shuffle: int,
-        seed: int,
-        drop_last: bool,
-        item_transform: Callable[[Any, torch.Generator], Any] | None,
-        transform: Callable[[Any, torch.Generator], Any] | None,
-        lanes: int,
-    ) -> None:
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.batcher = batcher
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_last = drop_last
-        self.item_transform = item_transform
-        self.transform = transform
-        # A function of the user may change an item in place, and the source may hold it, as a list does.
-        self.copies_items = item_transform is not None or not isinstance(batcher, Pad | None)
-        self.lanes = lanes
-        self.initial_state: Any = None
-        self.restored_epoch: int | None = None
-        self.is_midway = False  # whether the dataset, which has a state, was left before its end
-        self._open: dict[tuple[int, int], _ShardReader] = {}
+    dataset: Iterable[Any]
+    batch_size: int
+    batcher: Callable[[list[Any]], Any] | None
+    shuffle: int
+    seed: int
+    drop_last: bool
+    item_transform: Callable[[Any, torch.Generator], Any] | None
+    transform: Callable[[Any, torch.Generator], Any] | None
+    lanes: int
+    initial_state: Any = None
+    restored_epoch: int | None = None
+    is_midway: bool = False  # whether the dataset, which has a state, was left before its end
+    _open: dict[tuple[int, int], _ShardReader] = dataclasses.field(default_factory=dict)
 
     def __call__(self, task: tuple[int, int, int, int, Any], cell: Cell) -> Any:
         """Return a batch and the position after it; None at the end of the lane."""
@@ -195,7 +183,7 @@ class _ShardReader:
                     break
             number, place, item = self._block[self._given]
             self._given += 1
-            if reader.copies_items:
+            if is_changed(reader.item_transform, reader.batcher):
                 item = copy_item(item)
             if reader.item_transform is not None:
                 cell[0] = number

@@ -111,13 +111,8 @@ class StreamLoader(Generic[B]):
         self.drop_last = drop_last
         self.lanes = lanes or min(shards, 8)
         self.pin = pin
-        if item_transform is not None:
-            item_transform = as_transform(item_transform)
-        if transform is not None:
-            transform = as_transform(transform)
-        reader = StreamReader(
-            dataset, batch_size, batcher, shuffle, seed, drop_last, item_transform, transform, self.lanes
-        )
+        functions = [None if f is None else as_transform(f) for f in (item_transform, transform)]
+        reader = StreamReader(dataset, batch_size, batcher, shuffle, seed, drop_last, *functions, self.lanes)
         self._pool = WorkerPool(reader, workers, prefetch)
         self._iterators: weakref.WeakSet[_StreamIterator[B]] = weakref.WeakSet()
         self._numbers = itertools.count()
