@@ -36,13 +36,8 @@ class DataframeDataset(Table):
 
     Args:
         frame: the dataframe.
-        columns: the columns to keep; or a mapping from each entry of an item to its column, or to several
-            columns that are stacked to one tensor ``[k]``.
+        columns, label, categories: as of `CsvDataset`.
         types: types of columns: int, float, bool, str, a dtype of torch, or object for values of Python.
-        label: the column with the class of each row: it becomes the number of the class, int64, and
-            `classes` the list of names, sorted.
-        categories: further columns whose values become numbers; or a mapping from columns to all their
-            values in order.
         missing: what is done for nulls, and for NaN: ``"error"``; ``"nan"``, for numbers; or a mapping from
             columns to the value that is filled in.
 

@@ -35,12 +35,9 @@ class JsonLinesDataset(RowDataset):
         types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch,
             ``list[int]`` or ``list[float]`` for lists that become tensors, object for values left as they
             are. Names keys, too, that the first 1,000 rows lack.
-        label: the key with the class of each row: it becomes the number of the class, int64, and `classes`
-            the list of names, sorted. All rows are parsed once to find them, unless `categories` has them.
-        categories: further keys whose values become numbers; or a mapping from keys to all their values in
-            order, such as another dataset's `categories`.
-        missing: what is done where a key is absent or null: ``"error"``; ``"nan"``, for numbers; or a
-            mapping from columns to the value that is filled in.
+        label, categories: as of `CsvDataset`. All rows are parsed once to find classes, unless `categories`
+            has them.
+        missing: as of `DataframeDataset`, where a key is absent or null.
 
     Raises:
         DataError: a file is missing, or a row cannot be read; the message names file, line and column.

@@ -42,16 +42,9 @@ class ParquetDataset(Labelled):
 
     Args:
         path: a file, a pattern such as ``"part-*.parquet"``, or a list of these, with the same columns.
-        columns: the columns to read; or a mapping from each entry of an item to its column, or to several
-            columns that are stacked to one tensor ``[k]``. Others are not read from the file.
-        types: types of columns: int, float, bool, str, a dtype of torch, or object for values of Python.
-        label: the column with the class of each row: it becomes the number of the class, int64, and
-            `classes` the list of names, sorted. The column is read once to find them, unless `categories`
-            has them.
-        categories: further columns whose values become numbers; or a mapping from columns to all their
-            values in order.
-        missing: what is done for nulls, and for NaN: ``"error"``; ``"nan"``, for numbers; or a mapping from
-            columns to the value that is filled in.
+        columns, types, label, categories, missing: as of `DataframeDataset`. Columns that are not selected
+            are not read from the file; one of classes is read once to find them, unless `categories` has
+            them.
         memory: bytes of row groups that are kept.
 
     Raises:

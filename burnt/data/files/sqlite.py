@@ -40,16 +40,10 @@ class SqliteDataset(RowDataset):
         parameters: values for the ``?`` or ``:name`` of the query.
         timeout: the seconds after which a query, or that of a view, is interrupted, in each process; None for
             no limit.
-        columns: the columns to keep; or a mapping from each entry of an item to its column, or to several
-            columns whose numbers are stacked to one tensor ``[k]``.
+        columns, label, categories: as of `CsvDataset`.
         types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch, or
             object for values left as they are. ``bool`` takes 0 and 1.
-        label: the column with the class of each row: it becomes the number of the class, int64, and
-            `classes` the list of names, sorted.
-        categories: further columns whose values become numbers; or a mapping from columns to all their
-            values in order.
-        missing: what is done for NULL: ``"error"``; ``"nan"``, for numbers; or a mapping from columns to the
-            value that is filled in.
+        missing: as of `DataframeDataset`, for NULL.
 
     Raises:
         DataError: the database cannot be read, has no such table, or a row does not fit.
