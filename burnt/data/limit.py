@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from burnt.data.batch import clone
 from burnt.data.loading.loader import EpochLoader
-from burnt.data.loading.seeds import seeded_globally
+from burnt.data.seeds import seeded_globally
 from burnt.errors import DataError
 
 B = TypeVar("B")

@@ -20,8 +20,8 @@ from burnt.data.loading.buckets import Buckets, as_buckets
 from burnt.data.loading.pack import Pack
 from burnt.data.loading.pad import is_changed
 from burnt.data.loading.samplers import Sampler, as_sampler
-from burnt.data.loading.seeds import numpy_generator, torch_generator
 from burnt.data.loading.workers import Cell, WorkerPool
+from burnt.data.seeds import numpy_generator, torch_generator
 from burnt.data.transforms.adapters import as_transform
 from burnt.errors import BurntError, DataError, quantity
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.data.loading.seeds import numpy_generator, seed_of, seeded_globally, torch_generator
+from burnt.data.seeds import numpy_generator, seed_of, seeded_globally, torch_generator
 from burnt.errors import BurntError, DataError
 
 

@@ -19,9 +19,9 @@ import torch
 
 from burnt.data.batch import collate, copy_item
 from burnt.data.loading.pad import is_changed
-from burnt.data.loading.seeds import numpy_generator, torch_generator
 from burnt.data.loading.state import decode_state, encode_state, has_state
 from burnt.data.loading.workers import Cell
+from burnt.data.seeds import numpy_generator, torch_generator
 from burnt.errors import BurntError, DataError
 
 Position = dict[str, Any]

@@ -45,8 +45,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from burnt.data.loading.seeds import seed_global_states, seed_of
 from burnt.data.loading.transport import pickled, receive, send, unpickled
+from burnt.data.seeds import seed_global_states, seed_of
 from burnt.errors import BurntError, DataError, UnsupportedError
 
 Cell = Any

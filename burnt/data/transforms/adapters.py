@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from burnt.data.batch import Batch
-from burnt.data.loading.seeds import seeded_globally
+from burnt.data.seeds import seeded_globally
 from burnt.errors import DataError
 
 
