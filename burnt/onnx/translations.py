@@ -23,7 +23,7 @@ from burnt import kernels
 from burnt.errors import UnsupportedError
 from burnt.kernels import ACTIVATIONS
 from burnt.kernels.ops.attention.reference import traceable_attention
-from burnt.kernels.ops.quantized.scaled import finish_linear
+from burnt.kernels.ops.quantized.scaled import finish
 from burnt.kernels.ops.quantized.values import unpack
 from burnt.scheme import VALUES
 
@@ -363,7 +363,7 @@ class _Translations:
             return _activated(out, activation).to(dtype or torch.float32)
         shape = (x.shape[0], values.shape[0])
         sums = self._call("MatMulInteger", (x, values.t()), {}, shape, torch.int32)
-        return finish_linear(sums, x_scale, scale, None, None, bias, activation, None, None, value, dtype)
+        return finish(sums, x_scale, scale, bias, activation, None, None, value, dtype)
 
     def scaled_conv(
         self,

@@ -296,6 +296,7 @@ def quantized_linear(
     """A quantized weight of 1,000 rows of 1,056 columns, with the block sizes that the heuristic selects."""
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.kernels.ops.quantized.quantize import quantized_example
+    from burnt.kernels.ops.quantized.weight_only import LinearArguments
     from burnt.kernels.ops.quantized.weight_only_config import select_config
     from burnt.kernels.ops.quantized.weight_only_gpu import linear_sizes
     from burnt.kernels.ops.quantized.weight_only_triton import quantized_linear_triton
@@ -303,7 +304,8 @@ def quantized_linear(
     torch.manual_seed(0)
     values, scale, zero_point = quantized_example(device, 1000, 1056, value, block, zero)
     x, bias = drawn(rows, 1056).to(device, dtype), drawn(1000, seed=1).to(device, dtype)
-    config = select_config(linear_sizes(x, values, value, block), HOPPER)
+    arguments = LinearArguments(x, values, scale, zero_point, bias, "silu", value, block)
+    config = select_config(linear_sizes(arguments), HOPPER)
 
     def by_definition(dtype: torch.dtype) -> Sequence[Tensor]:
         wide = scale.double() if dtype == torch.float64 else scale
@@ -314,7 +316,7 @@ def quantized_linear(
         ]
 
     return Case(
-        lambda: [quantized_linear_triton(x, values, scale, zero_point, bias, "silu", value, block, config)],
+        lambda: [quantized_linear_triton(*arguments, config=config)],
         lambda: by_definition(dtype),
         lambda: by_definition(torch.float64),
     )
@@ -325,6 +327,7 @@ def scaled_linear(rows: int, value: str, out: str, device: torch.device) -> Case
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.device import device_info
     from burnt.kernels.ops.quantized.quantize import quantized_example
+    from burnt.kernels.ops.quantized.scaled import LinearCall
     from burnt.kernels.ops.quantized.scaled_config import multiplies_float8, select_config
     from burnt.kernels.ops.quantized.scaled_triton import scaled_linear_triton
 
@@ -352,7 +355,7 @@ def scaled_linear(rows: int, value: str, out: str, device: torch.device) -> Case
         return [result.float() if out == "quantized" else result]
 
     def ours() -> Sequence[Tensor]:
-        result = scaled_linear_triton(*arguments, dtype, config, float8=has_units)
+        result = scaled_linear_triton(LinearCall(*arguments, dtype), config, float8=has_units)
         return [result.float() if out == "quantized" else result]
 
     return Case(ours, by_definition, exact)
@@ -361,6 +364,7 @@ def scaled_linear(rows: int, value: str, out: str, device: torch.device) -> Case
 def scaled_conv(groups: int, device: torch.device) -> Case:
     """A convolution of int8 in channels-last memory, with padding that stands for a zero point."""
     from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.kernels.ops.quantized.scaled import ConvCall
     from burnt.kernels.ops.quantized.scaled_config import select_config
     from burnt.kernels.ops.quantized.scaled_triton import scaled_conv_triton
 
@@ -392,7 +396,7 @@ def scaled_conv(groups: int, device: torch.device) -> Case:
         return [kernels.scaled_conv.reference(*arguments)]
 
     return Case(
-        lambda: [scaled_conv_triton(*arguments, config)],
+        lambda: [scaled_conv_triton(ConvCall(*arguments), config)],
         by_definition,
         lambda: [t.double() for t in by_definition()],
     )

@@ -9,5 +9,6 @@ static_args   arguments that are neither tensors nor floats: constants of a trac
 results       the results and gradients of a call
 vjp           the vector-Jacobian product of a reference
 autocast      casting arguments under autocast
+launch        launches of hand-written Triton kernels, run or compiled ahead
 checks        validation of arguments, and translation of torch's errors
 """

@@ -124,15 +124,17 @@ def test_a_launch_of_attention_finds_what_was_compiled(pool: Pool, name: str) ->
     q, k, v = (torch.randn(2, 900, 4, 64).bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
     bound = list(dot_product_attention.bind((q, k, v), VARIANTS[name]))
     blocks = flash_config.select_config(64, 2, HOPPER)
-    pool.submit_once(flash.compile_jobs(blocks, *bound)).result(240)
+    launches = flash.call_launches(blocks, *bound)
+    jobs = [triton_compile_pool.job_of(*launch[:1], *launch[2:]) for launch in launches]
+    pool.submit_once(jobs).result(240)
     problem = flash.make_problem(q, k, *bound[3:])
-    launches = flash_triton.launches(q, k, v, problem, blocks, gradients=True)
-    assert list(launches) == ["forward", "dots", "keys", "queries"]
+    by_name = flash_triton.launches(q, k, v, problem, blocks, gradients=True)
+    assert list(by_name) == ["forward", "dots", "keys", "queries"]
     found: list[bool] = []
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)  # type: ignore[assignment]
     try:
         with driven(H200):
-            for launch in launches.values():
+            for launch in by_name.values():
                 triton.JITFunction(launch.kernel.fn).warmup(
                     *launch.arguments, grid=(1,), **launch.constants, **launch.options
                 )

@@ -27,7 +27,13 @@ from burnt.device import processor
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.attention.flash import unsupported_reason
-from burnt.kernels.ops.attention.reference import ScoreMod, dot_product_attention, dropout_mask, intervals
+from burnt.kernels.ops.attention.reference import (
+    Options,
+    ScoreMod,
+    dot_product_attention,
+    dropout_mask,
+    intervals,
+)
 from burnt.kernels.ops.matmul import matmul
 
 # Scores per tile; 1 << 18 takes a fifth longer at 8 heads of 2048 x 64 (2 threads of a Zen 3).
@@ -145,30 +151,6 @@ def make_tile_kernels(score: ScoreMod | None) -> TileKernels:
 _DEFAULT_KERNELS = make_tile_kernels(None)
 
 
-class _Options(NamedTuple):
-    """The op's options, and a score function."""
-
-    mask: Tensor | None = None
-    before: int | None = None
-    after: int | None = None
-    bottom_right: bool = False
-    scale: float | None = None
-    softcap: float | None = None
-    slopes: Tensor | None = None
-    lengths: Tensor | None = None
-    q_starts: Tensor | None = None
-    k_starts: Tensor | None = None
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    score: ScoreMod | None = None
-
-    @property
-    def has_key_limits(self) -> bool:
-        """Whether a query's position limits the keys it sees."""
-        tables = (self.before, self.after, self.lengths, self.q_starts)
-        return any(limit is not None for limit in tables)
-
-
 class _Tile(NamedTuple):
     """Some queries of some heads.
 
@@ -194,7 +176,7 @@ def _largest_divisor(count: int, limit: int) -> int:
     return next(n for n in range(min(count, max(limit, 1)), 0, -1) if count % n == 0)
 
 
-def _tile_sizes(q: Tensor, k: Tensor, options: _Options) -> tuple[int, int, int]:
+def _tile_sizes(q: Tensor, k: Tensor, options: Options) -> tuple[int, int, int]:
     """Return how many batches, key heads and queries a tile has."""
     batch, kv_heads, queries, keys = q.shape[0], k.shape[1], q.shape[2], k.shape[2]
     group = q.shape[1] // kv_heads
@@ -215,16 +197,15 @@ def _round_up(count: int) -> int:
     return -(-count // _SIZE_MULTIPLE) * _SIZE_MULTIPLE
 
 
-def _tiles(q: Tensor, k: Tensor, options: _Options, compute_dtype: torch.dtype) -> Iterator[_Tile]:
+def _tiles(q: Tensor, k: Tensor, options: Options, compute_dtype: torch.dtype) -> Iterator[_Tile]:
     """Yield the tiles; those that share key heads are consecutive."""
     batch, num_heads, num_queries, size = q.shape
     num_kv_heads, num_keys = k.shape[1], k.shape[2]
     group = num_heads // num_kv_heads
     batch_step, kv_step, query_step = _tile_sizes(q, k, options)
-    alignment = (options.bottom_right, options.lengths, options.q_starts, options.k_starts)
     position = begin = end = None
     if options.has_key_limits or options.slopes is not None:
-        limits = intervals(q, k, options.before, options.after, *alignment)
+        limits = intervals(q, k, options)
         position, begin, end = (t.expand(batch, -1)[:, None, :, None] for t in limits)
     bounds = None
     # On other devices, reading the bounds would wait for the device.
@@ -301,7 +282,7 @@ void dropout_mask(const burnt_arg *a)
 
 
 def _tile_dropout_mask(
-    options: _Options, first_head: int, first_query: int, first_key: int, shape: tuple[int, int, int]
+    options: Options, first_head: int, first_query: int, first_key: int, shape: tuple[int, int, int]
 ) -> Tensor:
     """Return the dropout mask of a tile; `first_head` is ``batch * heads + head``."""
     assert options.seed is not None
@@ -362,7 +343,7 @@ class _KeyValueCache:
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, options: _Options, kernels: TileKernels
+    q: Tensor, k: Tensor, v: Tensor, options: Options, kernels: TileKernels
 ) -> tuple[Tensor, Tensor]:
     """Return the output, and each query's row maximum and logarithm of its sum, ``[2, B, H, L]``."""
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
@@ -392,7 +373,7 @@ def _backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    options: _Options,
+    options: Options,
     kernels: TileKernels,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
@@ -422,7 +403,7 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: _Options, kernels: TileKernels, eager: Any
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, kernels: TileKernels, eager: Any
     ) -> Tensor:
         """Compute the tiles. `eager` is the same function of q, k and v in eager torch."""
         out, stats = _forward(q, k, v, options, kernels)
@@ -469,7 +450,7 @@ def tiled_attention(
         eager: the same function of q, k and v in eager torch, for second derivatives.
         keyword_options: the op's other arguments, by name.
     """
-    options = _Options(*rest, **keyword_options)
+    options = Options(*rest, **keyword_options)
     if not wants_gradient(q, k, v):
         with torch.no_grad():
             return _forward(q, k, v, options, kernels)[0]
@@ -487,14 +468,14 @@ def tiled_attention(
 def _unsupported_reason(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
     if 0 in (q.numel(), k.numel(), v.numel()):
         return "an empty tensor"
-    options = _Options(*rest)
+    options = Options(*rest)
     if wants_gradient(options.mask, options.slopes):
         return "mask or slopes require a gradient"
     return None
 
 
 def _is_best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
-    options = _Options(*rest)
+    options = Options(*rest)
     keys = k.shape[2]
     scores = q.shape[0] * q.shape[1] * q.shape[2] * keys
     is_fast_16_bit = q.dtype.itemsize == 2 and q.device.type == "cpu" and q.dtype in processor().onednn

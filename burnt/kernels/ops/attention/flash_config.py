@@ -47,98 +47,51 @@ class FlashConfig:
         return cls(*map(int, found.groups()))
 
 
-# Block sizes by kernel, then by the largest head size (the larger of keys and values) that they serve. Found
-# by compiling for the targets: the largest of a few tiles that do not spill registers and fit in shared
-# memory. On RDNA, large heads spill even with the smallest tiles: tests/codegen/render/triton/spills.txt
-# lists the spills. Variants that hold more per tile have their own rows where the usual ones would spill:
-# `added` for an additive mask, `scored` for a score function.
-_Table = dict[str, dict[int, FlashConfig]]
+# Block sizes of each kernel for head sizes (the larger of keys and values) up to 64, 128 and 256. Found by
+# compiling for the targets: the largest of a few tiles that do not spill registers and fit in shared memory.
+# On RDNA, large heads spill even with the smallest tiles (tests/codegen/render/triton/spills.txt). Variants
+# that hold more per tile have rows where the usual ones would spill: `added` for an additive mask, `scored`
+# for a score function.
+_WIDTHS = (64, 128, 256)
+_Table = dict[str, str]
 _HOPPER: _Table = {  # and later: several warps share a matmul, which reads its operands from shared memory
-    "forward": {
-        64: FlashConfig(128, 64, 8, 3),
-        128: FlashConfig(128, 64, 8, 3),
-        256: FlashConfig(64, 32, 8, 2),
-    },
-    "keys": {64: FlashConfig(64, 128, 8, 2), 128: FlashConfig(32, 128, 8, 2), 256: FlashConfig(16, 32, 8, 2)},
-    "queries": {
-        64: FlashConfig(128, 64, 8, 3),
-        128: FlashConfig(128, 64, 8, 2),
-        256: FlashConfig(32, 16, 4, 1),
-    },
+    "forward": "128x64 w8 s3, 128x64 w8 s3, 64x32 w8 s2",
+    "keys": "64x128 w8 s2, 32x128 w8 s2, 16x32 w8 s2",
+    "queries": "128x64 w8 s3, 128x64 w8 s2, 32x16 w4 s1",
 }
 _AMPERE: _Table = {
-    "forward": {
-        64: FlashConfig(128, 64, 8, 3),
-        128: FlashConfig(128, 64, 8, 3),
-        256: FlashConfig(64, 32, 8, 2),
-    },
-    "forward, added": {64: FlashConfig(128, 32, 8, 3), 128: FlashConfig(128, 32, 8, 3)},
-    "keys": {64: FlashConfig(32, 64, 4, 2), 128: FlashConfig(32, 64, 8, 2), 256: FlashConfig(16, 32, 8, 1)},
-    "queries": {
-        64: FlashConfig(128, 64, 8, 3),
-        128: FlashConfig(64, 32, 4, 2),
-        256: FlashConfig(32, 16, 4, 1),
-    },
+    "forward": "128x64 w8 s3, 128x64 w8 s3, 64x32 w8 s2",
+    "forward, added": "128x32 w8 s3, 128x32 w8 s3, 64x32 w8 s2",
+    "keys": "32x64 w4 s2, 32x64 w8 s2, 16x32 w8 s1",
+    "queries": "128x64 w8 s3, 64x32 w4 s2, 32x16 w4 s1",
 }
 _CDNA: _Table = {
-    "forward": {
-        64: FlashConfig(128, 64, 4, 1),
-        128: FlashConfig(128, 32, 4, 1),
-        256: FlashConfig(32, 32, 4, 1),
-    },
-    "keys": {64: FlashConfig(32, 64, 4, 1), 128: FlashConfig(32, 64, 4, 1), 256: FlashConfig(16, 16, 4, 1)},
-    "queries": {
-        64: FlashConfig(64, 32, 4, 1),
-        128: FlashConfig(64, 32, 4, 1),
-        256: FlashConfig(16, 16, 4, 1),
-    },
+    "forward": "128x64 w4 s1, 128x32 w4 s1, 32x32 w4 s1",
+    "keys": "32x64 w4 s1, 32x64 w4 s1, 16x16 w4 s1",
+    "queries": "64x32 w4 s1, 64x32 w4 s1, 16x16 w4 s1",
 }
 _RDNA: _Table = {
-    "forward": {
-        64: FlashConfig(128, 64, 8, 1),
-        128: FlashConfig(64, 32, 8, 1),
-        256: FlashConfig(16, 16, 8, 1),
-    },
-    "forward, added": {128: FlashConfig(64, 32, 16, 1)},
-    "keys": {64: FlashConfig(32, 32, 8, 1), 128: FlashConfig(16, 16, 8, 2), 256: FlashConfig(16, 16, 8, 2)},
-    "keys, scored": {64: FlashConfig(16, 32, 8, 1)},
-    "queries": {
-        64: FlashConfig(64, 32, 8, 1),
-        128: FlashConfig(32, 16, 8, 1),
-        256: FlashConfig(16, 16, 8, 1),
-    },
-    "queries, added": {128: FlashConfig(32, 16, 16, 2)},
+    "forward": "128x64 w8 s1, 64x32 w8 s1, 16x16 w8 s1",
+    "forward, added": "128x64 w8 s1, 64x32 w16 s1, 16x16 w8 s1",
+    "keys": "32x32 w8 s1, 16x16 w8 s2, 16x16 w8 s2",
+    "keys, scored": "16x32 w8 s1, 16x16 w8 s2, 16x16 w8 s2",
+    "queries": "64x32 w8 s1, 32x16 w8 s1, 16x16 w8 s1",
+    "queries, added": "64x32 w8 s1, 32x16 w16 s2, 16x16 w8 s1",
 }
 _FLOAT32: _Table = {
-    "forward": {
-        64: FlashConfig(64, 32, 8, 2),
-        128: FlashConfig(32, 16, 8, 1),
-        256: FlashConfig(16, 16, 8, 1),
-    },
-    "keys": {64: FlashConfig(32, 32, 8, 1), 128: FlashConfig(16, 16, 8, 1), 256: FlashConfig(16, 16, 8, 2)},
-    "queries": {
-        64: FlashConfig(32, 32, 4, 1),
-        128: FlashConfig(32, 16, 8, 1),
-        256: FlashConfig(16, 16, 8, 1),
-    },
+    "forward": "64x32 w8 s2, 32x16 w8 s1, 16x16 w8 s1",
+    "keys": "32x32 w8 s1, 16x16 w8 s1, 16x16 w8 s2",
+    "queries": "32x32 w4 s1, 32x16 w8 s1, 16x16 w8 s1",
 }
 _CDNA_FLOAT32: _Table = {  # 4 warps have twice the registers of 8 each
-    "forward": _FLOAT32["forward"],
-    "keys": _FLOAT32["keys"] | {256: FlashConfig(16, 16, 4, 1)},
-    "queries": _FLOAT32["queries"] | {256: FlashConfig(16, 16, 4, 1)},
+    "forward": "64x32 w8 s2, 32x16 w8 s1, 16x16 w8 s1",
+    "keys": "32x32 w8 s1, 16x16 w8 s1, 16x16 w4 s1",
+    "queries": "32x32 w4 s1, 32x16 w8 s1, 16x16 w4 s1",
 }
 _RDNA_FLOAT32: _Table = {  # RDNA has no float32 matrix instructions: all operands are in registers
-    "forward": {
-        64: FlashConfig(32, 16, 8, 1),
-        128: FlashConfig(16, 16, 8, 1),
-        256: FlashConfig(16, 16, 8, 1),
-    },
-    "keys": {64: FlashConfig(16, 16, 8, 1), 128: FlashConfig(16, 16, 8, 1), 256: FlashConfig(16, 16, 8, 1)},
-    "queries": {
-        64: FlashConfig(16, 16, 8, 1),
-        128: FlashConfig(16, 16, 16, 1),
-        256: FlashConfig(16, 16, 16, 1),
-    },
+    "forward": "32x16 w8 s1, 16x16 w8 s1, 16x16 w8 s1",
+    "keys": "16x16 w8 s1, 16x16 w8 s1, 16x16 w8 s1",
+    "queries": "16x16 w8 s1, 16x16 w16 s1, 16x16 w16 s1",
 }
 _HOPPER_SHARED_BYTES = 200 << 10
 
@@ -165,17 +118,16 @@ def select_config(
         table = _RDNA if rdna else _CDNA
     else:
         table = _HOPPER if limits.shared_memory >= _HOPPER_SHARED_BYTES else _AMPERE
-    width = next(limit for limit in (64, 128, 256) if size <= limit)
+    column = next(n for n, width in enumerate(_WIDTHS) if size <= width)
     configs = {"dots": FlashConfig(16 if itemsize == 4 else 32, 16, 4, 1)}
-    variants = [
-        variant for variant, is_present in (("added", has_additive_mask), ("scored", has_score)) if is_present
-    ]
+    variants = ["added"] * has_additive_mask + ["scored"] * has_score
     for kernel in ("forward", "keys", "queries"):
-        blocks = table[kernel][width]
+        row = table[kernel]
         for variant in variants:
-            blocks = table.get(f"{kernel}, {variant}", {}).get(width, blocks)
+            row = table.get(f"{kernel}, {variant}", row)
+        blocks = FlashConfig.of(row.split(", ")[column])
         limit = limits.shared_memory
-        while blocks.stages > 1 and shared_memory_bytes(kernel, blocks, width, itemsize) > limit:
+        while blocks.stages > 1 and shared_memory_bytes(kernel, blocks, _WIDTHS[column], itemsize) > limit:
             blocks = dataclasses.replace(blocks, stages=blocks.stages - 1)
         configs[kernel] = blocks
     return configs

@@ -28,7 +28,6 @@ sum, the logarithm would be lost.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -38,7 +37,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from burnt.kernels.ops.attention.flash_config import FlashConfig
+from burnt.kernels.interface.launch import Launch, run_all
+from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -888,40 +888,14 @@ class Problem(NamedTuple):
         return self.score is not None or (self.mask is not None and self.mask.dtype != torch.bool)
 
 
-class Launch(NamedTuple):
-    """A kernel launch.
-
-    Args:
-        kernel: the Triton function.
-        num_programs: size of the grid.
-        arguments: tensors, strides, numbers and functions, by position.
-        constants: values of the ``tl.constexpr`` parameters, by name.
-        blocks: number of warps and stages.
-    """
-
-    kernel: Any
-    num_programs: int
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-    blocks: FlashConfig
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Compile options."""
-        return {"num_warps": self.blocks.warps, "num_stages": self.blocks.stages}
-
-    def __call__(self) -> None:
-        """Launch the kernel."""
-        self.kernel[(self.num_programs,)](*self.arguments, **self.constants, **self.options)
-
-
 def _make_launch(
     kernel: Any, num_programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], blocks: FlashConfig
 ) -> Launch:
     """Build a launch; all of its arguments decide whether indices need 64 bits."""
     values = {**constants, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "WIDE": _needs_int64(arguments)}
     used = {name: values[name] for name in _constant_names(kernel) if name in values}
-    return Launch(kernel, num_programs, arguments, used, blocks)
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    return Launch(kernel, (num_programs,), arguments, used, options)
 
 
 @functools.cache
@@ -942,8 +916,7 @@ def forward(
         blocks: block sizes of the kernel ``"forward"``.
     """
     launch, out, lse = _forward(q, k, v, problem, blocks)
-    with _device_guard(q):
-        launch()
+    run_all([launch], q)
     return out, lse
 
 
@@ -975,21 +948,11 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of q, k and v.
 
-    Args:
-        grad_out: the gradient of `out`; its last stride is 1.
-        q: as in `forward`.
-        k: as in `forward`.
-        v: as in `forward`.
-        out: from `forward`.
-        lse: from `forward`.
-        problem: the other options.
-        blocks: block sizes of the kernels ``"dots"``, ``"keys"`` and ``"queries"``.
-        needs_grad: whether dq is needed, and whether dk and dv are.
+    Args are those and the results of `forward`; the gradient of `out` has a last stride of 1. `needs_grad`:
+    whether dq is needed, and whether dk and dv are.
     """
     launches, gradients = _backward(grad_out, q, k, v, out, lse, problem, blocks, needs_grad)
-    with _device_guard(q):
-        for launch in launches:
-            launch()
+    run_all(launches, q)
     return gradients
 
 
@@ -1010,16 +973,8 @@ def _backward(
     delta = lse.new_empty(batch, heads, rows)
     dq = dk = dv = None
     config = blocks["dots"]
-    arguments: tuple[Any, ...] = (
-        grad_out,
-        out,
-        delta,
-        _strides(grad_out),
-        _strides(out),
-        heads,
-        rows,
-        value_size,
-    )
+    arguments: tuple[Any, ...] = (grad_out, out, delta, _strides(grad_out), _strides(out))
+    arguments += (heads, rows, value_size)
     num_programs = triton.cdiv(rows, config.m) * batch * heads
     launches = [
         _make_launch(backward_dots, num_programs, arguments, {"BLOCK_E": _padded_size(value_size)}, config)
@@ -1060,26 +1015,15 @@ def launches(
 ) -> dict[str, Launch]:
     """Return the launches of `forward` and, with `gradients`, of `backward`, by the names in `KERNELS`.
 
-    Args:
-        q: as in `forward`; on the meta device nothing is allocated.
-        k: as in `forward`.
-        v: as in `forward`.
-        problem: the other options.
-        blocks: block sizes of all kernels.
-        gradients: whether to include the backward.
-        needs_grad: as in `backward`.
+    On the meta device nothing is allocated.
     """
     launch, out, lse = _forward(q, k, v, problem, blocks)
     found_launches = [launch]
     if gradients:
         found_launches += _backward(out, q, k, v, out, lse, problem, blocks, needs_grad)[0]
-    names = {
-        forward_kernel: "forward",
-        backward_dots: "dots",
-        backward_keys: "keys",
-        backward_queries: "queries",
-    }
-    return {names[item.kernel]: item for item in found_launches}
+    kernels = (forward_kernel, backward_dots, backward_keys, backward_queries)
+    names = dict(zip(kernels, KERNELS, strict=True))
+    return {names[launch.kernel]: launch for launch in found_launches}
 
 
 def _common_arguments(
@@ -1087,12 +1031,7 @@ def _common_arguments(
 ) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], dict[str, Any]]:
     """Return what all kernels take: tensors, strides and numbers, and the constants that depend on them.
 
-    Args:
-        q: as in `forward`.
-        k: as in `forward`.
-        v: as in `forward`.
-        problem: the other options.
-        over_keys: whether programs own blocks of keys, and need the interval of queries that see each key.
+    `over_keys`: programs own blocks of keys, and need the interval of queries that see each key.
     """
     mask = q if problem.mask is None else problem.mask
     mask_strides = (0, 0, 0, 0) if problem.mask is None else tuple(mask.stride())
@@ -1168,7 +1107,3 @@ def _needs_int64(arguments: Sequence[Any]) -> bool:
             extent += (shape[axis] + _INDEX_MARGIN) * abs(strides[axis])
         largest = max(largest, extent)
     return largest > 2**31 - 1
-
-
-def _device_guard(tensor: Tensor) -> Any:
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

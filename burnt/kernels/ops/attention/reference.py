@@ -30,6 +30,43 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """``score(s, b, h, i, j)``: maps scores and int32 batch, head, query and key indices to new scores."""
 
 
+class Options(NamedTuple):
+    """The arguments of `dot_product_attention` after q, k and v, and a score function."""
+
+    mask: Tensor | None = None
+    before: int | None = None
+    after: int | None = None
+    bottom_right: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    slopes: Tensor | None = None
+    lengths: Tensor | None = None
+    q_starts: Tensor | None = None
+    k_starts: Tensor | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    score: ScoreMod | None = None
+
+    @property
+    def has_key_limits(self) -> bool:
+        """Whether a query's position limits the keys it sees."""
+        limits = (self.before, self.after, self.lengths, self.q_starts)
+        return any(limit is not None for limit in limits)
+
+    def is_plain_causal(self, q: Tensor, k: Tensor) -> bool:
+        """Whether torch's ``is_causal=True`` covers all options but softcap and dropout."""
+        aligned = not self.bottom_right or q.shape[2] == k.shape[2]
+        others = (self.mask, self.before, self.slopes, self.lengths, self.q_starts, self.k_starts)
+        return self.after == 0 and aligned and all(other is None for other in others)
+
+    def is_torchs(self, q: Tensor, k: Tensor) -> bool:
+        """Whether torch has kernels for these options, which need no mask for them."""
+        if self.softcap is not None or self.seed is not None:
+            return False
+        is_unlimited = self.mask is None and self.slopes is None and not self.has_key_limits
+        return is_unlimited or self.is_plain_causal(q, k)
+
+
 class Intervals(NamedTuple):
     """The half-open interval of keys ``[begin, end)`` that each query sees; all ``[B or 1, L]``, int64.
 
@@ -41,32 +78,14 @@ class Intervals(NamedTuple):
     end: Tensor
 
 
-def intervals(
-    q: Tensor,
-    k: Tensor,
-    before: int | None,
-    after: int | None,
-    bottom_right: bool,
-    lengths: Tensor | None,
-    q_starts: Tensor | None,
-    k_starts: Tensor | None,
-) -> Intervals:
+def intervals(q: Tensor, k: Tensor, options: Options) -> Intervals:
     """Return the keys each query sees by its position; both bounds are non-decreasing in the query index.
 
-    Args:
-        q: ``[B, H, L, D]``.
-        k: ``[B, K, S, D]``.
-        before: number of keys before its own position that a query sees; None for all.
-        after: number of keys after it; 0 is causal.
-        bottom_right: align the last query with the last key, instead of the first with the first.
-        lengths: ``[B]``, number of valid keys.
-        q_starts: ``[N + 1]``, start offsets of packed query sequences, and the end of the last one.
-        k_starts: the same for the keys.
-
     >>> x = torch.zeros(1, 1, 3, 1)
-    >>> intervals(x, x, 1, 0, False, None, None, None)[1:]
+    >>> intervals(x, x, Options(before=1, after=0))[1:]
     (tensor([[0, 0, 1]]), tensor([[1, 2, 3]]))
     """
+    _, before, after, bottom_right, _, _, _, lengths, q_starts, k_starts, *_ = options
     queries, keys = q.shape[2], k.shape[2]
     index = torch.arange(queries, device=q.device)[None]
     if q_starts is not None and k_starts is not None:
@@ -144,23 +163,9 @@ def _raise_error(
     raise error(what, where="burnt.kernels.attention", expected=expected, found=found, hint=hint)
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    before: int | None,
-    after: int | None,
-    bottom_right: bool,
-    scale: float | None,
-    softcap: float | None,
-    slopes: Tensor | None,
-    lengths: Tensor | None,
-    q_starts: Tensor | None,
-    k_starts: Tensor | None,
-    dropout: float,
-    seed: Tensor | None,
-) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
+    options = Options(*rest)
+    mask, before, after, _, _, softcap, slopes, lengths, q_starts, k_starts, dropout, seed, _ = options
     optional = {
         "mask": mask,
         "slopes": slopes,
@@ -307,34 +312,18 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def visible_mask(
-    q: Tensor,
-    k: Tensor,
-    before: int | None,
-    after: int | None,
-    bottom_right: bool,
-    lengths: Tensor | None,
-    q_starts: Tensor | None,
-    k_starts: Tensor | None,
-) -> Tensor | None:
+def visible_mask(q: Tensor, k: Tensor, options: Options) -> Tensor | None:
     """Return `intervals` as a boolean mask, ``[B or 1, 1, L, S]``; None where every query sees every key."""
-    if before is None and after is None and lengths is None and q_starts is None:
+    if not options.has_key_limits:
         return None
-    _, begin, end = intervals(q, k, before, after, bottom_right, lengths, q_starts, k_starts)
+    _, begin, end = intervals(q, k, options)
     key = torch.arange(k.shape[2], device=k.device)
     return ((key >= begin[..., None]) & (key < end[..., None]))[:, None]
 
 
-def distances(
-    q: Tensor,
-    k: Tensor,
-    bottom_right: bool,
-    lengths: Tensor | None,
-    q_starts: Tensor | None,
-    k_starts: Tensor | None,
-) -> Tensor:
+def distances(q: Tensor, k: Tensor, options: Options) -> Tensor:
     """Return the distance between each query's position and each key, ``[B or 1, 1, L, S]``."""
-    position = intervals(q, k, None, None, bottom_right, lengths, q_starts, k_starts).position
+    position = intervals(q, k, options).position
     return (position[..., None] - torch.arange(k.shape[2], device=k.device)).abs()[:, None]
 
 
@@ -367,48 +356,30 @@ def _cast_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(mask == -torch.inf, mask, mask.clamp(min=lowest)).to(dtype)
 
 
-def _library(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    before: int | None = None,
-    after: int | None = None,
-    bottom_right: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    slopes: Tensor | None = None,
-    lengths: Tensor | None = None,
-    q_starts: Tensor | None = None,
-    k_starts: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
-) -> Tensor:
+def _library(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **keyword_options: Any) -> Tensor:
     """Call torch's SDPA, with one mask for all options that it does not have."""
-    alignment = bottom_right, lengths, q_starts, k_starts
-    _check_packed(q.shape[0], lengths, q_starts, k_starts)
+    options = Options(*rest, **keyword_options)
+    mask, slopes, scale = options.mask, options.slopes, options.scale
+    _check_packed(q.shape[0], options.lengths, options.q_starts, options.k_starts)
     # Other devices would have to be waited for to read a mask: with gradients, use the reference instead.
     can_read = _can_read_values(q, k, v, mask)
     # What torch.jit.trace records may be differentiated later, whatever requires a gradient now.
     in_jit_trace = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     needs_exact = in_jit_trace or wants_gradient(q, k, v, mask, slopes)
     has_unknown_mask = needs_exact and mask is not None and not _is_bool_mask(mask) and not can_read
-    if has_unknown_mask or softcap is not None or seed is not None or 0 in (q.numel(), k.numel(), v.numel()):
-        return dot_product_attention.reference(
-            q, k, v, mask, before, after, bottom_right, scale, softcap, slopes,
-            *alignment[1:], dropout, seed,
-        )  # fmt: skip
+    needs_reference = has_unknown_mask or options.softcap is not None or options.seed is not None
+    if needs_reference or 0 in (q.numel(), k.numel(), v.numel()):
+        return dot_product_attention.reference(q, k, v, *options[:-1])
     grouped = bool(q.shape[1] != k.shape[1])  # sizes are tensors under torch.jit.trace
-    if is_plain_causal(q, k, mask, before, after, slopes, *alignment):
+    if options.is_plain_causal(q, k):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
         return to_blhe_memory(out)
-    original_mask = mask
-    visible = visible_mask(q, k, before, after, *alignment)
+    visible = visible_mask(q, k, options)
     if mask is not None and not _is_bool_mask(mask):
         needs_exact = needs_exact or mask.dtype.itemsize > q.dtype.itemsize
         mask = _cast_mask(mask, q.dtype)
     if slopes is not None:
-        bias = (slopes.view(-1, 1, 1) * -distances(q, k, *alignment)).to(q.dtype)
+        bias = (slopes.view(-1, 1, 1) * -distances(q, k, options)).to(q.dtype)
         mask = (
             bias
             if mask is None
@@ -435,10 +406,7 @@ def _library(
         row_max = mask.detach().amax(-1, keepdim=True)
         no_keys = row_max == -torch.inf
         if needs_exact and can_read and bool(((row_max.abs() > _MAX_EXACT_SCORE) & ~no_keys).any()):
-            return dot_product_attention.reference(
-                q, k, v, original_mask, before, after, bottom_right, scale, softcap, slopes,
-                *alignment[1:], dropout, seed,
-            )  # fmt: skip
+            return dot_product_attention.reference(q, k, v, *options[:-1])
         mask = mask.masked_fill(no_keys, 0.0)
     mask = mask.view((1,) * (4 - mask.dim()) + tuple(mask.shape))
     out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
@@ -447,34 +415,6 @@ def _library(
 
 def _is_bool_mask(mask: Tensor) -> bool:
     return mask.dtype == torch.bool
-
-
-def is_plain_causal(
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    before: int | None,
-    after: int | None,
-    slopes: Tensor | None,
-    bottom_right: bool,
-    lengths: Tensor | None,
-    q_starts: Tensor | None,
-    k_starts: Tensor | None,
-) -> bool:
-    """Whether torch's ``is_causal=True`` covers all options of this call."""
-    aligned = not bottom_right or q.shape[2] == k.shape[2]
-    others = (mask, before, slopes, lengths, q_starts, k_starts)
-    return after == 0 and aligned and all(other is None for other in others)
-
-
-def is_torchs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> bool:
-    """Whether torch has kernels for these options, which need no mask for them."""
-    before, after, bottom_right, _, softcap, slopes, lengths, q_starts, k_starts, _, seed = rest
-    if softcap is not None or seed is not None:
-        return False
-    if is_plain_causal(q, k, mask, before, after, slopes, bottom_right, lengths, q_starts, k_starts):
-        return True
-    return all(other is None for other in (mask, before, after, slopes, lengths, q_starts, k_starts))
 
 
 def _autocast(dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
@@ -580,29 +520,13 @@ def dot_product_attention(
     )  # fmt: skip
 
 
-def eager_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    before: int | None,
-    after: int | None,
-    bottom_right: bool,
-    scale: float | None,
-    softcap: float | None,
-    slopes: Tensor | None,
-    lengths: Tensor | None,
-    q_starts: Tensor | None,
-    k_starts: Tensor | None,
-    dropout: float,
-    seed: Tensor | None,
-    score: ScoreMod | None = None,
-) -> Tensor:
+def eager_attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
     """Compute `dot_product_attention` in eager torch, with an optional score function after the softcap."""
+    options = Options(*rest)
+    mask, _, _, _, scale, softcap, slopes, _, _, _, dropout, seed, score = options
     if (autocast_to := autocast_dtype(q.device.type)) is not None:
         q, k, v = cast_all(autocast_to, q, k, v)
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
-    alignment = bottom_right, lengths, q_starts, k_starts
     groups = q.shape[1] // max(k.shape[1], 1)
     keys, values = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (k, v))
     # Under torch.jit.trace a size is a tensor, and its square root would be rounded to float32.
@@ -614,12 +538,12 @@ def eager_attention(
         indices = [torch.arange(n, dtype=torch.int32, device=q.device) for n in scores.shape]
         scores = apply_score(score, scores, indices)
     if slopes is not None:
-        scores = scores - slopes.to(compute_dtype).view(-1, 1, 1) * distances(q, k, *alignment)
+        scores = scores - slopes.to(compute_dtype).view(-1, 1, 1) * distances(q, k, options)
     if mask is not None:
         scores = (
             torch.where(mask, scores, -torch.inf) if _is_bool_mask(mask) else scores + mask.to(compute_dtype)
         )
-    visible = visible_mask(q, k, before, after, *alignment)
+    visible = visible_mask(q, k, options)
     if visible is not None:
         scores = torch.where(visible, scores, -torch.inf)
     # A softmax over no keys is NaN, and so is its gradient; return zeros instead.

@@ -8,12 +8,12 @@ of rounds depends only on the number of indices, so nothing waits for the device
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from burnt.kernels.interface.launch import on_device_of
 
 _PART_LENGTH = 32  # entries that a program sums in order
 
@@ -95,25 +95,15 @@ def sum_rows_by_key(g: Tensor, keys: Tensor, order: Tensor, rows: int, padding: 
     block = min(512, triton.next_power_of_2(g.shape[1]))
     columns = triton.cdiv(g.shape[1], block)
     source, is_ordered = g, True
-    with torch.cuda.device(g.device) if g.is_cuda else contextlib.nullcontext():
+    with on_device_of(g):
         while True:
             parts = triton.cdiv(len(keys), _PART_LENGTH)
             sums = torch.empty(2 * parts, g.shape[1], dtype=sum_dtype, device=g.device)
             sum_keys = torch.empty(2 * parts, dtype=torch.int64, device=g.device)
             add_runs[(parts, columns)](
-                source,
-                keys,
-                order,
-                y,
-                sums,
-                sum_keys,
-                len(keys),
-                g.shape[1],
-                padding,
-                is_ordered,
-                _PART_LENGTH,
-                block,
-            )
+                source, keys, order, y, sums, sum_keys, len(keys), g.shape[1], padding, is_ordered,
+                _PART_LENGTH, block,
+            )  # fmt: skip
             if parts == 1:
                 return y
             source, keys, is_ordered = sums, sum_keys, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +20,82 @@ from burnt.kernels.ops.quantized.quantize import check_scale, is_floating, quant
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, value_type
 from burnt.kernels.ops.quantized.weight_only import check_bias
 
-_EXACT = 1 << 10  # products of 8-bit integers whose sum float32 holds exactly: 2^24 / 2^14
+EXACT_TERMS = 1 << 10
+"""Products of 8-bit integers whose sum float32 holds exactly, 2^24 / 2^14; each zero point adds one bit."""
 
 
-def exact_linear(x: Tensor, weight: Tensor, terms: int = _EXACT) -> Tensor:
+class Epilogue(NamedTuple):
+    """What `scaled_linear` and `scaled_conv` do with sums of products; the fields are arguments of both."""
+
+    x_scale: Tensor
+    scale: Tensor
+    bias: Tensor | None
+    activation: str | None
+    out_scale: Tensor | None
+    out_zero_point: Tensor | None
+    value: str
+    dtype: torch.dtype | None
+
+
+class LinearCall(NamedTuple):
+    """The arguments of `scaled_linear`."""
+
+    x: Tensor
+    values: Tensor
+    x_scale: Tensor
+    scale: Tensor
+    x_zero_point: Tensor | None = None
+    bias: Tensor | None = None
+    activation: str | None = None
+    out_scale: Tensor | None = None
+    out_zero_point: Tensor | None = None
+    value: str = "int8"
+    dtype: torch.dtype | None = None
+    zero_point: Tensor | None = None
+
+
+class ConvCall(NamedTuple):
+    """The arguments of `scaled_conv`."""
+
+    x: Tensor
+    values: Tensor
+    x_scale: Tensor
+    scale: Tensor
+    x_zero_point: Tensor | None = None
+    bias: Tensor | None = None
+    activation: str | None = None
+    stride: Sizes = 1
+    padding: Sizes = 0
+    dilation: Sizes = 1
+    groups: int = 1
+    out_scale: Tensor | None = None
+    out_zero_point: Tensor | None = None
+    dtype: torch.dtype | None = None
+    zero_point: Tensor | None = None
+    value: str = "int8"
+
+    @property
+    def sizes(self) -> tuple[list[int], list[int], list[int]]:
+        """Stride, padding and dilation, each with one number per axis."""
+        axes = self.values.dim() - 2
+        stride, padding, dilation = (
+            expand_sizes(size, axes) for size in (self.stride, self.padding, self.dilation)
+        )
+        return stride, padding, dilation
+
+    @property
+    def terms(self) -> int:
+        """How many products an output sums."""
+        return self.values[0].numel() if self.values.shape[0] else 0
+
+
+def epilogue_of(call: LinearCall | ConvCall) -> Epilogue:
+    """Return what is done with the sums."""
+    fields = call._asdict()
+    return Epilogue(**{name: fields[name] for name in Epilogue._fields})
+
+
+def exact_linear(x: Tensor, weight: Tensor, terms: int = EXACT_TERMS) -> Tensor:
     """Multiply matrices of integers ``[*, m, k]`` and ``[*, n, k]`` exactly: int64 ``[*, m, n]``.
 
     float32 holds sums of up to `terms` products; longer ones are added as integers.
@@ -35,98 +108,76 @@ def exact_linear(x: Tensor, weight: Tensor, terms: int = _EXACT) -> Tensor:
     return total
 
 
-def _check_output(
-    name: str, out_scale: Tensor | None, out_zero_point: Tensor | None, dtype: torch.dtype | None
-) -> None:
-    if out_scale is None and not is_floating(dtype):
-        raise InputValueError(
-            f"the dtype of {name} is not floating-point",
-            where=f"burnt.kernels.{name}",
-            expected="a floating-point dtype; out_scale for int8 results",
-            found=dtype,
-        )
-    if (out_scale is None and out_zero_point is not None) or (
-        out_scale is not None and out_scale.numel() != 1
-    ):
-        raise InputRuntimeError(
-            f"out_scale of {name} is not one number",
-            where=f"burnt.kernels.{name}",
-            expected="a tensor with one element, with or without out_zero_point",
-            found="None" if out_scale is None else list(out_scale.shape),
-        )
-
-
-def _check_linear(
-    x: Tensor,
-    values: Tensor,
-    x_scale: Tensor,
-    scale: Tensor,
-    x_zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    out_scale: Tensor | None,
-    out_zero_point: Tensor | None,
-    value: str,
-    dtype: torch.dtype | None,
-    zero_point: Tensor | None,
-) -> None:
-    name = "scaled_linear"
-    check_activation(name, activation)
-    check_one_device(
-        name, x=x, values=values, x_scale=x_scale, scale=scale, x_zero_point=x_zero_point, bias=bias
-    )
-    check_floating(name, x_scale=x_scale, scale=scale)
-    kind = value_type(name, value)
-    if kind.bits != 8:
+def _check_common(name: str, call: LinearCall | ConvCall, x_scales_fit: bool, x_scales: str) -> None:
+    """Check all but the shapes of x and values; `x_scales` describes scales of x, if there are several."""
+    check_activation(name, call.activation)
+    floats: dict[str, Tensor | None] = {"x_scale": call.x_scale, "scale": call.scale}
+    tensors: dict[str, Tensor | None] = {"x": call.x, "values": call.values, **floats}
+    check_one_device(name, **tensors, x_zero_point=call.x_zero_point, bias=call.bias)
+    check_floating(name, **floats)
+    where = f"burnt.kernels.{name}"
+    if value_type(name, call.value).bits != 8:
         raise InputValueError(
             f"{name} multiplies values of 8 bits",
-            where=f"burnt.kernels.{name}",
+            where=where,
             expected="int8, float8_e4m3 or float8_e5m2",
-            found=value,
+            found=call.value,
         )
-    check_values(name, values, value)
-    check_values(name, x, value)
+    check_values(name, call.values, call.value)
+    check_values(name, call.x, call.value)
+    if call.x_scale.numel() != 1 and not x_scales_fit:
+        raise InputRuntimeError(
+            f"x_scale of {name} has the wrong shape",
+            where=where,
+            expected=f"one element, or {x_scales}",
+            found=list(call.x_scale.shape),
+        )
+    zero = call.x_zero_point
+    if zero is not None and (call.value != "int8" or zero.numel() != 1 or zero.dtype != torch.int8):
+        raise InputRuntimeError(
+            f"x_zero_point of {name} is not one integer",
+            where=where,
+            expected="None, or with int8 values an int8 tensor with one element",
+            found=f"{zero.dtype} {list(zero.shape)} with {call.value}",
+        )
+    if call.zero_point is not None and call.value != "int8":
+        raise InputValueError(
+            f"{call.value} has no zero points",
+            where=where,
+            expected="zero_point=None, or int8 values",
+            found=f"zero_point {list(call.zero_point.shape)}",
+        )
+    columns = call.values[0].numel() if call.values.shape[0] else 0
+    check_scale(name, call.values.shape[0], columns, call.scale, call.zero_point, 0)
+    check_bias(name, call.values.shape[0], call.bias)
+    if call.out_scale is None and not is_floating(call.dtype):
+        raise InputValueError(
+            f"the dtype of {name} is not floating-point",
+            where=where,
+            expected="a floating-point dtype; out_scale for int8 results",
+            found=call.dtype,
+        )
+    if call.out_zero_point is not None if call.out_scale is None else call.out_scale.numel() != 1:
+        raise InputRuntimeError(
+            f"out_scale of {name} is not one number",
+            where=where,
+            expected="a tensor with one element, with or without out_zero_point",
+            found="None" if call.out_scale is None else list(call.out_scale.shape),
+        )
+
+
+def _check_linear(*args: Any) -> None:
+    call = LinearCall(*args)
+    x, values = call.x, call.values
     if values.dim() != 2 or x.dim() < 1 or x.shape[-1] != values.shape[1]:
         raise InputRuntimeError(
-            f"the shapes of x and values of {name} do not match",
-            where=f"burnt.kernels.{name}",
+            "the shapes of x and values of scaled_linear do not match",
+            where="burnt.kernels.scaled_linear",
             expected="x [*, in_features] for values [out_features, in_features]",
             found=f"x {list(x.shape)}, values {list(values.shape)}",
         )
-    if x_scale.numel() != 1 and list(x_scale.shape) != [*x.shape[:-1], 1]:
-        raise InputRuntimeError(
-            f"x_scale of {name} has the wrong shape",
-            where=f"burnt.kernels.{name}",
-            expected=f"one element, or {[*x.shape[:-1], 1]}",
-            found=list(x_scale.shape),
-        )
-    _check_zero_point(name, x_zero_point, value)
-    _check_integers(name, zero_point, value)
-    check_scale(name, values.shape[0], values.shape[1], scale, zero_point, 0)
-    check_bias(name, values.shape[0], bias)
-    _check_output(name, out_scale, out_zero_point, dtype)
-
-
-def _check_zero_point(name: str, x_zero_point: Tensor | None, value: str) -> None:
-    if x_zero_point is None:
-        return
-    if value != "int8" or x_zero_point.numel() != 1 or x_zero_point.dtype != torch.int8:
-        raise InputRuntimeError(
-            f"x_zero_point of {name} is not one integer",
-            where=f"burnt.kernels.{name}",
-            expected="None, or with int8 values an int8 tensor with one element",
-            found=f"{x_zero_point.dtype} {list(x_zero_point.shape)} with {value}",
-        )
-
-
-def _check_integers(name: str, zero_point: Tensor | None, value: str) -> None:
-    if zero_point is not None and value != "int8":
-        raise InputValueError(
-            f"{value} has no zero points",
-            where=f"burnt.kernels.{name}",
-            expected="zero_point=None, or int8 values",
-            found=f"zero_point {list(zero_point.shape)}",
-        )
+    shape = [*x.shape[:-1], 1]
+    _check_common("scaled_linear", call, list(call.x_scale.shape) == shape, str(shape))
 
 
 def _linear_examples(device: torch.device) -> list[tuple[object, ...]]:
@@ -148,18 +199,20 @@ def _linear_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _finish(
-    out: Tensor,
-    activation: str | None,
-    out_scale: Tensor | None,
-    out_zero_point: Tensor | None,
-    value: str,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    out = apply_activation(out, activation)
-    if out_scale is None:
-        return out if dtype is None else out.to(dtype)
-    return encode(out / out_scale.to(out.dtype), value, out_zero_point, value_type("scaled", value).smallest)
+def finish(sums: Tensor, *epilogue: Any) -> Tensor:
+    """Scale sums of products ``[batch, channels, *]``, and do the rest of an `Epilogue`."""
+    end = Epilogue(*epilogue)
+    wide = torch.promote_types(torch.promote_types(end.x_scale.dtype, end.scale.dtype), torch.float32)
+    ones = [1] * (sums.dim() - 2)
+    x_scale = end.x_scale.reshape(-1, 1, *ones) if end.x_scale.numel() != 1 else end.x_scale.reshape(())
+    out = sums.to(wide) * x_scale.to(wide) * end.scale.to(wide).reshape(-1, *ones)
+    if end.bias is not None:
+        out = out + end.bias.to(wide).reshape(-1, *ones)
+    out = apply_activation(out, end.activation)
+    if end.out_scale is None:
+        return out if end.dtype is None else out.to(end.dtype)
+    smallest = value_type("scaled", end.value).smallest
+    return encode(out / end.out_scale.to(out.dtype), end.value, end.out_zero_point, smallest)
 
 
 def sum_rows(values: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -175,46 +228,27 @@ def less_zero_point(values: Tensor, zero_point: Tensor) -> Tensor:
 
 def finish_linear(
     sums: Tensor,
-    x_scale: Tensor,
-    scale: Tensor,
     x_zero_point: Tensor | None,
     column_sums: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    out_scale: Tensor | None,
-    out_zero_point: Tensor | None,
-    value: str,
-    dtype: torch.dtype | None,
-    zero_point: Tensor | None = None,
-    row_sums: Tensor | None = None,
+    zero_point: Tensor | None,
+    row_sums: Tensor | None,
+    *epilogue: Any,
 ) -> Tensor:
-    """Scale the sums of products ``[rows, out_features]``, and do what `scaled_linear` does with the result.
+    """Subtract what zero points add to sums ``[rows, out_features]``, and `finish` them.
 
     Args:
         sums: integers for int8, else floating-point.
-        x_scale: as in `scaled_linear`, as are the arguments without a comment.
-        scale: see `x_scale`.
-        x_zero_point: see `x_scale`.
+        x_zero_point: as in `scaled_linear`.
         column_sums: ``[out_features]``: sums of the weight's rows less `zero_point`, with `x_zero_point`.
-        bias: see `x_scale`.
-        activation: see `x_scale`.
-        out_scale: see `x_scale`.
-        out_zero_point: see `x_scale`.
-        value: see `x_scale`.
-        dtype: see `x_scale`.
-        zero_point: see `x_scale`.
+        zero_point: as in `scaled_linear`.
         row_sums: ``[rows, 1]``: sums of the rows of `x`, with `zero_point`.
+        epilogue: the fields of `Epilogue`.
     """
-    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
     if x_zero_point is not None and column_sums is not None:
         sums = sums - x_zero_point.to(sums.dtype) * column_sums
     if zero_point is not None and row_sums is not None:
         sums = sums - row_sums * zero_point.to(sums.dtype).reshape(-1)
-    row_scale = x_scale.reshape(-1, 1) if x_scale.numel() != 1 else x_scale.reshape(())
-    out = sums.to(wide) * row_scale.to(wide) * scale.to(wide).reshape(-1)
-    if bias is not None:
-        out = out + bias.to(wide)
-    return _finish(out, activation, out_scale, out_zero_point, value, dtype)
+    return finish(sums, *epilogue)
 
 
 @op(check=_check_linear, examples=_linear_examples, autocast=cast_none)
@@ -271,8 +305,8 @@ def scaled_linear(
     else:
         wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
         sums = decode(rows, value, wide) @ decode(values, value, wide).t()
-    rest = (bias, activation, out_scale, out_zero_point, value, dtype)
-    out = finish_linear(sums, x_scale, scale, x_zero_point, column_sums, *rest, zero_point, row_sums)
+    epilogue = (x_scale, scale, bias, activation, out_scale, out_zero_point, value, dtype)
+    out = finish_linear(sums, x_zero_point, column_sums, zero_point, row_sums, *epilogue)
     return out.reshape(*x.shape[:-1], values.shape[0])
 
 
@@ -316,52 +350,21 @@ def exact_conv(
     return sums.permute(1, 0, 3, 2).contiguous().view(batch, weight.shape[0], *positions)
 
 
-def _check_conv(
-    x: Tensor,
-    values: Tensor,
-    x_scale: Tensor,
-    scale: Tensor,
-    x_zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    groups: int,
-    out_scale: Tensor | None,
-    out_zero_point: Tensor | None,
-    dtype: torch.dtype | None,
-    zero_point: Tensor | None,
-) -> None:
-    name = "scaled_conv"
-    check_activation(name, activation)
-    check_one_device(
-        name, x=x, values=values, x_scale=x_scale, scale=scale, x_zero_point=x_zero_point, bias=bias
-    )
-    check_floating(name, x_scale=x_scale, scale=scale)
-    check_values(name, values, "int8")
-    check_values(name, x, "int8")
+def _check_conv(*args: Any) -> None:
+    call = ConvCall(*args)
+    x, values, groups = call.x, call.values, call.groups
     axes = values.dim() - 2
     channels = values.shape[1] * groups if values.dim() > 1 else "channels"
     if not 1 <= axes <= _MAX_CONV_AXES or x.dim() != values.dim() or x.shape[1] != values.shape[1] * groups:
         raise InputRuntimeError(
-            f"the shapes of x and values of {name} do not match",
-            where=f"burnt.kernels.{name}",
+            "the shapes of x and values of scaled_conv do not match",
+            where="burnt.kernels.scaled_conv",
             expected=f"x [batch, {channels}, *axes], values "
             "[out_channels, channels / groups, *kernel] with 1 to 3 axes",
             found=f"x {list(x.shape)}, values {list(values.shape)}, {groups} groups",
         )
-    if x_scale.numel() != 1 and x_scale.numel() != x.shape[0]:
-        raise InputRuntimeError(
-            f"x_scale of {name} has the wrong shape",
-            where=f"burnt.kernels.{name}",
-            expected=f"one element, or one for each of {x.shape[0]} samples",
-            found=list(x_scale.shape),
-        )
-    _check_zero_point(name, x_zero_point, "int8")
-    check_scale(name, values.shape[0], values[0].numel() if values.shape[0] else 0, scale, zero_point, 0)
-    check_bias(name, values.shape[0], bias)
-    _check_output(name, out_scale, out_zero_point, dtype)
+    samples = f"one for each of {x.shape[0]} samples"
+    _check_common("scaled_conv", call, call.x_scale.numel() == x.shape[0], samples)
 
 
 def _conv_examples(device: torch.device) -> list[tuple[object, ...]]:
@@ -434,34 +437,14 @@ def scaled_conv(
     >>> scaled_conv(x, torch.tensor([[[1, -1]]], dtype=torch.int8), torch.tensor(0.5), torch.tensor([[2.0]]))
     tensor([[[-1., -1.]]])
     """
-    axes = values.dim() - 2
-    numbers, terms = x.float(), _EXACT
+    call = ConvCall(
+        x, values, x_scale, scale, x_zero_point, bias, activation, stride, padding, dilation, groups,
+        out_scale, out_zero_point, dtype, zero_point,
+    )  # fmt: skip
+    numbers, terms = x.float(), EXACT_TERMS
     if x_zero_point is not None:
-        numbers, terms = numbers - x_zero_point.float(), _EXACT // 2  # differences have one bit more
+        numbers, terms = numbers - x_zero_point.float(), terms // 2  # differences have one bit more
     weight = values
     if zero_point is not None:
-        weight = less_zero_point(values, zero_point)
-        terms //= 2
-    step, around, spread = (expand_sizes(size, axes) for size in (stride, padding, dilation))
-    total = exact_conv(numbers, weight, step, around, spread, groups, terms)
-    return finish_conv(total, x_scale, scale, bias, activation, out_scale, out_zero_point, dtype)
-
-
-def finish_conv(
-    sums: Tensor,
-    x_scale: Tensor,
-    scale: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    out_scale: Tensor | None,
-    out_zero_point: Tensor | None,
-    dtype: torch.dtype | None,
-) -> Tensor:
-    """Scale the sums of products of `scaled_conv`, with arguments as there, and add its epilogue."""
-    wide = torch.promote_types(torch.promote_types(x_scale.dtype, scale.dtype), torch.float32)
-    ones = [1] * (sums.dim() - 2)
-    sample_scale = x_scale.reshape(-1, 1, *ones) if x_scale.numel() != 1 else x_scale.reshape(())
-    out = sums.to(wide) * sample_scale.to(wide) * scale.to(wide).reshape(-1, *ones)
-    if bias is not None:
-        out = out + bias.to(wide).reshape(-1, *ones)
-    return _finish(out, activation, out_scale, out_zero_point, "int8", dtype)
+        weight, terms = less_zero_point(values, zero_point), terms // 2
+    return finish(exact_conv(numbers, weight, *call.sizes, groups, terms), *epilogue_of(call))

@@ -8,9 +8,7 @@ through windows: M are its positions, N its output channels, K the channels of a
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,8 +19,9 @@ from torch import Tensor
 from burnt.codegen.render.triton.layout import INT32_INDEX_LIMIT
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.matmul_template import tile_index
+from burnt.kernels.interface.launch import Launch, run_all
+from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall
 from burnt.kernels.ops.quantized.values_triton import activate, decode_float16, requantize
-from burnt.kernels.ops.quantized.weight_only_triton import Launch
 
 _PARTS_TILE = 16, 128  # of a program that adds split sums
 
@@ -266,153 +265,97 @@ def _options(config: MatmulConfig) -> dict[str, Any]:
     return {**config.options, "enable_fp_fusion": False}
 
 
+def _tile_constants(call: LinearCall | ConvCall, config: MatmulConfig) -> dict[str, Any]:
+    tile = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
+    return {"ACTIVATION": call.activation, "GROUP": config.group} | tile
+
+
+def _count_tiles(rows: int, columns: int, config: MatmulConfig) -> int:
+    return int(triton.cdiv(rows, config.block_m) * triton.cdiv(columns, config.block_n))
+
+
+def _scales_and_bias(call: LinearCall | ConvCall) -> tuple[list[Tensor], tuple[int, ...], Tensor | None]:
+    """Return both scales, the strides from one to the next, and the bias."""
+    scales = [call.x_scale.reshape(-1).contiguous(), call.scale.reshape(-1).contiguous()]
+    strides = tuple(int(s.numel() > 1) for s in scales)
+    return scales, strides, None if call.bias is None else call.bias.contiguous()
+
+
+def _result_dtype(call: LinearCall | ConvCall) -> torch.dtype:
+    return call.values.dtype if call.out_scale is not None else call.dtype or torch.float32
+
+
 def linear_launches(
-    x: Tensor,
-    values: Tensor,
-    x_scale: Tensor,
-    scale: Tensor,
-    x_zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    out_scale: Tensor | None,
-    out_zero_point: Tensor | None,
-    value: str,
-    dtype: torch.dtype,
-    config: MatmulConfig,
-    *,
-    float8: bool = False,
+    call: LinearCall, config: MatmulConfig, *, float8: bool = False
 ) -> tuple[list[Launch], Tensor]:
     """Return the launches of `burnt.kernels.scaled_linear`, and the tensor ``[rows, columns]`` they write.
 
     Args:
-        x: ``[rows, terms]``; on the meta device nothing is allocated. The other tensors are as in the op.
-        values: as in the op, as are the arguments up to `value`.
-        x_scale: as in the op.
-        scale: as in the op.
-        x_zero_point: as in the op.
-        bias: as in the op.
-        activation: as in the op.
-        out_scale: as in the op.
-        out_zero_point: as in the op.
-        value: as in the op.
-        dtype: of the result, without `out_scale`.
+        call: with x of ``[rows, terms]``; on the meta device nothing is allocated.
         config: block sizes.
         float8: whether tensor cores multiply float8 numbers.
     """
-    x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (x, values))
+    x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (call.x, call.values))
     (rows, terms), columns = x.shape, values.shape[0]
-    out = x.new_empty(rows, columns, dtype=values.dtype if out_scale is not None else dtype)
-    sum_dtype = torch.int32 if value == "int8" else torch.float32
+    out = x.new_empty(rows, columns, dtype=_result_dtype(call))
+    sum_dtype = torch.int32 if call.value == "int8" else torch.float32
     target = x.new_empty(config.split, rows, columns, dtype=sum_dtype) if config.split > 1 else out
-    scales = x_scale.reshape(-1).contiguous(), scale.reshape(-1).contiguous()
-    scale_strides = tuple(int(s.numel() > 1) for s in scales)
-    bias = None if bias is None else bias.contiguous()
-    arguments: tuple[Any, ...] = (x, values, *scales, x_zero_point, bias, out_scale, out_zero_point, target)
+    scales, scale_strides, bias = _scales_and_bias(call)
+    end = (bias, call.out_scale, call.out_zero_point)
+    arguments: tuple[Any, ...] = (x, values, *scales, call.x_zero_point, *end, target)
     arguments += (rows, columns, terms, x.stride(0), values.stride(0), *scale_strides)
-    constants = {
-        "VALUE": value,
-        "FLOAT8": float8 and value != "int8",
-        "ACTIVATION": activation,
-        "SPLIT": config.split,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "GROUP": config.group,
-    }
-    tiles = triton.cdiv(rows, config.block_m) * triton.cdiv(columns, config.block_n)
-    first = Launch(multiply, (tiles * config.split,), arguments, constants, _options(config))
+    constants = {"VALUE": call.value, "FLOAT8": float8 and call.value != "int8", "SPLIT": config.split}
+    grid: tuple[int, ...] = (_count_tiles(rows, columns, config) * config.split,)
+    constants |= _tile_constants(call, config)
+    first = Launch(multiply, grid, arguments, constants, _options(config))
     if config.split == 1:
         return [first], out
     height, width = _PARTS_TILE
-    arguments = (target, *scales, bias, out_scale, out_zero_point, out, rows, columns, *scale_strides)
-    constants = {"VALUE": value, "ACTIVATION": activation, "SPLIT": config.split}
+    arguments = (target, *scales, *end, out, rows, columns, *scale_strides)
+    constants = {"VALUE": call.value, "ACTIVATION": call.activation, "SPLIT": config.split}
     constants |= {"BLOCK_M": height, "BLOCK_N": width}
     grid = triton.cdiv(rows, height), triton.cdiv(columns, width)
     return [first, Launch(add_parts, grid, arguments, constants, {"enable_fp_fusion": False})], out
 
 
-def conv_launches(
-    x: Tensor,
-    values: Tensor,
-    x_scale: Tensor,
-    scale: Tensor,
-    x_zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    out_scale: Tensor | None,
-    out_zero_point: Tensor | None,
-    dtype: torch.dtype,
-    config: MatmulConfig,
-) -> tuple[list[Launch], Tensor]:
+def conv_launches(call: ConvCall, config: MatmulConfig) -> tuple[list[Launch], Tensor]:
     """Return the launches of `burnt.kernels.scaled_conv`, and the tensor that they write.
 
-    Args:
-        x: ``[batch, channels, *axes]``, of any strides; on the meta device nothing is allocated.
-        values: as in the op, as are the other tensors.
-        x_scale: as in the op.
-        scale: as in the op.
-        x_zero_point: as in the op.
-        bias: as in the op.
-        activation: as in the op.
-        stride: one number per axis, as are the next two.
-        padding: see `stride`.
-        dilation: see `stride`.
-        groups: of the channels.
-        out_scale: as in the op.
-        out_zero_point: as in the op.
-        dtype: of the result, without `out_scale`.
-        config: block sizes.
+    On the meta device nothing is allocated.
     """
-    axes = x.dim() - 2
-    lead = 3 - axes
-    values = values.contiguous()
-    sizes, taps = (1,) * lead + tuple(x.shape[2:]), (1,) * lead + tuple(values.shape[2:])
-    steps, spread = (1,) * lead + tuple(stride), (1,) * lead + tuple(dilation)
-    around = (0,) * lead + tuple(padding)
+    x, values, groups = call.x, call.values.contiguous(), call.groups
+    lead = (1,) * (5 - x.dim())
+    sizes, taps = lead + tuple(x.shape[2:]), lead + tuple(values.shape[2:])
+    stride, padding, dilation = call.sizes
+    steps, around, spread = (*lead, *stride), (*(0 for _ in lead), *padding), (*lead, *dilation)
     out_sizes = tuple(
         (size + 2 * pad - step_of_tap * (tap - 1) - 1) // step + 1
         for size, pad, step_of_tap, tap, step in zip(sizes, around, spread, taps, steps, strict=True)
     )
-    out_dtype = torch.int8 if out_scale is not None else dtype
-    out = x.new_empty(x.shape[0], values.shape[0], *out_sizes[lead:], dtype=out_dtype)
-    scales = x_scale.reshape(-1).contiguous(), scale.reshape(-1).contiguous()
-    bias = None if bias is None else bias.contiguous()
-    strides = (*x.stride()[:2], *(0,) * lead, *x.stride()[2:])
+    out = x.new_empty(x.shape[0], values.shape[0], *out_sizes[len(lead) :], dtype=_result_dtype(call))
+    scales, scale_strides, bias = _scales_and_bias(call)
+    strides = (*x.stride()[:2], *(0 for _ in lead), *x.stride()[2:])
     rows, columns = x.shape[0] * math.prod(out_sizes), values.shape[0] // groups
-    arguments: tuple[Any, ...] = (x, values, *scales, x_zero_point, bias, out_scale, out_zero_point, out)
+    end = (bias, call.out_scale, call.out_zero_point)
+    arguments: tuple[Any, ...] = (x, values, *scales, call.x_zero_point, *end, out)
     arguments += (rows, columns, values.shape[1], strides, sizes, out_sizes, taps, steps, around, spread)
-    arguments += tuple(int(s.numel() > 1) for s in scales)
-    constants = {
-        "ACTIVATION": activation,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "GROUP": config.group,
-        "WIDE": max(map(_extent, (x, values, out))) > INT32_INDEX_LIMIT,
-    }
-    tiles = triton.cdiv(rows, config.block_m) * triton.cdiv(columns, config.block_n)
-    return [Launch(multiply_windows, (tiles, groups), arguments, constants, _options(config))], out
+    arguments += scale_strides
+    constants = _tile_constants(call, config)
+    constants["WIDE"] = max(map(_extent, (x, values, out))) > INT32_INDEX_LIMIT
+    grid = _count_tiles(rows, columns, config), groups
+    return [Launch(multiply_windows, grid, arguments, constants, _options(config))], out
 
 
-def _run(launches: Sequence[Launch], x: Tensor) -> None:
-    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
-        for launch in launches:
-            launch()
+def scaled_linear_triton(call: LinearCall, config: MatmulConfig, *, float8: bool = False) -> Tensor:
+    """Compute `burnt.kernels.scaled_linear`; nothing may be empty."""
+    rows = call._replace(x=call.x.reshape(-1, call.x.shape[-1]))
+    launches, out = linear_launches(rows, config, float8=float8)
+    run_all(launches, out)
+    return out.view(*call.x.shape[:-1], out.shape[1])
 
 
-def scaled_linear_triton(x: Tensor, values: Tensor, *rest: Any, float8: bool = False) -> Tensor:
-    """Compute `burnt.kernels.scaled_linear`; `rest` is as in `linear_launches`, and nothing may be empty."""
-    launches, out = linear_launches(x.reshape(-1, x.shape[-1]), values, *rest, float8=float8)
-    _run(launches, x)
-    return out.view(*x.shape[:-1], out.shape[1])
-
-
-def scaled_conv_triton(x: Tensor, *rest: Any) -> Tensor:
-    """Compute `burnt.kernels.scaled_conv`; `rest` is as in `conv_launches`, and nothing may be empty."""
-    launches, out = conv_launches(x, *rest)
-    _run(launches, x)
+def scaled_conv_triton(call: ConvCall, config: MatmulConfig) -> Tensor:
+    """Compute `burnt.kernels.scaled_conv`; nothing may be empty."""
+    launches, out = conv_launches(call, config)
+    run_all(launches, out)
     return out

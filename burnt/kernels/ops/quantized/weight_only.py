@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,34 @@ from burnt.kernels.ops.matmul import linear
 from burnt.kernels.ops.quantized import weight_only_c
 from burnt.kernels.ops.quantized.quantize import check_scale, dequantize, is_floating, quantized_example
 from burnt.kernels.ops.quantized.values import check_values, value_type
+
+
+class LinearArguments(NamedTuple):
+    """The arguments of `quantized_linear`."""
+
+    x: Tensor
+    values: Tensor
+    scale: Tensor
+    zero_point: Tensor | None = None
+    bias: Tensor | None = None
+    activation: str | None = None
+    value: str = "int8"
+    block: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows x has."""
+        return self.x.numel() // max(self.x.shape[-1], 1)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a factor has no elements."""
+        return 0 in (self.x.numel(), self.values.numel())
+
+    def weight(self, dtype: torch.dtype, dequantize: Callable[..., Tensor]) -> Tensor:
+        """Return the weight by `burnt.kernels.dequantize`, or by its reference."""
+        settings = (self.value, self.block, self.x.shape[-1], dtype)
+        return dequantize(self.values, self.scale, self.zero_point, *settings)
 
 
 def check_bias(op_name: str, rows: int, bias: Tensor | None) -> None:
@@ -40,16 +69,8 @@ def check_bias(op_name: str, rows: int, bias: Tensor | None) -> None:
         )
 
 
-def _check_linear(
-    x: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    value: str,
-    block: int,
-) -> None:
+def _check_linear(*args: Any) -> None:
+    x, values, scale, zero_point, bias, activation, value, block = args
     name = "quantized_linear"
     check_activation(name, activation)
     check_one_device(name, x=x, values=values, scale=scale, zero_point=zero_point, bias=bias)
@@ -94,8 +115,7 @@ def _autocast_linear(
     dtype: torch.dtype, x: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor | None, *rest: Any
 ) -> tuple[Any, ...]:
     """Cast the input and the bias; scales keep their dtype."""
-    bias, *others = rest
-    return (cast(x, dtype), values, scale, zero_point, cast(bias, dtype), *others)
+    return (cast(x, dtype), values, scale, zero_point, cast(rest[0], dtype), *rest[1:])
 
 
 @op(check=_check_linear, examples=_linear_examples, autocast=_autocast_linear)
@@ -141,23 +161,17 @@ def quantized_linear(
     return apply_activation(F.linear(x, weight, None if bias is None else bias.to(x.dtype)), activation)
 
 
-def _c_unsupported_reason(
-    x: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    value: str,
-    block: int,
-) -> str | None:
+def _c_unsupported_reason(*args: Any) -> str | None:
+    call = LinearArguments(*args)
     if find_compiler() is None:
         return "no C compiler works here"
-    if wants_gradient(x, scale, bias):
+    if wants_gradient(call.x, call.scale, call.bias):
         return "a gradient is required"
-    if bias is not None and bias.dtype == torch.float64:
+    if call.bias is not None and call.bias.dtype == torch.float64:
         return "a bias of float64"
-    return weight_only_c.unsupported_reason(x, values, scale, zero_point, value, block)
+    return weight_only_c.unsupported_reason(
+        call.x, call.values, call.scale, call.zero_point, call.value, call.block
+    )
 
 
 def _is_c_best(x: Tensor, values: Tensor, *rest: Any) -> bool:
@@ -175,59 +189,30 @@ _FEW_ROWS = 32
 
 
 @quantized_linear.candidate("c", devices=["cpu"], when=_c_unsupported_reason, best=_is_c_best)
-def _linear_c(
-    x: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    value: str,
-    block: int,
-) -> Tensor:
+def _linear_c(*args: Any) -> Tensor:
+    x, values, scale, zero_point, bias, activation, value, block = args
     rows = x.reshape(-1, x.shape[-1])
     rows = rows if rows.stride(-1) == 1 or rows.shape[1] == 1 else rows.contiguous()
     bias = None if bias is None else bias.to(x.dtype).float().contiguous()
     out = weight_only_c.multiply(rows, values, scale, zero_point, bias, value, block)
-    out = apply_activation(out, activation).to(x.dtype)
-    return out.view(*x.shape[:-1], values.shape[0])
-
-
-def _dequantized_unsupported_reason(x: Tensor, *rest: Any) -> str | None:
-    return None if x.numel() else "an empty tensor"
+    return apply_activation(out, activation).to(x.dtype).view(*x.shape[:-1], values.shape[0])
 
 
 @quantized_linear.candidate(
     "dequantized",
     devices=["cpu"],
-    when=_dequantized_unsupported_reason,
+    when=lambda x, *_: None if x.numel() else "an empty tensor",
     differentiable=True,
     best=lambda *args: _c_unsupported_reason(*args) is not None or not _is_c_best(*args),
 )
-def _linear_dequantized(
-    x: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    value: str,
-    block: int,
-) -> Tensor:
-    weight = dequantize(values, scale, zero_point, value, block, x.shape[-1], x.dtype)
-    return linear(x, weight, None if bias is None else bias.to(x.dtype), None, activation)
+def _linear_dequantized(*args: Any) -> Tensor:
+    call = LinearArguments(*args)
+    bias = None if call.bias is None else call.bias.to(call.x.dtype)
+    return linear(call.x, call.weight(call.x.dtype, dequantize), bias, None, call.activation)
 
 
-def _check_embedding(
-    indices: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    value: str,
-    block: int,
-    columns: int | None,
-    dtype: torch.dtype | None,
-) -> None:
+def _check_embedding(*args: Any) -> None:
+    indices, values, scale, zero_point, value, block, columns, dtype = args
     name = "quantized_embedding"
     check_one_device(name, indices=indices, values=values, scale=scale, zero_point=zero_point)
     check_floating(name, scale=scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.runtime.targets import target_of
-from burnt.kernels.ops.quantized.weight_only import quantized_linear
+from burnt.kernels.interface.launch import compile_all, on_meta
+from burnt.kernels.ops.quantized.weight_only import LinearArguments, quantized_linear
 from burnt.kernels.ops.quantized.weight_only_config import LinearSizes, configs
 from burnt.scheme import VALUES
 
@@ -21,58 +22,38 @@ _MAX_ROWS = 64
 more, the weight is dequantized once, and the library multiplies."""
 
 
-def unsupported_reason(x: Tensor, values: Tensor, value: str, block: int) -> str | None:
+def unsupported_reason(call: LinearArguments) -> str | None:
     """Return why the kernels do not support a call, whatever the device; None if they do."""
-    if 0 in (x.numel(), values.numel()):
+    if call.is_empty:
         return "an empty tensor"
-    if block and (block & (block - 1) or block % VALUES[value].per_byte):
+    block = call.block
+    if block and (block & (block - 1) or block % VALUES[call.value].per_byte):
         return f"blocks of {block} columns, which are no power of two, or share bytes"
     return None
 
 
-def linear_sizes(x: Tensor, values: Tensor, value: str, block: int) -> LinearSizes:
+def linear_sizes(call: LinearArguments) -> LinearSizes:
     """Return what the choice of block sizes depends on."""
-    rows = x.numel() // x.shape[-1]
-    return LinearSizes(rows, values.shape[0], x.shape[-1], VALUES[value].per_byte, block, x.element_size())
+    sizes = call.num_rows, call.values.shape[0], call.x.shape[-1]
+    return LinearSizes(*sizes, VALUES[call.value].per_byte, call.block, call.x.element_size())
 
 
-def meta_tensors(*args: Any) -> list[Any]:
-    """Return the arguments with tensors on the meta device, where nothing is allocated."""
-    return [
-        torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta") if isinstance(a, Tensor) else a
-        for a in args
-    ]
+def _unsupported_reason(*args: Any) -> str | None:
+    target = target_of(args[0].device)
+    return target if isinstance(target, str) else unsupported_reason(LinearArguments(*args))
 
 
-def compile_all(launches: Sequence[Any], device: torch.device) -> Future[None]:
-    """Start compiling the kernels of `Launch`es in other processes."""
-    from burnt.codegen.runtime.triton_compile_pool import job_of, pool_of
-
-    jobs = [job_of(step.kernel, step.arguments, step.constants, step.options) for step in launches]
-    return pool_of(torch.cuda.current_device() if device.index is None else device.index).submit_once(jobs)
-
-
-def _unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
-    target = target_of(x.device)
-    return target if isinstance(target, str) else unsupported_reason(x, values, *rest[4:])
-
-
-def _configs(x: Tensor, values: Tensor, *rest: Any) -> list[dict[str, str]]:
+def _configs(*args: Any) -> list[dict[str, str]]:
     from burnt.codegen.runtime.triton_compile_pool import limits_of
 
-    return configs(linear_sizes(x, values, *rest[4:]), limits_of(x.device))
+    return configs(linear_sizes(LinearArguments(*args)), limits_of(args[0].device))
 
 
 def _start_compiling(config: Mapping[str, str], x: Tensor, *rest: Any) -> Future[None]:
     from burnt.kernels.ops.quantized.weight_only_triton import launches
 
     rows = x.detach().reshape(-1, x.shape[-1])
-    arguments = [*meta_tensors(rows, *rest), config]
-    return compile_all(launches(*arguments)[0], x.device)
-
-
-def _is_best(x: Tensor, values: Tensor, *rest: Any) -> bool:
-    return x.numel() // x.shape[-1] <= _MAX_ROWS
+    return compile_all(launches(LinearArguments(*on_meta(rows, *rest)), config)[0], x.device)
 
 
 @quantized_linear.candidate(
@@ -80,12 +61,11 @@ def _is_best(x: Tensor, values: Tensor, *rest: Any) -> bool:
     devices=["cuda"],
     dtypes=DTYPES,
     when=_unsupported_reason,
-    best=_is_best,
+    best=lambda *args: LinearArguments(*args).num_rows <= _MAX_ROWS,
     configs=_configs,
     compiles=_start_compiling,
 )
 def _(*args: Any, config: Mapping[str, str]) -> Tensor:
     from burnt.kernels.ops.quantized.weight_only_triton import quantized_linear_triton
 
-    arguments = [*args, config]
-    return quantized_linear_triton(*arguments)
+    return quantized_linear_triton(*args, config=config)

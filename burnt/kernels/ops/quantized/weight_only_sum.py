@@ -14,39 +14,30 @@ from torch import Tensor
 from burnt.codegen import fuse
 from burnt.kernels.ops.activation import apply_activation
 from burnt.kernels.ops.quantized.quantize import dequantize
-from burnt.kernels.ops.quantized.weight_only import quantized_linear
+from burnt.kernels.ops.quantized.weight_only import LinearArguments, quantized_linear
 
 _MAX_ROWS = 4
 """Rows of x up to which a sum is worth measuring: the weight is decoded for each of them."""
 
 
-def linear_as_sum(
-    x: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    value: str,
-    block: int,
-) -> Tensor:
+def linear_as_sum(*args: Any) -> Tensor:
     """Compute `burnt.kernels.quantized_linear` as a sum over the last axis; the arguments are the op's."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    weight = dequantize.reference(values, scale, zero_point, value, block, x.shape[-1], wide)
-    out = (x.to(wide).unsqueeze(-2) * weight).sum(-1)
-    if bias is not None:
-        out = out + bias.to(wide)
-    return apply_activation(out, activation).to(x.dtype)
+    call = LinearArguments(*args)
+    wide = torch.promote_types(call.x.dtype, torch.float32)
+    out = (call.x.to(wide).unsqueeze(-2) * call.weight(wide, dequantize.reference)).sum(-1)
+    if call.bias is not None:
+        out = out + call.bias.to(wide)
+    return apply_activation(out, call.activation).to(call.x.dtype)
 
 
 _fused_sum = fuse(linear_as_sum)
 
 
-def _unsupported_reason(x: Tensor, values: Tensor, *rest: Any) -> str | None:
-    if 0 in (x.numel(), values.numel()):
+def _unsupported_reason(*args: Any) -> str | None:
+    call = LinearArguments(*args)
+    if call.is_empty:
         return "an empty tensor"
-    rows = x.numel() // x.shape[-1]
-    return None if rows <= _MAX_ROWS else f"{rows} rows, which would each decode the weight"
+    return None if call.num_rows <= _MAX_ROWS else f"{call.num_rows} rows, which would each decode the weight"
 
 
 @quantized_linear.candidate(

@@ -6,9 +6,8 @@ of the weight, M the rows of x. Products are added in float32.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +17,9 @@ from torch import Tensor
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.matmul_template import tile_index
+from burnt.kernels.interface.launch import Launch, run_all
 from burnt.kernels.ops.quantized.values_triton import activate, decode
+from burnt.kernels.ops.quantized.weight_only import LinearArguments
 from burnt.kernels.ops.quantized.weight_only_config import VectorConfig
 from burnt.scheme import VALUES
 
@@ -222,58 +223,19 @@ def add_parts(  # type: ignore[no-untyped-def]
     tl.store(out + place, activate(total, ACTIVATION).to(out.dtype.element_ty), mask=is_inside)
 
 
-class Launch(NamedTuple):
-    """A kernel launch.
-
-    Args:
-        kernel: the Triton function.
-        grid: the number of programs along each axis.
-        arguments: tensors and numbers, by position.
-        constants: values of the ``tl.constexpr`` parameters, by name.
-        options: compile options.
-    """
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-    options: dict[str, Any]
-
-    def __call__(self) -> None:
-        """Launch the kernel."""
-        self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
-
-
-def launches(
-    x: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    value: str,
-    block: int,
-    config: Mapping[str, str],
-) -> tuple[list[Launch], Tensor]:
+def launches(call: LinearArguments, config: Mapping[str, str]) -> tuple[list[Launch], Tensor]:
     """Return the launches of `burnt.kernels.quantized_linear`, and the tensor ``[rows, columns]`` they write.
 
     Args:
-        x: ``[rows, terms]``; on the meta device nothing is allocated. The other tensors are as in the op.
-        values: packed.
-        scale: as in the op.
-        zero_point: as in the op.
-        bias: as in the op.
-        activation: as in the op.
-        value: as in the op.
-        block: a power of two, or 0.
+        call: with x of ``[rows, terms]`` and blocks of a power of two, or 0; on the meta device nothing is
+            allocated.
         config: block sizes of `weight_only_config`.
     """
-    x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (x, values))
-    scale = scale.contiguous()
-    zero_point = None if zero_point is None else zero_point.contiguous()
-    bias = None if bias is None else bias.contiguous()
+    x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (call.x, call.values))
+    scale, block = call.scale.contiguous(), call.block
+    zero_point, bias = (None if t is None else t.contiguous() for t in (call.zero_point, call.bias))
     (rows, terms), columns = x.shape, values.shape[0]
-    per_byte = VALUES[value].per_byte
+    per_byte = VALUES[call.value].per_byte
     ((kind, text),) = config.items()
     sizes = VectorConfig.of(text) if kind == "vector" else MatmulConfig.of(text)
     out = x.new_empty(rows, columns)
@@ -281,13 +243,8 @@ def launches(
     scale_stride = 0 if scale.shape[0] == 1 and columns != 1 else scale.shape[1]
     arguments: tuple[Any, ...] = (x, values, scale, zero_point, bias, parts, rows, columns, terms)
     arguments += (x.stride(0), values.stride(0), scale_stride)
-    constants: dict[str, Any] = {
-        "BLOCK": block,
-        "VALUE": value,
-        "PER_BYTE": per_byte,
-        "ACTIVATION": activation,
-        "SPLIT": sizes.split,
-    }
+    end = {"ACTIVATION": call.activation, "SPLIT": sizes.split}
+    constants = {"BLOCK": block, "VALUE": call.value, "PER_BYTE": per_byte, **end}
     if isinstance(sizes, VectorConfig):
         group = min(16, block // per_byte, sizes.bytes) if block else min(16, sizes.bytes)
         constants |= {"ROWS": sizes.rows, "GROUPS": sizes.bytes // group, "BYTES": group}
@@ -300,26 +257,13 @@ def launches(
         first = Launch(multiply_tiles, grid, arguments, constants, sizes.options)
     if sizes.split == 1:
         return [first], out
-    constants = {"ACTIVATION": activation, "SPLIT": sizes.split, "SIZE": _PARTS_BLOCK}
     grid = (triton.cdiv(rows * columns, _PARTS_BLOCK),)
+    constants = {**end, "SIZE": _PARTS_BLOCK}
     return [first, Launch(add_parts, grid, (parts, bias, out, rows, columns), constants, {})], out
 
 
-def quantized_linear_triton(
-    x: Tensor,
-    values: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    value: str,
-    block: int,
-    config: Mapping[str, str],
-) -> Tensor:
+def quantized_linear_triton(x: Tensor, *rest: Any, config: Mapping[str, str]) -> Tensor:
     """Compute `burnt.kernels.quantized_linear` with a choice of block sizes; nothing may be empty."""
-    rows = x.reshape(-1, x.shape[-1])
-    steps, out = launches(rows, values, scale, zero_point, bias, activation, value, block, config)
-    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
-        for step in steps:
-            step()
+    steps, out = launches(LinearArguments(x.reshape(-1, x.shape[-1]), *rest), config)
+    run_all(steps, out)
     return out.view(*x.shape[:-1], out.shape[1])

@@ -11,9 +11,7 @@ dtype of the gates before a matmul.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -21,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from burnt.codegen.render.triton.device_math import sigmoid, tanh
+from burnt.kernels.interface.launch import on_device_of
 
 # Bytes of one gate's weights up to which a program runs all steps: with more, the weights of all gates do not
 # fit in the registers of some targets.
@@ -438,10 +437,6 @@ def _hidden_block(weight: Tensor) -> int | None:
     return block if block * block * weight.element_size() <= _MAX_WEIGHT_BYTES else None
 
 
-def _device_guard(tensor: Tensor) -> Any:
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
-
-
 def forward_steps(
     kind: str,
     gates: Tensor,
@@ -457,7 +452,7 @@ def forward_steps(
     width, lstm, block = weight.shape[1], kind == "lstm", _hidden_block(weight)
     output = gates.new_empty_strided((batch, steps, width), (width, batch * width, 1))
     saved = gates.new_empty(steps, batch, width) if save else None
-    with _device_guard(gates):
+    with on_device_of(gates):
         if block is not None:
             h, c = gates.new_empty(batch, width), gates.new_empty(batch, width) if lstm else None
             forward_all[(triton.cdiv(batch, _ALL_STEPS_ROWS),)](
@@ -502,7 +497,7 @@ def backward_steps(
     grad_state_gates = grad_input_gates if lstm else torch.empty_like(gates)
     previous = saved if lstm else output
     strides = (0, 0) if grad_output is None else grad_output.stride()[:2]
-    with _device_guard(gates):
+    with on_device_of(gates):
         if block is not None:
             grad_initial = [gates.new_empty(batch, width) for _ in initial]
             backward_all[(triton.cdiv(batch, _ALL_STEPS_ROWS),)](

@@ -302,7 +302,7 @@ def test_what_dropout_leaves_is_a_function_of_seed_and_place() -> None:
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 1 / 3, 1.0, 1e-9])
 def test_the_same_weights_are_dropped_in_c(dropout: float) -> None:
     seed = torch.tensor(987654321987)
-    options = chunked._Options(dropout=dropout, seed=seed)
+    options = chunked.Options(dropout=dropout, seed=seed)
     found = chunked._tile_dropout_mask(options, 5, 7, 8, (2, 3, 1100))
     assert torch.equal(found, dropout_mask(seed, (1, 7, 3, 1100), dropout, 7, 8)[0, 5:])
 

@@ -19,8 +19,10 @@ from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.triton_compile_pool import compile_job, job_of
 from burnt.kernels.ops.quantized import scaled_config, scaled_triton, weight_only_config, weight_only_triton
+from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall
 from burnt.kernels.ops.quantized.scaled_config import multiplies_float8
 from burnt.kernels.ops.quantized.scaled_gpu import sum_unsupported_reason, uses_float8_units
+from burnt.kernels.ops.quantized.weight_only import LinearArguments
 from burnt.kernels.ops.quantized.weight_only_config import LinearSizes, VectorConfig
 from burnt.kernels.ops.quantized.weight_only_gpu import unsupported_reason
 from burnt.scheme import VALUES
@@ -88,10 +90,11 @@ def test_scaled_ops_always_have_block_sizes(use: Any, limits: Limits) -> None:
 
 def test_reasons() -> None:
     x, values = torch.ones(2, 48), torch.zeros(3, 24, dtype=torch.uint8)
-    assert unsupported_reason(x, values, "int4", 16) is None
-    assert "power of two" in str(unsupported_reason(x, values, "int4", 24))
-    assert "share bytes" in str(unsupported_reason(x, values, "int2", 2))
-    assert unsupported_reason(x[:0], values, "int4", 0) == "an empty tensor"
+    call = LinearArguments(x, values, torch.ones(3, 1), value="int4", block=16)
+    assert unsupported_reason(call) is None
+    assert "power of two" in str(unsupported_reason(call._replace(block=24)))
+    assert "share bytes" in str(unsupported_reason(call._replace(value="int2", block=2)))
+    assert unsupported_reason(call._replace(x=x[:0], block=0)) == "an empty tensor"
     zero = torch.zeros(1, dtype=torch.int8)
     assert sum_unsupported_reason((1 << 17) - 1, None) is None
     assert "131072 products" in str(sum_unsupported_reason(1 << 17, None))
@@ -140,7 +143,7 @@ def of_linear(
     problem = LinearSizes(rows, columns, terms, kind.per_byte, block, dtype.itemsize)
     config = weight_only_config.select_config(problem, limits_of(target))
     tensors = empty(rows, terms, dtype=dtype), values, scale, zero_point, empty(columns, dtype=dtype)
-    return weight_only_triton.launches(*tensors, activation, value, block, config)[0]
+    return weight_only_triton.launches(LinearArguments(*tensors, activation, value, block), config)[0]
 
 
 def of_scaled(
@@ -151,23 +154,25 @@ def of_scaled(
     stored = torch.int8 if value == "int8" else torch.uint8
     float8 = multiplies_float8(target) and dtype != torch.float32
     use: Any = "int8" if value == "int8" else "float8" if float8 else "float16"
-    return scaled_triton.linear_launches(
+    call = LinearCall(
         empty(rows, terms, dtype=stored), empty(columns, terms, dtype=stored), empty(rows, 1),
         empty(columns, 1), empty(1, dtype=torch.int8) if zero else None, empty(columns), activation,
-        empty(1) if dtype is None else None, None, value, dtype or torch.float32,
-        scaled_config.select_config(rows, columns, terms, limits_of(target), use), float8=float8,
-    )[0]  # fmt: skip
+        empty(1) if dtype is None else None, None, value, dtype,
+    )  # fmt: skip
+    config = scaled_config.select_config(rows, columns, terms, limits_of(target), use)
+    return scaled_triton.linear_launches(call, config, float8=float8)[0]
 
 
 def of_conv(target: str, channels_last: bool, zero: bool) -> list[Any]:
     x = empty(8, 64, 56, 56, dtype=torch.int8)
     x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
-    return scaled_triton.conv_launches(
+    call = ConvCall(
         x, empty(64, 64, 3, 3, dtype=torch.int8), empty(1), empty(64, 1),
-        empty(1, dtype=torch.int8) if zero else None, empty(64), "relu", [1, 1], [1, 1], [1, 1], 1,
-        empty(1) if zero else None, None, torch.float32,
-        scaled_config.select_config(8 * 56 * 56, 64, 64, limits_of(target), "windows"),
-    )[0]  # fmt: skip
+        empty(1, dtype=torch.int8) if zero else None, empty(64), "relu", 1, 1, 1, 1,
+        empty(1) if zero else None,
+    )  # fmt: skip
+    config = scaled_config.select_config(8 * 56 * 56, 64, 64, limits_of(target), "windows")
+    return scaled_triton.conv_launches(call, config)[0]
 
 
 LINEARS: list[tuple[Any, ...]] = [
