@@ -20,9 +20,10 @@ from burnt.record.formats.folder import SHARD_BYTES, find_weights, write_folder
 from burnt.record.formats.safetensors_file import check_dense
 from burnt.record.loading import RenameStep, Selection, rename_tensors, strip_prefixes
 from burnt.record.record import Record
+from burnt.record.report import as_table, cast_rows, first_of
 from burnt.record.source import Source
 from burnt.record.sources import open_source
-from burnt.record.stored import MemoryTensor, StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor, memory_of
 from burnt.record.writers import WRITERS, Weights
 
 _SIZES = {"total_size", "total_parameters"}
@@ -58,25 +59,15 @@ class ConvertReport:
     def __str__(self) -> str:
         count = quantity(len(self.tensors), "tensor")
         to = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files in {self.files[0].parent}"
-        rows = [("note", note) for note in self.notes]
-        casts: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
-        for name, pair in self.cast.items():
-            casts.setdefault(pair, []).append(name)
-        rows += [("cast", f"{_first(names)}: from {old} to {new}") for (old, new), names in casts.items()]
+        rows = [("note", note) for note in self.notes] + cast_rows(self.cast)
         if self.kept:
             dtypes = ", ".join(dict.fromkeys(str(self.tensors[name][1]) for name in self.kept))
-            rows.append(("kept", f"{_first(self.kept)}: {dtypes}"))
+            rows.append(("kept", f"{first_of(self.kept)}: {dtypes}"))
         if self.tied:
-            rows.append(("tied", _first([f"{name} is {source}" for name, source in self.tied.items()])))
+            rows.append(("tied", first_of([f"{name} is {source}" for name, source in self.tied.items()])))
         if self.skipped:
-            rows.append(("skipped", _first(self.skipped)))
-        width = max((len(kind) for kind, _ in rows), default=0)
-        head = f"{count} from {self.source} to {to}"
-        return "\n".join([head, *(f"  {kind:<{width}}  {text}" for kind, text in rows)])
-
-
-def _first(names: Sequence[str]) -> str:
-    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
+            rows.append(("skipped", first_of(self.skipped)))
+        return as_table(f"{count} from {self.source} to {to}", rows)
 
 
 def convert_weights(
@@ -257,10 +248,8 @@ def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
     tied = {}
     for name, stored in tensors.items():
         key: object = id(stored)
-        if isinstance(stored, MemoryTensor) and stored.tensor.data_ptr():
-            tensor = stored.tensor
-            bits = (tensor.is_conj(), tensor.is_neg())
-            key = (tensor.data_ptr(), tensor.device, stored.shape, tensor.stride(), stored.dtype, *bits)
+        if isinstance(stored, MemoryTensor):
+            key = memory_of(stored.tensor) or key
         if first.setdefault(key, name) != name:
             tied[name] = first[key]
     return tied

@@ -36,7 +36,7 @@ from burnt.record.record import Record, constants_of, static_fields_of, unwrappe
 from burnt.record.report import LoadReport
 from burnt.record.source import Source
 from burnt.record.sources import open_source
-from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, describe_indirect
+from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, describe_indirect, memory_of
 
 _PARALLEL = "module."
 """The prefix of what DataParallel and DistributedDataParallel save."""
@@ -579,9 +579,11 @@ def _targets(module: torch.nn.Module) -> dict[str, _Target]:
                 hint="call the model once with an example, then load",
             )
         if isinstance(value, Tensor):
-            memory = value.data_ptr() if not value.is_meta and describe_indirect(value) is None else 0
-            key = (memory, value.shape, value.stride(), value.dtype) if memory else identities.get(path, path)
-            targets[without_wrappers(path)] = _Target(path, value.detach(), key)
+            is_plain = not value.is_meta and describe_indirect(value) is None
+            memory = memory_of(value) if is_plain else None
+            targets[without_wrappers(path)] = _Target(
+                path, value.detach(), memory or identities.get(path, path)
+            )
     return targets
 
 

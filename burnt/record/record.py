@@ -22,7 +22,7 @@ from burnt.record.casting import cast_tensors
 from burnt.record.formats.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write_burnpack
 from burnt.record.formats.folder import SHARD_BYTES, write_folder
 from burnt.record.formats.safetensors_file import check_dense, read_tensors, with_document, write_stored
-from burnt.record.stored import MemoryTensor, StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor, memory_of
 
 FORMAT = 1
 """Version of the document in a record's file."""
@@ -255,7 +255,7 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
     """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
-    first_paths: dict[tuple[object, ...], str] = {}
+    first_paths: dict[object, str] = {}
     inner = unwrapped(module)
     for path, value in inner.state_dict().items():
         path = without_wrappers(path)
@@ -269,12 +269,11 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
             )
         sharded: Any = value if isinstance(value, _sharded()) else None
         local = value if sharded is None else sharded.to_local()
-        bits = (local.is_conj(), local.is_neg())
-        identity = (local.data_ptr(), value.shape, local.stride(), value.dtype, value.device, *bits)
-        if local.data_ptr() and identity in first_paths:
+        memory = memory_of(local)
+        identity = (memory, value.shape) if memory is not None else path
+        if first_paths.setdefault(identity, path) != path:
             aliases[path] = first_paths[identity]
         else:
-            first_paths[identity] = path
             tensors[path] = (value if sharded is None else sharded.full_tensor()).detach()
     return Record(
         tensors,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -49,23 +49,17 @@ class LoadReport:
         head = f"{quantity(len(self.applied), 'tensor')} loaded"
         head += f" from {self.source}" if self.source else ""
         head += f", {len(self.skipped):,} skipped" if self.skipped else ""
-        casts: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
-        for path, dtypes in self.cast.items():
-            casts.setdefault(dtypes, []).append(path)
         rows = [("note", note) for note in self.notes]
         rows += _rows("tied", (f"{path} is {source}" for path, source in self.tied.items()), len(self.tied))
         rows += _rows("missing", map(self.describe_missing, self.missing), len(self.missing))
         rows += _rows("unexpected", self.unexpected, len(self.unexpected))
-        for (old, new), paths in casts.items():
-            more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-            rows.append(("cast", f"{paths[0]}{more}: from {old} to {new}"))
+        rows += cast_rows(self.cast)
         rows += [
             ("static", f"{path}: {old!r} in the record, {new!r} here")
             for path, (old, new) in self.static.items()
         ]
         rows += _rows("on meta", self.meta, len(self.meta))
-        width = max((len(kind) for kind, _ in rows), default=0)
-        return "\n".join([head, *(f"  {kind:<{width}}  {text}" for kind, text in rows)])
+        return as_table(head, rows)
 
     def describe_missing(self, path: str) -> str:
         """Return a missing path with the names that the source would have for it, and with a guess."""
@@ -76,3 +70,22 @@ class LoadReport:
 def _rows(kind: str, texts: Iterable[str], count: int) -> list[tuple[str, str]]:
     rows = [(kind, text) for text in islice(texts, MOST_LINES)]
     return rows + ([(kind, f"and {count - MOST_LINES:,} more")] if count > MOST_LINES else [])
+
+
+def cast_rows(cast: Mapping[str, tuple[torch.dtype, torch.dtype]]) -> list[tuple[str, str]]:
+    """Return a row for each pair of dtypes that tensors were converted from and to."""
+    names: dict[tuple[torch.dtype, torch.dtype], list[str]] = {}
+    for name, dtypes in cast.items():
+        names.setdefault(dtypes, []).append(name)
+    return [("cast", f"{first_of(found)}: from {old} to {new}") for (old, new), found in names.items()]
+
+
+def first_of(names: Sequence[str]) -> str:
+    """Return the first name, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
+
+
+def as_table(head: str, rows: Sequence[tuple[str, str]]) -> str:
+    """Return a line and, below it, rows of a kind and a text."""
+    width = max((len(kind) for kind, _ in rows), default=0)
+    return "\n".join([head, *(f"  {kind:<{width}}  {text}" for kind, text in rows)])

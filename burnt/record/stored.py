@@ -22,6 +22,14 @@ def describe_indirect(tensor: Tensor) -> str | None:
     return f"a {kind.__name__} of {tensor.dtype}" if tensor.is_quantized else None
 
 
+def memory_of(tensor: Tensor) -> tuple[object, ...] | None:
+    """Return what is equal for tensors with the same elements in the same memory; None without memory."""
+    if not tensor.data_ptr():
+        return None
+    bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride(), tensor.dtype, *bits
+
+
 def check_plain(tensor: Tensor, where: str, hint: str) -> None:
     """Refuse a tensor that torch cannot copy to or from a plain one: sparse, quantized, nested or sharded.
 

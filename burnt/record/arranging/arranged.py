@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,21 +37,22 @@ class ArrangedTensor(StoredTensor):
 
 
 @dataclass(frozen=True)
-class PermutedTensor(ArrangedTensor):
-    """A tensor with its axes in another order."""
+class RearrangedTensor(ArrangedTensor):
+    """A tensor with its values in another order."""
 
-    axes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, stored: StoredTensor, axes: tuple[int, ...]) -> StoredTensor:
-        """Return the tensor with these axes; as it is where it has another number of axes."""
-        if len(stored.shape) != len(axes):
-            return stored
-        return cls(tuple(stored.shape[axis] for axis in axes), stored.dtype, (stored,), axes)
+    rearrange: Callable[[Tensor], Tensor] = field(repr=False)
 
     def value(self) -> Tensor:
-        """Return a view with the axes permuted."""
-        return value_of(self.inner[0]).permute(self.axes)
+        """Return a view where `rearrange` does."""
+        return self.rearrange(value_of(self.inner[0]))
+
+
+def permuted(stored: StoredTensor, axes: tuple[int, ...]) -> StoredTensor:
+    """Return a tensor with its axes in another order; as it is where it has another number of axes."""
+    if len(stored.shape) != len(axes):
+        return stored
+    shape = tuple(stored.shape[axis] for axis in axes)
+    return RearrangedTensor(shape, stored.dtype, (stored,), lambda value: value.permute(axes))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from torch import Tensor
 
 from burnt.errors import RecordError
-from burnt.record.arranging.arranged import JoinedTensor, PartOfTensor, PermutedTensor, value_of
+from burnt.record.arranging.arranged import JoinedTensor, PartOfTensor, permuted, value_of
 from burnt.record.stored import MemoryTensor, StoredTensor
 
 
@@ -297,7 +297,7 @@ def _arrange(
             parts.setdefault((match.step, match.stars, match.rest), {})[match.pattern] = name
         elif isinstance(step, Rename):
             axes = _axes(step.transpose, reading=reading)
-            _put(done, _name(step.ours, match), PermutedTensor.of(stored, axes), [names[name]])
+            _put(done, _name(step.ours, match), permuted(stored, axes), [names[name]])
         elif isinstance(step, Split):
             pieces = _split(step, stored, names[name], reading=reading)
             for ours, piece in zip(step.ours, pieces, strict=True):
@@ -335,7 +335,7 @@ def _axes(transpose: bool | tuple[int, ...], *, reading: bool) -> tuple[int, ...
 
 def _split(step: Split, whole: StoredTensor, name: str, *, reading: bool) -> list[StoredTensor]:
     axes = _axes(step.transpose, reading=reading)
-    arranged = PermutedTensor.of(whole, axes) if reading else whole
+    arranged = permuted(whole, axes) if reading else whole
     rows = arranged.shape[step.dim] if step.dim < len(arranged.shape) else 0
     count = len(step.ours)
     sizes = step.sizes or (rows // count,) * count
@@ -349,12 +349,12 @@ def _split(step: Split, whole: StoredTensor, name: str, *, reading: bool) -> lis
             found=f"shape {arranged.shape}",
         )
     pieces = PartOfTensor.all_of(arranged, sizes, step.dim, step.groups)
-    return pieces if reading else [PermutedTensor.of(piece, axes) for piece in pieces]
+    return pieces if reading else [permuted(piece, axes) for piece in pieces]
 
 
 def _join(step: Join, parts: Mapping[str, StoredTensor], *, reading: bool) -> StoredTensor:
     axes = _axes(step.transpose, reading=reading)
-    arranged = [PermutedTensor.of(part, axes) if reading else part for part in parts.values()]
+    arranged = [permuted(part, axes) if reading else part for part in parts.values()]
     dim = step.dim
     kinds = {(part.shape[:dim], part.shape[dim + 1 :], part.dtype) for part in arranged}
     rows = [part.shape[dim] if dim < len(part.shape) else -1 for part in arranged]
@@ -367,7 +367,7 @@ def _join(step: Join, parts: Mapping[str, StoredTensor], *, reading: bool) -> St
             found=", ".join(f"{part.shape} {part.dtype}" for part in arranged),
         )
     whole = JoinedTensor.of(arranged, dim, step.groups)
-    return whole if reading else PermutedTensor.of(whole, axes)
+    return whole if reading else permuted(whole, axes)
 
 
 def _plain(step: Step) -> Rename | Join | Split | Drop | Keep:

@@ -48,21 +48,12 @@ _MOST_TENSORS, _MOST_METADATA, _MOST_TENSOR_BYTES, _MOST_BYTES = 100_000, 100 <<
 """Burn refuses to read files with more."""
 
 _DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
     "Flex32": torch.float32,  # computed with less precision, stored as float32
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
     "Bool": torch.bool,  # until Burn 0.20; {"Bool": "Native"} since
-}
+}  # fmt: skip
 _BOOLS = {"Native": torch.bool, "U8": torch.bool, "U32": torch.uint32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items() if name not in ("Flex32", "Bool")}
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from burnt.errors import RecordError
-from burnt.record.arranging.arranged import ArrangedTensor, value_of
+from burnt.record.arranging.arranged import RearrangedTensor
 from burnt.record.arranging.layout import Drop, Layout
 from burnt.record.formats.safetensors_file import CUT, FileTensor, check_count
 from burnt.record.stored import StoredTensor
@@ -39,10 +39,8 @@ from burnt.scheme import QuantScheme
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = "general.alignment"
-_HEADS = (
-    "llama.attention.head_count",
-    "llama.attention.head_count_kv",
-)  # a number, or an array with one a layer
+_HEADS = ("llama.attention.head_count", "llama.attention.head_count_kv")
+"""Each a number, or an array with one a layer."""
 _MOST_AXES = 4
 _DEEPEST = 8  # arrays in arrays
 _CHUNK = 32 << 20
@@ -52,43 +50,17 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 
 _DTYPES = {
-    0: torch.float32,
-    1: torch.float16,
-    24: torch.int8,
-    25: torch.int16,
-    26: torch.int32,
-    27: torch.int64,
-    28: torch.float64,
-    30: torch.bfloat16,
-}
+    0: torch.float32, 1: torch.float16, 24: torch.int8, 25: torch.int16, 26: torch.int32, 27: torch.int64,
+    28: torch.float64, 30: torch.bfloat16,
+}  # fmt: skip
 _Q4_0, _Q8_0 = 2, 8
 _BLOCK_BYTES = {_Q4_0: 18, _Q8_0: 34}
 _SCHEMES = {_Q4_0: QuantScheme.parse("int4-block32"), _Q8_0: QuantScheme.parse("int8-block32")}
 _OTHER_TYPES = {
-    3: "Q4_1",
-    6: "Q5_0",
-    7: "Q5_1",
-    9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-    40: "NVFP4",
-}
+    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K",
+    15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
+    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}  # fmt: skip
 
 llama = Layout(
     [
@@ -178,20 +150,17 @@ class _BlockTensor(StoredTensor):
         return (flat[..., 0::2] | flat[..., 1::2] << 4).flatten(1)
 
 
-@dataclass(frozen=True)
-class _HalvesOfHeads(ArrangedTensor):
-    """Rows of queries or keys in Hugging Face's order: of each head, first the even ones, then the odd ones.
+def _halves_of_heads(stored: StoredTensor, heads: int) -> StoredTensor:
+    """Return rows of queries or keys in Hugging Face's order: of each head, first the even ones.
 
     Rotary embeddings turn pairs of rows: adjacent ones in llama.cpp, rows of two halves in transformers.
     """
 
-    heads: int
-
-    def value(self) -> Tensor:
-        """Return a new tensor."""
-        value = value_of(self.inner[0])
-        pairs = value.reshape(self.heads, value.shape[0] // self.heads // 2, 2, *value.shape[1:])
+    def rearrange(value: Tensor) -> Tensor:
+        pairs = value.reshape(heads, value.shape[0] // heads // 2, 2, *value.shape[1:])
         return pairs.transpose(1, 2).reshape(value.shape)
+
+    return RearrangedTensor(stored.shape, stored.dtype, (stored,), rearrange)
 
 
 class _Header:
@@ -424,7 +393,7 @@ def _as_hugging_face(
                 found=f"{'no number' if count is None else repr(count)}, for shape {stored.shape}",
                 hint="convert the model again with a recent llama.cpp",
             )
-        tensors[name] = _HalvesOfHeads(stored.shape, stored.dtype, (stored,), count)
+        tensors[name] = _halves_of_heads(stored, count)
     arranged = llama.arrange(tensors).tensors
     names = llama.arrange({layer: next(iter(tensors.values())) for layer in quantized}).origins
     return arranged, {new: quantized[old] for new, (old,) in names.items()}
