@@ -20,9 +20,6 @@ def as_dataset(source: Any) -> Any:
     so they are wrapped; a series becomes a list. Everything else with a length and items by index is returned
     as it is.
 
-    Raises:
-        DataError: it has no length or no items by index.
-
     >>> as_dataset(torch.arange(6).view(3, 2)).take(torch.tensor([2, 0]))
     tensor([[4, 5],
             [0, 1]])

@@ -29,11 +29,7 @@ class Dataset(Protocol[T_co]):
 
 
 def checked_index(index: int, length: int) -> int:
-    """Return an index from 0 on; a negative one counts from the end.
-
-    Raises:
-        IndexError: there is no such item.
-    """
+    """Return an index from 0 on; a negative one counts from the end. IndexError if there is no such item."""
     if not -length <= index < length:
         raise IndexError(f"index {index} of {quantity(length, 'item')}")
     return index + length if index < 0 else index

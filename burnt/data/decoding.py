@@ -144,11 +144,7 @@ def read_mask(source: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
 
 
 def import_pillow(where: str | None = None) -> Any:
-    """Return the module `PIL.Image`.
-
-    Raises:
-        UnsupportedError: Pillow is not installed.
-    """
+    """Return the module `PIL.Image`."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -17,9 +17,6 @@ _EXACT = 2.0**53  # from here on, float64 does not hold every integer either
 def fill_values(values: Any, dtype: torch.dtype, name: str) -> Tensor:
     """Return the values of an option as a dtype that holds them: integers exactly, others within its range.
 
-    Raises:
-        DataError: the dtype does not hold one of them.
-
     >>> fill_values((0, 255), torch.uint8, "fill")
     tensor([  0, 255], dtype=torch.uint8)
     """

@@ -32,9 +32,6 @@ class ItemStore:
         path: the file, which is created if there is none.
         length: the number of items of the dataset.
         key: what else tells this dataset from others.
-
-    Raises:
-        DataError: the file is no store, is of another dataset, or cannot be read or written.
     """
 
     def __init__(self, path: str | os.PathLike[str], length: int, key: str) -> None:

@@ -37,9 +37,6 @@ def check_same_names(
         where: its name, for the message.
         classes: the names of the classes in the training data, None if unknown.
         categories: column -> the names of its values in the training data.
-
-    Raises:
-        DataError: a number stands for another name.
     """
     found: dict[str, Sequence[str]] = {**category_names(loader)}
     pairs = [(f"column {column!r}", names, found.get(column)) for column, names in categories.items()]

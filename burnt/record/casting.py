@@ -51,9 +51,6 @@ def cast_tensors(
         dtype: float64, float32, float16 or bfloat16; None converts nothing.
         keep: patterns on paths of further tensors that stay as they are.
         unchanged: paths that stay as they are: the scales of quantized layers.
-
-    Raises:
-        RecordError: another dtype, a value that it cannot hold, or a pattern that matches nothing.
     """
     patterns = [] if keep is None else [keep] if isinstance(keep, str) else list(keep)
     for pattern in patterns:
@@ -121,9 +118,6 @@ def check_range(tensors: Mapping[str, StoredTensor], dtype: torch.dtype, hint: s
         tensors: by path.
         dtype: what they will be converted to.
         hint: what to do; ``{}`` stands for the first path.
-
-    Raises:
-        RecordError: there are some; the message has the tensors, each with its largest value.
     """
     largest: dict[str, float] = {}
     for path, stored in tensors.items():

@@ -164,11 +164,7 @@ def load_weights(
 
 
 def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:
-    """Return a layout by its name: one of the model's own, or ``"burn"``.
-
-    Raises:
-        RecordError: there is none of this name.
-    """
+    """Return a layout by its name: one of the model's own, or ``"burn"``."""
     if isinstance(layout, Layout):
         return layout
     inner = unwrapped(model)
@@ -325,9 +321,6 @@ def rename_tensors(
     """Return tensors by their names after the steps of ``rename=``, the old name of each, and notes.
 
     A step that matches nothing is a note, no error: one list may be for several files.
-
-    Raises:
-        RecordError: a step cannot be applied, or gives two tensors one name.
     """
     names = list(tensors)
     notes = []

@@ -200,9 +200,6 @@ def parse_metadata(
         names: the names of the tensors.
         where: what messages call the file.
         foreign: the metadata of the other program: safetensors' own `save_model` names tied tensors in it.
-
-    Raises:
-        RecordError: the document is damaged, or of a newer format.
     """
     if document is None:
         pairs = (foreign or {}).items()

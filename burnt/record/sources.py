@@ -73,10 +73,6 @@ def open_source(source: object, stack: ExitStack) -> Source:
     Args:
         source: a path, a state dict or a Record, as in `load_weights`.
         stack: closes the files.
-
-    Raises:
-        RecordError: the file is damaged, unsafe or of no known format, or the folder has no weights.
-        OSError: the file does not exist or cannot be read.
     """
     if isinstance(source, Record):
         return Source("record", _in_memory(source.tensors, "record"), record=source)

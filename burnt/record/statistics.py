@@ -31,10 +31,6 @@ class Statistics:
 def statistics_of(stored: StoredTensor) -> Statistics:
     """Read a tensor and return the statistics of its values.
 
-    Raises:
-        RecordError: the values are damaged.
-        OSError: the file cannot be read.
-
     >>> from burnt.record.stored import MemoryTensor
     >>> statistics_of(MemoryTensor.of(torch.tensor([1.0, torch.nan, 4.0])))
     Statistics(min=1.0, max=4.0, mean=2.5, nans=1)

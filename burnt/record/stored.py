@@ -31,11 +31,7 @@ def memory_of(tensor: Tensor) -> tuple[object, ...] | None:
 
 
 def check_plain(tensor: Tensor, where: str, hint: str) -> None:
-    """Refuse a tensor that torch cannot copy to or from a plain one: sparse, quantized, nested or sharded.
-
-    Raises:
-        RecordError: the tensor has no value in memory for each of its elements.
-    """
+    """Refuse a tensor that torch cannot copy to or from a plain one: sparse, quantized, nested or sharded."""
     if found := describe_indirect(tensor):
         raise RecordError(
             "a tensor is not stored as plain values",
@@ -59,38 +55,21 @@ class StoredTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
-        """Return the values on the CPU, contiguous; they may share memory with the source.
-
-        Raises:
-            RecordError, OSError: as in `read_into`.
-        """
+        """Return the values on the CPU, contiguous; they may share memory with the source."""
         out = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.read_into(out)
         return out
 
     def read_into(self, out: Tensor) -> None:
-        """Write the values to a tensor of the same shape, of any dtype and device.
-
-        Raises:
-            RecordError: the values are damaged.
-            OSError: the file cannot be read.
-        """
+        """Write the values to a tensor of the same shape, of any dtype and device."""
         raise NotImplementedError
 
     def read_rows_into(self, first: int, out: Tensor) -> None:
-        """Write to `out` as many rows as it has, from the one numbered `first` on.
-
-        Raises:
-            RecordError, OSError: as in `read_into`.
-        """
+        """Write to `out` as many rows as it has, from the one numbered `first` on."""
         out.copy_(self.read()[first : first + out.shape[0]])
 
     def read_verified(self, where: str) -> Tensor:
-        """Return the values in memory of their own, after `verify`.
-
-        Raises:
-            RecordError, OSError: as in `read_into`.
-        """
+        """Return the values in memory of their own, after `verify`."""
         self.verify(where)
         out = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.read_into(out)

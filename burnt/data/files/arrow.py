@@ -135,9 +135,6 @@ def read_entries(
         kinds: what the cells of each column become.
         known: the categories of columns.
         where: ``where(index)`` is the place of a row, for messages.
-
-    Raises:
-        DataError: a cell is missing, or does not fit its type.
     """
     columns = {
         name: _column(table[name], name, schema, kinds[name], known.get(name), where)
@@ -154,11 +151,7 @@ def _column(
     known: Categories | None,
     where: Callable[[int], str],
 ) -> Column:
-    """Return an Arrow column in memory of our own.
-
-    Raises:
-        DataError: a cell is missing, or does not fit the type.
-    """
+    """Return an Arrow column in memory of our own."""
     import pyarrow
 
     types, type_ = pyarrow.types, chunks.type

@@ -30,9 +30,6 @@ def typed_column(fields: Fields, name: str, schema: Schema, where: Callable[[int
         schema: has its type, if it is declared. Else it is inferred from the first rows; integers become
             float64 when a fraction follows.
         where: ``where(row)`` is the place of a row, for messages.
-
-    Raises:
-        DataError: a field does not fit the type.
     """
     import pyarrow
     import pyarrow.compute as compute

@@ -57,11 +57,7 @@ class CsvFile:
         return names
 
     def read(self, columns: list[str]) -> Any:
-        """Return the fields of some columns as text, in a table of pyarrow.
-
-        Raises:
-            DataError: a row is damaged, or has another number of fields.
-        """
+        """Return the fields of some columns as text, in a table of pyarrow."""
         import pyarrow
         import pyarrow.csv as arrow_csv
 

@@ -19,9 +19,6 @@ def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str
     """Return the classes of a folder: the names of its folders, sorted, or `classes` if each has a folder.
 
     Hidden folders, whose names begin with a dot, are no classes.
-
-    Raises:
-        DataError: there is no such folder, it has no folders, or a class has none.
     """
     _check_folder(folder)
     found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
@@ -70,9 +67,6 @@ def find_labelled(
 
     Returns:
         the classes, the files and their labels, and the files of other suffixes.
-
-    Raises:
-        DataError: as in `find_classes` and `find_files`, or a class has no files.
     """
     names = find_classes(folder, classes)
     paths: list[str] = []
@@ -132,9 +126,6 @@ def find_files(folder: Path, suffixes: Collection[str]) -> tuple[list[str], list
     Returns:
         the files with one of the suffixes, and the others: paths relative to `folder` with forward slashes,
         sorted by folder and name.
-
-    Raises:
-        DataError: there is no such folder, a link is broken, or links form a circle.
     """
     _check_folder(folder)
     found: list[str] = []

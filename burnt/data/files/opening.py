@@ -16,11 +16,7 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def find_files(paths: Paths) -> list[str]:
-    """Return the files that a path, a glob pattern (sorted by name) or a list of these stands for.
-
-    Raises:
-        DataError: a path is no file, or a pattern matches none.
-    """
+    """Return the files that a path, a glob pattern (sorted by name) or a list of these stands for."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     found: list[str] = []

@@ -121,11 +121,7 @@ class Categories:
         return [str(value) for value in self.values]
 
     def number(self, place: Callable[[], str], column: str, value: Any) -> int:
-        """Return the number of a value.
-
-        Raises:
-            DataError: it is none of the categories.
-        """
+        """Return the number of a value."""
         try:
             return self.index[value]
         except (KeyError, TypeError):
@@ -186,9 +182,6 @@ class Schema:
             where: the source, for messages.
             policies: what `missing` may be.
             kinds: what `types` may hold.
-
-        Raises:
-            DataError: an option names a column that does not exist, or has an invalid value.
         """
         names = dict.fromkeys(names)
         fields = _fields(names, where, options.columns)
@@ -258,11 +251,7 @@ class Schema:
             )
 
     def fill(self, place: Callable[[], str], column: str, kind: Kind | None) -> Any:
-        """Return the value for a missing cell, of which `place` is called for the message alone.
-
-        Raises:
-            DataError: missing values are errors here, or NaN does not fit the type.
-        """
+        """Return the value for a missing cell, of which `place` is called for the message alone."""
         if not isinstance(self.missing, str) and column in self.missing:
             value = self.missing[column]
             if isinstance(kind, np.dtype) and not isinstance(
@@ -282,11 +271,7 @@ class Schema:
         raise bad_cell(place(), column, expected, "nothing", hint)
 
     def find_categories(self, column: str, values: Iterable[Any], num_rows: int, where: str) -> Categories:
-        """Return the categories of a column with these values.
-
-        Raises:
-            DataError: it is the label, and its values are not classes.
-        """
+        """Return the categories of a column with these values."""
         known = Categories.found(values)
         if column == self.label:
             _check_classes(column, known.names, num_rows, where)

@@ -121,9 +121,6 @@ def stack(columns: Mapping[str, Column], schema: Schema, where: Callable[[int], 
     """Return the entries of the items: the columns, those of a vector stacked.
 
     `where(index)` is the place of a row, for messages.
-
-    Raises:
-        DataError: a vector has a column that holds no numbers.
     """
     entries: dict[str, Column] = {}
     for entry, names in schema.fields.items():

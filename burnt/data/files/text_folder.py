@@ -94,11 +94,7 @@ class TextFolder:
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Read a text file; an error names its path, and the line that cannot be decoded.
-
-    Raises:
-        DataError: the file cannot be read or decoded.
-    """
+    """Read a text file; an error names its path, and the line that cannot be decoded."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -224,9 +224,6 @@ def as_sampler(sampler: Any, seed: int) -> Sampler:
         sampler: a `Sampler`, one of torch, indices in their order, or another iterable of indices with a
             length.
         seed: the seed of samplers of torch.
-
-    Raises:
-        DataError: it is none of these, or gives batches.
     """
     # torch's SubsetRandomSampler has an attribute of this name.
     if isinstance(sampler, Sampler) and callable(sampler.indices):
@@ -250,11 +247,7 @@ def as_sampler(sampler: Any, seed: int) -> Sampler:
 
 
 def read_lengths(dataset: Any, length: Callable[[Any], int]) -> list[int]:
-    """Return the length of every item, for which each is read once.
-
-    Raises:
-        DataError: an item has none; the message names it.
-    """
+    """Return the length of every item, for which each is read once."""
     lengths = []
     for index in range(len(dataset)):
         try:

@@ -23,9 +23,6 @@ def encode_state(state: Any, owner: object) -> Any:
             tensors and NumPy arrays.
         owner: the object whose state it is, for the message.
 
-    Raises:
-        DataError: the state holds something else, which JSON cannot hold.
-
     >>> decode_state(encode_state({"row": 7, "seed": b"abc"}, "a dataset"))
     {'row': 7, 'seed': b'abc'}
     """

@@ -33,11 +33,7 @@ def pickled(value: Any) -> list[memoryview]:
 
 
 def send(connection: socket.socket, parts: Sequence[memoryview]) -> None:
-    """Send a message.
-
-    Raises:
-        OSError: the other side is gone.
-    """
+    """Send a message; OSError if the other side is gone."""
     lengths = [part.nbytes for part in parts]
     offsets, size = _layout(lengths)
     descriptor = _open_memory()
@@ -54,11 +50,7 @@ def send(connection: socket.socket, parts: Sequence[memoryview]) -> None:
 
 
 def receive(connection: socket.socket) -> memoryview:
-    """Wait for a message, and return its memory.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
+    """Wait for a message, and return its memory; EOFError if the other side is gone."""
     try:
         data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     except ConnectionResetError:  # it is gone, and has left messages unread

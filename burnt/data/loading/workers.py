@@ -85,10 +85,6 @@ class WorkerPool:
         target: what they do.
         workers: a number of processes, or text such as ``"4 threads"`` or ``"2 processes"``; 0 for none.
         prefetch: tasks that each worker is ahead; None is 2.
-
-    Raises:
-        DataError: an argument is invalid.
-        UnsupportedError: processes on a system without Unix sockets.
     """
 
     def __init__(self, target: Target, workers: int | str, prefetch: int | None) -> None:

@@ -46,10 +46,6 @@ def fetch(file: RemoteFile, folder: Path, mirror: str | None = None) -> Path:
         file: what to download.
         folder: where to; it is made if needed.
         mirror: the address of a folder that has the file, to be tried in place of its own addresses.
-
-    Raises:
-        DataError: no address has the file, the connection breaks, size or checksum differ, or the file cannot
-            be written, such as on a full disk.
     """
     target = folder / file.name
     if target.is_file() and target.stat().st_size == file.size:

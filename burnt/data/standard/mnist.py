@@ -119,9 +119,6 @@ def read_idx(path: str | os.PathLike[str]) -> Tensor:
 
     Returns:
         the array, of uint8, int8, int16, int32, float32 or float64.
-
-    Raises:
-        DataError: the file cannot be read, or is damaged.
     """
     path = Path(path)
     try:
@@ -150,11 +147,7 @@ def read_idx(path: str | os.PathLike[str]) -> Tensor:
 
 
 def check_split(split: str) -> None:
-    """Refuse a split that is neither train nor test.
-
-    Raises:
-        DataError: it is not.
-    """
+    """Refuse a split that is neither train nor test."""
     if split not in ("train", "test"):
         raise DataError("unknown split", expected='"train" or "test"', found=repr(split))
 

@@ -258,11 +258,7 @@ class RandomApply(RandomChoice):
 
 
 def replace_images(item: Any, change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
-    """Return an item with its image, and its mask if it has one, replaced by ``change(image, mask)``.
-
-    Raises:
-        DataError: the item has no field for images.
-    """
+    """Return an item with its image, and its mask if it has one, replaced by ``change(image, mask)``."""
     fields, like = open_item(item)
     image_name = next((name for name in IMAGES if name in fields), None)
     mask_name = next((name for name in _MASKS if name in fields), None)
@@ -289,11 +285,7 @@ def integer(generator: Generator, end: int) -> int:
 
 
 def check_probability(p: float) -> None:
-    """Refuse what is no probability.
-
-    Raises:
-        DataError: it is not from 0 to 1.
-    """
+    """Refuse what is no probability."""
     if not 0 <= p <= 1:
         raise DataError("p is no probability", expected="from 0 to 1", found=p)
 

@@ -138,10 +138,6 @@ def with_quantized_layers(
         where: the file, for messages.
         aliases: the other paths of the record's tied tensors.
         shapes: of the source's tensors: no more memory is taken than these need.
-
-    Raises:
-        RecordError: the model has no such layer, or one of another kind or size, or one that is quantized by
-            another scheme.
     """
     replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
     places = _places(model)

@@ -85,11 +85,6 @@ def open_burnpack(
     Returns:
         tensors by name, in the order of the file; the document that `write_burnpack` has stored, or None;
         notes on what is ignored.
-
-    Raises:
-        RecordError: the file is truncated, damaged, of a newer version, or a tensor has a dtype that torch
-            lacks.
-        OSError: the file does not exist or cannot be read.
     """
     file = stack.enter_context(path.open("rb", buffering=0))
     metadata, end, sums = _read_metadata(file, path)
@@ -110,21 +105,13 @@ def open_burnpack(
 
 
 def is_burnpack(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is a burnpack file, by its first bytes.
-
-    Raises:
-        OSError: the file does not exist or cannot be read.
-    """
+    """Whether a file is a burnpack file, by its first bytes."""
     with open(path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def read_burnpack(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """Read the tensors of a burnpack file, and the document that `write_burnpack` has stored.
-
-    Raises:
-        RecordError, OSError: as in `open_burnpack`.
-    """
+    """Read the tensors of a burnpack file, and the document that `write_burnpack` has stored."""
     with ExitStack() as stack:
         stored, document, _ = open_burnpack(Path(path), stack)
         return read_all(stored, os.fspath(path)), document
@@ -140,10 +127,6 @@ def write_burnpack(
         tensors: by name; one at a time is read.
         document: JSON values, stored in the file's metadata under ``burnt``, with checksums; None stores
             nothing, as Burn does.
-
-    Raises:
-        RecordError: Burn could not read the file: it lacks a dtype, or the file is beyond its limits.
-        OSError: the folder does not exist, cannot be written or is full.
     """
     target = Path(path)
     if not target.parent.is_dir():

@@ -47,11 +47,7 @@ def fill_checksums(header: bytes, checksums: Sequence[int]) -> tuple[bytes, int]
 def check_header(
     header: bytes, metadata: Mapping[str, Any], names: Sequence[str], where: str
 ) -> dict[str, int]:
-    """Check a header against its own checksum; return those of the tensors, {} for a file without.
-
-    Raises:
-        RecordError: it was changed after it was written.
-    """
+    """Check a header against its own checksum; return those of the tensors, {} for a file without."""
     place, checksums = _find_header_checksum(header), str(metadata.get(CHECKSUMS, "")).split()
     if place is None and not {CHECKSUMS, HEADER_CHECKSUM} & metadata.keys():
         return {}
@@ -82,11 +78,7 @@ def check_checksum(
     what: str = "the values of a tensor have changed since they were written",
     hint: str = CHANGED,
 ) -> None:
-    """Refuse what has another checksum than was written.
-
-    Raises:
-        RecordError: the two differ.
-    """
+    """Refuse what has another checksum than was written."""
     if found != expected:
         texts = ("none" if checksum is None else f"CRC-32 {checksum:08x}" for checksum in (expected, found))
         raise RecordError(what, where=where, expected=next(texts), found=next(texts), hint=hint)

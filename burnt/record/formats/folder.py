@@ -58,10 +58,6 @@ def write_folder(
 
     Returns:
         the files with tensors.
-
-    Raises:
-        RecordError: the folder has weights of another layout, or a tensor cannot be stored.
-        OSError: the folder cannot be written or is full; then it is as before.
     """
     if shard_bytes < 1:
         raise RecordError(

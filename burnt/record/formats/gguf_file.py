@@ -228,11 +228,6 @@ def open_gguf(path: Path, stack: ExitStack) -> Gguf:
     Args:
         path: the file.
         stack: closes it.
-
-    Raises:
-        RecordError: the file is truncated, damaged or of another version, or a tensor has a type that is not
-            read.
-        OSError: the file does not exist or cannot be read.
     """
     file = stack.enter_context(path.open("rb", buffering=0))
     header = _Header(stack.enter_context(path.open("rb", buffering=0)), path)

@@ -42,11 +42,7 @@ class _NpzTensor(StoredTensor):
 
 
 def open_npz(path: str, stack: ExitStack) -> dict[str, StoredTensor]:
-    """Open a ``.npz`` file; only the headers of its arrays are read.
-
-    Raises:
-        RecordError: the file is damaged, or an array holds Python objects or a dtype that torch lacks.
-    """
+    """Open a ``.npz`` file; only the headers of its arrays are read."""
     tensors: dict[str, StoredTensor] = {}
     try:
         archive = stack.enter_context(zipfile.ZipFile(path))

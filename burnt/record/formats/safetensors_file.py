@@ -173,9 +173,6 @@ def write_stored(
 
     Returns:
         the checksum of its header.
-
-    Raises:
-        RecordError, OSError: as in `write_tensors`.
     """
     target = Path(path)
     if not target.parent.is_dir():
@@ -230,11 +227,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def check_storable(name: str, stored: StoredTensor, dtypes: Container[torch.dtype]) -> None:
-    """Refuse a tensor that a file cannot hold as plain values.
-
-    Raises:
-        RecordError: it has another dtype than `dtypes`, or is sparse or a tensor subclass.
-    """
+    """Refuse a tensor that a file cannot hold as plain values."""
     if isinstance(stored, MemoryTensor):
         check_dense(name, stored.tensor)
     if stored.dtype not in dtypes:
@@ -242,11 +235,7 @@ def check_storable(name: str, stored: StoredTensor, dtypes: Container[torch.dtyp
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor that has no value in memory for each element.
-
-    Raises:
-        RecordError: it is sparse or quantized, or a tensor subclass that holds other tensors.
-    """
+    """Refuse a tensor that has no value in memory for each element."""
     if found := describe_indirect(tensor):
         raise _not_storable(name, found, "save tensor.to_dense(), or the tensors that it holds")
 
@@ -296,11 +285,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def read_header_checksum(path: str | os.PathLike[str]) -> int | None:
-    """Read the checksum of a file's header, which files of other weights do not have; None without.
-
-    Raises:
-        RecordError, OSError: as in `read_document`.
-    """
+    """Read the checksum of a file's header, which files of other weights do not have; None without."""
     metadata = _open_header(path).metadata
     return int(metadata[HEADER_CHECKSUM], 16) if HEADER_CHECKSUM in metadata else None
 
@@ -332,9 +317,6 @@ def open_safetensors(
 
     Returns:
         tensors by name; the document as in `read_tensors`; the metadata of other programs.
-
-    Raises:
-        RecordError, OSError: as in `read_tensors`.
     """
     file = stack.enter_context(path.open("rb", buffering=0))
     header = _read_header(file, path)
@@ -399,11 +381,7 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
 
 
 def check_count(count: int, where: str) -> None:
-    """Refuse a file with so many tensors that reading their names alone takes minutes.
-
-    Raises:
-        RecordError: there are more than `MOST_TENSORS`.
-    """
+    """Refuse a file with so many tensors that reading their names alone takes minutes."""
     if count > MOST_TENSORS:
         raise RecordError(
             "a file has too many tensors",
@@ -418,11 +396,7 @@ def _damaged_header(path: Path, found: str) -> RecordError:
 
 
 def parse_document(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
-    """Return the document in the metadata of a file, or None.
-
-    Raises:
-        RecordError: it is damaged.
-    """
+    """Return the document in the metadata of a file, or None."""
     text = metadata.get(DOCUMENT)
     if text is None:
         return None

@@ -24,9 +24,6 @@ def find_state_dict(value: Any, where: str) -> tuple[dict[str, Tensor], tuple[st
 
     Returns:
         the tensors by name; notes on what was chosen and what is ignored.
-
-    Raises:
-        RecordError: there is no state dict, or more than one and nothing to choose by.
     """
     notes: list[str] = []
     for _ in range(_DEEPEST):

@@ -71,10 +71,6 @@ def read_torch(path: str, *, legacy: bool) -> tuple[dict[str, Tensor], tuple[str
 
     Returns:
         the tensors by name; notes on where they were found.
-
-    Raises:
-        RecordError: the file is damaged, or holds more than tensors in plain containers.
-        OSError: the file cannot be read.
     """
     if path.endswith(".safetensors"):
         raise RecordError(  # torch.load goes by the name
