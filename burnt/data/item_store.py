@@ -26,13 +26,7 @@ _TUPLE, _TENSOR, _ARRAY, _SCALAR, _BATCH = range(5)
 
 
 class ItemStore:
-    """Items by their number in a file, as of a dict: `get` and item assignment.
-
-    Args:
-        path: the file, which is created if there is none.
-        length: the number of items of the dataset.
-        key: what else tells this dataset from others.
-    """
+    """Items by their number in a file, as of a dict: `get` and item assignment."""
 
     def __init__(self, path: str | os.PathLike[str], length: int, key: str) -> None:
         self._path = os.fspath(path)

@@ -31,12 +31,6 @@ def check_same_names(
 
     A dataset that finds the names by itself numbers those that it has: without the rows of a class, the
     numbers of the next classes are others. Fewer or more names at the end are no difference.
-
-    Args:
-        loader: a loader, or a dataset.
-        where: its name, for the message.
-        classes: the names of the classes in the training data, None if unknown.
-        categories: column -> the names of its values in the training data.
     """
     found: dict[str, Sequence[str]] = {**category_names(loader)}
     pairs = [(f"column {column!r}", names, found.get(column)) for column, names in categories.items()]

@@ -112,13 +112,7 @@ def can_overflow(old: torch.dtype, new: torch.dtype) -> bool:
 
 
 def check_range(tensors: Mapping[str, StoredTensor], dtype: torch.dtype, hint: str) -> None:
-    """Refuse finite values that are beyond the range of a dtype.
-
-    Args:
-        tensors: by path.
-        dtype: what they will be converted to.
-        hint: what to do; ``{}`` stands for the first path.
-    """
+    """Refuse finite values that are beyond the range of a dtype."""
     largest: dict[str, float] = {}
     for path, stored in tensors.items():
         if not can_overflow(stored.dtype, dtype):

@@ -291,12 +291,7 @@ class Selection:
 
 
 def strip_prefixes(source: Source, own: Iterable[str]) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """Return a source's tensors by name, aliases included, without prefixes of wrappers, and notes on them.
-
-    Args:
-        source: an open source.
-        own: the paths of the model, which may have the same prefixes.
-    """
+    """Return a source's tensors by name, aliases included, without prefixes of wrappers, and notes on them."""
     tensors = dict(source.tensors)
     tensors.update({alias: tensors[name] for alias, name in source.record.aliases.items()})
     notes = list(source.notes)
@@ -548,13 +543,7 @@ def static_differences(record: Record, module: torch.nn.Module) -> dict[str, tup
 
 @dataclass(frozen=True)
 class _Target:
-    """A tensor of the model's state dict.
-
-    Args:
-        path: in the model itself, with the names that torch.compile adds.
-        tensor: shares memory with the model.
-        key: equal for tied tensors.
-    """
+    """A tensor of the model's state dict."""
 
     path: str
     tensor: Tensor

@@ -68,12 +68,7 @@ class _Index(msgspec.Struct):
 
 
 def open_source(source: object, stack: ExitStack) -> Source:
-    """Open what weights are loaded from; of files that allow it, only the headers are read.
-
-    Args:
-        source: a path, a state dict or a Record, as in `load_weights`.
-        stack: closes the files.
-    """
+    """Open what weights are loaded from; of files that allow it, only the headers are read."""
     if isinstance(source, Record):
         return Source("record", _in_memory(source.tensors, "record"), record=source)
     if isinstance(source, Mapping):

@@ -127,15 +127,7 @@ def read_entries(
     known: Mapping[str, Categories],
     where: Callable[[int], str],
 ) -> dict[str, Column]:
-    """Return the entries of the items of a table of Arrow.
-
-    Args:
-        table: the rows.
-        schema: which columns become which entries.
-        kinds: what the cells of each column become.
-        known: the categories of columns.
-        where: ``where(index)`` is the place of a row, for messages.
-    """
+    """Return the entries of the items of a table of Arrow."""
     columns = {
         name: _column(table[name], name, schema, kinds[name], known.get(name), where)
         for name in table.column_names

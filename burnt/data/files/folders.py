@@ -57,14 +57,6 @@ def find_labelled(
 ) -> tuple[list[str], list[str], list[int], list[str]]:
     """List the files below the folders of the classes, each with its label.
 
-    Args:
-        folder: holds a folder for each class.
-        classes: as of `find_classes`.
-        suffixes: as of `find_files`.
-        kind: what messages call the files, ``"images"``.
-        allow_empty: whether a class may have none.
-        others_hint: what to do about a class with other files alone.
-
     Returns:
         the classes, the files and their labels, and the files of other suffixes.
     """
@@ -118,10 +110,6 @@ def check_splits(folder: Path, names: Sequence[str], otherwise: str) -> None:
 
 def find_files(folder: Path, suffixes: Collection[str]) -> tuple[list[str], list[str]]:
     """List the files below a folder, links followed and hidden files and folders left out.
-
-    Args:
-        folder: where to look.
-        suffixes: in lower case, ``(".png",)``; the case of the files' suffixes does not matter.
 
     Returns:
         the files with one of the suffixes, and the others: paths relative to `folder` with forward slashes,

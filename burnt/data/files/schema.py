@@ -174,15 +174,7 @@ class Schema:
         policies: Sequence[str] = ("error", "nan"),
         kinds: Mapping[Any, Kind] = _KINDS,
     ) -> Schema:
-        """Check the options of a dataset against the names of its columns.
-
-        Args:
-            options: what the user gave.
-            names: the columns of the source.
-            where: the source, for messages.
-            policies: what `missing` may be.
-            kinds: what `types` may hold.
-        """
+        """Check the options of a dataset against the names of its columns."""
         names = dict.fromkeys(names)
         fields = _fields(names, where, options.columns)
         label = options.label

@@ -218,13 +218,7 @@ class TorchSampler:
 
 
 def as_sampler(sampler: Any, seed: int) -> Sampler:
-    """Return a sampler as a `Loader` uses it.
-
-    Args:
-        sampler: a `Sampler`, one of torch, indices in their order, or another iterable of indices with a
-            length.
-        seed: the seed of samplers of torch.
-    """
+    """Return a sampler as a `Loader` uses it."""
     # torch's SubsetRandomSampler has an attribute of this name.
     if isinstance(sampler, Sampler) and callable(sampler.indices):
         return sampler

@@ -111,11 +111,7 @@ class WorkerPool:
         self._next_check = 1
 
     def run(self, tasks: Iterable[tuple[int, Any]]) -> Iterator[Any]:
-        """Iterate over the results of tasks in their order.
-
-        Args:
-            tasks: pairs of a number, which decides the worker, and a task.
-        """
+        """Iterate over the results of tasks in their order."""
         if not self.count:
             cell = [-1]
             for _, task in tasks:

@@ -21,14 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file on servers.
-
-    Args:
-        name: its name in a folder, and on a mirror.
-        size: in bytes.
-        sha256: its checksum, in hexadecimal.
-        urls: where it is, in the order in which they are tried.
-    """
+    """A file on servers."""
 
     name: str
     size: int
@@ -41,11 +34,6 @@ def fetch(file: RemoteFile, folder: Path, mirror: str | None = None) -> Path:
 
     It appears in the folder when size and checksum are right. Proxies are those of the environment
     (``HTTPS_PROXY``).
-
-    Args:
-        file: what to download.
-        folder: where to; it is made if needed.
-        mirror: the address of a folder that has the file, to be tried in place of its own addresses.
     """
     target = folder / file.name
     if target.is_file() and target.stat().st_size == file.size:

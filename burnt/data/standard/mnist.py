@@ -114,9 +114,6 @@ class Mnist(TensorDataset):
 def read_idx(path: str | os.PathLike[str]) -> Tensor:
     """Read a file of the IDX format, compressed by gzip or not.
 
-    Args:
-        path: the file.
-
     Returns:
         the array, of uint8, int8, int16, int32, float32 or float64.
     """

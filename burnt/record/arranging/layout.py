@@ -277,14 +277,7 @@ def _name(pattern: str, match: _Match) -> str:
 def _arrange(
     table: _Table, tensors: Mapping[str, StoredTensor], names: Mapping[str, str], *, reading: bool
 ) -> Arrangement:
-    """Apply the steps to each tensor.
-
-    Args:
-        table: the steps, inverted where `reading` is false.
-        tensors: by the names that the steps match.
-        names: those that messages show.
-        reading: whether `tensors` are the file's, which may store them transposed.
-    """
+    """Apply the steps to each tensor."""
     done = Arrangement({}, {}, prefixed=any(name != shown for name, shown in names.items()))
     parts: dict[tuple[int, tuple[str, ...], str], dict[int, str]] = {}
     for name, stored in tensors.items():

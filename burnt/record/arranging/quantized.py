@@ -75,13 +75,7 @@ def renamed_layers(
 def tied_layers(
     model: torch.nn.Module, layers: Mapping[str, dict[str, Any]], names: Collection[str]
 ) -> dict[str, str]:
-    """Return the layers of a model that a source lacks, since their weights are tied -> those it has.
-
-    Args:
-        model: with tied weights, such as those of an embedding and an output layer.
-        layers: what the source says of its quantized layers.
-        names: of the tensors in the source.
-    """
+    """Return the layers of a model that a source lacks, since their weights are tied -> those it has."""
     places = _places(model)
     first: dict[int, str] = {}
     for path in layers:
@@ -101,13 +95,7 @@ def tied_layers(
 def set_weight_dtypes(
     model: torch.nn.Module, layers: Mapping[str, Mapping[str, Any]], dtype: torch.dtype | None
 ) -> None:
-    """Set the dtype of quantized layers' weights, as that of other weights is set when they are loaded.
-
-    Args:
-        model: which was loaded.
-        layers: what the source says of its quantized layers, by path in the model.
-        dtype: None for what each has in the source.
-    """
+    """Set the dtype of quantized layers' weights, as that of other weights is set when they are loaded."""
     by_name = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
     for path, child in model.named_modules(remove_duplicate=False):
         entry = layers.get(without_wrappers(path))
@@ -131,13 +119,6 @@ def with_quantized_layers(
     Layers that are quantized by the same scheme already stay. Layers whose weights are tied in the model, and
     whose values are tied in the record, share their values. If the context raises, the model gets its old
     layers back.
-
-    Args:
-        model: the model.
-        layers: what `quantized_layers` returned for the model that was saved.
-        where: the file, for messages.
-        aliases: the other paths of the record's tied tensors.
-        shapes: of the source's tensors: no more memory is taken than these need.
     """
     replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
     places = _places(model)

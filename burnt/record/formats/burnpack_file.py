@@ -78,10 +78,6 @@ def open_burnpack(
 ) -> tuple[dict[str, StoredTensor], dict[str, Any] | None, tuple[str, ...]]:
     """Open a burnpack file to read its tensors one at a time.
 
-    Args:
-        path: the file.
-        stack: closes it.
-
     Returns:
         tensors by name, in the order of the file; the document that `write_burnpack` has stored, or None;
         notes on what is ignored.
@@ -221,15 +217,7 @@ def _read_metadata(file: io.FileIO, path: Path) -> tuple[_Metadata, int, dict[st
 def _find_data(
     file: io.FileIO, path: Path, entries: Mapping[str, _Entry], dtypes: Mapping[str, torch.dtype], end: int
 ) -> int:
-    """Return where the tensors' values start in a file whose metadata ends at `end`.
-
-    Args:
-        file: at the end of the metadata.
-        path: what messages call it.
-        entries: sorted by their offsets.
-        dtypes: by name.
-        end: of the metadata.
-    """
+    """Return where the tensors' values start in a file whose metadata ends at `end`."""
     position, is_aligned, is_contiguous = 0, True, True
     for name, entry in entries.items():
         first, last = entry.data_offsets

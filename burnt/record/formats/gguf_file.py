@@ -223,12 +223,7 @@ class _Header:
 
 
 def open_gguf(path: Path, stack: ExitStack) -> Gguf:
-    """Open a GGUF file to read its tensors one at a time.
-
-    Args:
-        path: the file.
-        stack: closes it.
-    """
+    """Open a GGUF file to read its tensors one at a time."""
     file = stack.enter_context(path.open("rb", buffering=0))
     header = _Header(stack.enter_context(path.open("rb", buffering=0)), path)
     stack.callback(header.file.detach)

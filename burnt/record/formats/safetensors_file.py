@@ -311,10 +311,6 @@ def open_safetensors(
 ) -> tuple[dict[str, StoredTensor], dict[str, Any] | None, dict[str, str]]:
     """Open a safetensors file to read its tensors one at a time.
 
-    Args:
-        path: the file.
-        stack: closes it.
-
     Returns:
         tensors by name; the document as in `read_tensors`; the metadata of other programs.
     """

@@ -18,10 +18,6 @@ _DEEPEST = 4
 def find_state_dict(value: Any, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Find the state dict in what a training program has saved.
 
-    Args:
-        value: a state dict, or a mapping that holds one, as ``{"epoch": 3, "state_dict": {...}}``.
-        where: what messages call the source.
-
     Returns:
         the tensors by name; notes on what was chosen and what is ignored.
     """
