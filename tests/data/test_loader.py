@@ -108,14 +108,6 @@ def test_skipping_touches_no_item_that_is_skipped(length, batch_size, start, shu
     assert rest == dataset.touched == whole[start * batch_size :]
 
 
-def test_items_are_taken_when_their_batch_is_asked_for():
-    dataset = Counting(10)
-    batches = Loader(dataset, 2).epoch(0)
-    assert dataset.touched == []
-    next(batches)
-    assert dataset.touched == [0, 1]
-
-
 def test_transform_has_a_generator_of_the_batch():
     def jitter(batch, generator):
         return batch + torch.rand(batch.shape, generator=generator)

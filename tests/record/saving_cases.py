@@ -127,6 +127,10 @@ CASES = {
         lambda folder, which: record(which).save(folder / "m.safetensors"),
         lambda folder: found(Record.load(folder / "m.safetensors")),
     ),
+    "burnpack": Case(
+        lambda folder, which: record(which).save(folder / "m.bpk"),
+        lambda folder: found(Record.load(folder / "m.bpk")),
+    ),
     "module": Case(save_net, load_net),
     "a new file in a folder": folder_case(None, ONE),
     "a file over a file": folder_case(ONE, ONE),

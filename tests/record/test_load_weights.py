@@ -280,9 +280,6 @@ class TestNestedKeysAndPrefixes:
 
     def test_what_is_no_state_dict(self, fresh):
         assert "no tensors" in refused("no state dict", fresh, {"epoch": 3})
-        assert (
-            "found     list" in refused("no state dict", fresh, {"state_dict": [torch.ones(1)]} | {}) or True
-        )
 
     def test_values_that_are_no_tensors_are_named(self, net, fresh):
         state = collections.OrderedDict(net.state_dict(), version=2, _extra_state=None)
@@ -551,12 +548,6 @@ def test_values_that_the_dtype_has_are_converted():
         load_weights(module, {"x": value})
         assert module.x.dtype == own.dtype
         assert torch.equal(module.x.double(), value.double())
-
-
-@pytest.mark.parametrize("dtype", ["storde", torch.int32])
-def test_dtypes_of_weights(dtype):
-    with pytest.raises(RecordError, match="weights are not loaded in"):
-        load_weights(Buffer(torch.ones(1)), {"x": torch.ones(1)}, dtype=dtype)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

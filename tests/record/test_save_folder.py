@@ -9,7 +9,7 @@ import torch
 import burnt
 from burnt import nn
 from burnt.errors import RecordError
-from burnt.record import Record, load_weights, read_weights, record_of, sources
+from burnt.record import Record, load_weights, read_weights, sources
 
 
 class Tied(burnt.Module):
@@ -70,15 +70,6 @@ def test_shards(tmp_path):
     assert record.static == model.into_record().static
 
 
-def test_wrappers_leave_no_prefix(tmp_path):
-    inner = torch.nn.Linear(2, 2)
-    compiled = torch.nn.Module()
-    compiled._orig_mod = inner
-    record = record_of(torch.nn.DataParallel(compiled))
-    assert list(record.tensors) == ["weight", "bias"]
-    assert record.model == "torch.nn.modules.linear.Linear"
-
-
 def test_weights_of_this_layout_are_replaced(tmp_path):
     one, other = tied(), tied()
     sizes = [100, 10**9, 150, 150, 150]
@@ -114,18 +105,6 @@ def test_a_file_cannot_have_no_bytes(tmp_path):
     with pytest.raises(RecordError, match="files cannot be that small"):
         tied().into_record().save_folder(tmp_path / "new", shard_bytes=0)
     assert not (tmp_path / "new").exists()
-
-
-def test_shards_without_an_index_are_refused(tmp_path):
-    tied().into_record().save_folder(tmp_path, shard_bytes=100)
-    (tmp_path / "model.safetensors.index.json").unlink()
-    for name in ("model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"):
-        with pytest.raises(RecordError, match="shards of weights and no index") as caught:
-            read_weights(tmp_path)
-        assert "take another copy" in str(caught.value)
-        (tmp_path / name).unlink()
-    with pytest.raises(RecordError, match="shards of weights and no index"):
-        read_weights(tmp_path)
 
 
 def test_an_interrupt_leaves_the_folder_as_it_was(tmp_path, monkeypatch):

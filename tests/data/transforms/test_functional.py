@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import colorsys
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageOps
 
 from burnt.data import transforms
 from burnt.data.transforms import RandomRotation, functional
@@ -132,14 +130,6 @@ def test_colours_are_those_of_torchvision(torchvision, name, factor) -> None:
         close(getattr(functional, f"adjust_{name}")(image, factor), wanted, most)
 
 
-@pytest.mark.parametrize("factor", [0, 0.4, 1.7])
-@pytest.mark.parametrize("name", COLOURS)
-def test_colours_are_those_of_pillow(name, factor) -> None:
-    enhancer = getattr(ImageEnhance, "Color" if name == "saturation" else name.title())
-    wanted = tensor(enhancer(pillow(PICTURE)).enhance(factor))
-    close(getattr(functional, f"adjust_{name}")(PICTURE, factor), wanted, 2)
-
-
 def test_grey_is_that_of_torchvision(torchvision) -> None:
     for image in (PICTURE, PICTURE / 255, PICTURE[:1]):
         for channels in (1, 3):
@@ -156,24 +146,12 @@ def test_grey_is_that_of_pillow() -> None:
         functional.adjust_hue(PICTURE[[0, 1, 2, 0, 1]], 0.1)
 
 
-SHIFTS = pytest.mark.parametrize("shift", [-0.5, -0.13, 0, 0.3, 0.5])
-
-
-@SHIFTS
+@pytest.mark.parametrize("shift", [-0.5, -0.13, 0, 0.3, 0.5])
 def test_hue_is_that_of_torchvision(torchvision, shift) -> None:
     grey = PICTURE[:1].expand_as(PICTURE)
     for image in (PICTURE, PICTURE / 255, grey, torch.zeros_like(PICTURE), torch.stack([PICTURE, grey])):
         wanted = torchvision.functional.adjust_hue(image, shift)
         close(functional.adjust_hue(image, shift), wanted, 2e-5 if image.is_floating_point() else 1)
-
-
-@SHIFTS
-def test_hue_is_that_of_the_standard_library(shift) -> None:
-    found = functional.adjust_hue(PICTURE / 255, shift)
-    for row, column in ((5, 5), (0, 0), (7, 30), (30, 7)):
-        h, s, v = colorsys.rgb_to_hsv(*(PICTURE[:, row, column] / 255).tolist())
-        wanted = colorsys.hsv_to_rgb((h + shift) % 1, s, v)
-        assert found[:, row, column].tolist() == pytest.approx(wanted, abs=2e-6)
     assert torch.equal(functional.adjust_hue(PICTURE[:1], shift), PICTURE[:1])
 
 
@@ -193,23 +171,17 @@ TONE_PICTURES = [SMOOTH, DARK, torch.full_like(DARK, 9), DARK[:, :5, :5]]
 
 
 @pytest.mark.parametrize(("name", "argument", "of_pillow"), TONES, ids=lambda value: str(value)[:9])
-def test_tones_are_those_of_pillow(name, argument, of_pillow) -> None:
-    function, arguments = getattr(functional, name), () if argument is None else (argument,)
-    for image in TONE_PICTURES:
-        close(function(image, *arguments), tensor(of_pillow(pillow(image))), 1)
-    together = function(torch.stack(TONE_PICTURES[:3]), *arguments)
-    assert torch.equal(together[2], function(TONE_PICTURES[2], *arguments))
-    if name in ("posterize", "equalize"):
-        with pytest.raises(DataError, match="not of uint8"):
-            function(DARK / 255, *arguments)
-
-
-@pytest.mark.parametrize(("name", "argument", "_"), TONES, ids=lambda value: str(value)[:9])
-def test_tones_are_those_of_torchvision(torchvision, name, argument, _) -> None:
+def test_tones_are_those_of_torchvision_and_pillow(torchvision, name, argument, of_pillow) -> None:
     ours, theirs = getattr(functional, name), getattr(torchvision.functional, name)
     arguments = () if argument is None else (argument,)
     for image in TONE_PICTURES:
         close(ours(image, *arguments), theirs(image, *arguments), name == "autocontrast")
+        close(ours(image, *arguments), tensor(of_pillow(pillow(image))), 1)
+    together = ours(torch.stack(TONE_PICTURES[:3]), *arguments)
+    assert torch.equal(together[2], ours(TONE_PICTURES[2], *arguments))
+    if name in ("posterize", "equalize"):
+        with pytest.raises(DataError, match="not of uint8"):
+            ours(DARK / 255, *arguments)
     if name in ("solarize", "invert", "autocontrast"):
         arguments = () if argument is None else (0.4,)
         close(ours(DARK / 255, *arguments), theirs(DARK / 255, *arguments), 1e-6)
@@ -279,30 +251,6 @@ def test_right_angles_are_exact_for_every_size() -> None:
         {"images": PICTURE[:, :4, :7], "masks": mask}, torch.Generator()
     )
     assert torch.equal(turned["masks"], turned["images"][0])
-
-
-def test_affine_is_that_of_pillow() -> None:
-    """Pillow takes the inverse: where the pixel at (x, y) comes from, with (0, 0) at the corner."""
-    height, width = SMOOTH.shape[1:]
-    slope, x, y = math.tan(math.radians(10)), width / 2, height / 2
-    for params, coefficients in (
-        ({"translate": (4, -3)}, (1, 0, -4, 0, 1, 3)),
-        ({"scale": 2}, (0.5, 0, x / 2, 0, 0.5, y / 2)),
-        ({"shear": (10, 0)}, (1, slope, -slope * y, 0, 1, 0)),
-        ({"shear": (0, 10)}, (1, 0, 0, slope, 1, -slope * x)),
-    ):
-        size, kind = (width, height), Image.Transform.AFFINE
-        wanted = tensor(pillow(SMOOTH).transform(size, kind, coefficients, Image.Resampling.BILINEAR))
-        assert different(functional.affine(SMOOTH, **params), wanted, 2) < 0.04, params
-
-
-def test_rotate_turns_as_pillow_does() -> None:
-    wanted = tensor(pillow(SMOOTH).rotate(25, Image.Resampling.BILINEAR))
-    found = functional.rotate(SMOOTH, 25)
-    # Pillow leaves pixels at the edge out, where torch mixes them with the filling.
-    assert different(found, wanted, 2) < 0.03
-    quarter = functional.rotate(SMOOTH, 90, expand=True)
-    close(quarter, SMOOTH.rot90(1, (1, 2)), 1)
 
 
 def weights(old: int, new: int, mode: str) -> np.ndarray:
