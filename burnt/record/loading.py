@@ -291,7 +291,7 @@ class Selection:
 
 
 def strip_prefixes(source: Source, own: Iterable[str]) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
-    """Return a source's tensors by name, aliases included, without prefixes of wrappers, and notes on them."""
+    """Return tensors by name, aliases included, without prefixes of wrappers, and notes on these."""
     tensors = dict(source.tensors)
     tensors.update({alias: tensors[name] for alias, name in source.record.aliases.items()})
     notes = list(source.notes)
