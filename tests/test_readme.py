@@ -127,6 +127,12 @@ def test_links_lead_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()
+
+
 def test_no_figure_is_missing() -> None:
     for document in DOCUMENTS:
         placeholders = re.findall(r"^[A-Z_]{6,}$", document.read_text(), re.M)
