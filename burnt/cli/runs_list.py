@@ -168,7 +168,7 @@ def _row_cells(row: _Row) -> list[str | Cell]:
 def _problem(row: _Row) -> str:
     if row.error is not None:
         return f"{row.error.what}: {row.error.found}" if row.error.found else row.error.what
-    return "" if row.summary is None else problem_text(row.summary)
+    return "" if row.summary is None else problem_text(row.summary.state, row.summary.reason, row.summary)
 
 
 def _row_json(row: _Row) -> dict[str, Any]:

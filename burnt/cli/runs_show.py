@@ -134,7 +134,8 @@ def _print_run(reader: RunReader) -> None:
             progress += f", {summary.progress.activity}"
     facts: dict[str, str | Cell] = {
         "name": summary.name,
-        "reason": problem_text(summary) or ("" if summary.reason == summary.state else summary.reason or ""),
+        "reason": problem_text(summary.state, summary.reason, summary)
+        or ("" if summary.reason == summary.state else summary.reason or ""),
         "created": f"{_date(summary.created)}, {age_text(now - summary.created)} ago",
         "took": duration_text(active_seconds(reader)),
         "progress": progress,

@@ -13,7 +13,7 @@ from burnt.store.schema import DATABASE
 from burnt.train.format import duration_text, value_text
 
 if TYPE_CHECKING:
-    from burnt.store import Parent, Progress, RunSummary, Series
+    from burnt.store import Attempt, Parent, Progress, RunSummary, Series
 
 
 # The run store does not record the better direction of a metric, so it is inferred from its name.
@@ -251,16 +251,16 @@ def natural_key(text: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", text)]
 
 
-def problem_text(summary: RunSummary) -> str:
+def problem_text(state: str, reason: str | None, process: Attempt | RunSummary) -> str:
     """Return one line on why a run did not finish normally or is silent; empty if neither."""
-    if summary.state in ("finished", "running"):
+    if state in ("finished", "running"):
         return ""
-    if summary.reason is not None:
-        return summary.reason.partition("\n")[0]
-    if summary.state == "stale":
-        silence = age_text(time.time() - summary.heartbeat)
-        return f"process {summary.pid} is alive but has written nothing for {silence}"
-    return f"process {summary.pid} on {summary.host} ended without closing the run"
+    if reason is not None:
+        return reason.partition("\n")[0]
+    if state == "stale":
+        silence = age_text(time.time() - process.heartbeat)
+        return f"process {process.pid} is alive but has written nothing for {silence}"
+    return f"process {process.pid} on {process.host} ended without closing the run"
 
 
 def split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -238,7 +238,7 @@ def _parse_field(text: str, position: int, name: str) -> tuple[Callable[[RunFact
         "state": lambda facts: (facts.state,),
         "name": lambda facts: facts.names,
         "note": lambda facts: facts.notes,
-        "config": lambda facts: [f"{key}={_text(value)}" for key, value in facts.settings.items()],
+        "config": lambda facts: [f"{key}={setting_text(value)}" for key, value in facts.settings.items()],
     }[name]
     return lambda facts: any(test(value) for value in texts(facts) for test in tests), position
 
@@ -262,8 +262,8 @@ def _parse_comparison(text: str, key: str, symbol: re.Match[str]) -> tuple[Calla
         if compare is not None and number is not None:
             return any(compare(float(v), number) for v in values if _is_number(v))
         if symbol[1] == "~":
-            return any(contains(_text(v)) for v in values)
-        is_equal = any(_is_same_number(v, number) or equals(_text(v)) for v in values)
+            return any(contains(setting_text(v)) for v in values)
+        is_equal = any(_is_same_number(v, number) or equals(setting_text(v)) for v in values)
         return bool(values) and not is_equal if symbol[1] == "!=" else is_equal
 
     return test, position
@@ -371,5 +371,6 @@ def _is_same_number(value: Any, number: float | None) -> bool:
     return value == number or (math.isnan(number) and math.isnan(value))
 
 
-def _text(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """Return a setting's value as a text: a text as it is, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -573,7 +573,7 @@ def test_whatever_fails_the_terminal_comes_back(training) -> None:
     with training() as desk:
         desk.wait_for_monitor()
         app = desk.app()
-        desk.do("reporter.inner._monitor._on_line = None; print('this cannot be forwarded')")
+        desk.do("reporter._monitor._on_line = None; print('this cannot be forwarded')")
         desk.terminal.wait_for("TypeError: 'NoneType' object is not callable")
         desk.goes_on()
         assert not app.is_running()

@@ -115,11 +115,6 @@ class DownsampledSeries:
             self._means = mean_points(self._buckets)
         return self._means
 
-    @property
-    def last(self) -> Point | None:
-        """The newest point; None before the first."""
-        return self._last
-
 
 def _concatenate(left: Points, right: Points) -> Points:
     return Points(left.steps + right.steps, left.times + right.times, left.values + right.values)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from burnt.errors import BurntError, RunError
 from burnt.monitor.data.downsampled_series import DownsampledSeries
@@ -30,8 +30,6 @@ from burnt.monitor.format import (
     seconds_of,
 )
 from burnt.store import (
-    Artefact,
-    ArtefactName,
     Attempt,
     Event,
     Extreme,
@@ -40,12 +38,11 @@ from burnt.store import (
     Points,
     Progress,
     RunReader,
-    RunSummary,
     Series,
     SystemSample,
     find_runs,
 )
-from burnt.store.liveness import SILENT_SECONDS, State
+from burnt.store.liveness import SILENT_SECONDS
 from burnt.store.reader import Head, NewestIds, marked_points, mean_points, state_of, training_seconds
 from burnt.store.schema import DATABASE, unreadable
 from burnt.store.search import RunFacts, settings_of
@@ -69,6 +66,7 @@ _PACE_WINDOW_SECONDS = 180.0  # the remaining time is estimated from the pace of
 _MAX_SCAN_SHARE = 0.005
 _MIN_SCAN_SECONDS = 2.0
 _IDLE_REFRESH_SECONDS = 2.0
+_DETAIL_BUCKETS = 400  # read for a zoomed range
 
 
 class Checkpoint(NamedTuple):
@@ -90,7 +88,7 @@ class RunView:
         style_index: index of its line style in `burnt.monitor.plotting.curves.RUN_STYLES`.
 
     The attributes hold the state at the last `refresh`. `refresh` and the reading methods (`points`, `best`,
-    `artefacts`, `log_lines`, `system_samples`, `checkpoints`) are thread-safe; call them in a worker.
+    `reading`, `log_lines`, `system_samples`, `checkpoints`) are thread-safe; call them in a worker.
 
     >>> import tempfile
     >>> from burnt.store import RunWriter
@@ -164,33 +162,13 @@ class RunView:
         return self.progress.activity if self.is_live and self.progress is not None else ""
 
     @property
-    def summary(self) -> RunSummary | None:
-        """The run's summary; None if it cannot be read."""
-        if self.error is not None or not self.attempts:
-            return None
-        newest = self.attempts[-1]
-        return RunSummary(
-            self.folder,
-            self.name,
-            self.created,
-            cast(State, self.state),
-            newest.end_reason,
-            len(self.attempts),
-            newest.host,
-            newest.pid,
-            newest.heartbeat,
-            sum(attempt.dropped for attempt in self.attempts),
-            self.progress,
-            {series: head.point for series, head in self.heads.items()},
-        )
-
-    @property
     def problem(self) -> str:
         """One line on why the run cannot be read or did not finish normally; empty if neither."""
         if self.error is not None:
             return f"{self.error.what}: {self.error.found}" if self.error.found else self.error.what
-        summary = self.summary
-        return "" if summary is None else problem_text(summary)
+        return (
+            problem_text(self.state, self.attempts[-1].end_reason, self.attempts[-1]) if self.attempts else ""
+        )
 
     @property
     def fraction(self) -> float | None:
@@ -456,7 +434,12 @@ class RunView:
         self._log_lines, self._samples, self.events = [], [], ()
 
     @contextmanager
-    def _open_reader(self) -> Iterator[RunReader]:
+    def reading(self) -> Iterator[RunReader]:
+        """Lend the run's reader, which is closed afterwards unless it is needed again soon.
+
+        Raises:
+            RunError: the run cannot be read.
+        """
         with self._lock:
             was_closed = self._reader is None
             try:
@@ -469,63 +452,34 @@ class RunView:
                 if was_closed and not self._was_followed and not self.is_live:
                     self.close()
 
-    def points(self, name: str, split: str = "train", max_points: int | None = None) -> Points:
-        """Return a series downsampled to a few thousand points, including both ends and the extremes.
+    def points(
+        self, name: str, split: str = "train", *, means: bool = False, steps: tuple[int, int] | None = None
+    ) -> Points:
+        """Return a series downsampled to a few thousand points.
 
         Args:
             name: the metric.
             split: the split it was computed on.
-            max_points: maximum number of points, at least 8; by default the cached downsampling.
+            means: return the means of at most 1,024 buckets instead of both ends and the extremes. Smoothed
+                curves need them: the average of extremes depends on the noise, not on the mean.
+            steps: read only these steps, first and last, in more detail.
 
         Raises:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._open_reader() as reader:
-            if max_points is not None:
-                return reader.points(name, split, max_points)
-            return self._refresh_series(Series(name, split), reader).points()
-
-    def means(self, name: str, split: str = "train") -> Points:
-        """Return a series as at most 1,024 bucket means, the input of smoothed curves.
-
-        Smoothing the result of `points` would be biased: for long series those points are extremes, whose
-        average depends on the noise, not on the mean of the values.
-
-        Raises:
-            MetricError: there is no such series.
-            RunError: the run cannot be read.
-        """
-        with self._open_reader() as reader:
-            return self._refresh_series(Series(name, split), reader).means()
+        with self.reading() as reader:
+            if steps is None:
+                series = self._refresh_series(Series(name, split), reader)
+                return series.means() if means else series.points()
+            buckets = reader.outline(name, split, _DETAIL_BUCKETS, steps=steps).buckets
+        return mean_points(buckets) if means else marked_points(buckets, None, None)
 
     def _refresh_series(self, series: Series, reader: RunReader) -> DownsampledSeries:
         downsampled = self._series_cache.get(series) or DownsampledSeries(series)
         downsampled.refresh(reader)
         self._series_cache[series] = downsampled
         return downsampled
-
-    def points_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
-        """Return the points of a step range, in more detail than `points`.
-
-        Args:
-            series: the series.
-            first: first step.
-            last: last step, inclusive.
-            max_buckets: maximum number of buckets; the extremes of each are returned.
-
-        Raises:
-            MetricError: there is no such series.
-            RunError: the run cannot be read.
-        """
-        with self._open_reader() as reader:
-            buckets = reader.outline(*series, max_buckets, steps=(first, last)).buckets
-        return marked_points(buckets, None, None)
-
-    def means_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
-        """Return the means of a step range; see `points_between`."""
-        with self._open_reader() as reader:
-            return mean_points(reader.outline(*series, max_buckets, steps=(first, last)).buckets)
 
     def best(self, series: Series) -> Extreme | None:
         """Return the best value of a series; None if its better direction is unknown.
@@ -534,7 +488,7 @@ class RunView:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._open_reader():
+        with self.reading():
             return self._find_best(series)
 
     def facts(self) -> RunFacts:
@@ -576,40 +530,13 @@ class RunView:
             self._best_cache[series] = cached
         return cached[1]
 
-    def artefacts(self, kind: str | None = None, name: str | None = None) -> list[Artefact]:
-        """See `RunReader.artefacts`.
-
-        Raises:
-            RunError: the run cannot be read.
-        """
-        with self._open_reader() as reader:
-            return reader.artefacts(kind, name)
-
-    def artefact_names(self, *, after: int = 0) -> list[ArtefactName]:
-        """See `RunReader.artefact_names`.
-
-        Raises:
-            RunError: the run cannot be read.
-        """
-        with self._open_reader() as reader:
-            return reader.artefact_names(after=after)
-
-    def artefact(self, id: int) -> Artefact | None:
-        """See `RunReader.artefact`.
-
-        Raises:
-            RunError: the run cannot be read.
-        """
-        with self._open_reader() as reader:
-            return reader.artefact(id)
-
     def log_lines(self) -> Sequence[LogLine]:
         """Return the newest 20,000 log lines (16 million characters at most), oldest first.
 
         Raises:
             RunError: the run cannot be read.
         """
-        with self._open_reader() as reader:
+        with self.reading() as reader:
             lines = _extend_rows(self._log_lines, self.newest.log_line, reader.log_lines, _MAX_LOG_LINES)
             if lines is not self._log_lines:
                 first, characters_left = len(lines), _MAX_LOG_CHARACTERS
@@ -624,7 +551,7 @@ class RunView:
         Raises:
             RunError: the run cannot be read.
         """
-        with self._open_reader() as reader:
+        with self.reading() as reader:
             newest = self.newest.system_sample
             self._samples = _extend_rows(self._samples, newest, reader.system_samples, _MAX_SAMPLES)
             return self._samples

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from burnt.monitor.format import better_direction
 from burnt.monitor.plotting.curves import RUN_STYLES, Curve
 from burnt.monitor.plotting.run_curves import curve_on_axis, history_curve
 from burnt.store import Extreme, Series
-from burnt.store.search import settings_of
+from burnt.store.search import setting_text, settings_of
 
 if TYPE_CHECKING:
     from burnt.monitor.plotting.plot import Range, XAxis
@@ -65,19 +64,11 @@ def compared_curves(
         curve = Curve(clean(view.label), color, (), (), style, str(number + 1))
         if series in view.heads:
             try:
-                points = view.points(*series)
-                xs, ys = curve_on_axis(view, points, view.points_between, series, axis, x_range)
-                curve = curve._replace(xs=xs, ys=ys)
-                if with_means:
-                    means = view.means(*series)
-                    curve = curve._replace(
-                        means=curve_on_axis(view, means, view.means_between, series, axis, x_range)
-                    )
+                xs, ys = curve_on_axis(view, series, axis, x_range)
+                means = curve_on_axis(view, series, axis, x_range, means=True) if with_means else None
+                curve = curve._replace(xs=xs, ys=ys, means=means)
                 is_overlaid = view.parent is not None and view.parent.folder.absolute() in folders
-                history = None
-                if not is_overlaid:
-                    history = history_curve(view, series, axis, with_means=with_means)
-                if history is not None:
+                if not is_overlaid and (history := history_curve(view, series, axis, with_means=with_means)):
                     label = f"parent of {number + 1}"
                     histories.append(history._replace(label=label, color=color, style=style))
             except BurntError as error:
@@ -121,7 +112,7 @@ def differences(configs: Sequence[Mapping[str, Any] | None]) -> dict[str, list[s
     {'model.hidden': ['64', '32'], 'note': [None, 'a']}
     """
     rows = [
-        {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+        {key: setting_text(value) for key, value in settings.items()}
         for settings in map(settings_of, configs)
     ]
     keys = dict.fromkeys(key for row in rows for key in row)

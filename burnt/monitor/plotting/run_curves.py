@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 _DASH_NAMES = tuple(DASH_PATTERNS)
-_DETAIL_BUCKETS = 400  # buckets read for a zoomed range
 
 
 def curves_of(
@@ -52,10 +51,8 @@ def curves_of(
         series = Series(name, split)
         if series not in view.heads:
             continue
-        xs, ys = curve_on_axis(view, view.points(*series), view.points_between, series, axis, x_range)
-        means = None
-        if with_means:
-            means = curve_on_axis(view, view.means(*series), view.means_between, series, axis, x_range)
+        xs, ys = curve_on_axis(view, series, axis, x_range)
+        means = curve_on_axis(view, series, axis, x_range, means=True) if with_means else None
         color, style = PALETTE[number % len(PALETTE)], _DASH_NAMES[number % len(_DASH_NAMES)]
         curves.append(Curve(clean(split), color, xs, ys, style, means=means))
         history = history_curve(view, series, axis, until_fork=False, with_means=with_means)
@@ -92,7 +89,7 @@ def history_curve(
         if until_fork or child is not view:
             end = min(end, child.parent.step)
         if series in parent.heads:
-            points = parent.means(*series) if with_means else parent.points(*series)
+            points = parent.points(*series, means=with_means)
             stop = min(bisect_right(points.steps, end), bisect_left(points.steps, start))
             points = Points(points.steps[:stop], points.times[:stop], points.values[:stop])
             if points.steps:
@@ -102,32 +99,27 @@ def history_curve(
 
 
 def curve_on_axis(
-    view: RunView,
-    points: Points,
-    between: Callable[[Series, int, int, int], Points],
-    series: Series,
-    axis: XAxis,
-    x_range: Range | None,
+    view: RunView, series: Series, axis: XAxis, x_range: Range | None, *, means: bool = False
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Convert points to x and y values, reading a zoomed range in more detail.
+    """Read the x and y values of a series, a zoomed range in more detail.
 
     Args:
         view: the run.
-        points: the points of the whole series.
-        between: reads a step range in more detail, such as `RunView.points_between`.
-        series: the series of the points.
+        series: the series.
         axis: the unit of the x axis.
         x_range: a range of the x axis to read in more detail.
+        means: as in `RunView.points`.
 
     Raises:
         BurntError: the run cannot be read.
     """
+    points = view.points(*series, means=means)
     xs = values_on_axis(view, points, axis)
     if x_range is None or not xs:
         return xs, points.values
     left = max(bisect_left(xs, x_range[0]) - 1, 0)
     right = min(bisect_right(xs, x_range[1]), len(xs) - 1)
-    detail = between(series, points.steps[left], points.steps[right], _DETAIL_BUCKETS)
+    detail = view.points(*series, means=means, steps=(points.steps[left], points.steps[right]))
     points = Points(
         [*points.steps[:left], *detail.steps, *points.steps[right + 1 :]],
         [*points.times[:left], *detail.times, *points.times[right + 1 :]],

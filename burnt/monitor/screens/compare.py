@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.containers import Grid
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
@@ -19,6 +18,7 @@ from textual.widgets import Static
 from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import main_metric, series_label
+from burnt.monitor.plotting.chart_grid import ChartGrid, CurveKeys
 from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
 from burnt.monitor.plotting.comparison import (
     MAX_RUNS,
@@ -30,7 +30,7 @@ from burnt.monitor.plotting.comparison import (
     differences,
 )
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import Range, XAxis
+from burnt.monitor.plotting.plot import XAxis
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keybar import KeyBar
@@ -48,7 +48,6 @@ _MAX_CHART_ROWS = 3
 _TWO_COLUMNS_WIDTH, _CHART_WIDTH = 76, 50  # the width for two charts side by side, and for each of more
 _SAMPLE_CELLS = 3  # cells of the line sample beside a run's name
 _MIN_VALUE_WIDTH = 12  # minimum width of a shortened setting
-_SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _VALUE_COLUMNS = (
     Column(""),
     Column("run", expands=True),
@@ -83,7 +82,7 @@ class _Page(NamedTuple):
     errors: Sequence[str]
 
 
-class CompareScreen(Screen[None]):
+class CompareScreen(Screen[None], CurveKeys):
     """Compares two to eight runs.
 
     Args:
@@ -93,7 +92,7 @@ class CompareScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(COMPARE)]
     KEYS = COMPARE
     DEFAULT_CSS = """
-    CompareScreen Grid { height: 1fr; min-height: 6; grid-gutter: 0 1; padding: 0 1; }
+    CompareScreen ChartGrid { height: 1fr; min-height: 6; grid-gutter: 0 1; padding: 0 1; }
     CompareScreen #configs { margin-top: 1; }
     CompareScreen.full Table { display: none; }
     """
@@ -103,10 +102,6 @@ class CompareScreen(Screen[None]):
         self.views = list(views[:MAX_RUNS])
         self.metric: Series | None = None
         self._run_styles = assign_styles(self.views)
-        self._axis: XAxis = "step"
-        self._log_y = False
-        self._smoothing = 0
-        self._x_range: Range | None = None
         self._shows_several = True
         self._grid_shape = (1, 1)  # columns and rows of charts
         self._shown_series: Sequence[Series] = ()
@@ -119,7 +114,7 @@ class CompareScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """Compose the title, the charts, the tables of values and settings, and the key bar."""
         yield Static(id="title")
-        with Grid():
+        with ChartGrid():
             yield Chart()
         yield Table(_VALUE_COLUMNS, id="values")
         yield Table([Column("")], empty_text="All runs have the same configuration.", id="configs")
@@ -145,16 +140,16 @@ class CompareScreen(Screen[None]):
 
     def _fit_grid(self) -> None:
         """Show as many charts as there is room for."""
-        width, height = self.query_one(Grid).size
+        width, height = self.query_one(ChartGrid).size
         columns = max(width // _CHART_WIDTH, 2) if width >= _TWO_COLUMNS_WIDTH else 1
         rows = min(max(height // _MIN_CHART_LINES, 1), _MAX_CHART_ROWS)
         if (columns, rows) != self._grid_shape:
             self._grid_shape = columns, rows
-            self._request_read()
+            self.request_read()
 
     def on_screen_resume(self) -> None:
         """Start reading when the screen becomes visible."""
-        self._request_read()
+        self.request_read()
 
     # --- in the reader thread
 
@@ -167,12 +162,12 @@ class CompareScreen(Screen[None]):
         all_series = all_metrics(self.views)
         if self.metric not in all_series:
             self.metric = main_metric(all_series, self.views[0].config)
-        selected, axis = self.metric, self._axis
+        selected, axis = self.metric, self.axis
         curves: dict[Series, Sequence[Curve]] = {}
         errors: dict[int, str] = {}
         for series in self._page(all_series):
             curves[series], new_errors = compared_curves(
-                self.views, series, axis=axis, x_range=self._x_range, with_means=self._smoothing > 0
+                self.views, series, axis=axis, x_range=self.x_range, with_means=self.smoothing > 0
             )
             errors |= new_errors
         bests: list[Extreme | None] = []
@@ -203,8 +198,7 @@ class CompareScreen(Screen[None]):
         if page.selected is not None:
             number, count = page.all_series.index(page.selected) + 1, len(page.all_series)
             facts = f"   {clean(series_label(page.selected))}, metric {number} of {count}"
-        axes = {"step": "steps", "epoch": "epochs", "time": "training time"}
-        facts += f"   x {axes[page.axis]}   {'log y' if self._log_y else 'linear y'}"
+        facts += "   " + "   ".join(self.axes_text())
         parents = sorted({curve.label for curves in page.curves.values() for curve in curves if curve.faint})
         if parents:
             facts += f"   dimmed: {', '.join(parents)}, up to the fork"
@@ -216,37 +210,26 @@ class CompareScreen(Screen[None]):
         self.call_after_refresh(self._fit_grid)
 
     async def _show_charts(self, page: _Page) -> None:
-        grid = self.query_one(Grid)
-        charts = list(grid.query(Chart))
-        num_charts = max(len(page.curves), 1)
+        grid = self.query_one(ChartGrid)
         takes_focus = isinstance(self.focused, Chart) or self.focused is None
-        for chart in charts[num_charts:]:
-            await chart.remove()
-        if len(charts) < num_charts:
-            await grid.mount_all(Chart() for _ in range(num_charts - len(charts)))
-        charts = list(grid.query(Chart))
-        columns = min(self._grid_shape[0], num_charts)
-        grid.styles.grid_size_columns, grid.styles.grid_size_rows = columns, -(-num_charts // columns)
+        charts = {series_label(series): curves for series, curves in page.curves.items()}
+        await grid.show(
+            charts or {"no metric has been logged yet": ()},
+            self._grid_shape[0],
+            self.x_range,
+            x=page.axis,
+            log_y=self.log_y,
+            smoothing=self.smoothing,
+            short_legend=len(charts) > 1,
+        )
         self._shown_series = list(page.curves)
-        for chart, (series, curves) in zip(charts, page.curves.items(), strict=False):
-            chart.show(
-                curves,
-                x=page.axis,
-                log_y=self._log_y,
-                smoothing=_SMOOTHING[self._smoothing],
-                title=series_label(series),
-                short_legend=num_charts > 1,
-            )
-            chart.zoom(self._x_range)
-        if not page.curves:
-            charts[0].show((), title="no metric has been logged yet")
         if takes_focus:
             self.selected_chart.focus()
 
     @property
     def selected_chart(self) -> Chart:
         """The chart of the selected metric."""
-        charts = list(self.query(Chart))
+        charts = self.query_one(ChartGrid).charts
         index = self._shown_series.index(self.metric) if self.metric in self._shown_series else 0
         return charts[min(index, len(charts) - 1)]
 
@@ -256,7 +239,7 @@ class CompareScreen(Screen[None]):
             self._select_chart(event.widget)
 
     def _select_chart(self, chart: Chart) -> None:
-        charts = list(self.query(Chart))
+        charts = self.query_one(ChartGrid).charts
         if chart in charts and (index := charts.index(chart)) < len(self._shown_series):
             self._select_metric(self._shown_series[index])
 
@@ -320,7 +303,8 @@ class CompareScreen(Screen[None]):
 
     # --- keys
 
-    def _request_read(self) -> None:
+    def request_read(self) -> None:
+        """Read again soon."""
         self._num_requests += 1
         app_of(self).read_for(self)
 
@@ -338,7 +322,7 @@ class CompareScreen(Screen[None]):
     def _select_metric(self, metric: Series) -> None:
         if metric != self.metric:
             self.metric = metric
-            self._request_read()
+            self.request_read()
 
     def action_choose(self) -> None:
         """Open the input that selects a metric by name."""
@@ -366,45 +350,19 @@ class CompareScreen(Screen[None]):
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """Zoom all charts to the same range and read it in more detail."""
-        message.stop()
-        self._x_range = message.range
-        for chart in self.query(Chart):
-            chart.zoom(message.range)
-        self._request_read()
+        """Read the range in more detail."""
+        self.x_range = message.range
+        self.request_read()
 
-    @on(Chart.CrosshairMoved)
-    def crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
-        """Move the crosshair of all charts."""
-        message.stop()
-        for chart in self.query(Chart):
-            chart.move_crosshair(message.x)
-
-    def action_axis(self) -> None:
-        """Switch to the next unit of the x axis."""
-        axes = get_args(XAxis)
-        self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
-        if self._axis == "epoch" and not all(view.epoch_ends for view in self.views):
-            self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
-            self.notify("The x axis cannot show epochs: not every run has finished an epoch.")
-        self._x_range = None
-        self._request_read()
-
-    def action_log(self) -> None:
-        """Switch between a linear and a logarithmic y axis."""
-        self._log_y = not self._log_y
-        self._request_read()
-
-    def action_smooth(self) -> None:
-        """Switch to the next smoothing strength."""
-        self._smoothing = (self._smoothing + 1) % len(_SMOOTHING)
-        self._request_read()
+    def has_epochs(self) -> bool:
+        """Whether every run has finished an epoch."""
+        return all(view.epoch_ends for view in self.views)
 
     def action_full(self) -> None:
         """Show the selected chart alone, or all with the tables."""
         self.toggle_class("full")
         self.selected_chart.focus()
-        self._request_read()
+        self.request_read()
 
     def action_focus_next(self) -> None:
         """Move the focus to the next chart or table; a chart's metric is then selected."""
@@ -419,7 +377,7 @@ class CompareScreen(Screen[None]):
     def action_several(self) -> None:
         """Show several metrics at once, or only the selected one."""
         self._shows_several = not self._shows_several
-        self._request_read()
+        self.request_read()
 
     def action_page(self, direction: int) -> None:
         """Select the first metric of the next (1) or previous (-1) page of charts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import natural_key, series_label
 from burnt.monitor.plotting.comparison import all_metrics
 from burnt.store import Series
+from burnt.store.search import setting_text
 from burnt.train.format import value_text
 
 _SETTING, _METRIC = "setting:", "metric:"
@@ -134,5 +134,5 @@ def _examples(values: set[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = setting_text(value)
     return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 1]}…"

@@ -85,11 +85,11 @@ def test_the_growing_end_is_in_the_means(tmp_path: Path) -> None:
     run.flush()
     view = RunView(tmp_path / "run")
     view.refresh()
-    assert view.means("loss").values == [1.0] * 49
+    assert view.points("loss", means=True).values == [1.0] * 49
     run.log(50, 1, {"loss": 5.0})
     run.flush()
-    assert view.means("loss").values[-1] == 5.0
-    assert view.points_between(Series("loss", "train"), 49, 50, 8).values == [1.0, 5.0]
+    assert view.points("loss", means=True).values[-1] == 5.0
+    assert view.points("loss", steps=(49, 50)).values == [1.0, 5.0]
     run.close("finished")
     view.close()
 

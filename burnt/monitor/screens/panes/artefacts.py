@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -33,16 +32,16 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import splits_in_order
 from burnt.monitor.format import natural_key
 from burnt.monitor.screens.panes.kernels import TABLES as KERNEL_TABLES
-from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.screens.panes.pane import FilterPane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.filter_input import FilterInput
-from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import ARTEFACTS, bindings
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Column, Table, cell
-from burnt.store import Artefact, ArtefactName
+from burnt.store import ArtefactName
 from burnt.store.reader import text_of
+from burnt.store.search import setting_text
 
 _SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")
@@ -61,7 +60,7 @@ class _Selection(NamedTuple):
     table: dict[str, Any] | None
 
 
-class ArtefactsPane(Pane):
+class ArtefactsPane(FilterPane):
     """A list of artefact names, the selected artefact, and a slider over its steps."""
 
     TITLE = "Artefacts"
@@ -82,7 +81,6 @@ class ArtefactsPane(Pane):
         self._step_index: int | None = None  # None follows the newest step
         self._num_steps = 0
         self._table: dict[str, Any] | None = None  # as shown
-        self._matches = matcher("")
         self._groups: dict[tuple[str, str], list[ArtefactName]] = {}  # artefacts by kind and name
         self._read_until = self._read_attempts = 0  # the newest artefact and the attempts in `_groups`
         self._data_cache: dict[int, tuple[Any, int]] = {}  # (data, approximate bytes) by id
@@ -101,7 +99,7 @@ class ArtefactsPane(Pane):
                 yield Picture()
                 yield Table([Column("")], empty_text="The table is empty.", id="table")
                 yield Slider()
-        yield FilterInput("words, or /regular expression/")
+        yield FilterInput(self.FILTER_HINT)
 
     def on_resize(self) -> None:
         """Fit the names to the new width."""
@@ -116,7 +114,7 @@ class ArtefactsPane(Pane):
     def read(self) -> Callable[[], Any]:
         """Read the names, and the data of the selected artefact."""
         self._read_names()
-        matches = self._matches
+        matches = self.matches
         groups = {key: names for key, names in self._groups.items() if matches(key[1])}
         selected = self._selected if self._selected in groups else next(iter(groups), None)
         if selected is None:
@@ -131,7 +129,9 @@ class ArtefactsPane(Pane):
         if len(self.view.attempts) != self._read_attempts:
             self._groups, self._read_until, self._read_attempts = {}, 0, len(self.view.attempts)
         num_groups = len(self._groups)
-        for name in self.view.artefact_names(after=self._read_until):
+        with self.view.reading() as reader:
+            new_names = reader.artefact_names(after=self._read_until)
+        for name in new_names:
             self._read_until = name.id
             if name.kind in _KINDS and not (name.kind == "table" and name.name in _SHOWN_ELSEWHERE):
                 self._groups.setdefault((name.kind, name.name), []).append(name)
@@ -180,7 +180,8 @@ class ArtefactsPane(Pane):
         if name.id in self._data_cache:
             self._data_cache[name.id] = self._data_cache.pop(name.id)  # move to the end: most recently used
             return self._data_cache[name.id][0]
-        artefact: Artefact | None = self.view.artefact(name.id)
+        with self.view.reading() as reader:
+            artefact = reader.artefact(name.id)
         if artefact is None:
             raise ValueError("it has just been superseded")
         data = decode(artefact.data) if artefact.kind == "image" else artefact.data
@@ -246,9 +247,7 @@ class ArtefactsPane(Pane):
         message.stop()
         if self._table is not None and isinstance(message.key, int):
             pairs = zip(self._table["columns"], self._table["rows"][message.key], strict=False)
-            lines = [
-                f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in pairs
-            ]
+            lines = [f"{name}: {setting_text(value)}" for name, value in pairs]
             self.app.push_screen(TextScreen(f"row {message.key + 1:,}", "\n".join(lines)))
 
     @on(Slider.Moved)
@@ -270,25 +269,6 @@ class ArtefactsPane(Pane):
     def action_jump(self, direction: int) -> None:
         """Go back (-1) or forward (1) by a tenth of the steps."""
         self.action_step(direction * max(self._num_steps // 10, 1))
-
-    def action_filter(self) -> None:
-        """Open the filter input."""
-        self.query_one(FilterInput).open()
-
-    @on(FilterInput.Changed)
-    def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Apply the filter while it is typed."""
-        message.stop()
-        matches = self.query_one(FilterInput).current_matcher()
-        if matches is not None:
-            self._matches = matches
-            self.request_read()
-
-    @on(FilterInput.Closed)
-    def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Return the focus to the names."""
-        message.stop()
-        self.query_one("#names", Table).focus()
 
     def action_end(self, end: int) -> None:
         """Go to the first step (0), or to the last and follow new ones (-1)."""

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.data.event_text import command_text, early_stopping_text, event_text, note_events
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clock_text
-from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.screens.panes.pane import FilterPane
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.filter_input import FilterInput
-from burnt.monitor.ui.filter_match import matcher
-from burnt.monitor.ui.keymap import FILTER, bindings
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.store import Event
 from burnt.store.control import Command, waiting
+from burnt.store.search import setting_text
 
 _COLUMNS = (
     Column("time"),
@@ -50,23 +47,20 @@ _MAX_TEXT_LENGTH = 1_000  # characters of an event in its row; enter shows the f
 _HIDDEN_KINDS = ("stopping",)  # logged after each validation; the line above the table shows the newest
 
 
-class EventsPane(Pane):
+class EventsPane(FilterPane):
     """The table of events."""
 
     TITLE = "Events"
-    KEYS = FILTER
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
-        self._matches = matcher("")
         self._row_cache: dict[int, tuple[str, Sequence[Cell]]] = {}  # (filtered text, cells) by event id
 
     def compose(self) -> ComposeResult:
         """Compose the early-stopping status, the table and its filter input."""
         yield Static(classes="facts")
         yield Table(_COLUMNS, empty_text="reading ...")
-        yield FilterInput("words, or /regular expression/")
+        yield FilterInput(self.FILTER_HINT)
 
     def token(self) -> object:
         """Return the newest event, the waiting commands and the run's state."""
@@ -92,25 +86,6 @@ class EventsPane(Pane):
     def _waiting_commands(self) -> Sequence[Command]:
         return waiting(self.view.folder) if self.view.is_live else []
 
-    def action_filter(self) -> None:
-        """Open the filter input."""
-        self.query_one(FilterInput).open()
-
-    @on(FilterInput.Changed)
-    def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Apply the filter while it is typed."""
-        message.stop()
-        matches = self.query_one(FilterInput).current_matcher()
-        if matches is not None:
-            self._matches = matches
-            self.request_read()
-
-    @on(FilterInput.Closed)
-    def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Return the focus to the table; the filter stays."""
-        message.stop()
-        self.query_one(Table).focus()
-
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
         """Show an event's full data, with the traceback of an error."""
@@ -118,10 +93,7 @@ class EventsPane(Pane):
         if event is not None:
             data = dict(event.data)
             trace = data.pop("traceback", None)
-            lines = [
-                f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
-                for key, value in data.items()
-            ]
+            lines = [f"{key}: {setting_text(value)}" for key, value in data.items()]
             if trace:
                 lines += ["", str(trace)]
             at = "" if event.step is None else f" at step {event.step:,}"
@@ -144,7 +116,7 @@ class EventsPane(Pane):
             )
             for command, asked in ((one, command_text(one.kind, one.value)) for one in reversed(waiting))
         ]
-        if (crash_row := self._crash_row()) is not None and self._matches(f"crashed {self.view.problem}"):
+        if (crash_row := self._crash_row()) is not None and self.matches(f"crashed {self.view.problem}"):
             rows.append((None, crash_row))
         cached, self._row_cache = self._row_cache, {}
         for event in reversed(events[-_MAX_EVENTS:]):
@@ -152,7 +124,7 @@ class EventsPane(Pane):
                 continue
             # Cells are built for new events only, of which there are few.
             text, cells = self._row_cache[event.id] = cached.get(event.id) or _event_row(event)
-            if self._matches(text):
+            if self.matches(text):
                 rows.append((event.id, cells))
         return rows
 

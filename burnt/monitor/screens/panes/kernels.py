@@ -61,11 +61,10 @@ class KernelsPane(Pane):
 
     def read(self) -> Callable[[], Any]:
         """Read the newest version of both tables."""
-        newest: dict[str, int] = {}
-        for name in self.view.artefact_names():
-            if name.kind == "table" and name.name in TABLES:
-                newest[name.name] = name.id
-        return partial(self._show, {name: self.view.artefact(id) for name, id in newest.items()})
+        with self.view.reading() as reader:
+            ids = {one.name: one.id for one in reader.artefact_names() if one.kind == "table"}
+            tables = {name: reader.artefact(ids[name]) for name in TABLES if name in ids}
+        return partial(self._show, tables)
 
     def on_resize(self) -> None:
         """Divide the height between the tables."""

@@ -35,7 +35,8 @@ class ModelPane(Pane):
 
     def read(self) -> Callable[[], Any]:
         """Read the newest model summary."""
-        tables = self.view.artefacts("table", "model")
+        with self.view.reading() as reader:
+            tables = reader.artefacts("table", "model")
         return partial(self._show, table_rows(tables[-1].data) if tables else None)
 
     def _show(self, table: tuple[Sequence[Column], Sequence[tuple[object, Sequence[Cell]]]] | None) -> None:

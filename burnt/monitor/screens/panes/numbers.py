@@ -6,19 +6,15 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-from textual import on
 from textual.app import ComposeResult
-from textual.binding import BindingType
 
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import age_text, better_direction, full_number_text, series_label
-from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.screens.panes.pane import FilterPane
 from burnt.monitor.ui.filter_input import FilterInput
-from burnt.monitor.ui.filter_match import matcher
-from burnt.monitor.ui.keymap import FILTER, bindings
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 
 _COLUMNS = (
@@ -34,29 +30,26 @@ _COLUMNS = (
 )
 
 
-class NumbersPane(Pane):
+class NumbersPane(FilterPane):
     """The last and best values of every metric."""
 
     TITLE = "Numbers"
     SHORT = "Nums"
-    KEYS = FILTER
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
-        self._matches = matcher("")
 
     def compose(self) -> ComposeResult:
         """Compose the table and its filter input."""
         yield Table(_COLUMNS, empty_text="No metric has been logged yet.")
-        yield FilterInput("words, or /regular expression/")
+        yield FilterInput(self.FILTER_HINT)
 
     def read(self) -> Callable[[], Any]:
         """Build the rows; only the best values are read from the store."""
         now = time.time()
         rows: list[tuple[object, Sequence[Cell]]] = []
         heads = self.view.heads
-        matches = self._matches
+        matches = self.matches
         for series in series_in_order(heads):
             if not matches(series_label(series)):
                 continue
@@ -88,22 +81,3 @@ class NumbersPane(Pane):
         is_empty = not self.view.heads
         table.empty_text = "No metric has been logged yet." if is_empty else "No metric matches the filter."
         table.show(rows)
-
-    def action_filter(self) -> None:
-        """Open the filter input."""
-        self.query_one(FilterInput).open()
-
-    @on(FilterInput.Changed)
-    def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Apply the filter while it is typed."""
-        message.stop()
-        matches = self.query_one(FilterInput).current_matcher()
-        if matches is not None:
-            self._matches = matches
-            self.request_read()
-
-    @on(FilterInput.Closed)
-    def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Return the focus to the table."""
-        message.stop()
-        self.query_one(Table).focus()

@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+from textual import on
+from textual.binding import BindingType
 from textual.containers import Vertical
 
 from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.ui.app_protocol import app_of
-from burnt.monitor.ui.keymap import Key
+from burnt.monitor.ui.filter_input import FilterInput
+from burnt.monitor.ui.filter_match import matcher
+from burnt.monitor.ui.keymap import FILTER, Key, bindings
 from burnt.monitor.ui.table import Table
 
 _LOG = logging.getLogger(__name__)
@@ -97,3 +101,34 @@ class Pane(Vertical):
         """Move the focus to the pane's first table or chart."""
         parts = self.query("Table, Chart")
         self.screen.set_focus(parts.first() if parts else None)
+
+
+class FilterPane(Pane):
+    """A pane with a `FilterInput`, whose text selects what is read."""
+
+    KEYS: ClassVar[Sequence[Key]] = FILTER
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
+    FILTER_HINT = "words, or /regular expression/"
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.matches = matcher("")
+
+    def action_filter(self) -> None:
+        """Open the filter input."""
+        self.query_one(FilterInput).open()
+
+    @on(FilterInput.Changed)
+    def filter_changed(self, message: FilterInput.Changed) -> None:
+        """Apply the filter while it is typed."""
+        message.stop()
+        matches = self.query_one(FilterInput).current_matcher()
+        if matches is not None:
+            self.matches = matches
+            self.request_read()
+
+    @on(FilterInput.Closed)
+    def filter_closed(self, message: FilterInput.Closed) -> None:
+        """Return the focus to the table or chart; the filter stays."""
+        message.stop()
+        self.take_focus()

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Grid
 from textual.content import Content
 from textual.widgets import Static
 
 from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import metrics_in_order
+from burnt.monitor.plotting.chart_grid import ChartGrid, CurveKeys
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import Range, XAxis
+from burnt.monitor.plotting.plot import XAxis
 from burnt.monitor.plotting.run_curves import curves_of
-from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.screens.panes.pane import FilterPane
 from burnt.monitor.ui.filter_input import FilterInput
-from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import PLOTS, bindings
 from burnt.monitor.ui.status_line import update_if_changed
 
 _CHART_WIDTH, _CHART_HEIGHT = 56, 8  # cells that a chart should have
-_SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 
 
-class PlotsPane(Pane):
+class PlotsPane(FilterPane, CurveKeys):
     """A grid of charts that share zoom and crosshair."""
 
     TITLE = "Plots"
@@ -42,22 +40,16 @@ class PlotsPane(Pane):
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
-        self._axis: XAxis = "step"
-        self._log_y = False
-        self._smoothing = 0
         self._single_metric: str | None = None
         self._first_index = 0
-        self._filter_text = ""
-        self._matches = matcher("")
-        self._x_range: Range | None = None
         self._grid_shape = (1, 1)
-        self._shown_metrics: list[str] = []
+        self._shown_metrics: Sequence[str] = ()
 
     def compose(self) -> ComposeResult:
         """Compose the grid, a status line and the filter input."""
-        yield Grid()
+        yield ChartGrid()
         yield Static(classes="facts")
-        yield FilterInput("words, or /regular expression/")
+        yield FilterInput(self.FILTER_HINT)
 
     # --- which charts are shown
 
@@ -76,7 +68,7 @@ class PlotsPane(Pane):
 
     def _visible_metrics(self) -> tuple[list[str], int]:
         """Return the metrics of this page, and the total number of matching metrics."""
-        names = [name for name in metrics_in_order(self.view.series()) if self._matches(name)]
+        names = [name for name in metrics_in_order(self.view.series()) if self.matches(name)]
         if self._single_metric is not None and self._single_metric in names:
             return [self._single_metric], len(names)
         page_size = self._grid_shape[0] * self._grid_shape[1]
@@ -88,113 +80,72 @@ class PlotsPane(Pane):
     def read(self) -> Callable[[], Any]:
         """Read the curves of the visible charts."""
         names, total = self._visible_metrics()
-        axis, x_range, with_means = self._axis, self._x_range, self._smoothing > 0
+        axis, x_range, with_means = self.axis, self.x_range, self.smoothing > 0
         curves = {name: curves_of(self.view, name, axis, x_range, with_means=with_means) for name in names}
         return partial(self._show, curves, total, axis)
 
     # --- in the app's thread
 
-    async def _show(self, curves: dict[str, list[Curve]], total: int, axis: XAxis) -> None:
-        grid = self.query_one(Grid)
-        charts = list(grid.query(Chart))
-        names = list(curves)
-        focused_index = next((i for i, chart in enumerate(charts) if chart.has_focus), None)
-        for chart in charts[len(names) :]:
-            await chart.remove()
-        if len(charts) < len(names):
-            await grid.mount_all(Chart() for _ in names[len(charts) :])
-        charts = list(grid.query(Chart))
-        num_columns = min(self._grid_shape[0], len(names)) or 1
-        if self._single_metric is not None:
-            num_columns = 1
-        num_rows = -(-len(names) // num_columns)
-        grid.styles.grid_size_columns, grid.styles.grid_size_rows = num_columns, num_rows or None
-        for chart, (name, lines) in zip(charts, curves.items(), strict=True):
-            chart.show(
-                lines,
-                x=axis,
-                log_y=self._log_y,
-                smoothing=_SMOOTHING[self._smoothing],
-                title=clean(name),
-            )
-            chart.zoom(self._x_range)
-        self._shown_metrics = names
-        if charts and (focused_index is None or focused_index >= len(charts)) and self.app.focused is None:
-            charts[0].focus()
+    async def _show(self, curves: Mapping[str, Sequence[Curve]], total: int, axis: XAxis) -> None:
+        grid = self.query_one(ChartGrid)
+        focused_index = next((i for i, chart in enumerate(grid.charts) if chart.has_focus), None)
+        await grid.show(
+            curves,
+            self._grid_shape[0],
+            self.x_range,
+            x=axis,
+            log_y=self.log_y,
+            smoothing=self.smoothing,
+        )
+        self._shown_metrics = list(curves)
+        if curves and (focused_index is None or focused_index >= len(curves)) and self.app.focused is None:
+            grid.charts[0].focus()
         has_parent = any(curve.faint for lines in curves.values() for curve in lines)
-        update_if_changed(self.query_one(Static), self._status(len(names), total, has_parent))
+        update_if_changed(self.query_one(Static), self._status(len(curves), total, has_parent))
 
     def _status(self, count: int, total: int, has_parent: bool) -> Content:
+        filter_text = self.query_one(FilterInput).value
         if not total:
             text = (
                 "No metric matches the filter. Press / to change it."
-                if self._filter_text
+                if filter_text
                 else self.unreadable_text() or "No metric has been logged yet."
             )
             return Content.assemble((f" {text}", "$dim"))
-        axis = {"step": "steps", "epoch": "epochs", "time": "training time"}[self._axis]
-        facts = [f"x {axis}", "log y" if self._log_y else "linear y"]
+        facts = self.axes_text()
         if has_parent:
             facts.append(f"dimmed: the parent ({self.view.parentage})")
         elif self.view.parentage:
             facts.append(self.view.parentage)
-        if self._smoothing:
-            facts.append(f"smoothed {_SMOOTHING[self._smoothing]}")
-        if self._x_range is not None:
+        if self.smoothing:
+            facts.append(f"smoothed {self.smoothing}")
+        if self.x_range is not None:
             facts.append("zoomed (0 resets)")
-        if self._filter_text:
-            facts.append(f"filter {self._filter_text}")
+        if filter_text:
+            facts.append(f"filter {filter_text}")
         if count < total and self._single_metric is None:
             first, last = self._first_index + 1, self._first_index + count
             facts.append(f"charts {first} to {last} of {total}, page down for more")
         return Content.assemble((" " + clean("   ".join(facts)), "$dim"))
 
-    # --- synchronized charts
-
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """Zoom all charts to the same range and read it in more detail."""
-        message.stop()
-        self._x_range = message.range
-        for chart in self.query(Chart):
-            chart.zoom(message.range)
+        """Read the range in more detail."""
+        self.x_range = message.range
         self.request_read()
 
-    @on(Chart.CrosshairMoved)
-    def crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
-        """Move the crosshair of all charts."""
-        message.stop()
-        for chart in self.query(Chart):
-            chart.move_crosshair(message.x)
+    def has_epochs(self) -> bool:
+        """Whether an epoch has finished."""
+        return bool(self.view.epoch_ends)
 
     # --- keys
-
-    def action_axis(self) -> None:
-        """Switch to the next unit of the x axis."""
-        axes = get_args(XAxis)
-        self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
-        if self._axis == "epoch" and not self.view.epoch_ends:
-            self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
-            self.notify("The x axis cannot show epochs: no epoch has finished yet.")
-        self._x_range = None
-        self.request_read()
-
-    def action_log(self) -> None:
-        """Switch between a linear and a logarithmic y axis."""
-        self._log_y = not self._log_y
-        self.request_read()
-
-    def action_smooth(self) -> None:
-        """Switch to the next smoothing strength."""
-        self._smoothing = (self._smoothing + 1) % len(_SMOOTHING)
-        self.request_read()
 
     def action_focus_one(self) -> None:
         """Show only the focused chart, or all again."""
         if self._single_metric is not None:
             self._single_metric = None
         else:
-            charts = list(self.query(Chart))
+            charts = self.query_one(ChartGrid).charts
             focused = next((i for i, chart in enumerate(charts) if chart.has_focus), 0)
             if focused >= len(self._shown_metrics):
                 return
@@ -203,7 +154,7 @@ class PlotsPane(Pane):
 
     def action_next_chart(self, direction: int) -> None:
         """Focus the next (1) or previous (-1) chart, changing the page at its end."""
-        charts = list(self.query(Chart))
+        charts = self.query_one(ChartGrid).charts
         focused = next((i for i, chart in enumerate(charts) if chart.has_focus), None)
         if focused is not None and not 0 <= focused + direction < len(charts):
             self.action_page(direction)
@@ -218,27 +169,8 @@ class PlotsPane(Pane):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Let escape clear the filter; without a filter, the screen handles escape."""
-        return action != "drop_filter" or bool(self._filter_text)
+        return action != "drop_filter" or bool(self.query_one(FilterInput).value)
 
     def action_drop_filter(self) -> None:
         """Clear the filter."""
         self.query_one(FilterInput).close()
-
-    def action_filter(self) -> None:
-        """Open the filter input."""
-        self.query_one(FilterInput).open()
-
-    @on(FilterInput.Changed)
-    def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Apply the filter while it is typed."""
-        message.stop()
-        matches = self.query_one(FilterInput).current_matcher()
-        if matches is not None:
-            self._matches, self._filter_text, self._first_index = matches, message.value, 0
-            self.request_read()
-
-    @on(FilterInput.Closed)
-    def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Return the focus to the charts."""
-        message.stop()
-        self.take_focus()

@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 from textual import events, on
 from textual.app import ComposeResult
-from textual.containers import Grid
 from textual.content import Content
 from textual.widgets import Static
 
 from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import parse_number, size_text
+from burnt.monitor.plotting.chart_grid import ChartGrid
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import Curve, times_to_active_seconds
+from burnt.monitor.plotting.plot import Range
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.plot.styles import PALETTE
@@ -45,11 +46,12 @@ class SystemPane(Pane):
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self._num_columns = 1
+        self._x_range: Range | None = None
 
     def compose(self) -> ComposeResult:
         """Compose the line of latest values and the charts."""
         yield Static(classes="facts")
-        yield Grid()
+        yield ChartGrid()
 
     def on_resize(self, event: events.Resize) -> None:
         """Fit the number of columns to the width."""
@@ -74,31 +76,13 @@ class SystemPane(Pane):
 
     async def _show(self, curves: dict[str, list[Curve]], last: dict[str, Any] | None) -> None:
         update_if_changed(self.query_one(Static), Content.assemble(*_latest_values(last)))
-        grid = self.query_one(Grid)
-        charts = list(grid.query(Chart))
-        for chart in charts[len(curves) :]:
-            await chart.remove()
-        if len(charts) < len(curves):
-            await grid.mount_all(Chart() for _ in range(len(curves) - len(charts)))
-        across = min(self._num_columns, len(curves)) or 1
-        grid.styles.grid_size_columns = across
-        grid.styles.grid_size_rows = -(-len(curves) // across) or None
-        for chart, (title, lines) in zip(grid.query(Chart), curves.items(), strict=True):
-            chart.show(lines, x="time", title=title, markers=False)
+        grid = self.query_one(ChartGrid)
+        await grid.show(curves, self._num_columns, self._x_range, x="time", markers=False)
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """Zoom all charts to the same time range."""
-        message.stop()
-        for chart in self.query(Chart):
-            chart.zoom(message.range)
-
-    @on(Chart.CrosshairMoved)
-    def crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
-        """Move the crosshair of all charts."""
-        message.stop()
-        for chart in self.query(Chart):
-            chart.move_crosshair(message.x)
+        """Keep the range when new samples are shown."""
+        self._x_range = message.range
 
 
 def panels(names: Sequence[str] | dict[str, Any]) -> list[Panel]:
