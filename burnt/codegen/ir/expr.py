@@ -349,6 +349,13 @@ class Expr:
     first; the stream; 0), with the seed's two halves, low one first, as the key; w is word i % 4. ``uniform``
     (stream) is float32: the upper 24 bits of w times 2^-24. ``random`` (stream, bound) is int64:
     w * bound // 2^32.
+
+    Python's operators build expressions of the same dtype, and `eq` to `ge` comparisons; a number among the
+    operands becomes a constant of that dtype.
+
+    >>> x = Expr.make("number", (), torch.float32, 0)
+    >>> x.gt(0).where(x * 2, 0)
+    where(gt(number(0), const(0.0)), mul(number(0), const(2.0)), const(0.0))
     """
 
     __slots__ = ("args", "dtype", "extra", "op")
@@ -389,9 +396,94 @@ class Expr:
         for expr in walk(exprs):
             Expr._interned[Expr._key(expr.op, expr.args, expr.dtype, expr.extra)] = expr
 
+    def apply(self, op: str, *others: Expr | float, dtype: torch.dtype | None = None) -> Expr:
+        """Return an operation on this expression and others, by default of the same dtype."""
+        args = [other if isinstance(other, Expr) else const(other, self.dtype) for other in others]
+        return Expr.make(op, (self, *args), dtype or self.dtype)
+
+    def __add__(self, other: Expr | float) -> Expr:
+        return self.apply("add", other)
+
+    def __sub__(self, other: Expr | float) -> Expr:
+        return self.apply("sub", other)
+
+    def __mul__(self, other: Expr | float) -> Expr:
+        return self.apply("mul", other)
+
+    def __truediv__(self, other: Expr | float) -> Expr:
+        return self.apply("div", other)
+
+    def __and__(self, other: Expr) -> Expr:
+        return self.apply("and", other)
+
+    def __or__(self, other: Expr) -> Expr:
+        return self.apply("or", other)
+
+    def __neg__(self) -> Expr:
+        return self.apply("neg")
+
+    def eq(self, other: Expr | float) -> Expr:
+        """Return ``self == other``, a bool; Python's operator compares the objects."""
+        return self.apply("eq", other, dtype=torch.bool)
+
+    def ne(self, other: Expr | float) -> Expr:
+        """Return ``self != other``, a bool."""
+        return self.apply("ne", other, dtype=torch.bool)
+
+    def lt(self, other: Expr | float) -> Expr:
+        """Return ``self < other``, a bool."""
+        return self.apply("lt", other, dtype=torch.bool)
+
+    def le(self, other: Expr | float) -> Expr:
+        """Return ``self <= other``, a bool."""
+        return self.apply("le", other, dtype=torch.bool)
+
+    def gt(self, other: Expr | float) -> Expr:
+        """Return ``self > other``, a bool."""
+        return self.apply("gt", other, dtype=torch.bool)
+
+    def ge(self, other: Expr | float) -> Expr:
+        """Return ``self >= other``, a bool."""
+        return self.apply("ge", other, dtype=torch.bool)
+
+    def where(self, yes: Expr | float, no: Expr | float) -> Expr:
+        """Return `yes` where this bool holds, else `no`; at least one of them is an expression."""
+        dtype = next(value.dtype for value in (yes, no) if isinstance(value, Expr))
+        yes, no = (value if isinstance(value, Expr) else const(value, dtype) for value in (yes, no))
+        return Expr.make("where", (self, yes, no), dtype)
+
     def __repr__(self) -> str:
         inside = ", ".join([*map(repr, self.args), *map(repr, self.extra)])
         return f"{self.op}({inside})"
+
+
+def const(value: float, dtype: torch.dtype) -> Expr:
+    """Build a constant of a dtype: floats are rounded to it, integers wrap around."""
+    if dtype.is_floating_point:
+        value = float(torch.tensor(value, dtype=torch.float64).to(dtype))
+    elif dtype == torch.bool:
+        value = bool(value)
+    else:
+        bits = torch.iinfo(dtype).bits
+        # Infinity and NaN get here only for empty results, such as the softmax of an empty integer tensor:
+        # for others torch raises.
+        value = int(value) % (1 << bits) if math.isfinite(value) else 0
+        value -= (value >> (bits - 1)) << bits if dtype.is_signed else 0
+    return Expr.make("const", (), dtype, value)
+
+
+def cast(expr: Expr, dtype: torch.dtype) -> Expr:
+    """Convert an expression to a dtype, as torch does; constants are converted now."""
+    if expr.dtype == dtype:
+        return expr
+    if expr.op == "const":
+        value = expr.extra[0]
+        assert isinstance(value, int | float)
+        if dtype == torch.bool:
+            return const(bool(value), dtype)
+        if dtype.is_floating_point or not isinstance(value, float):
+            return const(value, dtype)
+    return Expr.make("cast", (expr,), dtype)
 
 
 def walk(exprs: Sequence[Expr]) -> Iterator[Expr]:

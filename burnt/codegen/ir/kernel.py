@@ -16,8 +16,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import torch
-
 from burnt.codegen.ir.expr import (
     Buffer,
     Check,
@@ -28,6 +26,7 @@ from burnt.codegen.ir.expr import (
     Reduction,
     Scan,
     Var,
+    cast,
     index_value,
     reduction_result,
     walk,
@@ -82,17 +81,14 @@ class OnlineReduction(ReductionStep):
     @property
     def element(self) -> Expr:
         """The element that is summed, in terms of the final result of the reference."""
-        x, dtype = self.body, self.body.dtype
         reference = reduction_result(self.reference.reduction, self.reference.index)
         if self.kind == "squares":
-            count = Expr.make("cast", (index_value(IndexExpr(const=self.iterations)),), dtype)
-            centered = Expr.make("sub", (x, Expr.make("div", (reference, count), dtype)), dtype)
-            return Expr.make("mul", (centered, centered), dtype)
+            count = cast(index_value(IndexExpr(const=self.iterations)), self.body.dtype)
+            centered = self.body - reference / count
+            return centered * centered
         if self.ignores_infinite_max:
-            zero, infinity = (Expr.make("const", (), dtype, n) for n in (0.0, math.inf))
-            is_infinite = Expr.make("eq", (Expr.make("abs", (reference,), dtype), infinity), torch.bool)
-            reference = Expr.make("where", (is_infinite, zero, reference), dtype)
-        return Expr.make("exp", (Expr.make("sub", (x, reference), dtype),), dtype)
+            reference = reference.apply("abs").eq(math.inf).where(0, reference)
+        return (self.body - reference).apply("exp")
 
 
 @dataclasses.dataclass(eq=False)

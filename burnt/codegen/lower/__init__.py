@@ -16,6 +16,7 @@ An op that is not in the table runs as a call of torch's op; `burnt.explain` lis
     conv         convolutions as matmuls, on the same targets
 """
 
+from burnt.codegen.ir import const
 from burnt.codegen.lower import (
     conv,
     elementwise,
@@ -33,7 +34,6 @@ from burnt.codegen.lower.registry import (
     Lowering,
     Scalar,
     Unlowered,
-    const,
     pointwise,
     register_lowering,
 )

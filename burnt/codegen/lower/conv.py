@@ -21,23 +21,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, IndexExpr, Reduction, Value, ravel, reduction_result, unravel
-from burnt.codegen.lower.matmul import matmul_value, register_matmul_lowering
-from burnt.codegen.lower.pooling import per_axis, range_conditions
-from burnt.codegen.lower.registry import (
-    Unlowered,
+from burnt.codegen.ir import (
+    Expr,
+    Index,
+    IndexExpr,
+    Reduction,
+    Value,
     cast,
-    compute_dtype,
     const,
-    meta_tensor,
-    pointwise,
-    to_result_dtype,
+    ravel,
+    reduction_result,
+    unravel,
 )
+from burnt.codegen.lower.matmul import matmul_value, product, register_matmul_lowering
+from burnt.codegen.lower.pooling import per_axis, range_conditions
+from burnt.codegen.lower.registry import Unlowered, compute_dtype, pointwise, rounded
 from burnt.codegen.lower.views import masked
 
 aten = torch.ops.aten
@@ -142,9 +146,8 @@ def _convolve(
         element = _read_input(x, batch, group * groups.in_channels + channel, axis_taps)
         operand = weight(group, channel, out_channel, tuple(k for k, *_ in axis_taps))
         # A phase with fewer taps than others reads neither operand at the missing ones.
-        for condition in range_conditions(
-            *((k, axis.kernel) for axis, (k, *_) in zip(axes, axis_taps, strict=True))
-        ):
+        bounds = [(k, axis.kernel) for axis, (k, *_) in zip(axes, axis_taps, strict=True)]
+        for condition in range_conditions(*bounds):
             operand = masked(condition, operand, const(0, operand.dtype))
         return element, operand
 
@@ -162,14 +165,17 @@ def _convolve(
 
     def at(index: Index) -> Expr:
         batch, channel, *positions = index
-        phase = [position % n for position, n in zip(positions, phases, strict=True)]
-        row = ravel(
-            (batch, *(position // n for position, n in zip(positions, phases, strict=True))),
-            (1, *phase_sizes),
-        )
+        at, phase = _split_by_phase(positions, phases)
+        row = ravel((batch, *at), (1, *phase_sizes))
         return matmul.at((*phase, channel // groups.out_channels, row, channel % groups.out_channels))
 
     return Value(shape, matmul.dtype, at)
+
+
+def _split_by_phase(positions: Sequence[IndexExpr], phases: Sequence[int]) -> tuple[Index, Index]:
+    """Return the numbers of output positions within their phases, and their phases."""
+    pairs = list(zip(positions, phases, strict=True))
+    return tuple(position // n for position, n in pairs), tuple(position % n for position, n in pairs)
 
 
 def _convolve_depthwise(
@@ -181,40 +187,29 @@ def _convolve_depthwise(
     operands: Callable[..., tuple[Expr, Expr]],
 ) -> Value:
     """Return a depthwise convolution: each output channel reads one input channel."""
-    math_dtype = compute_dtype(dtype)
 
     def term(index: Index, inner: Index) -> Expr:
         batch, channel, *positions = index
-        at = tuple(position // n for position, n in zip(positions, phases, strict=True))
-        phase = tuple(position % n for position, n in zip(positions, phases, strict=True))
-        pair = operands(
-            channel // groups.out_channels, batch, at, phase, channel % groups.out_channels, inner
-        )
-        return Expr.make("mul", [cast(operand, math_dtype) for operand in pair], math_dtype)
+        group, out_channel = channel // groups.out_channels, channel % groups.out_channels
+        pair = operands(group, batch, *_split_by_phase(positions, phases), out_channel, inner)
+        return product(pair, compute_dtype(dtype))
 
     if math.prod(extents) > _MAX_UNROLLED_TAPS:
         return _sum_terms(shape, extents, term, dtype)
     tap_indices = [unravel(IndexExpr.of(i), extents) for i in range(math.prod(extents))]
 
     def at(index: Index) -> Expr:
-        terms = [term(index, inner) for inner in tap_indices]
-        return functools.reduce(lambda a, b: Expr.make("add", (a, b), math_dtype), terms)
+        return rounded(functools.reduce(operator.add, [term(index, inner) for inner in tap_indices]), dtype)
 
-    return to_result_dtype(Value(shape, math_dtype, at), meta_tensor(shape, dtype))
+    return Value(shape, dtype, at)
 
 
 def _sum_terms(
-    shape: tuple[int, ...],
-    extents: tuple[int, ...],
-    term: Callable[[Index, Index], Expr],
-    dtype: torch.dtype,
+    shape: tuple[int, ...], extents: tuple[int, ...], term: Callable[[Index, Index], Expr], dtype: torch.dtype
 ) -> Value:
     """Sum terms in the compute dtype of `dtype`; the result has `dtype`."""
-    math_dtype = compute_dtype(dtype)
-    node = Reduction("sum", shape, extents, math_dtype, term)
-    return to_result_dtype(
-        Value(shape, math_dtype, lambda index: reduction_result(node, index)), meta_tensor(shape, dtype)
-    )
+    node = Reduction("sum", shape, extents, compute_dtype(dtype), term)
+    return Value(shape, dtype, lambda index: rounded(reduction_result(node, index), dtype))
 
 
 def _weight_grad(grad_out: Value, x: Value, axes: Sequence[_ConvAxis], groups: _Groups) -> Value:
@@ -233,14 +228,12 @@ def _weight_grad(grad_out: Value, x: Value, axes: Sequence[_ConvAxis], groups: _
 
     columns = groups.in_channels * math.prod(kernel)
     if groups.in_channels == 1:
-        math_dtype = compute_dtype(x.dtype)
 
         def term(outer: Index, inner: Index) -> Expr:
             channel, _, *taps = outer
-            pair = operands(
-                channel // groups.out_channels, channel % groups.out_channels, IndexExpr(), tuple(taps), inner
-            )
-            return Expr.make("mul", [cast(operand, math_dtype) for operand in pair], math_dtype)
+            group, out_channel = channel // groups.out_channels, channel % groups.out_channels
+            pair = operands(group, out_channel, IndexExpr(), tuple(taps), inner)
+            return product(pair, compute_dtype(x.dtype))
 
         return _sum_terms(shape, extents, term, x.dtype)
 
@@ -270,100 +263,67 @@ def _bias_grad(grad_out: Value) -> Value:
     return _sum_terms(grad_out.shape[1:2], extents, body, grad_out.dtype)
 
 
+class _Setting(NamedTuple):
+    """The arguments that a convolution and its gradient share, with one number for each axis."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    groups: int
+
+    def axes(self, sizes: Sequence[int], kernel: Sequence[int], *, transposed: bool) -> list[_ConvAxis]:
+        """Return the axes of a convolution with these settings, or of a transposed one."""
+        kind = _TransposedConvAxis if transposed else _ConvAxis
+        settings = [per_axis(value, len(sizes)) for value in (self.stride, self.padding, self.dilation)]
+        return [kind(*args) for args in zip(sizes, kernel, *settings, strict=True)]
+
+    def convolve(self, x: Value, weight: Value, sizes: Sequence[int], *, transposed: bool) -> Value:
+        """Convolve; a transposed convolution's weight has the input channels first, others the output's."""
+        first_size, second_size = weight.shape[0] // self.groups, weight.shape[1]
+        in_channels, out_channels = (first_size, second_size) if transposed else (second_size, first_size)
+
+        def weight_at(group: IndexExpr, in_channel: IndexExpr, out_channel: IndexExpr, taps: Index) -> Expr:
+            first, second = (in_channel, out_channel) if transposed else (out_channel, in_channel)
+            return weight.at((group * first_size + first, second, *taps))
+
+        axes = self.axes(x.shape[2:], weight.shape[2:], transposed=transposed)
+        return _convolve(x, weight_at, axes, sizes, _Groups(self.groups, in_channels, out_channels))
+
+
 @register_matmul_lowering(aten.convolution.default, operands=(0, 1))
 def _lower_convolution(
-    meta: torch.Tensor,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Value:
-    axes = _conv_axes(x.shape[2:], weight.shape[2:], stride, padding, dilation, transposed=transposed)
+    meta: torch.Tensor, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int,
+) -> Value:  # fmt: skip
     if not (meta.numel() and x.numel and weight.numel):
         raise Unlowered
-    result = _convolve_with_weight(x, weight, axes, meta.shape[2:], groups, in_channels_first=transposed)
+    setting = _Setting(stride, padding, dilation, transposed, groups)
+    result = setting.convolve(x, weight, meta.shape[2:], transposed=transposed)
     if bias is None:
         return result
-    bias_value = Value((bias.shape[0], *[1] * len(axes)), bias.dtype, lambda index: bias.at(index[:1]))
+    shape = (bias.shape[0], *[1] * (len(x.shape) - 2))
+    bias_value = Value(shape, bias.dtype, lambda index: bias.at(index[:1]))
     return pointwise("add", meta, [result, bias_value], meta.dtype)
-
-
-def _conv_axes(
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    *,
-    transposed: bool,
-) -> list[_ConvAxis]:
-    settings = [per_axis(value, len(sizes)) for value in (stride, padding, dilation)]
-    return [
-        (_TransposedConvAxis if transposed else _ConvAxis)(*args)
-        for args in zip(sizes, kernel, *settings, strict=True)
-    ]
-
-
-def _convolve_with_weight(
-    x: Value,
-    weight: Value,
-    axes: Sequence[_ConvAxis],
-    sizes: Sequence[int],
-    groups: int,
-    *,
-    in_channels_first: bool,
-) -> Value:
-    """Convolve; the weight's first axis is output channels, or input channels if `in_channels_first`."""
-    first_size, second_size = weight.shape[0] // groups, weight.shape[1]
-    group_channels = (
-        _Groups(groups, first_size, second_size)
-        if in_channels_first
-        else _Groups(groups, second_size, first_size)
-    )
-
-    def weight_at(group: IndexExpr, in_channel: IndexExpr, out_channel: IndexExpr, taps: Index) -> Expr:
-        first, second = (in_channel, out_channel) if in_channels_first else (out_channel, in_channel)
-        return weight.at((group * first_size + first, second, *taps))
-
-    return _convolve(x, weight_at, axes, sizes, group_channels)
 
 
 @register_matmul_lowering(aten.convolution_backward.default, operands=(0, 1, 2))
 def _lower_convolution_backward(
-    meta: Sequence[torch.Tensor | None],
-    grad_out: Value,
-    x: Value,
-    weight: Value,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> list[Value | None]:
+    meta: Any, grad_out: Value, x: Value, weight: Value, bias_sizes: Any, stride: Any, padding: Any,
+    dilation: Any, transposed: bool, output_padding: Any, groups: int, output_mask: Sequence[bool],
+) -> list[Value | None]:  # fmt: skip
     if not (grad_out.numel and x.numel and weight.numel):
         raise Unlowered
-    # The input's gradient of a convolution is a transposed convolution, and the other way around.
-    first, second = weight.shape[0] // groups, weight.shape[1]
+    setting = _Setting(stride, padding, dilation, transposed, groups)
     grads: list[Value | None] = [None, None, None]
     if output_mask[0]:
-        axes = _conv_axes(
-            grad_out.shape[2:], weight.shape[2:], stride, padding, dilation, transposed=not transposed
-        )  # fmt: skip
-        grads[0] = _convolve_with_weight(
-            grad_out, weight, axes, x.shape[2:], groups, in_channels_first=not transposed
-        )
+        # The input's gradient of a convolution is a transposed convolution, and the other way around.
+        grads[0] = setting.convolve(grad_out, weight, x.shape[2:], transposed=not transposed)
     if output_mask[1]:
         conv_input, conv_grad = (grad_out, x) if transposed else (x, grad_out)
-        axes = _conv_axes(conv_input.shape[2:], weight.shape[2:], stride, padding, dilation, transposed=False)
-        grads[1] = _weight_grad(conv_grad, conv_input, axes, _Groups(groups, second, first))
+        axes = setting.axes(conv_input.shape[2:], weight.shape[2:], transposed=False)
+        channels = _Groups(groups, weight.shape[1], weight.shape[0] // groups)
+        grads[1] = _weight_grad(conv_grad, conv_input, axes, channels)
     if output_mask[2]:
         grads[2] = _bias_grad(grad_out)
     return grads

@@ -3,85 +3,68 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, IndexExpr, Value, index_value
+from burnt.codegen.ir import Expr, Index, IndexExpr, Value, cast, const, index_value
 from burnt.codegen.lower.registry import (
-    LOWERINGS,
     Scalar,
     Unlowered,
-    cast,
     common_dtype,
     compute_dtype,
-    const,
+    elementwise,
     full,
+    meta_tensor,
     operand,
     overloads,
     pointwise,
     register_lowering,
+    rounded,
     to_result_dtype,
 )
 
 aten = torch.ops.aten
 
-_FLOAT_OPS = (
+# Ops with the same name in `pointwise`; the last four leave integers unchanged.
+_UNARY = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh",
     "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "reciprocal",
+    "neg", "abs", "sign", "relu",
 )  # fmt: skip
-_SAME_DTYPE_OPS = ("neg", "abs", "sign", "ceil", "floor", "round", "trunc", "relu")
-_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
+_ROUNDING = ("ceil", "floor", "round", "trunc")
+_SAME_NAME = ("add", "sub", "mul", "div", "maximum", "minimum", "fmax", "fmin", "atan2", "copysign")
+_BINARY = {name: name for name in _SAME_NAME} | {f"bitwise_{op}": op for op in ("and", "or", "xor")}
 
 
-def _register_unary(name: str) -> None:
-    """Register the lowering of a unary op whose name is the same in `pointwise`."""
-
-    @register_lowering(*overloads(name, "default"))
-    def lower(meta: torch.Tensor, x: Value) -> Value:
-        if (
-            name in _SAME_DTYPE_OPS
-            and not x.dtype.is_floating_point
-            and name in ("ceil", "floor", "round", "trunc")
-        ):
-            return x
-        return pointwise(name, meta, [x], meta.dtype)
+def _lower_unary(op: str, meta: torch.Tensor, x: Value) -> Value:
+    return x if op in _ROUNDING and not x.dtype.is_floating_point else pointwise(op, meta, [x], meta.dtype)
 
 
-for _name in (*_FLOAT_OPS, *_SAME_DTYPE_OPS):
-    _register_unary(_name)
+def _lower_binary(op: str, meta: torch.Tensor, a: Any, b: Any, alpha: Any = 1) -> Value:
+    if not (type(alpha) is int and alpha == 1):
+        b = pointwise("mul", meta, [b, alpha], meta.dtype)
+    return pointwise(op, meta, [a, b], meta.dtype)
 
 
-def _register_binary(name: str, op: str) -> None:
-    """Register aten op `name`, with an optional ``alpha``, as the operation `op` of `pointwise`."""
-
-    @register_lowering(*overloads(name, "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar", "default"))
-    def lower(meta: torch.Tensor, a: Any, b: Any, alpha: Any = 1) -> Value:
-        if not (type(alpha) is int and alpha == 1):
-            scaled = pointwise("mul", meta, [b, alpha], meta.dtype)
-            return pointwise(op, meta, [a, scaled], meta.dtype)
-        return pointwise(op, meta, [a, b], meta.dtype)
+def _lower_comparison(op: str, meta: torch.Tensor, a: Any, b: Any) -> Value:
+    return pointwise(op, meta, [a, b], common_dtype(a, b))
 
 
-for _name in ("add", "sub", "mul", "maximum", "minimum", "fmax", "fmin", "atan2", "copysign"):
-    _register_binary(_name, _name)
-_register_binary("bitwise_and", "and")
-_register_binary("bitwise_or", "or")
-_register_binary("bitwise_xor", "xor")
+def _lower_logical(op: str, meta: torch.Tensor, a: Value, b: Value) -> Value:
+    return pointwise(op, meta, [a, b], torch.bool)
 
 
-@register_lowering(aten.div.Tensor, aten.div.Scalar)
-def _lower_div(meta: torch.Tensor, a: Any, b: Any) -> Value:
-    return pointwise("div", meta, [a, b], meta.dtype)
-
-
-for _name, _op in _COMPARISONS.items():
-
-    def _lower_comparison(meta: torch.Tensor, a: Any, b: Any, op: str = _op) -> Value:
-        return pointwise(op, meta, [a, b], common_dtype(a, b))
-
-    for _overload in overloads(_name, "Tensor", "Scalar"):
-        LOWERINGS[_overload] = _lower_comparison
+for _name in (*_UNARY, *_ROUNDING):
+    register_lowering(*overloads(_name, "default"))(partial(_lower_unary, _name))
+for _name, _op in _BINARY.items():
+    _overloads = overloads(_name, "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar", "default")
+    register_lowering(*_overloads)(partial(_lower_binary, _op))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    register_lowering(*overloads(_name, "Tensor", "Scalar"))(partial(_lower_comparison, _name))
+for _name in ("and", "or", "xor"):
+    register_lowering(*overloads(f"logical_{_name}", "default"))(partial(_lower_logical, _name))
 
 
 @register_lowering(aten.logical_not.default)
@@ -91,19 +74,7 @@ def _lower_logical_not(meta: torch.Tensor, x: Value) -> Value:
 
 @register_lowering(aten.bitwise_not.default)
 def _lower_bitwise_not(meta: torch.Tensor, x: Value) -> Value:
-    return (
-        pointwise("eq", meta, [x, 0], x.dtype)
-        if x.dtype == torch.bool
-        else pointwise("not", meta, [x], x.dtype)
-    )
-
-
-for _name, _op in (("logical_and", "and"), ("logical_or", "or"), ("logical_xor", "xor")):
-
-    def _lower_logical(meta: torch.Tensor, a: Value, b: Value, op: str = _op) -> Value:
-        return pointwise(op, meta, [a, b], torch.bool)
-
-    LOWERINGS[getattr(aten, _name).default] = _lower_logical
+    return _lower_logical_not(meta, x) if x.dtype == torch.bool else pointwise("not", meta, [x], x.dtype)
 
 
 @register_lowering(aten.isnan.default)
@@ -111,31 +82,39 @@ def _lower_isnan(meta: torch.Tensor, x: Value) -> Value:
     return pointwise("ne", meta, [x, x], x.dtype)
 
 
+def _lower_is_infinite(value: float, meta: torch.Tensor, x: Value) -> Value:
+    return (
+        pointwise("eq", meta, [x, value], x.dtype)
+        if x.dtype.is_floating_point
+        else full(x.shape, False, torch.bool)
+    )
+
+
 @register_lowering(aten.isinf.default)
 def _lower_isinf(meta: torch.Tensor, x: Value) -> Value:
-    if not x.dtype.is_floating_point:
-        return _lower_full(meta, [], False)
-    return pointwise("eq", meta, [pointwise("abs", meta_like(x), [x], x.dtype), math.inf], x.dtype)
+    return _lower_is_infinite(math.inf, meta, pointwise("abs", meta_like(x), [x], x.dtype))
+
+
+register_lowering(aten.isposinf.default)(partial(_lower_is_infinite, math.inf))
+register_lowering(aten.isneginf.default)(partial(_lower_is_infinite, -math.inf))
 
 
 def meta_like(x: Value) -> torch.Tensor:
     """Return a meta tensor of a value's shape and dtype."""
-    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+    return meta_tensor(x.shape, x.dtype)
 
 
 @register_lowering(aten.where.self)
 def _lower_where(meta: torch.Tensor, condition: Value, a: Any, b: Any) -> Value:
-    shape, math_dtype = tuple(meta.shape), compute_dtype(meta.dtype)
     if meta.dtype.is_complex:
         raise Unlowered
-    condition_at = operand(condition, shape, torch.bool)
-    yes, no = operand(a, shape, math_dtype), operand(b, shape, math_dtype)
+    test = operand(condition, meta.shape, torch.bool)
+    yes, no = (operand(value, meta.shape, compute_dtype(meta.dtype)) for value in (a, b))
 
     def at(index: Index) -> Expr:
-        result = Expr.make("where", (condition_at(index), yes(index), no(index)), math_dtype)
-        return result if meta.dtype == math_dtype else Expr.make("as", (result,), meta.dtype)
+        return rounded(test(index).where(yes(index), no(index)), meta.dtype)
 
-    return Value(shape, meta.dtype, at)
+    return Value(tuple(meta.shape), meta.dtype, at)
 
 
 def clamp(meta: torch.Tensor, x: Value, low: Any = None, high: Any = None) -> Value:
@@ -147,12 +126,8 @@ def clamp(meta: torch.Tensor, x: Value, low: Any = None, high: Any = None) -> Va
     return x
 
 
-LOWERINGS[aten.clamp.default] = LOWERINGS[aten.clamp.Tensor] = clamp
-
-
-@register_lowering(aten.clamp_min.default, aten.clamp_min.Tensor)
-def _lower_clamp_min(meta: torch.Tensor, x: Value, low: Any) -> Value:
-    return clamp(meta, x, low)
+register_lowering(aten.clamp.default, aten.clamp.Tensor)(clamp)
+register_lowering(aten.clamp_min.default, aten.clamp_min.Tensor)(clamp)
 
 
 @register_lowering(aten.clamp_max.default, aten.clamp_max.Tensor)
@@ -184,18 +159,6 @@ def _lower_clone(meta: torch.Tensor, x: Value, **_: Any) -> Value:
     return Value(x.shape, x.dtype, x.at)  # a new Value, so that a returned copy gets memory of its own
 
 
-@register_lowering(aten.isposinf.default)
-def _lower_isposinf(meta: torch.Tensor, x: Value, sign: float = math.inf) -> Value:
-    if not x.dtype.is_floating_point:
-        return full(x.shape, False, torch.bool)
-    return pointwise("eq", meta, [x, sign], x.dtype)
-
-
-@register_lowering(aten.isneginf.default)
-def _lower_isneginf(meta: torch.Tensor, x: Value) -> Value:
-    return _lower_isposinf(meta, x, -math.inf)
-
-
 @register_lowering(aten.signbit.default)
 def _lower_signbit(meta: torch.Tensor, x: Value) -> Value:
     if not x.dtype.is_floating_point:
@@ -205,41 +168,27 @@ def _lower_signbit(meta: torch.Tensor, x: Value) -> Value:
 
 @register_lowering(aten.angle.default)
 def _lower_angle(meta: torch.Tensor, x: Value) -> Value:
-    math_dtype = compute_dtype(meta.dtype)
+    def element(v: Expr) -> Expr:
+        phase = v.lt(0).where(const(math.pi, v.dtype), 0)
+        return v.eq(v).where(phase, v)
 
-    def at(index: Index) -> Expr:
-        element = cast(x.at(index), math_dtype)
-        is_negative = Expr.make("lt", (element, const(0, math_dtype)), torch.bool)
-        phase = Expr.make(
-            "where", (is_negative, const(math.pi, math_dtype), const(0, math_dtype)), math_dtype
-        )
-        is_not_nan = Expr.make("eq", (element, element), torch.bool)
-        return Expr.make("where", (is_not_nan, phase, element), math_dtype)
-
-    return to_result_dtype(Value(x.shape, math_dtype, at), meta)
+    return elementwise(meta, [x], element)
 
 
 @register_lowering(aten.hypot.default)
 def _lower_hypot(meta: torch.Tensor, a: Value, b: Value) -> Value:
     """Compute ``large * sqrt(1 + (small / large)**2)``, which cannot overflow on the way."""
-    math_dtype = compute_dtype(meta.dtype)
-    first, second = operand(a, meta.shape, math_dtype), operand(b, meta.shape, math_dtype)
 
-    def at(index: Index) -> Expr:
-        x, y = (Expr.make("abs", (f(index),), math_dtype) for f in (first, second))
-        large, small = (Expr.make(op, (x, y), math_dtype) for op in ("maximum", "minimum"))
-        zero, infinity = const(0, math_dtype), const(math.inf, math_dtype)
-        ratio = Expr.make("div", (small, large), math_dtype)
-        one_plus_square = Expr.make(
-            "add", (const(1, math_dtype), Expr.make("mul", (ratio, ratio), math_dtype)), math_dtype
-        )
-        length = Expr.make("mul", (large, Expr.make("sqrt", (one_plus_square,), math_dtype)), math_dtype)
-        length = Expr.make("where", (Expr.make("eq", (large, zero), torch.bool), zero, length), math_dtype)
+    def element(x: Expr, y: Expr) -> Expr:
+        x, y = x.apply("abs"), y.apply("abs")
+        large, small = x.apply("maximum", y), x.apply("minimum", y)
+        ratio = small / large
+        length = large * (const(1, x.dtype) + ratio * ratio).apply("sqrt")
+        length = large.eq(0).where(0, length)
         # If either is infinite, so is the result, even beside NaN.
-        are_infinite = [Expr.make("eq", (v, infinity), torch.bool) for v in (x, y)]
-        return Expr.make("where", (Expr.make("or", are_infinite, torch.bool), infinity, length), math_dtype)
+        return (x.eq(math.inf) | y.eq(math.inf)).where(math.inf, length)
 
-    return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
+    return elementwise(meta, [a, b], element)
 
 
 @register_lowering(aten.round.decimals)
@@ -250,17 +199,14 @@ def _lower_round_decimals(meta: torch.Tensor, x: Value, *, decimals: int) -> Val
         raise Unlowered
     power_of_ten = 10.0 ** abs(decimals)
     scale_op, unscale_op = ("mul", "div") if decimals > 0 else ("div", "mul")
-    math_meta = meta_like(Value(x.shape, compute_dtype(meta.dtype), x.at))
-    scaled = pointwise(
-        "round",
-        math_meta,
-        [pointwise(scale_op, math_meta, [x, power_of_ten], math_meta.dtype)],
-        math_meta.dtype,
-    )
-    return pointwise(unscale_op, meta, [scaled, power_of_ten], meta.dtype)
+
+    def element(v: Expr) -> Expr:
+        return v.apply(scale_op, power_of_ten).apply("round").apply(unscale_op, power_of_ten)
+
+    return elementwise(meta, [x], element)
 
 
-@register_lowering(aten.full.default, aten.full_like.default)
+@register_lowering(aten.full.default, aten.full_like.default, *overloads("fill", "Scalar", "Tensor"))
 def _lower_full(meta: torch.Tensor, like: Any, value: Any, **_: Any) -> Value:
     if meta.dtype.is_complex:
         raise Unlowered
@@ -271,12 +217,6 @@ def _lower_full(meta: torch.Tensor, like: Any, value: Any, **_: Any) -> Value:
 @register_lowering(aten.new_full.default)
 def _lower_new_full(meta: torch.Tensor, like: Value, shape: Any, value: Any, **_: Any) -> Value:
     return _lower_full(meta, None, value)
-
-
-@register_lowering(*overloads("fill", "Scalar", "Tensor"))
-def _lower_fill(meta: torch.Tensor, x: Value, value: Any) -> Value:
-    at = operand(value, (), meta.dtype)
-    return Value(tuple(meta.shape), meta.dtype, lambda index: at(()))
 
 
 @register_lowering(aten.copy.default)
@@ -308,23 +248,15 @@ def _lower_scalar_tensor(meta: torch.Tensor, value: Any, **_: Any) -> Value:
 def _lower_arange(meta: torch.Tensor, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Value:
     if end is None:
         start = 0
-    if not meta.dtype.is_floating_point and not any(isinstance(v, Scalar) for v in (start, step)):
-        start, step = int(start), int(step)  # truncate them before computing, as torch does
-    if all(isinstance(v, int) for v in (start, step)):
-        return Value(
-            tuple(meta.shape),
-            meta.dtype,
-            lambda index: cast(index_value(index[0] * step + start), meta.dtype),
-        )
-    if any(isinstance(v, Scalar) for v in (start, step)):
+    if isinstance(start, Scalar) or isinstance(step, Scalar):
         raise Unlowered
-    math_dtype = torch.float64
+    if not meta.dtype.is_floating_point:
+        start, step = int(start), int(step)  # truncate them before computing, as torch does
 
     def at(index: Index) -> Expr:
-        offset = Expr.make(
-            "mul", (cast(index_value(index[0]), math_dtype), const(step, math_dtype)), math_dtype
-        )
-        return cast(Expr.make("add", (offset, const(start, math_dtype)), math_dtype), meta.dtype)
+        if isinstance(start, int) and isinstance(step, int):
+            return cast(index_value(index[0] * step + start), meta.dtype)
+        return cast(cast(index_value(index[0]), torch.float64) * step + start, meta.dtype)
 
     return Value(tuple(meta.shape), meta.dtype, at)
 
@@ -339,18 +271,14 @@ def _lower_linspace(meta: torch.Tensor, start: Any, end: Any, steps: int, **_: A
     if steps < 2:
         return to_result_dtype(Value(tuple(meta.shape), math_dtype, lambda index: first), meta)
     intervals = cast(index_value(IndexExpr(const=steps - 1)), math_dtype)
-    step = Expr.make("div", (Expr.make("sub", (last, first), math_dtype), intervals), math_dtype)
+    step = (last - first) / intervals
 
     def at(index: Index) -> Expr:
         from_start, from_end = (
             cast(index_value(ix), math_dtype) for ix in (index[0], index[0] * -1 + (steps - 1))
         )
-        ascending = Expr.make("add", (first, Expr.make("mul", (step, from_start), math_dtype)), math_dtype)
-        descending = Expr.make("sub", (last, Expr.make("mul", (step, from_end), math_dtype)), math_dtype)
-        is_first_half = Expr.make(
-            "lt", (index_value(index[0]), index_value(IndexExpr(const=steps // 2))), torch.bool
-        )
-        return Expr.make("where", (is_first_half, ascending, descending), math_dtype)
+        is_first_half = index_value(index[0]).lt(index_value(IndexExpr(const=steps // 2)))
+        return is_first_half.where(first + step * from_start, last - step * from_end)
 
     return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
 
@@ -362,58 +290,31 @@ def _lower_linspace(meta: torch.Tensor, start: Any, end: Any, steps: int, **_: A
 
 @register_lowering(aten.hardtanh_backward.default)
 def _lower_hardtanh_backward(meta: torch.Tensor, grad_out: Value, x: Value, low: Any, high: Any) -> Value:
-    math_dtype = compute_dtype(meta.dtype)
-    g, v, lower, upper = (operand(a, tuple(meta.shape), math_dtype) for a in (grad_out, x, low, high))
+    def element(g: Expr, v: Expr, lower: Expr, upper: Expr) -> Expr:
+        return (v.gt(lower) & v.lt(upper)).where(g, 0)
 
-    def at(index: Index) -> Expr:
-        above_lower = Expr.make("gt", (v(index), lower(index)), torch.bool)
-        below_upper = Expr.make("lt", (v(index), upper(index)), torch.bool)
-        is_inside = Expr.make("and", (above_lower, below_upper), torch.bool)
-        return Expr.make("where", (is_inside, g(index), const(0, math_dtype)), math_dtype)
-
-    return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
+    return elementwise(meta, [grad_out, x, low, high], element)
 
 
 @register_lowering(aten.hardswish_backward.default)
 def _lower_hardswish_backward(meta: torch.Tensor, grad_out: Value, x: Value) -> Value:
-    math_dtype = compute_dtype(meta.dtype)
-    g, v = (operand(a, tuple(meta.shape), math_dtype) for a in (grad_out, x))
+    def element(g: Expr, v: Expr) -> Expr:
+        between = g * (v / 3 + 0.5)
+        return v.le(-3).where(0, v.ge(3).where(g, between))
 
-    def at(index: Index) -> Expr:
-        slope = Expr.make("div", (v(index), const(3, math_dtype)), math_dtype)
-        slope = Expr.make("add", (slope, const(0.5, math_dtype)), math_dtype)
-        result = Expr.make("mul", (g(index), slope), math_dtype)
-        is_above = Expr.make("ge", (v(index), const(3, math_dtype)), torch.bool)
-        result = Expr.make("where", (is_above, g(index), result), math_dtype)
-        is_below = Expr.make("le", (v(index), const(-3, math_dtype)), torch.bool)
-        return Expr.make("where", (is_below, const(0, math_dtype), result), math_dtype)
-
-    return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
+    return elementwise(meta, [grad_out, x], element)
 
 
 @register_lowering(aten.elu_backward.default)
 def _lower_elu_backward(
     meta: torch.Tensor, grad_out: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value
 ) -> Value:
-    math_dtype = compute_dtype(meta.dtype)
-    inputs = (grad_out, x, alpha, scale, input_scale)
-    g, v, a, s, t = (operand(value, tuple(meta.shape), math_dtype) for value in inputs)
-
-    def multiply(*factors: Expr) -> Expr:
-        product, *rest = factors
-        for factor in rest:
-            product = Expr.make("mul", (product, factor), math_dtype)
-        return product
-
-    def at(index: Index) -> Expr:
-        grad, element, coefficient = g(index), v(index), multiply(a(index), s(index))
+    def element(g: Expr, v: Expr, a: Expr, s: Expr, t: Expr) -> Expr:
+        coefficient = a * s
         if is_result:
-            slope = Expr.make("add", (element, coefficient), math_dtype)
-            negative_part = multiply(grad, t(index), slope)
+            negative_part = g * t * (v + coefficient)
         else:
-            exponential = Expr.make("exp", (multiply(element, t(index)),), math_dtype)
-            negative_part = multiply(grad, t(index), coefficient, exponential)
-        is_positive = Expr.make("gt", (element, const(0, math_dtype)), torch.bool)
-        return Expr.make("where", (is_positive, multiply(grad, s(index)), negative_part), math_dtype)
+            negative_part = g * t * coefficient * (v * t).apply("exp")
+        return v.gt(0).where(g * s, negative_part)
 
-    return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
+    return elementwise(meta, [grad_out, x, alpha, scale, input_scale], element)

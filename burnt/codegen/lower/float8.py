@@ -17,9 +17,9 @@ import torch
 from torch.fx import Node
 
 from burnt import _torch
-from burnt.codegen.ir import DTYPES, Expr, Index, Value
+from burnt.codegen.ir import DTYPES, Expr, Index, Value, cast
 from burnt.codegen.lower.elementwise import lower_to_copy
-from burnt.codegen.lower.registry import LOWERINGS, Unlowered, aten, cast, const, register_lowering
+from burnt.codegen.lower.registry import LOWERINGS, Unlowered, aten, register_lowering
 
 FLOAT8_FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 """The float8 dtypes, with their names in expressions."""
@@ -111,9 +111,7 @@ def _saturates() -> bool:
 
 
 def _nan_beyond(limit: float, element: Expr) -> Expr:
-    size = Expr.make("abs", (element,), torch.float32)
-    is_inside = Expr.make("le", (size, const(limit, torch.float32)), torch.bool)
-    return Expr.make("where", (is_inside, element, const(math.nan, torch.float32)), torch.float32)
+    return element.apply("abs").le(limit).where(element, math.nan)
 
 
 LOWERINGS.update(dict.fromkeys(_CASTS, _lower_cast))

@@ -20,7 +20,9 @@ from burnt.codegen.ir import (
     IndexExpr,
     Reduction,
     Value,
+    cast,
     checked_value,
+    const,
     index_value,
     reduction_result,
 )
@@ -28,9 +30,7 @@ from burnt.codegen.lower.reduction import reduce_axes
 from burnt.codegen.lower.registry import (
     Unlowered,
     broadcast,
-    cast,
     compute_dtype,
-    const,
     full,
     meta_tensor,
     operand,
@@ -50,20 +50,10 @@ def checked_index(index: Expr, check: Check, reported: Expr | None = None) -> In
     size = index_value(IndexExpr(const=check.size))
     reported = cast(index, torch.int64) if reported is None else reported
     low = index_value(IndexExpr(const=check.low)) if check.low else const(0, torch.int64)
-    is_in_range = Expr.make(
-        "and",
-        (
-            Expr.make("ge", (reported, low), torch.bool),
-            Expr.make("lt", (reported, size), torch.bool),
-        ),
-        torch.bool,
-    )
+    is_in_range = reported.ge(low) & reported.lt(size)
     valid = checked_value(check, is_in_range, reported, const(0, torch.int64), reported)
     if check.low:
-        is_negative = Expr.make("lt", (valid, const(0, torch.int64)), torch.bool)
-        valid = Expr.make(
-            "where", (is_negative, Expr.make("add", (valid, size), torch.int64), valid), torch.int64
-        )
+        valid = valid.lt(0).where(valid + size, valid)
     return IndexExpr({Computed(valid, check.size): 1})
 
 
@@ -75,8 +65,7 @@ def element_at(x: Value, index: Sequence[IndexExpr]) -> Expr:
             continue
         at_zero = x.at((*index[:axis], IndexExpr(), *index[axis + 1 :]))
         if at_zero is result:  # the axis is expanded, so the element does not use the index
-            is_valid = Expr.make("ge", (index_value(ix), const(0, torch.int64)), torch.bool)
-            result = Expr.make("where", (is_valid, result, result), result.dtype)
+            result = index_value(ix).ge(0).where(result, result)
     return result
 
 
@@ -141,9 +130,11 @@ def _lower_take(meta: torch.Tensor, x: Value, index: Value) -> Value:
     _require_index_dtype(index)
     flat = reshape(x, (x.numel,))
     check = _index_check(meta, "take", flat, 0, allow_negative=True)
-    return Value(
-        tuple(meta.shape), x.dtype, lambda coords: element_at(flat, (checked_index(index.at(coords), check),))
-    )
+
+    def at(coords: Index) -> Expr:
+        return element_at(flat, (checked_index(index.at(coords), check),))
+
+    return Value(tuple(meta.shape), x.dtype, at)
 
 
 @register_lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -159,17 +150,10 @@ def _lower_index(meta: torch.Tensor, x: Value, indices: Sequence[Value | None]) 
     checks = {axis: _index_check(meta, "index", x, axis, allow_negative=True) for axis in axes}
 
     def at(coords: Index) -> Expr:
-        inner, other_coords = (
-            coords[start : start + len(shape)],
-            iter(coords[:start] + coords[start + len(shape) :]),
-        )
-        return element_at(
-            x,
-            [
-                checked_index(index_at[axis](inner), checks[axis]) if axis in index_at else next(other_coords)
-                for axis in range(len(x.shape))
-            ],
-        )
+        stop = start + len(shape)
+        inner, others = coords[start:stop], iter(coords[:start] + coords[stop:])
+        by_axis = {axis: checked_index(index_at[axis](inner), checks[axis]) for axis in axes}
+        return element_at(x, [by_axis.get(axis) or next(others) for axis in range(len(x.shape))])
 
     return Value(tuple(meta.shape), x.dtype, at)
 
@@ -200,26 +184,19 @@ class _NllTarget:
     def at(self, coords: Index) -> tuple[Expr, Expr]:
         """Return the class, as int64, and the condition that it is not ignored."""
         target_class = cast(self.classes.at(coords), torch.int64)
-        is_counted = Expr.make("ne", (target_class, const(self.ignore_index, torch.int64)), torch.bool)
-        return target_class, is_counted
+        return target_class, target_class.ne(self.ignore_index)
 
     def valid_index(self, coords: Index) -> tuple[IndexExpr, Expr]:
         """Return the class as a checked index, 0 where it is ignored, and the condition that it is not."""
         target_class, is_counted = self.at(coords)
-        zero = const(0, torch.int64)
-        return checked_index(
-            Expr.make("where", (is_counted, target_class, zero), torch.int64), self.check
-        ), is_counted
+        return checked_index(is_counted.where(target_class, 0), self.check), is_counted
 
     def weight(self, coords: Index) -> Expr:
         """Return the weight of an element: 0 where its class is ignored."""
         valid, is_counted = self.valid_index(coords)
-        one = (
-            const(1, self.dtype)
-            if self.class_weights is None
-            else cast(self.class_weights.at((valid,)), self.dtype)
-        )
-        return Expr.make("where", (is_counted, one, const(0, self.dtype)), self.dtype)
+        weights = self.class_weights
+        weight = const(1, self.dtype) if weights is None else cast(weights.at((valid,)), self.dtype)
+        return is_counted.where(weight, 0)
 
 
 @register_lowering(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
@@ -237,19 +214,18 @@ def _lower_nll_loss(
     def loss_at(coords: Index) -> Expr:
         valid, is_counted = targets.valid_index(coords)
         log_prob = cast(element_at(x, (*coords[:axis], valid, *coords[axis:])), math_dtype)
-        value = Expr.make("neg", (log_prob,), math_dtype)
+        value = -log_prob
         if weight is not None:
-            value = Expr.make("mul", (value, targets.weight(coords)), math_dtype)
-        return Expr.make("where", (is_counted, value, const(0, math_dtype)), math_dtype)
+            value = value * targets.weight(coords)
+        return is_counted.where(value, 0)
 
     losses = Value(targets.shape, math_dtype, loss_at)
     if reduction == 0:
-        return to_result_dtype(reshape(losses, meta.shape), meta), to_result_dtype(
-            full((), 0, math_dtype), metas[1]
-        )
-    total = reduce_axes("sum", materialize(losses), None, False, math_dtype, math_dtype)
-    count = reduce_axes(
-        "sum", Value(targets.shape, math_dtype, targets.weight), None, False, math_dtype, math_dtype
+        return to_result_dtype(reshape(losses, meta.shape), meta), full((), 0, metas[1].dtype)
+    weights = Value(targets.shape, math_dtype, targets.weight)
+    total, count = (
+        reduce_axes("sum", value, None, False, math_dtype, math_dtype)
+        for value in (materialize(losses), weights)
     )
     if reduction == 1:
         total = pointwise("div", meta_tensor((), math_dtype), [total, count], math_dtype)
@@ -274,18 +250,12 @@ def _lower_nll_loss_backward(
     def at(coords: Index) -> Expr:
         sample = (*coords[:axis], *coords[axis + 1 :])
         target_class, is_counted = targets.at(sample)
-        is_target = Expr.make(
-            "and",
-            (is_counted, Expr.make("eq", (target_class, index_value(coords[axis])), torch.bool)),
-            torch.bool,
-        )
         value = cast(grads.at(sample if reduction == 0 else ()), math_dtype)
         if reduction == 1:
-            value = Expr.make("div", (value, cast(total.at(()), math_dtype)), math_dtype)
+            value = value / cast(total.at(()), math_dtype)
         if weight is not None:
-            value = Expr.make("mul", (value, targets.weight(sample)), math_dtype)
-        value = Expr.make("neg", (value,), math_dtype)
-        return Expr.make("where", (is_target, value, const(0, math_dtype)), math_dtype)
+            value = value * targets.weight(sample)
+        return (is_counted & target_class.eq(index_value(coords[axis]))).where(-value, 0)
 
     return to_result_dtype(Value(x.shape, math_dtype, at), meta)
 
@@ -306,8 +276,7 @@ def scatter_one_per_row(
         index_coords = (*coords[:axis], IndexExpr(), *coords[axis + 1 :])
         ((target, _),) = checked_index(index.at(index_coords), check).terms.items()
         assert isinstance(target, Computed)
-        is_written = Expr.make("eq", (target.expr, index_value(coords[axis])), torch.bool)
-        return Expr.make("where", (is_written, yes.at(index_coords), no.at(coords)), no.dtype)
+        return target.expr.eq(index_value(coords[axis])).where(yes.at(index_coords), no.at(coords))
 
     return Value(shape, no.dtype, at)
 
@@ -317,8 +286,7 @@ def _lower_scatter(meta: torch.Tensor, x: Value, axis: int, index: Value, source
     if not x.shape:
         raise Unlowered
     if not isinstance(source, Value):
-        constant = operand(source, (), x.dtype)
-        source = Value(index.shape, x.dtype, lambda coords: constant(()))
+        source = Value(index.shape, x.dtype, operand(source, (), x.dtype))
     return scatter_one_per_row(x.shape, "scatter", axis, index, source, x)
 
 

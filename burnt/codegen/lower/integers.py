@@ -5,16 +5,17 @@ Integers wrap around as in torch. No division is made by 0 or -1, on which proce
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Check, Expr, Index, Value, checked_value
+from burnt.codegen.ir import Check, Expr, Value, checked_value, const
 from burnt.codegen.lower.registry import (
     Scalar,
     Unlowered,
-    const,
-    operand,
+    elementwise,
     overloads,
     pointwise,
     register_lowering,
@@ -33,44 +34,29 @@ def divide(meta: torch.Tensor, kind: str, op: str, a: Any, b: Any) -> Value:
         a: a Value or a number.
         b: a Value or a number.
     """
-    dtype, shape = meta.dtype, tuple(meta.shape)
+    dtype = meta.dtype
     if dtype == torch.bool:
         raise Unlowered
-    numerator, denominator = operand(a, shape, dtype), operand(b, shape, dtype)
-    zero, one, check = const(0, dtype), const(1, dtype), Check(op)
+    check = Check(op)
 
-    def binary(name: str, x: Expr, y: Expr) -> Expr:
-        return Expr.make(name, (x, y), torch.bool if name in ("eq", "ne", "lt") else x.dtype)
-
-    def where(condition: Expr, yes: Expr, no: Expr) -> Expr:
-        return Expr.make("where", (condition, yes, no), yes.dtype)
-
-    def at(index: Index) -> Expr:
-        x, y = numerator(index), denominator(index)
-        if y.op == "const" and y.extra[0] not in (0, -1):
-            divisor, is_minus_one = y, None
-        else:
-            reported = const(0, torch.int64)
-            divisor = checked_value(check, binary("ne", y, zero), y, one, reported)
-            is_minus_one = binary("eq", divisor, const(-1, dtype)) if dtype.is_signed else None
-            if is_minus_one is not None:
-                divisor = where(is_minus_one, one, divisor)
-        quotient = binary("trunc_div", x, divisor)
-        remainder = binary("sub", x, binary("mul", quotient, divisor))
+    def element(x: Expr, y: Expr) -> Expr:
+        divisor, is_minus_one = y, None
+        if y.op != "const" or y.extra[0] in (0, -1):
+            divisor = checked_value(check, y.ne(0), y, const(1, dtype), const(0, torch.int64))
+            if dtype.is_signed:
+                is_minus_one = divisor.eq(-1)
+                divisor = is_minus_one.where(1, divisor)
+        quotient = x.apply("trunc_div", divisor)
+        remainder = x - quotient * divisor
         if kind in ("floor_div", "remainder") and dtype.is_signed:
-            is_negative = binary("lt", divisor, zero)
-            needs_floor = binary(
-                "and", binary("ne", remainder, zero), binary("ne", binary("lt", remainder, zero), is_negative)
-            )
-            quotient = where(needs_floor, binary("sub", quotient, one), quotient)
-            remainder = where(needs_floor, binary("add", remainder, divisor), remainder)
+            needs_floor = remainder.ne(0) & remainder.lt(0).ne(divisor.lt(0))
+            quotient = needs_floor.where(quotient - 1, quotient)
+            remainder = needs_floor.where(remainder + divisor, remainder)
         if kind in ("fmod", "remainder"):
             return remainder  # a divisor of -1 was replaced by 1: the remainder is 0 for both
-        return (
-            quotient if is_minus_one is None else where(is_minus_one, binary("sub", zero, quotient), quotient)
-        )
+        return quotient if is_minus_one is None else is_minus_one.where(const(0, dtype) - quotient, quotient)
 
-    return Value(shape, dtype, at)
+    return elementwise(meta, [a, b], element)
 
 
 @register_lowering(*overloads("floor_divide", "default", "Scalar"))
@@ -89,18 +75,16 @@ def _lower_div_mode(meta: torch.Tensor, a: Any, b: Any, rounding_mode: str | Non
     return divide(meta, f"{rounding_mode}_div", "div", a, b)
 
 
-@register_lowering(*overloads("remainder", "Tensor", "Scalar", "Scalar_Tensor"))
-def _lower_remainder(meta: torch.Tensor, a: Any, b: Any) -> Value:
+def _lower_remainder(kind: str, meta: torch.Tensor, a: Any, b: Any) -> Value:
     if meta.dtype.is_floating_point:
-        return pointwise("remainder", meta, [a, b], meta.dtype)
-    return divide(meta, "remainder", "remainder", a, b)
+        return pointwise(kind, meta, [a, b], meta.dtype)
+    return divide(meta, kind, kind, a, b)
 
 
-@register_lowering(aten.fmod.Tensor, aten.fmod.Scalar)
-def _lower_fmod(meta: torch.Tensor, a: Any, b: Any) -> Value:
-    if meta.dtype.is_floating_point:
-        return pointwise("fmod", meta, [a, b], meta.dtype)
-    return divide(meta, "fmod", "fmod", a, b)
+for _kind in ("remainder", "fmod"):
+    register_lowering(*overloads(_kind, "Tensor", "Scalar", "Scalar_Tensor"))(
+        partial(_lower_remainder, _kind)
+    )
 
 
 # --- powers ------------------------------------------------------------------------------------------------
@@ -110,49 +94,35 @@ def _lower_fmod(meta: torch.Tensor, a: Any, b: Any) -> Value:
 def _lower_pow(meta: torch.Tensor, a: Any, b: Any) -> Value:
     if not meta.dtype.is_floating_point:
         return _lower_integer_pow(meta, a, b)
-    if isinstance(b, int | float) and isinstance(a, Value):
-        # The exponents that torch's CPU kernels special-case; exact where multiplication is.
-        if b == 2:
-            return pointwise("mul", meta, [a, a], meta.dtype)
-        if b == 1:
-            return pointwise("identity", meta, [a], meta.dtype)
-        if b == 3:
-            return pointwise("mul", meta, [pointwise("mul", meta, [a, a], meta.dtype), a], meta.dtype)
-        if b == 0.5:
-            return pointwise("sqrt", meta, [a], meta.dtype)
-        if b == -0.5:
-            return pointwise("rsqrt", meta, [a], meta.dtype)
-        if b == -1:
-            return pointwise("reciprocal", meta, [a], meta.dtype)
+    # The exponents that torch's CPU kernels special-case; exact where multiplication is.
+    known: dict[Any, Callable[[Expr], Expr]] = {
+        1: lambda x: x.apply("identity"), 2: lambda x: x * x, 3: lambda x: x * x * x,
+        0.5: lambda x: x.apply("sqrt"), -0.5: lambda x: x.apply("rsqrt"), -1: lambda x: x.apply("reciprocal"),
+    }  # fmt: skip
+    if isinstance(a, Value) and isinstance(b, int | float) and b in known:
+        return elementwise(meta, [a], known[b])
     return pointwise("pow", meta, [a, b], meta.dtype)
 
 
 def _lower_integer_pow(meta: torch.Tensor, a: Any, b: Any) -> Value:
     """Lower powers of integers, except with a negative constant exponent."""
-    dtype, shape = meta.dtype, tuple(meta.shape)
+    dtype = meta.dtype
     if dtype == torch.bool or isinstance(b, Scalar) or (isinstance(b, int) and b < 0):
         raise Unlowered
-    base, exponent = operand(a, shape, dtype), operand(b, shape, dtype)
 
-    def at(index: Index) -> Expr:
-        x, n = base(index), exponent(index)
+    def element(x: Expr, n: Expr) -> Expr:
         if n.op == "const":
             return _power_by_squaring(x, int(n.extra[0]), dtype)  # type: ignore[call-overload]
         if not dtype.is_signed:
-            return Expr.make("power", (x, n), dtype)
+            return x.apply("power", n)
         # A negative power is an integer only for bases 1 and -1; torch gives 0 for others, 0 ** -1 included.
-        is_negative = Expr.make("lt", (n, const(0, dtype)), torch.bool)
-        power = Expr.make("power", (x, Expr.make("where", (is_negative, const(0, dtype), n), dtype)), dtype)
-        is_odd = Expr.make("ne", (Expr.make("and", (n, const(1, dtype)), dtype), const(0, dtype)), torch.bool)
-        sign = Expr.make("where", (is_odd, x, const(1, dtype)), dtype)
-        is_one = Expr.make("eq", (x, const(1, dtype)), torch.bool)
-        is_minus_one = Expr.make("eq", (x, const(-1, dtype)), torch.bool)
-        negative_power = Expr.make(
-            "where", (Expr.make("or", (is_one, is_minus_one), torch.bool), sign, const(0, dtype)), dtype
-        )
-        return Expr.make("where", (is_negative, negative_power, power), dtype)
+        is_negative = n.lt(0)
+        power = x.apply("power", is_negative.where(0, n))
+        sign = (n & const(1, dtype)).ne(0).where(x, 1)
+        negative_power = (x.eq(1) | x.eq(-1)).where(sign, 0)
+        return is_negative.where(negative_power, power)
 
-    return Value(shape, dtype, at)
+    return elementwise(meta, [a, b], element)
 
 
 def _power_by_squaring(x: Expr, exponent: int, dtype: torch.dtype) -> Expr:
@@ -160,40 +130,35 @@ def _power_by_squaring(x: Expr, exponent: int, dtype: torch.dtype) -> Expr:
     result = const(1, dtype)
     while exponent:
         if exponent & 1:
-            result = x if result.op == "const" else Expr.make("mul", (result, x), dtype)
+            result = x if result.op == "const" else result * x
         exponent >>= 1
-        x = Expr.make("mul", (x, x), dtype)
+        x = x * x
     return result
 
 
 # --- shifts ------------------------------------------------------------------------------------------------
 
 
-def _lower_shift(meta: torch.Tensor, a: Any, b: Any, name: str) -> Value:
-    """Shift integers; `name` is ``shl`` or ``shr``."""
-    dtype, shape = meta.dtype, tuple(meta.shape)
+def _lower_shift(op: str, meta: torch.Tensor, a: Any, b: Any) -> Value:
+    """Shift integers; `op` is ``shl`` or ``shr``."""
+    dtype = meta.dtype
     if dtype.is_floating_point or dtype == torch.bool:
         raise Unlowered
-    value, amount = operand(a, shape, dtype), operand(b, shape, dtype)
     bits = torch.iinfo(dtype).bits
-    max_shift = bits - dtype.is_signed if name == "shr" else bits
+    max_shift = bits - dtype.is_signed if op == "shr" else bits
 
-    def at(index: Index) -> Expr:
-        x, shift = value(index), amount(index)
+    def element(x: Expr, shift: Expr) -> Expr:
         if _is_between(shift, 0, max_shift):
-            return Expr.make(name, (x, shift), dtype)
-        conditions = [Expr.make("lt", (shift, const(max_shift, dtype)), torch.bool)]
+            return x.apply(op, shift)
+        is_in_range = shift.lt(max_shift)
         if dtype.is_signed:
-            conditions.append(Expr.make("ge", (shift, const(0, dtype)), torch.bool))
-        is_in_range = conditions[0] if len(conditions) == 1 else Expr.make("and", conditions, torch.bool)
+            is_in_range = is_in_range & shift.ge(0)
         # Shifts by a negative amount or by too much give 0, or the sign bit everywhere.
-        out_of_range = const(0, dtype)
-        if name == "shr" and dtype.is_signed:
-            out_of_range = Expr.make("shr", (x, const(max_shift, dtype)), dtype)
-        safe = Expr.make("where", (is_in_range, shift, const(0, dtype)), dtype)
-        return Expr.make("where", (is_in_range, Expr.make(name, (x, safe), dtype), out_of_range), dtype)
+        has_sign = op == "shr" and dtype.is_signed
+        out_of_range = x.apply("shr", max_shift) if has_sign else const(0, dtype)
+        return is_in_range.where(x.apply(op, is_in_range.where(shift, 0)), out_of_range)
 
-    return Value(shape, dtype, at)
+    return elementwise(meta, [a, b], element)
 
 
 def _is_between(amount: Expr, low: int, high: int) -> bool:
@@ -207,18 +172,8 @@ def _is_between(amount: Expr, low: int, high: int) -> bool:
     return bool(low <= first and last < high)
 
 
-_SHIFT_OVERLOADS = ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor")
-
-
-@register_lowering(
-    *overloads("bitwise_left_shift", *_SHIFT_OVERLOADS), *overloads("__lshift__", "Tensor", "Scalar")
-)
-def _lower_left_shift(meta: torch.Tensor, a: Any, b: Any) -> Value:
-    return _lower_shift(meta, a, b, "shl")
-
-
-@register_lowering(
-    *overloads("bitwise_right_shift", *_SHIFT_OVERLOADS), *overloads("__rshift__", "Tensor", "Scalar")
-)
-def _lower_right_shift(meta: torch.Tensor, a: Any, b: Any) -> Value:
-    return _lower_shift(meta, a, b, "shr")
+for _op, _direction, _alias in (("shl", "left", "__lshift__"), ("shr", "right", "__rshift__")):
+    register_lowering(
+        *overloads(f"bitwise_{_direction}_shift", "Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor"),
+        *overloads(_alias, "Tensor", "Scalar"),
+    )(partial(_lower_shift, _op))

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from burnt.codegen.ir import Expr, Index, Matmul, Value, Var, reduction_result, variables, walk
+from burnt.codegen.ir import Expr, Index, Matmul, Value, Var, cast, reduction_result, variables, walk
 from burnt.codegen.lower.registry import (
     HALF_TO_FLOAT32,
     LOWERINGS,
     Unlowered,
     aten,
-    cast,
     compute_dtype,
     meta_tensor,
     pointwise,
+    rounded,
 )
 from burnt.codegen.precision import precision
 
@@ -68,15 +68,16 @@ def matmul_value(
     math_dtype = compute_dtype(dtype)
 
     def body(outer: Index, inner: Index) -> Expr:
-        return Expr.make("mul", [cast(operand, math_dtype) for operand in operands(outer, inner)], math_dtype)
+        return product(operands(outer, inner), math_dtype)
 
     node = Matmul("sum", tuple(shape), tuple(extents), math_dtype, body, dtype, precision())
+    return Value(node.shape, dtype, lambda index: rounded(reduction_result(node, index), dtype))
 
-    def at(index: Index) -> Expr:
-        result = reduction_result(node, index)
-        return result if dtype == math_dtype else Expr.make("as", (result,), dtype)
 
-    return Value(node.shape, dtype, at)
+def product(operands: tuple[Expr, Expr], dtype: torch.dtype) -> Expr:
+    """Return the product of two elements, computed in a dtype."""
+    left, right = operands
+    return cast(left, dtype) * cast(right, dtype)
 
 
 def matmul(left: Value, right: Value) -> Value:

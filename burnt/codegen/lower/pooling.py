@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -28,12 +28,20 @@ from burnt.codegen.ir import (
     Reduction,
     Value,
     Var,
+    cast,
+    const,
     index_value,
     materialized,
     reduction_result,
     walk,
 )
-from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, overloads, register_lowering
+from burnt.codegen.lower.registry import (
+    Unlowered,
+    compute_dtype,
+    overloads,
+    register_lowering,
+    to_result_dtype,
+)
 from burnt.codegen.lower.views import masked, range_condition
 
 aten = torch.ops.aten
@@ -95,16 +103,15 @@ class UniformWindows:
         if self.dilation == 1 or self.taps == 1:
             for j in range(-(-self.taps // self.stride)):
                 window, tap = padded_index // self.stride - j, padded_index % self.stride + j * self.stride
-                candidates.append(
-                    (window, tap, range_conditions((window, self.num_windows), (tap, self.taps)))
-                )
+                conditions = range_conditions((window, self.num_windows), (tap, self.taps))
+                candidates.append((window, tap, conditions))
             return candidates
         for k in range(self.taps):
             offset = padded_index - k * self.dilation
             window = offset // self.stride
             conditions = range_conditions((window, self.num_windows))
             if self.stride > 1:
-                conditions.append(_compare("eq", offset % self.stride, 0))
+                conditions.append(index_value(offset % self.stride).eq(0))
             candidates.append((window, IndexExpr.of(k), conditions))
         return candidates
 
@@ -155,7 +162,7 @@ class AdaptiveWindows:
 
     def tap_conditions(self, window: IndexExpr, tap: int | IndexExpr) -> list[Expr]:
         """Return the conditions for a tap to be in its window."""
-        return [_compare("lt", self.input_index(window, tap) - self.end(window), 0)]
+        return [index_value(self.input_index(window, tap) - self.end(window)).lt(0)]
 
     def containing(self, element: IndexExpr) -> list[tuple[IndexExpr, IndexExpr, list[Expr]]]:
         """Return the windows that may contain an element, as (window, tap, conditions)."""
@@ -165,16 +172,12 @@ class AdaptiveWindows:
             tap = element - self.start(window)
             conditions = range_conditions((window, self.num_windows))
             if j:
-                conditions.append(_compare("ge", tap, 0))
+                conditions.append(index_value(tap).ge(0))
             candidates.append((window, tap, conditions))
         return candidates
 
 
 Windows: TypeAlias = "UniformWindows | AdaptiveWindows"
-
-
-def _compare(op: str, ix: IndexExpr, bound: int) -> Expr:
-    return Expr.make(op, (index_value(ix), const(bound, torch.int64)), torch.bool)
 
 
 def range_conditions(*ranges: tuple[IndexExpr, int]) -> list[Expr]:
@@ -193,6 +196,11 @@ def _masked_by_all(conditions: Sequence[Expr], yes: Expr, no: Expr) -> Expr:
 # --- reductions over windows ------------------------------------------------------------------------------
 
 _BINARY_OPS = {"max": "maximum", "sum": "add"}
+
+
+def _combine(op: str, elements: Iterable[Expr]) -> Expr:
+    """Return all elements combined by an operation, in order; there is at least one."""
+    return functools.reduce(lambda total, element: total.apply(op, element), elements)
 
 
 def materialize_if_expensive(x: Value) -> Value:
@@ -215,22 +223,19 @@ def _reduce_axis(
 ) -> Value:
     """Reduce over the windows of one axis; `padded`: the axis of `x` includes the padding."""
 
-    def at(index: Index) -> Expr:
-        result: Expr | None = None
-        for tap in range(windows.taps):
-            input_index = windows.input_index(index[axis], tap)
-            conditions = windows.tap_conditions(index[axis], tap)
-            if padded:
-                input_index = input_index + windows.padding
-            else:
-                conditions += range_conditions((input_index, windows.size))
-            element = _masked_by_all(conditions, x.at((*index[:axis], input_index, *index[axis + 1 :])), fill)
-            result = element if result is None else Expr.make(_BINARY_OPS[kind], (result, element), x.dtype)
-        assert result is not None
-        return result
+    def element(index: Index, tap: int) -> Expr:
+        input_index = windows.input_index(index[axis], tap)
+        conditions = windows.tap_conditions(index[axis], tap)
+        if padded:
+            input_index = input_index + windows.padding
+        else:
+            conditions += range_conditions((input_index, windows.size))
+        return _masked_by_all(conditions, x.at((*index[:axis], input_index, *index[axis + 1 :])), fill)
 
-    shape = (*x.shape[:axis], windows.num_windows, *x.shape[axis + 1 :])
-    return Value(shape, x.dtype, at)
+    def at(index: Index) -> Expr:
+        return _combine(_BINARY_OPS[kind], (element(index, tap) for tap in range(windows.taps)))
+
+    return Value((*x.shape[:axis], windows.num_windows, *x.shape[axis + 1 :]), x.dtype, at)
 
 
 def _materialize_rows(x: Value, windows: Windows, fill: Expr) -> Value:
@@ -238,9 +243,8 @@ def _materialize_rows(x: Value, windows: Windows, fill: Expr) -> Value:
 
     def at(index: Index) -> Expr:
         input_index = index[-1] - windows.padding
-        return _masked_by_all(
-            range_conditions((input_index, windows.size)), x.at((*index[:-1], input_index)), fill
-        )
+        conditions = range_conditions((input_index, windows.size))
+        return _masked_by_all(conditions, x.at((*index[:-1], input_index)), fill)
 
     node = Materialized(Value((*x.shape[:-1], windows.span), x.dtype, at), fits_row_scratch=True)
     return Value(node.value.shape, x.dtype, lambda index: materialized(node, index))
@@ -251,16 +255,29 @@ def reduce_windows(x: Value, windows: Sequence[Windows], kind: str) -> Value:
     result = _reduce_by_axis(materialize_if_expensive(x), windows, kind)
     if not _can_reduce_in_matmul(windows) or not _depends_on_matmul(x):
         return result
-    first_axis = len(x.shape) - len(windows)
 
     def body(outer: Index, inner: Index) -> Expr:
-        input_indices = [
-            w.input_index(o, k) for w, o, k in zip(windows, outer[first_axis:], inner, strict=True)
-        ]
-        return cast(x.at((*outer[:first_axis], *input_indices)), result.dtype)
+        return cast(x.at(_input_index(windows, outer, inner)), result.dtype)
 
     node = PooledMatmul(kind, result.shape, tuple(w.taps for w in windows), result.dtype, body, result.at)
     return Value(result.shape, result.dtype, lambda index: reduction_result(node, index))
+
+
+def _input_index(windows: Sequence[Windows], index: Index, taps: Sequence[int | IndexExpr]) -> Index:
+    """Return the index of a tap of a window; of both, those of the windows' axes come last."""
+    first_axis = len(index) - len(windows)
+    triples = zip(windows, index[first_axis:], taps, strict=True)
+    return (*index[:first_axis], *(w.input_index(o, k) for w, o, k in triples))
+
+
+def _tap_conditions(
+    windows: Sequence[Windows], index: Sequence[IndexExpr], taps: Sequence[int | IndexExpr]
+) -> list[Expr]:
+    """Return the conditions for taps to be in their windows and in the tensor."""
+    conditions = []
+    for w, o, k in zip(windows, index[len(index) - len(windows) :], taps, strict=True):
+        conditions += [*w.tap_conditions(o, k), *range_conditions((w.input_index(o, k), w.size))]
+    return conditions
 
 
 def _can_reduce_in_matmul(windows: Sequence[Windows]) -> bool:
@@ -294,11 +311,10 @@ def _reduce_by_axis(x: Value, windows: Sequence[Windows], kind: str) -> Value:
             needs_rows = needs_rows or w.taps > 1
     if _is_identity(last):
         return value
-    if needs_rows and last.taps > 1:
-        return _reduce_axis(
-            _materialize_rows(value, last, fill), len(x.shape) - 1, last, kind, fill, padded=True
-        )
-    return _reduce_axis(value, len(x.shape) - 1, last, kind, fill)
+    padded = needs_rows and last.taps > 1
+    if padded:
+        value = _materialize_rows(value, last, fill)
+    return _reduce_axis(value, len(x.shape) - 1, last, kind, fill, padded=padded)
 
 
 def _is_identity(windows: Windows) -> bool:
@@ -312,26 +328,11 @@ def _reduce_in_loop(x: Value, windows: Sequence[Windows], kind: str, fill: Expr)
     shape = (*x.shape[:first_axis], *(w.num_windows for w in windows))
 
     def body(outer: Index, inner: Index) -> Expr:
-        input_indices = [
-            w.input_index(o, k) for w, o, k in zip(windows, outer[first_axis:], inner, strict=True)
-        ]
-        conditions = [
-            condition
-            for w, o, k in zip(windows, outer[first_axis:], inner, strict=True)
-            for condition in w.tap_conditions(o, k)
-        ]
-        conditions += range_conditions(*((p, w.size) for p, w in zip(input_indices, windows, strict=True)))
-        return _masked_by_all(conditions, x.at((*outer[:first_axis], *input_indices)), fill)
+        element = x.at(_input_index(windows, outer, inner))
+        return _masked_by_all(_tap_conditions(windows, outer, inner), element, fill)
 
     node = Reduction(kind, shape, tuple(w.taps for w in windows), x.dtype, body)
     return Value(shape, x.dtype, lambda index: reduction_result(node, index))
-
-
-def _to_dtype(x: Value, dtype: torch.dtype) -> Value:
-    """Convert to a 16-bit dtype a value computed in float32, which is rounded when stored."""
-    if x.dtype == dtype:
-        return x
-    return Value(x.shape, dtype, lambda index: Expr.make("as", (x.at(index),), dtype))
 
 
 # --- windows from torch's arguments -----------------------------------------------------------------------
@@ -356,19 +357,15 @@ def _uniform_windows(
     """Return the windows of the last axes of `shape`, for an output of sizes `out` there."""
     count = len(out)
     kernels = per_axis(kernel, count)
-    strides = per_axis(stride, count, kernels)
-    paddings, dilations = per_axis(padding, count), per_axis(dilation, count)
+    settings = per_axis(stride, count, kernels), per_axis(padding, count), per_axis(dilation, count)
     sizes = shape[len(shape) - count :]
-    return [
-        UniformWindows(*args) for args in zip(sizes, out, kernels, strides, paddings, dilations, strict=True)
-    ]
+    return [UniformWindows(*args) for args in zip(sizes, out, kernels, *settings, strict=True)]
 
 
 def _adaptive_windows(shape: Sequence[int], out: Sequence[int]) -> list[Windows]:
-    sizes = shape[len(shape) - len(out) :]
     return [
         UniformWindows(size, n, size // n, size // n, 0, 1) if size % n == 0 else AdaptiveWindows(size, n)
-        for size, n in zip(sizes, out, strict=True)
+        for size, n in zip(shape[len(shape) - len(out) :], out, strict=True)
     ]
 
 
@@ -405,39 +402,30 @@ def _max_indices(x: Value, windows: Sequence[Windows]) -> MaxIndices:
 
     def max_and_distance(index: Index, distances: Sequence[int]) -> tuple[Expr, Expr]:
         """Return a maximum and its distance from the first tap; `distances` are between taps, per axis."""
-        outer = index[first_axis:]
         max_offset = sum(distance * (w.taps - 1) for distance, w in zip(distances, windows, strict=True))
         dtype = _distance_dtype(max_offset, math_dtype)
         # Taps outside of the tensor count as -inf. Start at the first one inside of it, which is torch's
         # index if all elements are -inf.
         offset = const(0, dtype)
-        for w, o, distance in zip(windows, outer, distances, strict=True):
+        for w, o, distance in zip(windows, index[first_axis:], distances, strict=True):
             start = const(distance * (w.taps - 1), dtype)
             for tap in reversed(range(w.taps - 1)):
                 start = _masked_by_all(_tap_conditions([w], [o], [tap]), const(distance * tap, dtype), start)
-            offset = (
-                start
-                if offset.op == "const" and not offset.extra[0]
-                else Expr.make("add", (offset, start), dtype)
-            )
+            offset = start if offset.op == "const" and not offset.extra[0] else offset + start
         maximum: Expr | None = None
         for taps in itertools.product(*(range(w.taps) for w in windows)):
-            tap_index = [w.input_index(o, k) for w, o, k in zip(windows, outer, taps, strict=True)]
-            element = cast(x.at((*index[:first_axis], *tap_index)), math_dtype)
-            element = _masked_by_all(_tap_conditions(windows, outer, taps), element, _lowest(math_dtype))
+            element = cast(x.at(_input_index(windows, index, taps)), math_dtype)
+            element = _masked_by_all(_tap_conditions(windows, index, taps), element, _lowest(math_dtype))
             if maximum is None:
                 maximum = element
                 continue
-            is_greater = Expr.make("gt", (element, maximum), torch.bool)
+            is_greater = element.gt(maximum)
             if math_dtype.is_floating_point:
-                is_nan = Expr.make("ne", (element, element), torch.bool)
-                is_greater = Expr.make("or", (is_greater, is_nan), torch.bool)
+                is_greater = is_greater | element.ne(element)  # NaN
             # Not `maximum`, which tests for NaN again: gcc vectorizes two selects by one condition.
-            maximum = Expr.make("where", (is_greater, element, maximum), math_dtype)
-            tap_offset = const(
-                sum(distance * tap for distance, tap in zip(distances, taps, strict=True)), dtype
-            )
-            offset = Expr.make("where", (is_greater, tap_offset, offset), dtype)
+            maximum = is_greater.where(element, maximum)
+            tap_offset = sum(distance * tap for distance, tap in zip(distances, taps, strict=True))
+            offset = is_greater.where(tap_offset, offset)
         assert maximum is not None
         return maximum, offset
 
@@ -451,7 +439,7 @@ def _max_indices(x: Value, windows: Sequence[Windows]) -> MaxIndices:
         _, offset = max_and_distance(index, index_distances)
         if offset.dtype == torch.float32:
             offset = cast(offset, torch.int32)  # gcc does not vectorize float to int64
-        return Expr.make("add", (index_value(start), cast(offset, torch.int64)), torch.int64)
+        return index_value(start) + cast(offset, torch.int64)
 
     taps = Value(shape, TAP_DTYPE, lambda index: cast(max_and_distance(index, tap_distances)[1], TAP_DTYPE))
     maxima = Value(shape, math_dtype, lambda index: max_and_distance(index, tap_distances)[0])
@@ -473,22 +461,12 @@ def _distance_dtype(max_value: int, dtype: torch.dtype) -> torch.dtype:
     return dtype if max_value <= torch.iinfo(dtype).max else torch.int64
 
 
-def _tap_conditions(
-    windows: Sequence[Windows], outer: Sequence[IndexExpr], taps: Sequence[int]
-) -> list[Expr]:
-    """Return the conditions for taps to be in their windows and in the tensor."""
-    conditions = []
-    for w, o, k in zip(windows, outer, taps, strict=True):
-        conditions += [*w.tap_conditions(o, k), *range_conditions((w.input_index(o, k), w.size))]
-    return conditions
-
-
 def _max_pool(
     metas: Sequence[torch.Tensor], x: Value, windows: Sequence[Windows], needs_indices: bool
 ) -> tuple[Value, Value]:
     indices = _max_indices(x, windows)
     maxima = indices.maxima if needs_indices else reduce_windows(x, windows, "max")
-    return _to_dtype(maxima, metas[0].dtype), indices.taps if metas[1].dtype == TAP_DTYPE else indices
+    return to_result_dtype(maxima, metas[0]), indices.taps if metas[1].dtype == TAP_DTYPE else indices
 
 
 def _max_pool_backward(
@@ -501,30 +479,22 @@ def _max_pool_backward(
     by_tap = indices_or_taps.dtype == TAP_DTYPE
     grad_out = materialize_if_expensive(grad_out)
 
-    def at(index: Index) -> Expr:
-        total: Expr | None = None
-        for window_taps in itertools.product(
-            *(w.containing(i) for w, i in zip(windows, index[first_axis:], strict=True))
-        ):
-            window_index = (*index[:first_axis], *(window for window, _, _ in window_taps))
-            position = IndexExpr()
-            for w, i, (_, tap, _) in zip(windows, index[first_axis:], window_taps, strict=True):
-                position = position * w.taps + tap if by_tap else position * w.size + i
-            is_maximum = Expr.make(
-                "eq",
-                (indices_or_taps.at(window_index), cast(index_value(position), indices_or_taps.dtype)),
-                torch.bool,
-            )
-            zero = const(0, math_dtype)
-            part = Expr.make(
-                "where", (is_maximum, cast(grad_out.at(window_index), math_dtype), zero), math_dtype
-            )
-            part = _masked_by_all([c for _, _, conditions in window_taps for c in conditions], part, zero)
-            total = part if total is None else Expr.make("add", (total, part), math_dtype)
-        assert total is not None
-        return total
+    def share(index: Index, window_taps: Sequence[tuple[IndexExpr, IndexExpr, list[Expr]]]) -> Expr:
+        """Return an element's gradient from one window along each axis."""
+        window_index = (*index[:first_axis], *(window for window, _, _ in window_taps))
+        position = IndexExpr()
+        for w, i, (_, tap, _) in zip(windows, index[first_axis:], window_taps, strict=True):
+            position = position * w.taps + tap if by_tap else position * w.size + i
+        is_maximum = indices_or_taps.at(window_index).eq(cast(index_value(position), indices_or_taps.dtype))
+        part = is_maximum.where(cast(grad_out.at(window_index), math_dtype), 0)
+        conditions = [c for _, _, conditions in window_taps for c in conditions]
+        return _masked_by_all(conditions, part, const(0, math_dtype))
 
-    return _to_dtype(Value(tuple(meta.shape), math_dtype, at), meta.dtype)
+    def at(index: Index) -> Expr:
+        containing = [w.containing(i) for w, i in zip(windows, index[first_axis:], strict=True)]
+        return _combine("add", (share(index, window_taps) for window_taps in itertools.product(*containing)))
+
+    return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
 
 
 class PoolingOp(NamedTuple):
@@ -570,23 +540,13 @@ def can_return_taps(node: torch.fx.Node) -> bool:
     return math.prod(w.taps for w in pooling_windows(node)) <= _MAX_ARGMAX_TAPS
 
 
-def _output_sizes(metas: Sequence[torch.Tensor], rank: int) -> tuple[int, ...]:
-    return tuple(metas[0].shape[len(metas[0].shape) - rank :])
-
-
 def _register_max_pools(rank: int) -> None:
     @register_lowering(*overloads(f"max_pool{rank}d_with_indices", "default"))
     def forward(
-        metas: Any,
-        x: Value,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
-        ceil_mode: Any = 0,
-        needs_indices: bool = False,
-    ) -> tuple[Value, Value]:
-        windows = _uniform_windows(x.shape, _output_sizes(metas, rank), kernel, stride, padding, dilation)
+        metas: Any, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+        ceil_mode: Any = 0, needs_indices: bool = False,
+    ) -> tuple[Value, Value]:  # fmt: skip
+        windows = _uniform_windows(x.shape, metas[0].shape[-rank:], kernel, stride, padding, dilation)
         return _max_pool(metas, x, windows, needs_indices)
 
     @register_lowering(*overloads(f"max_pool{rank}d_with_indices_backward", "default"))
@@ -594,18 +554,16 @@ def _register_max_pools(rank: int) -> None:
         meta: torch.Tensor, grad_out: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
         ceil_mode: Any, indices: Value,
     ) -> Value:  # fmt: skip
-        windows = _uniform_windows(
-            meta.shape, grad_out.shape[len(grad_out.shape) - rank :], kernel, stride, padding, dilation
-        )
+        windows = _uniform_windows(meta.shape, grad_out.shape[-rank:], kernel, stride, padding, dilation)
         return _max_pool_backward(meta, grad_out, windows, indices)
 
     @register_lowering(*overloads(f"adaptive_max_pool{rank}d", "default"))
     def adaptive(metas: Any, x: Value, size: Any, needs_indices: bool = False) -> tuple[Value, Value]:
-        return _max_pool(metas, x, _adaptive_windows(x.shape, _output_sizes(metas, rank)), needs_indices)
+        return _max_pool(metas, x, _adaptive_windows(x.shape, metas[0].shape[-rank:]), needs_indices)
 
     @register_lowering(*overloads(f"adaptive_max_pool{rank}d_backward", "default"))
     def adaptive_backward(meta: torch.Tensor, grad_out: Value, x: Value, indices: Value) -> Value:
-        windows = _adaptive_windows(meta.shape, grad_out.shape[len(grad_out.shape) - rank :])
+        windows = _adaptive_windows(meta.shape, grad_out.shape[-rank:])
         return _max_pool_backward(meta, grad_out, windows, indices)
 
 
@@ -626,10 +584,7 @@ def _count_taps(windows: Windows, window: IndexExpr, count_include_pad: bool, dt
             parts.append(_masked_by_all(conditions, const(1, dtype), const(0, dtype)))
         else:
             total += 1
-    result = const(total, dtype)
-    for part in parts:
-        result = Expr.make("add", (result, part), dtype)
-    return result
+    return _combine("add", [const(total, dtype), *parts])
 
 
 def _divisor(
@@ -642,17 +597,12 @@ def _divisor(
     """Return the divisor of a window's sum."""
     if divisor_override is not None:
         return const(divisor_override, dtype)
-    constant = 1
-    result: Expr | None = None
-    for w, ix in zip(windows, index, strict=True):
-        count = _count_taps(w, ix, count_include_pad, dtype)
-        if count.op == "const":
-            constant *= int(count.extra[0])  # type: ignore[call-overload]
-        else:
-            result = count if result is None else Expr.make("mul", (result, count), dtype)
-    if result is None:
-        return const(constant, dtype)
-    return result if constant == 1 else Expr.make("mul", (result, const(constant, dtype)), dtype)
+    counts = [_count_taps(w, ix, count_include_pad, dtype) for w, ix in zip(windows, index, strict=True)]
+    constant = math.prod(int(count.extra[0]) for count in counts if count.op == "const")  # type: ignore[call-overload]
+    varying = [count for count in counts if count.op != "const"]
+    if not varying or constant != 1:
+        varying.append(const(constant, dtype))
+    return _combine("mul", varying)
 
 
 def _avg_pool(
@@ -670,9 +620,9 @@ def _avg_pool(
 
     def at(index: Index) -> Expr:
         divisor = _divisor(windows, index[first_axis:], count_include_pad, divisor_override, math_dtype)
-        return Expr.make("div", (total.at(index), divisor), math_dtype)
+        return total.at(index) / divisor
 
-    return _to_dtype(Value(tuple(meta.shape), math_dtype, at), meta.dtype)
+    return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
 
 
 def _avg_pool_backward(
@@ -691,7 +641,7 @@ def _avg_pool_backward(
 
     def share(index: Index) -> Expr:
         divisor = _divisor(windows, index[first_axis:], count_include_pad, divisor_override, math_dtype)
-        return Expr.make("div", (cast(grad_out.at(index), math_dtype), divisor), math_dtype)
+        return cast(grad_out.at(index), math_dtype) / divisor
 
     value = Value(grad_out.shape, math_dtype, share)
     *leading, last = windows
@@ -703,21 +653,18 @@ def _avg_pool_backward(
             node = Materialized(value, fits_row_scratch=True)
             value = Value(value.shape, math_dtype, lambda index: materialized(node, index))
         value = _sum_over_windows(value, len(meta.shape) - 1, last)
-    return _to_dtype(Value(tuple(meta.shape), math_dtype, value.at), meta.dtype)
+    return to_result_dtype(value, meta)
 
 
 def _sum_over_windows(x: Value, axis: int, windows: Windows) -> Value:
     """Return for each element of an axis the sum over the windows that contain it."""
 
     def at(index: Index) -> Expr:
-        total: Expr | None = None
-        for window, _, conditions in windows.containing(index[axis]):
-            part = _masked_by_all(
-                conditions, x.at((*index[:axis], window, *index[axis + 1 :])), const(0, x.dtype)
-            )
-            total = part if total is None else Expr.make("add", (total, part), x.dtype)
-        assert total is not None
-        return total
+        parts = (
+            _masked_by_all(conditions, x.at((*index[:axis], window, *index[axis + 1 :])), const(0, x.dtype))
+            for window, _, conditions in windows.containing(index[axis])
+        )
+        return _combine("add", parts)
 
     return Value((*x.shape[:axis], windows.size, *x.shape[axis + 1 :]), x.dtype, at)
 
@@ -728,7 +675,7 @@ def _register_avg_pools(rank: int) -> None:
         meta: torch.Tensor, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: Any = False,
         count_include_pad: bool = True, divisor_override: Any = None,
     ) -> Value:  # fmt: skip
-        windows = _uniform_windows(x.shape, meta.shape[len(meta.shape) - rank :], kernel, stride, padding)
+        windows = _uniform_windows(x.shape, meta.shape[-rank:], kernel, stride, padding)
         return _avg_pool(meta, x, windows, count_include_pad, divisor_override)
 
     @register_lowering(*overloads(f"avg_pool{rank}d_backward", "default"))
@@ -736,31 +683,27 @@ def _register_avg_pools(rank: int) -> None:
         meta: torch.Tensor, grad_out: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: Any,
         count_include_pad: bool, divisor_override: Any,
     ) -> Value:  # fmt: skip
-        windows = _uniform_windows(
-            meta.shape, grad_out.shape[len(grad_out.shape) - rank :], kernel, stride, padding
-        )
+        windows = _uniform_windows(meta.shape, grad_out.shape[-rank:], kernel, stride, padding)
         return _avg_pool_backward(meta, grad_out, windows, count_include_pad, divisor_override)
 
     @register_lowering(*overloads(f"_adaptive_avg_pool{rank}d", "default"))
     def adaptive(meta: torch.Tensor, x: Value, size: Any) -> Value:
-        return _avg_pool(meta, x, _adaptive_windows(x.shape, meta.shape[len(meta.shape) - rank :]))
+        return _avg_pool(meta, x, _adaptive_windows(x.shape, meta.shape[-rank:]))
 
     @register_lowering(*overloads(f"_adaptive_avg_pool{rank}d_backward", "default"))
     def adaptive_backward(meta: torch.Tensor, grad_out: Value, x: Value) -> Value:
-        return _avg_pool_backward(
-            meta, grad_out, _adaptive_windows(meta.shape, grad_out.shape[len(grad_out.shape) - rank :])
-        )
+        return _avg_pool_backward(meta, grad_out, _adaptive_windows(meta.shape, grad_out.shape[-rank:]))
 
 
 # torch decomposes 1d pooling to 2d.
 for _rank in (2, 3):
     _register_max_pools(_rank)
     _register_avg_pools(_rank)
-    for _is_backward in (False, True):
-        _suffix = "_backward" if _is_backward else ""
-        for _op in overloads(f"max_pool{_rank}d_with_indices{_suffix}", "default"):
-            POOLING_OPS[_op] = PoolingOp(_rank, is_adaptive=False, is_max=True, is_backward=_is_backward)
-        for _op in overloads(f"adaptive_max_pool{_rank}d{_suffix}", "default"):
-            POOLING_OPS[_op] = PoolingOp(_rank, is_adaptive=True, is_max=True, is_backward=_is_backward)
-        for _op in overloads(f"_adaptive_avg_pool{_rank}d{_suffix}", "default"):
-            POOLING_OPS[_op] = PoolingOp(_rank, is_adaptive=True, is_max=False, is_backward=_is_backward)
+    for _op, _is_adaptive, _is_max in (
+        (f"max_pool{_rank}d_with_indices", False, True),
+        (f"adaptive_max_pool{_rank}d", True, True),
+        (f"_adaptive_avg_pool{_rank}d", True, False),
+    ):
+        POOLING_OPS |= {o: PoolingOp(_rank, _is_adaptive, _is_max, False) for o in overloads(_op, "default")}
+        _op = f"{_op}_backward"
+        POOLING_OPS |= {o: PoolingOp(_rank, _is_adaptive, _is_max, True) for o in overloads(_op, "default")}

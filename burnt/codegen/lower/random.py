@@ -12,20 +12,23 @@ bits in float32 and 53 in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, IndexExpr, Value, index_value
+from burnt.codegen.ir import Expr, Index, IndexExpr, Value, cast, const, index_value, ravel
 from burnt.codegen.lower.registry import (
     Unlowered,
-    cast,
     compute_dtype,
-    const,
+    elementwise,
+    full,
+    meta_tensor,
     operand,
     overloads,
     register_lowering,
+    rounded,
 )
 
 aten = torch.ops.aten
@@ -52,32 +55,14 @@ class RandomSource(NamedTuple):
         """Return a float64 in [0, 1), from the numbers at `counter` and ``counter + 1``."""
         high = cast(self.integer(counter, 1 << 32), torch.float64)
         low = cast(self.integer(counter + 1, 1 << 21), torch.float64)
-        return _add(_scale(high, 2.0**-32), _scale(low, 2.0**-53))
-
-
-def _scale(a: Expr, factor: float) -> Expr:
-    return Expr.make("mul", (a, const(factor, a.dtype)), a.dtype)
-
-
-def _add(a: Expr, b: Expr) -> Expr:
-    return Expr.make("add", (a, b), a.dtype)
-
-
-def _flat_index(index: Index, meta: torch.Tensor) -> IndexExpr:
-    """Return an index into the flattened result."""
-    flat = IndexExpr()
-    for ix, size in zip(index, meta.shape, strict=True):
-        flat = flat * size + ix
-    return flat
+        return high * 2.0**-32 + low * 2.0**-53
 
 
 def _draw(meta: torch.Tensor, element: Callable[[IndexExpr], Expr]) -> Value:
     """Return a value whose element is a function of its index in the flattened result."""
-    math_dtype = compute_dtype(meta.dtype)
 
     def at(index: Index) -> Expr:
-        result = cast(element(_flat_index(index, meta)), math_dtype)
-        return result if math_dtype == meta.dtype else Expr.make("as", (result,), meta.dtype)
+        return rounded(cast(element(ravel(index, meta.shape)), compute_dtype(meta.dtype)), meta.dtype)
 
     return Value(tuple(meta.shape), meta.dtype, at)
 
@@ -97,11 +82,7 @@ def _draw_uniform(meta: torch.Tensor, source: RandomSource) -> Value:
     bits = _SIGNIFICAND_BITS.get(meta.dtype)
     if bits is None:
         return _draw(meta, source.uniform)
-
-    def element(counter: IndexExpr) -> Expr:
-        return _scale(cast(source.integer(counter, 1 << bits), torch.float32), 2.0**-bits)
-
-    return _draw(meta, element)
+    return _draw(meta, lambda counter: cast(source.integer(counter, 1 << bits), torch.float32) * 2.0**-bits)
 
 
 @register_lowering(*overloads("rand", "default"), *overloads("rand_like", "default"))
@@ -115,22 +96,12 @@ def _lower_uniform(
     meta: torch.Tensor, x: Value, low: Any = 0.0, high: Any = 1.0, *, source: RandomSource, **options: Any
 ) -> Value:
     _require_supported(meta, options)
-    math_dtype = compute_dtype(meta.dtype)
-    uniform, low_at, high_at = (
-        _draw_uniform(meta, source),
-        operand(low, (), math_dtype),
-        operand(high, (), math_dtype),
-    )
 
-    def at(index: Index) -> Expr:
-        width = Expr.make("sub", (high_at(()), low_at(())), math_dtype)
-        result = _add(Expr.make("mul", (cast(uniform.at(index), math_dtype), width), math_dtype), low_at(()))
-        # Rounding may give `high`, which is excluded.
-        is_below_high = Expr.make("lt", (result, high_at(())), torch.bool)
-        result = Expr.make("where", (is_below_high, result, low_at(())), math_dtype)
-        return result if math_dtype == meta.dtype else Expr.make("as", (result,), meta.dtype)
+    def element(uniform: Expr, low: Expr, high: Expr) -> Expr:
+        result = uniform * (high - low) + low
+        return result.lt(high).where(result, low)  # rounding may give `high`, which is excluded
 
-    return Value(tuple(meta.shape), meta.dtype, at)
+    return elementwise(meta, [_draw_uniform(meta, source), low, high], element)
 
 
 def _draw_normal(meta: torch.Tensor, source: RandomSource) -> Value:
@@ -139,22 +110,17 @@ def _draw_normal(meta: torch.Tensor, source: RandomSource) -> Value:
     def single(counter: IndexExpr) -> Expr:
         # In (0, 1], with 32 bits: the smallest radius input bounds how large a normal number can be.
         bits = cast(source.integer(counter * 2, 1 << 32), torch.float32)
-        return _box_muller(
-            _add(_scale(bits, 2.0**-32), const(2.0**-33, torch.float32)), source.uniform(counter * 2 + 1)
-        )
+        return _box_muller(bits * 2.0**-32 + 2.0**-33, source.uniform(counter * 2 + 1))
 
     def double(counter: IndexExpr) -> Expr:
-        first = _add(source.uniform64(counter * 4), const(2.0**-54, torch.float64))
-        return _box_muller(first, source.uniform64(counter * 4 + 2))
+        return _box_muller(source.uniform64(counter * 4) + 2.0**-54, source.uniform64(counter * 4 + 2))
 
     return _draw(meta, double if meta.dtype == torch.float64 else single)
 
 
 def _box_muller(radius: Expr, angle: Expr) -> Expr:
     """Return ``sqrt(-2 log radius) cos(2 pi angle)``."""
-    dtype = radius.dtype
-    length = Expr.make("sqrt", (_scale(Expr.make("log", (radius,), dtype), -2.0),), dtype)
-    return Expr.make("mul", (length, Expr.make("cos", (_scale(angle, 2 * math.pi),), dtype)), dtype)
+    return (radius.apply("log") * -2.0).apply("sqrt") * (angle * (2 * math.pi)).apply("cos")
 
 
 @register_lowering(*overloads("randn", "default"), *overloads("randn_like", "default"))
@@ -165,16 +131,8 @@ def _lower_randn(meta: torch.Tensor, shape: Any, *, source: RandomSource, **opti
 
 def _draw_scaled_normal(meta: torch.Tensor, mean: Any, std: Any, source: RandomSource) -> Value:
     """Draw normal numbers with a mean and a standard deviation."""
-    math_dtype = compute_dtype(meta.dtype)
-    shape = tuple(meta.shape)
-    normal = _draw_normal(torch.empty(shape, dtype=math_dtype, device="meta"), source)
-    mean_at, std_at = operand(mean, shape, math_dtype), operand(std, shape, math_dtype)
-
-    def at(index: Index) -> Expr:
-        result = _add(Expr.make("mul", (normal.at(index), std_at(index)), math_dtype), mean_at(index))
-        return result if math_dtype == meta.dtype else Expr.make("as", (result,), meta.dtype)
-
-    return Value(shape, meta.dtype, at)
+    normal = _draw_normal(meta_tensor(meta.shape, compute_dtype(meta.dtype)), source)
+    return elementwise(meta, [normal, mean, std], lambda normal, mean, std: normal * std + mean)
 
 
 @register_lowering(*overloads("normal_functional", "default"))
@@ -194,45 +152,20 @@ def _lower_normal(
 
 
 def _draw_integers(
-    meta: torch.Tensor, low: Any, high: Any, source: RandomSource, options: dict[str, Any]
+    positions: Sequence[int], meta: torch.Tensor, *args: Any, source: RandomSource, **options: Any
 ) -> Value:
-    """Draw integers in [low, high)."""
+    """Draw integers in [low, high), whose bounds are at these positions of the arguments; or [0, high)."""
     _require_supported(meta, options, floating=False)
+    low, high = ([0] + [args[i] for i in positions])[-2:]
     if type(low) is not int or type(high) is not int or not 0 < high - low <= 1 << 32:
         raise Unlowered
-
-    def element(counter: IndexExpr) -> Expr:
-        return _add(source.integer(counter, high - low), const(low, torch.int64))
-
-    return _draw(meta, element)
+    return _draw(meta, lambda counter: source.integer(counter, high - low) + low)
 
 
-@register_lowering(aten.randint.default)
-def _lower_randint(
-    meta: torch.Tensor, high: Any, size: Any, *, source: RandomSource, **options: Any
-) -> Value:
-    return _draw_integers(meta, 0, high, source, options)
-
-
-@register_lowering(aten.randint.low)
-def _lower_randint_low(
-    meta: torch.Tensor, low: Any, high: Any, size: Any, *, source: RandomSource, **options: Any
-) -> Value:
-    return _draw_integers(meta, low, high, source, options)
-
-
-@register_lowering(aten.randint_like.default)
-def _lower_randint_like(
-    meta: torch.Tensor, x: Value, high: Any, *, source: RandomSource, **options: Any
-) -> Value:
-    return _draw_integers(meta, 0, high, source, options)
-
-
-@register_lowering(aten.randint_like.low_dtype)
-def _lower_randint_like_low(
-    meta: torch.Tensor, x: Value, low: Any, high: Any, *, source: RandomSource, **options: Any
-) -> Value:
-    return _draw_integers(meta, low, high, source, options)
+register_lowering(aten.randint.default)(partial(_draw_integers, (0,)))  # high, size
+register_lowering(aten.randint.low)(partial(_draw_integers, (0, 1)))  # low, high, size
+register_lowering(aten.randint_like.default)(partial(_draw_integers, (1,)))  # x, high
+register_lowering(aten.randint_like.low_dtype)(partial(_draw_integers, (1, 2)))  # x, low, high
 
 
 def _bernoulli_condition(meta: torch.Tensor, p: Any, source: RandomSource) -> Callable[[Index], Expr]:
@@ -242,15 +175,19 @@ def _bernoulli_condition(meta: torch.Tensor, p: Any, source: RandomSource) -> Ca
     probability = operand(p, tuple(meta.shape), math_dtype)
 
     def at(index: Index) -> Expr:
-        counter = _flat_index(index, meta)
+        counter = ravel(index, meta.shape)
         uniform = source.uniform64(counter * 2) if is_float64 else source.uniform(counter)
-        return Expr.make("lt", (uniform, probability(index)), torch.bool)
+        return uniform.lt(probability(index))
 
     return at
 
 
-def _draw_bernoulli(meta: torch.Tensor, p: Any, source: RandomSource) -> Value:
+@register_lowering(aten.bernoulli.p, aten.bernoulli.Tensor)
+def _lower_bernoulli_p(
+    meta: torch.Tensor, x: Value, p: Any, *, source: RandomSource, **options: Any
+) -> Value:
     """Draw 0 or 1, which has probability `p`."""
+    _require_supported(meta, options, floating=False)
     is_one = _bernoulli_condition(meta, p, source)
     return Value(tuple(meta.shape), meta.dtype, lambda index: cast(is_one(index), meta.dtype))
 
@@ -258,23 +195,7 @@ def _draw_bernoulli(meta: torch.Tensor, p: Any, source: RandomSource) -> Value:
 @register_lowering(aten.bernoulli.default)
 def _lower_bernoulli(meta: torch.Tensor, p: Value, *, source: RandomSource, **options: Any) -> Value:
     _require_supported(meta, options)
-    return _draw_bernoulli(meta, p, source)
-
-
-@register_lowering(aten.bernoulli.p)
-def _lower_bernoulli_p(
-    meta: torch.Tensor, x: Value, p: Any, *, source: RandomSource, **options: Any
-) -> Value:
-    _require_supported(meta, options, floating=False)
-    return _draw_bernoulli(meta, p, source)
-
-
-@register_lowering(aten.bernoulli.Tensor)
-def _lower_bernoulli_tensor(
-    meta: torch.Tensor, x: Value, p: Value, *, source: RandomSource, **options: Any
-) -> Value:
-    _require_supported(meta, options, floating=False)
-    return _draw_bernoulli(meta, p, source)
+    return _lower_bernoulli_p(meta, p, p, source=source)
 
 
 @register_lowering(*overloads("exponential", "default"))
@@ -282,18 +203,9 @@ def _lower_exponential(
     meta: torch.Tensor, x: Value, rate: Any = 1.0, *, source: RandomSource, **options: Any
 ) -> Value:
     _require_supported(meta, options)
-    math_dtype = compute_dtype(meta.dtype)
-    uniform = _draw_uniform(torch.empty(meta.shape, dtype=math_dtype, device="meta"), source)
-    rate_at = operand(rate, (), math_dtype)
-
-    def at(index: Index) -> Expr:
-        # For u in [0, 1), log1p(-u) is finite, and 0 at u = 0.
-        negated = Expr.make("neg", (uniform.at(index),), math_dtype)
-        result = Expr.make("neg", (Expr.make("log1p", (negated,), math_dtype),), math_dtype)
-        result = Expr.make("div", (result, rate_at(())), math_dtype)
-        return result if math_dtype == meta.dtype else Expr.make("as", (result,), meta.dtype)
-
-    return Value(tuple(meta.shape), meta.dtype, at)
+    uniform = _draw_uniform(meta_tensor(meta.shape, compute_dtype(meta.dtype)), source)
+    # For u in [0, 1), log1p(-u) is finite, and 0 at u = 0.
+    return elementwise(meta, [uniform, rate], lambda u, rate: -(-u).apply("log1p") / rate)
 
 
 @register_lowering(aten.native_dropout.default)
@@ -306,15 +218,12 @@ def _lower_native_dropout(
         raise Unlowered
     shape, math_dtype = tuple(meta.shape), compute_dtype(meta.dtype)
     if train is False or p == 0:
-        one = const(True, torch.bool)
-        return x, Value(shape, torch.bool, lambda index: one)
+        return x, full(shape, True, torch.bool)
     is_kept = _bernoulli_condition(meta, 1 - p, source)
     scale = const(0.0 if p == 1 else 1 / (1 - p), math_dtype)
 
     def at(index: Index) -> Expr:
         # Multiplied, as in torch: NaN and infinity give NaN where they are dropped.
-        scale_or_zero = Expr.make("where", (is_kept(index), scale, const(0, math_dtype)), math_dtype)
-        result = Expr.make("mul", (cast(x.at(index), math_dtype), scale_or_zero), math_dtype)
-        return result if math_dtype == meta.dtype else Expr.make("as", (result,), meta.dtype)
+        return rounded(cast(x.at(index), math_dtype) * is_kept(index).where(scale, 0), meta.dtype)
 
     return Value(shape, meta.dtype, at), Value(shape, torch.bool, is_kept)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, IndexExpr, Reduction, Value, index_value, reduction_result
+from burnt.codegen.ir import Expr, Index, IndexExpr, Reduction, Value, cast, index_value, reduction_result
 from burnt.codegen.lower.registry import (
-    HALF_TO_FLOAT32,
-    LOWERINGS,
     Lowering,
     Scalar,
     Unlowered,
-    cast,
     compute_dtype,
     full,
     meta_tensor,
     pointwise,
     register_lowering,
+    rounded,
     to_result_dtype,
 )
 from burnt.codegen.lower.views import reshape
@@ -51,23 +50,13 @@ def reduce_axes(
         return cast(x.at(tuple(index)), math_dtype)
 
     reduction_dtype = torch.int64 if kind in ("argmax", "argmin") else math_dtype
-    reduction = Reduction(
-        kind,
-        tuple(x.shape[a] for a in kept_axes),
-        tuple(x.shape[a] for a in reduced_axes),
-        reduction_dtype,
-        body,
-    )
-    shape = (
-        tuple(1 if a in reduced_axes else s for a, s in enumerate(x.shape)) if keepdim else reduction.shape
-    )
+    kept, extents = (tuple(x.shape[a] for a in axes) for axes in (kept_axes, reduced_axes))
+    reduction = Reduction(kind, kept, extents, reduction_dtype, body)
+    shape = tuple(1 if a in reduced_axes else s for a, s in enumerate(x.shape)) if keepdim else kept
 
     def at(index: Index) -> Expr:
         outer = tuple(index[a] for a in kept_axes) if keepdim else index
-        result = reduction_result(reduction, outer)
-        if dtype == reduction_dtype:
-            return result
-        return Expr.make("as" if dtype in HALF_TO_FLOAT32 else "cast", (result,), dtype)
+        return rounded(reduction_result(reduction, outer), dtype)
 
     return Value(shape, dtype, at)
 
@@ -85,13 +74,6 @@ def _reduce_empty(
     return full(shape, _IDENTITY.get(kind, 0), dtype)
 
 
-@register_lowering(aten.sum.dim_IntList, aten.sum.default)
-def _lower_sum(
-    meta: torch.Tensor, x: Value, axes: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Value:
-    return reduce_axes("sum", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
-
-
 def count_value(size: int) -> Value:
     """Return a number of elements as a value: an index expression, so that kernels take it as a size."""
     return Value((), torch.int64, lambda index: index_value(IndexExpr(const=size)))
@@ -101,38 +83,30 @@ def count_value(size: int) -> Value:
 def _lower_mean(
     meta: torch.Tensor, x: Value, axes: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
-    total = reduce_axes("sum", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
+    total = _lower_reduction("sum", meta, x, axes, keepdim)
     count = x.numel // max(total.numel, 1) if x.numel else 0
     return pointwise("div", meta, [total, count_value(count)], meta.dtype)
 
 
-@register_lowering(aten.amax.default)
-def _lower_amax(meta: torch.Tensor, x: Value, axes: Any = (), keepdim: bool = False) -> Value:
-    return reduce_axes("max", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
-
-
-@register_lowering(aten.amin.default)
-def _lower_amin(meta: torch.Tensor, x: Value, axes: Any = (), keepdim: bool = False) -> Value:
-    return reduce_axes("min", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
-
-
-@register_lowering(aten.max.default)
-def _lower_max(meta: torch.Tensor, x: Value) -> Value:
-    return _lower_amax(meta, x)
-
-
-@register_lowering(aten.min.default)
-def _lower_min(meta: torch.Tensor, x: Value) -> Value:
-    return _lower_amin(meta, x)
-
-
-@register_lowering(aten.prod.default, aten.prod.dim_int)
-def _lower_prod(
-    meta: torch.Tensor, x: Value, axis: int | None = None, keepdim: bool = False, *, dtype: Any = None
+def _lower_reduction(
+    kind: str, meta: torch.Tensor, x: Value, axes: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
-    return reduce_axes(
-        "prod", x, None if axis is None else [axis], keepdim, meta.dtype, compute_dtype(meta.dtype)
-    )
+    math_dtype = compute_dtype(x.dtype if kind.startswith("arg") else meta.dtype)
+    return reduce_axes(kind, x, _as_axis_list(axes), keepdim, meta.dtype, math_dtype)
+
+
+def _lower_reduction_with_index(
+    kind: str, metas: Sequence[torch.Tensor], x: Value, axis: int, keepdim: bool = False
+) -> tuple[Value, Value]:
+    values = _lower_reduction(kind, metas[0], x, axis, keepdim)
+    return values, _lower_reduction(f"arg{kind}", metas[1], x, axis, keepdim)
+
+
+def _any_or_all(kind: str, meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
+    axes = _as_axis_list(axis)
+    if axes == []:  # unlike in other reductions: each element by itself
+        return to_result_dtype(pointwise("ne", meta_tensor(x.shape, torch.bool), [x, 0], x.dtype), meta)
+    return reduce_axes(kind, x, axes, keepdim, meta.dtype, torch.bool)
 
 
 def _as_axis_list(axis: Any) -> list[int] | None:
@@ -140,53 +114,16 @@ def _as_axis_list(axis: Any) -> list[int] | None:
     return None if axis is None else [axis] if isinstance(axis, int) else list(axis)
 
 
-def _any_or_all(kind: str, meta: torch.Tensor, x: Value, axis: Any, keepdim: bool) -> Value:
-    axes = _as_axis_list(axis)
-    if axes == []:  # unlike in other reductions: each element by itself
-        return to_result_dtype(pointwise("ne", meta_tensor(x.shape, torch.bool), [x, 0], x.dtype), meta)
-    return reduce_axes(kind, x, axes, keepdim, meta.dtype, torch.bool)
-
-
-@register_lowering(aten.any.default, aten.any.dim, aten.any.dims)
-def _lower_any(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
-    return _any_or_all("any", meta, x, axis, keepdim)
-
-
-@register_lowering(aten.all.default, aten.all.dim, aten.all.dims)
-def _lower_all(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
-    return _any_or_all("all", meta, x, axis, keepdim)
-
-
-def _build_arg_lowering(kind: str) -> Lowering:
-    """Return the lowering of ``argmax`` or ``argmin``."""
-
-    def lower(meta: torch.Tensor, x: Value, axis: int | None = None, keepdim: bool = False) -> Value:
-        return reduce_axes(
-            kind, x, None if axis is None else [axis], keepdim, torch.int64, compute_dtype(x.dtype)
-        )
-
-    return lower
-
-
-LOWERINGS[aten.argmax.default] = _build_arg_lowering("argmax")
-LOWERINGS[aten.argmin.default] = _build_arg_lowering("argmin")
-
-
-def _build_extreme_lowering(kind: str) -> Lowering:
-    """Return the lowering of ``max.dim`` or ``min.dim``: values and indices."""
-
-    def lower(
-        metas: Sequence[torch.Tensor], x: Value, axis: int, keepdim: bool = False
-    ) -> tuple[Value, Value]:
-        math_dtype = compute_dtype(x.dtype)
-        indices = reduce_axes(f"arg{kind}", x, [axis], keepdim, torch.int64, math_dtype)
-        return reduce_axes(kind, x, [axis], keepdim, x.dtype, math_dtype), indices
-
-    return lower
-
-
-LOWERINGS[aten.max.dim] = _build_extreme_lowering("max")
-LOWERINGS[aten.min.dim] = _build_extreme_lowering("min")
+for _kind in ("max", "min"):
+    _whole, _dim = getattr(aten, f"a{_kind}").default, getattr(aten, _kind)
+    register_lowering(_whole, _dim.default)(partial(_lower_reduction, _kind))
+    register_lowering(_dim.dim)(partial(_lower_reduction_with_index, _kind))
+    register_lowering(getattr(aten, f"arg{_kind}").default)(partial(_lower_reduction, f"arg{_kind}"))
+register_lowering(aten.sum.default, aten.sum.dim_IntList)(partial(_lower_reduction, "sum"))
+register_lowering(aten.prod.default, aten.prod.dim_int)(partial(_lower_reduction, "prod"))
+for _kind in ("any", "all"):
+    _packet = getattr(aten, _kind)
+    register_lowering(_packet.default, _packet.dim, _packet.dims)(partial(_any_or_all, _kind))
 
 
 @register_lowering(aten.aminmax.default)
@@ -196,7 +133,9 @@ def _lower_aminmax(
     axes = _as_axis_list(dim)
     if axes is None and keepdim:
         axes = list(range(len(x.shape)))
-    return _lower_amin(metas[0], x, axes, keepdim), _lower_amax(metas[1], x, axes, keepdim)
+    kinds = zip(("min", "max"), metas, strict=True)
+    low, high = (_lower_reduction(kind, meta, x, axes, keepdim) for kind, meta in kinds)
+    return low, high
 
 
 def _variance(
@@ -235,13 +174,6 @@ def _lower_var_mean(
     return to_result_dtype(variance, metas[0]), to_result_dtype(mean, metas[1])
 
 
-@register_lowering(aten.var.correction)
-def _lower_var(
-    meta: torch.Tensor, x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
-) -> Value:
-    return _lower_var_mean([meta, meta], x, axes, correction=correction, keepdim=keepdim)[0]
-
-
 @register_lowering(aten.std_mean.correction)
 def _lower_std_mean(
     metas: Sequence[torch.Tensor],
@@ -263,10 +195,13 @@ def _lower_std_mean(
     return to_result_dtype(deviation, meta), to_result_dtype(mean, metas[1])
 
 
-@register_lowering(aten.std.correction)
-def _lower_std(meta: torch.Tensor, x: Value, axes: Any = None, **options: Any) -> Value:
-    return _lower_std_mean([meta, meta], x, axes, **options)[0]
+def _first_of(lower_both: Lowering, meta: torch.Tensor, x: Value, axes: Any = None, **options: Any) -> Value:
+    value: Value = lower_both([meta, meta], x, axes, **options)[0]
+    return value
 
+
+register_lowering(aten.var.correction)(partial(_first_of, _lower_var_mean))
+register_lowering(aten.std.correction)(partial(_first_of, _lower_std_mean))
 
 FLOAT64_OPS = frozenset({aten.std.correction, aten.std_mean.correction})
 """Ops whose lowering takes ``has_fast_float64``: whether the target computes in float64 at little cost."""

@@ -1,16 +1,15 @@
-"""The table from aten ops to lowerings, and the helpers that they share: casts, operands, `pointwise`."""
+"""The table from aten ops to lowerings, and the helpers that they share, such as `pointwise`."""
 
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, IndexExpr, Value
+from burnt.codegen.ir import Expr, Index, IndexExpr, Value, cast, const
 from burnt.errors import BurntError, DefinitionError, nearest
 
 aten = torch.ops.aten
@@ -31,37 +30,6 @@ class Scalar:
 
     def __init__(self, position: int) -> None:
         self.position = position
-
-
-def const(value: Any, dtype: torch.dtype) -> Expr:
-    """Return a constant of a dtype: floats are rounded to it, integers wrap around."""
-    if isinstance(value, complex):
-        raise Unlowered
-    if dtype.is_floating_point:
-        value = float(torch.tensor(value, dtype=torch.float64).to(dtype))
-    elif dtype == torch.bool:
-        value = bool(value)
-    else:
-        bits = torch.iinfo(dtype).bits
-        # Infinity and NaN get here only for empty results, such as the softmax of an empty integer tensor:
-        # for others torch raises.
-        value = int(value) % (1 << bits) if math.isfinite(value) else 0
-        value -= (value >> (bits - 1)) << bits if dtype.is_signed else 0
-    return Expr.make("const", (), dtype, value)
-
-
-def cast(expr: Expr, dtype: torch.dtype) -> Expr:
-    """Convert an expression to a dtype, as torch does; constants are converted now."""
-    if expr.dtype == dtype:
-        return expr
-    if expr.op == "const":
-        value = expr.extra[0]
-        assert isinstance(value, int | float)
-        if dtype == torch.bool:
-            return const(bool(value), dtype)
-        if dtype.is_floating_point or not isinstance(value, float):
-            return const(value, dtype)
-    return Expr.make("cast", (expr,), dtype)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -118,9 +86,10 @@ def _named_in_errors(fn: Lowering, op: Any) -> Lowering:
         except (Unlowered, BurntError, RecursionError):
             raise
         except Exception as error:
+            inner = getattr(fn, "func", fn)  # of a partial
             raise DefinitionError(
                 f"the lowering of {op} raises {type(error).__name__}",
-                where=f"{fn.__module__}.{fn.__qualname__}",
+                where=f"{inner.__module__}.{inner.__qualname__}",
                 found=str(error),
             ) from error
 
@@ -133,9 +102,8 @@ def broadcast(value: Value, shape: Sequence[int]) -> Callable[[Index], Expr]:
     is_broadcast = [size == 1 for size in value.shape]
 
     def at(index: Index) -> Expr:
-        return value.at(
-            tuple(IndexExpr() if one else ix for one, ix in zip(is_broadcast, index[skipped:], strict=True))
-        )  # fmt: skip
+        pairs = zip(is_broadcast, index[skipped:], strict=True)
+        return value.at(tuple(IndexExpr() if one else ix for one, ix in pairs))
 
     return at
 
@@ -148,6 +116,8 @@ def operand(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Callable[[I
     if isinstance(value, Scalar):
         number = Expr.make("number", (), torch.float64, value.position)
         return lambda index: cast(number, dtype)
+    if isinstance(value, complex):
+        raise Unlowered
     constant = const(value, dtype)
     return lambda index: constant
 
@@ -198,13 +168,11 @@ def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch
     if meta.dtype.is_complex or dtype.is_complex:
         raise Unlowered
     shape = tuple(meta.shape)
-    math_dtype = compute_dtype(dtype)
-    operands = [operand(value, shape, math_dtype) for value in inputs]
-    expr_dtype = meta.dtype if meta.dtype not in HALF_TO_FLOAT32 else torch.float32
+    operands = [operand(value, shape, compute_dtype(dtype)) for value in inputs]
+    expr_dtype = compute_dtype(meta.dtype)
 
     def at(index: Index) -> Expr:
-        result = Expr.make(name, [fn(index) for fn in operands], expr_dtype)
-        return result if meta.dtype == expr_dtype else Expr.make("as", (result,), meta.dtype)
+        return rounded(Expr.make(name, [fn(index) for fn in operands], expr_dtype), meta.dtype)
 
     return Value(shape, meta.dtype, at)
 
@@ -214,12 +182,32 @@ def meta_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
+def elementwise(meta: torch.Tensor, inputs: Sequence[Any], fn: Callable[..., Expr]) -> Value:
+    """Return a value whose elements are a function of the inputs' elements.
+
+    Args:
+        meta: a tensor of the result's shape and dtype; 16-bit floats are computed in float32.
+        inputs: values, which are broadcast to that shape, and numbers; converted to the compute dtype.
+        fn: returns the element, for one element of each input.
+    """
+    operands = [operand(value, meta.shape, compute_dtype(meta.dtype)) for value in inputs]
+    return Value(
+        tuple(meta.shape), meta.dtype, lambda index: rounded(fn(*[at(index) for at in operands]), meta.dtype)
+    )
+
+
+def rounded(element: Expr, dtype: torch.dtype) -> Expr:
+    """Convert a result to its dtype. 16-bit floats stay in float32 and are rounded when stored."""
+    if element.dtype == dtype:
+        return element
+    return Expr.make("as" if element.dtype == compute_dtype(dtype) else "cast", (element,), dtype)
+
+
 def to_result_dtype(value: Value, meta: torch.Tensor) -> Value:
-    """Convert a value to `meta`'s dtype. 16-bit floats stay in float32 and are rounded when stored."""
+    """Convert a value to `meta`'s dtype, each element by `rounded`."""
     if value.dtype == meta.dtype:
         return value
-    op = "as" if value.dtype == compute_dtype(meta.dtype) else "cast"
-    return Value(value.shape, meta.dtype, lambda index: Expr.make(op, (value.at(index),), meta.dtype))
+    return Value(value.shape, meta.dtype, lambda index: rounded(value.at(index), meta.dtype))
 
 
 def full(shape: Sequence[int], value: Any, dtype: torch.dtype) -> Value:
@@ -228,20 +216,15 @@ def full(shape: Sequence[int], value: Any, dtype: torch.dtype) -> Value:
     return Value(tuple(shape), dtype, lambda index: constant)
 
 
-def common_dtype(*inputs: Any) -> torch.dtype:
-    """Return the dtype that torch promotes tensors and numbers to."""
-    samples = [
-        torch.empty((1,) * len(v.shape), dtype=v.dtype, device="meta")
-        if isinstance(v, Value)
-        else 1.0
-        if isinstance(v, Scalar)
-        else v
-        for v in inputs
-    ]
-    result = torch.result_type(samples[0], samples[-1])
-    for other in samples[1:-1]:
-        result = torch.promote_types(result, torch.result_type(samples[0], other))
-    return result
+def common_dtype(a: Any, b: Any) -> torch.dtype:
+    """Return the dtype that torch promotes two tensors or numbers to."""
+    return torch.result_type(*(_sample(value) for value in (a, b)))
+
+
+def _sample(value: Any) -> Any:
+    if isinstance(value, Value):
+        return meta_tensor((1,) * len(value.shape), value.dtype)
+    return 1.0 if isinstance(value, Scalar) else value
 
 
 def overloads(op_name: str, *names: str) -> list[Any]:

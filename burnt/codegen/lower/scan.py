@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Scan, Value, scan_result
-from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, register_lowering
+from burnt.codegen.ir import Scan, Value, cast, scan_result
+from burnt.codegen.lower.registry import Unlowered, compute_dtype, full, register_lowering, rounded
 
 aten = torch.ops.aten
 
@@ -21,48 +22,27 @@ def _scan(kind: str, x: Value, axis: int, dtype: torch.dtype, math_dtype: torch.
     is_arg = kind.startswith("arg")
     if not x.shape or x.shape[axis] == 1:
         # One element: it is the result, and its index is 0.
-        zero = const(0, dtype)
-        return Value(
-            x.shape,
-            dtype,
-            lambda index: zero if is_arg else _to_result_dtype(cast(x.at(index), math_dtype), dtype),
-        )
+        if is_arg:
+            return full(x.shape, 0, dtype)
+        return Value(x.shape, dtype, lambda index: rounded(cast(x.at(index), math_dtype), dtype))
     result_dtype = torch.int64 if is_arg else math_dtype
     node = Scan(kind, x.shape, axis, result_dtype, lambda index: cast(x.at(index), math_dtype))
-    return Value(x.shape, dtype, lambda index: _to_result_dtype(scan_result(node, index), dtype))
+    return Value(x.shape, dtype, lambda index: rounded(scan_result(node, index), dtype))
 
 
-def _to_result_dtype(element: Expr, dtype: torch.dtype) -> Expr:
-    """Convert a result to its dtype; 16-bit floats are rounded when stored."""
-    if element.dtype == dtype:
-        return element
-    return Expr.make("as" if element.dtype == compute_dtype(dtype) else "cast", (element,), dtype)
-
-
-@register_lowering(aten.cumsum.default)
-def _lower_cumsum(meta: torch.Tensor, x: Value, axis: int, *, dtype: Any = None) -> Value:
-    return _scan("sum", x, axis, meta.dtype, compute_dtype(meta.dtype))
-
-
-@register_lowering(aten.cumprod.default)
-def _lower_cumprod(meta: torch.Tensor, x: Value, axis: int, *, dtype: Any = None) -> Value:
-    return _scan("prod", x, axis, meta.dtype, compute_dtype(meta.dtype))
-
-
-@register_lowering(aten.logcumsumexp.default)
-def _lower_logcumsumexp(meta: torch.Tensor, x: Value, axis: int) -> Value:
-    if not meta.dtype.is_floating_point:
+def _lower_scan(kind: str, meta: torch.Tensor, x: Value, axis: int, *, dtype: Any = None) -> Value:
+    if kind == "logsumexp" and not meta.dtype.is_floating_point:
         raise Unlowered
-    return _scan("logsumexp", x, axis, meta.dtype, compute_dtype(meta.dtype))
+    return _scan(kind, x, axis, meta.dtype, compute_dtype(meta.dtype))
 
 
-@register_lowering(aten.cummax.default)
-def _lower_cummax(metas: Sequence[torch.Tensor], x: Value, axis: int) -> tuple[Value, Value]:
+def _lower_extreme_scan(kind: str, metas: Sequence[torch.Tensor], x: Value, axis: int) -> tuple[Value, Value]:
     math_dtype = compute_dtype(x.dtype)
-    return _scan("max", x, axis, x.dtype, math_dtype), _scan("argmax", x, axis, torch.int64, math_dtype)
+    return _scan(kind, x, axis, x.dtype, math_dtype), _scan(f"arg{kind}", x, axis, torch.int64, math_dtype)
 
 
-@register_lowering(aten.cummin.default)
-def _lower_cummin(metas: Sequence[torch.Tensor], x: Value, axis: int) -> tuple[Value, Value]:
-    math_dtype = compute_dtype(x.dtype)
-    return _scan("min", x, axis, x.dtype, math_dtype), _scan("argmin", x, axis, torch.int64, math_dtype)
+register_lowering(aten.cumsum.default)(partial(_lower_scan, "sum"))
+register_lowering(aten.cumprod.default)(partial(_lower_scan, "prod"))
+register_lowering(aten.logcumsumexp.default)(partial(_lower_scan, "logsumexp"))
+register_lowering(aten.cummax.default)(partial(_lower_extreme_scan, "max"))
+register_lowering(aten.cummin.default)(partial(_lower_extreme_scan, "min"))

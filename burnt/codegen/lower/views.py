@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, IndexExpr, Value, index_value
+from burnt.codegen.ir import Expr, Index, IndexExpr, Value, cast, const, index_value
 from burnt.codegen.lower.registry import (
     Scalar,
     Unlowered,
     broadcast,
-    cast,
-    const,
     full,
     operand,
     register_lowering,
@@ -120,11 +120,11 @@ def _lower_t(meta: torch.Tensor, x: Value) -> Value:
 
 def strided_slice(x: Value, shape: Sequence[int], axis: int, start: int, step: int) -> Value:
     """Slice one axis: element i of the result is element ``start + i * step``."""
-    return Value(
-        tuple(shape),
-        x.dtype,
-        lambda index: x.at((*index[:axis], index[axis] * step + start, *index[axis + 1 :])),
-    )
+
+    def at(index: Index) -> Expr:
+        return x.at((*index[:axis], index[axis] * step + start, *index[axis + 1 :]))
+
+    return Value(tuple(shape), x.dtype, at)
 
 
 def _normalize_start(size: int, start: int | None) -> int:
@@ -163,30 +163,21 @@ def _lower_flip(meta: torch.Tensor, x: Value, axes: Sequence[int]) -> Value:
 @register_lowering(aten.repeat.default)
 def _lower_repeat(meta: torch.Tensor, x: Value, repeats: Sequence[int]) -> Value:
     num_new_axes = len(repeats) - len(x.shape)
-    return Value(
-        tuple(meta.shape),
-        x.dtype,
-        lambda index: x.at(
-            tuple(
-                ix % size if size else IndexExpr()
-                for ix, size in zip(index[num_new_axes:], x.shape, strict=True)
-            )
-        ),
-    )
+
+    def at(index: Index) -> Expr:
+        pairs = zip(index[num_new_axes:], x.shape, strict=True)
+        return x.at(tuple(ix % size if size else IndexExpr() for ix, size in pairs))
+
+    return Value(tuple(meta.shape), x.dtype, at)
 
 
 def range_condition(ix: IndexExpr, low: int, high: int) -> Expr | None:
     """Return the condition ``low <= ix < high``, or None if it always holds."""
     first, last = ix.bounds()
     index = index_value(ix)
-    conditions = []
-    if first < low:
-        conditions.append(Expr.make("ge", (index, const(low, torch.int64)), torch.bool))
-    if last >= high:
-        conditions.append(Expr.make("lt", (index, const(high, torch.int64)), torch.bool))
-    if len(conditions) == 2:
-        return Expr.make("and", conditions, torch.bool)
-    return conditions[0] if conditions else None
+    lower = index.ge(low) if first < low else None
+    upper = index.lt(high) if last >= high else None
+    return lower & upper if lower is not None and upper is not None else lower or upper
 
 
 def masked(condition: Expr | None, yes: Expr, no: Expr) -> Expr:
@@ -218,23 +209,17 @@ def _lower_cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Val
     if len(parts) > _MAX_CAT_INPUTS:
         raise Unlowered
     axis %= len(meta.shape)
-    starts, start = [], 0
-    parts = [p for p in parts if p.shape != (0,) or len(meta.shape) == 1]
-    for part in parts:
-        starts.append(start)
-        start += part.shape[axis]
+    parts = [part for part in parts if part.numel]  # torch also takes empty ones of shape (0,)
+    ends = list(itertools.accumulate(part.shape[axis] for part in parts))
     operands = [operand(part, part.shape, meta.dtype) for part in parts]
 
     def at(index: Index) -> Expr:
         result = const(0, meta.dtype)
-        for part, fn, part_start in reversed(list(zip(parts, operands, starts, strict=True))):
-            if not part.shape[axis]:
-                continue
-            element = fn((*index[:axis], index[axis] - part_start, *index[axis + 1 :]))
+        for part, part_at, end in reversed(list(zip(parts, operands, ends, strict=True))):
+            start = end - part.shape[axis]
+            element = part_at((*index[:axis], index[axis] - start, *index[axis + 1 :]))
             # Test both ends of each part, since nothing may be loaded outside of it.
-            result = masked(
-                range_condition(index[axis], part_start, part_start + part.shape[axis]), element, result
-            )
+            result = masked(range_condition(index[axis], start, end), element, result)
         return result
 
     return Value(tuple(meta.shape), meta.dtype, at)
@@ -283,10 +268,8 @@ def write_slice(x: Value, part: Value, axis: int, start: int, step: int = 1) -> 
         offset = index[axis] - start
         condition = range_condition(offset, 0, (size - 1) * step + 1)
         if step > 1:
-            is_on_step = Expr.make("eq", (index_value(offset % step), const(0, torch.int64)), torch.bool)
-            condition = (
-                is_on_step if condition is None else Expr.make("and", (condition, is_on_step), torch.bool)
-            )
+            is_on_step = index_value(offset % step).eq(0)
+            condition = is_on_step if condition is None else condition & is_on_step
         element = part.at((*index[:axis], offset // step, *index[axis + 1 :]))
         return masked(condition, cast(element, x.dtype), x.at(index))
 
@@ -353,12 +336,10 @@ def _lower_diagonal_scatter(
     def at(index: Index) -> Expr:
         position = index[axis1] - row_offset
         rest = tuple(ix for axis, ix in enumerate(index) if axis not in (axis1, axis2))
-        condition = Expr.make(
-            "eq", (index_value(position), index_value(index[axis2] - column_offset)), torch.bool
-        )
+        condition = index_value(position).eq(index_value(index[axis2] - column_offset))
         is_in_range = range_condition(position, 0, part.shape[-1])
         if is_in_range is not None:
-            condition = Expr.make("and", (condition, is_in_range), torch.bool)
+            condition = condition & is_in_range
         return masked(condition, cast(part.at((*rest, position)), x.dtype), x.at(index))
 
     return Value(x.shape, x.dtype, at)
@@ -378,25 +359,18 @@ def _lower_diag_embed(
     return _lower_diagonal_scatter(meta, full(meta.shape, 0, meta.dtype), x, offset, axis1, axis2)
 
 
-def _mask_triangle(meta: torch.Tensor, x: Value, comparison: str, offset: int) -> Value:
+def _mask_triangle(comparison: str, meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
     """Keep the elements where ``column <comparison> row + offset`` holds, and zero the others."""
-    zero = const(0, x.dtype)
 
     def at(index: Index) -> Expr:
         row, column = index_value(index[-2] + offset), index_value(index[-1])
-        return masked(Expr.make(comparison, (column, row), torch.bool), x.at(index), zero)
+        return masked(column.apply(comparison, row, dtype=torch.bool), x.at(index), const(0, x.dtype))
 
     return Value(x.shape, x.dtype, at)
 
 
-@register_lowering(aten.tril.default)
-def _lower_tril(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
-    return _mask_triangle(meta, x, "le", offset)
-
-
-@register_lowering(aten.triu.default)
-def _lower_triu(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
-    return _mask_triangle(meta, x, "ge", offset)
+register_lowering(aten.tril.default)(partial(_mask_triangle, "le"))
+register_lowering(aten.triu.default)(partial(_mask_triangle, "ge"))
 
 
 @register_lowering(aten.roll.default)
@@ -410,11 +384,8 @@ def _lower_roll(meta: torch.Tensor, x: Value, shifts: Sequence[int], axes: Seque
         axis_shifts[axis] += shift
 
     def at(index: Index) -> Expr:
-        rolled = [
-            (ix - shift % size) % size if size and shift % size else ix
-            for ix, shift, size in zip(index, axis_shifts, x.shape, strict=True)
-        ]
-        return x.at(tuple(rolled))
+        triples = zip(index, axis_shifts, x.shape, strict=True)
+        return x.at(tuple((ix - n % size) % size if n % size else ix for ix, n, size in triples))
 
     return Value(x.shape, x.dtype, at)
 
@@ -424,8 +395,8 @@ def _lower_unfold(meta: torch.Tensor, x: Value, axis: int, size: int, step: int)
     if not x.shape:
         return Value(tuple(meta.shape), x.dtype, lambda index: x.at(()))
     axis %= len(x.shape)
-    return Value(
-        tuple(meta.shape),
-        x.dtype,
-        lambda index: x.at((*index[:axis], index[axis] * step + index[-1], *index[axis + 1 : -1])),
-    )
+
+    def at(index: Index) -> Expr:
+        return x.at((*index[:axis], index[axis] * step + index[-1], *index[axis + 1 : -1]))
+
+    return Value(tuple(meta.shape), x.dtype, at)

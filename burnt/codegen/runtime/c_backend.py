@@ -13,7 +13,7 @@ from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
 from burnt.codegen.runtime import c_compiler, c_library
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, raise_failed_check, size_templates
-from burnt.codegen.schedule.passes import OnlineThresholds
+from burnt.codegen.schedule.capabilities import OnlineThresholds
 
 
 def _build_c(

@@ -12,7 +12,7 @@ import torch
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, raise_failed_check, size_templates
-from burnt.codegen.schedule.passes import OnlineThresholds
+from burnt.codegen.schedule.capabilities import OnlineThresholds
 
 if TYPE_CHECKING:
     from burnt.codegen.render.metal.kernel import Dispatch

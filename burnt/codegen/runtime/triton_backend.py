@@ -12,7 +12,7 @@ import torch
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.lower.matmul import why_library_call
 from burnt.codegen.runtime.target import BuiltKernels, Target
-from burnt.codegen.schedule.passes import OnlineThresholds
+from burnt.codegen.schedule.capabilities import OnlineThresholds
 
 
 def _build_triton(

@@ -31,6 +31,7 @@ from burnt.codegen.ir import (
     Store,
     Value,
     Var,
+    cast,
     load,
     rebuild,
     reduction_result,
@@ -45,11 +46,10 @@ from burnt.codegen.ir.loops import (
     new_index,
     split_loops,
 )
-from burnt.codegen.lower.registry import cast
+from burnt.codegen.schedule.capabilities import Capabilities
 from burnt.codegen.schedule.matmul_column_sums import fuse_column_sums
 from burnt.codegen.schedule.partial_sums import combine_partial_sums
 from burnt.codegen.schedule.passes import (
-    OnlineThresholds,
     cache_shared_exprs,
     fuse_online_reductions,
     hoist_reciprocal,
@@ -70,9 +70,7 @@ class KernelBuilder:
     to a kernel.
 
     Args:
-        scratch_bytes, max_chunks, splits_passes, online_thresholds: as in
-            `burnt.codegen.schedule.scheduler.schedule`.
-        has_matmul_kernels: whether the target has matmul kernels.
+        target: what the kernels can do.
 
     Attributes:
         buffer_of: the buffer of each reduction, scan or `Materialized` value that is in memory.
@@ -81,21 +79,9 @@ class KernelBuilder:
         num_buffers: number of temporary and local buffers so far, which numbers their names.
     """
 
-    def __init__(
-        self,
-        scratch_bytes: int,
-        max_chunks: int,
-        splits_passes: bool,
-        online_thresholds: OnlineThresholds | None,
-        has_matmul_kernels: bool,
-    ) -> None:
-        self.scratch_bytes, self.max_chunks, self.splits_passes, self.online_thresholds = (
-            scratch_bytes,
-            max_chunks,
-            splits_passes,
-            online_thresholds,
-        )
-        self.has_matmul_kernels = has_matmul_kernels
+    def __init__(self, target: Capabilities) -> None:
+        self.target = target
+        self.has_matmul_kernels = target.why_torch_matmul is not None
         self.buffer_of: dict[Reduction | Scan | Materialized, Buffer] = {}
         self.scratch_buffers: dict[tuple[Kernel, Materialized, Index], Buffer] = {}
         self.matmul_kernels: dict[Matmul, Kernel] = {}
@@ -124,7 +110,7 @@ class KernelBuilder:
         for buffer, value in pending:
             if math.prod(buffer.shape):
                 self.add_store(buffer, value, built)
-        self.num_buffers = combine_partial_sums(built, self.max_chunks, self.num_buffers)
+        self.num_buffers = combine_partial_sums(built, self.target.max_chunks, self.num_buffers)
         self.num_buffers = fuse_column_sums(built, self.num_buffers)
         num_kernels = Counter(
             step.reduction
@@ -138,19 +124,19 @@ class KernelBuilder:
                 simplify_one_hot_sum(kernel)
                 order_loops_and_steps(kernel)
                 hoist_reciprocal(kernel)
-                cache_shared_exprs(kernel, self.scratch_bytes)
-                if self.online_thresholds is not None:
-                    fuse_online_reductions(kernel, self.online_thresholds, computed_twice)
+                cache_shared_exprs(kernel, self.target.scratch_bytes)
+                if self.target.online_thresholds is not None:
+                    fuse_online_reductions(kernel, self.target.online_thresholds, computed_twice)
             merge_adjacent_loops(kernel)
         self.matmul_kernels.clear()
         return built
 
     def add_store(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> None:
         """Add a store to the first kernel that it can be fused into, or to a new one."""
-        axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
+        axes = _memory_order(buffer)
         # An expanded axis (stride 0) is one element in memory: write it once.
         loops = [Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)]
-        element = value.at(tuple(map(IndexExpr.of, loops)))
+        element = _element(value, loops)
         if self.fuse_into_scan(buffer, value, loops, kernels):
             return
         if self.has_matmul_kernels and self.fuse_into_pooled_matmul(buffer, value, loops, kernels):
@@ -174,9 +160,7 @@ class KernelBuilder:
         index = tuple(IndexExpr.of(mapping.get(v, v)) for v in loops)
         self.add_reductions(kernel, [self.resolve(value.at(index))])
         inner_by_axis = [v for v in loops if v in inner]
-        mapping |= dict(
-            zip(inner_by_axis, self.inner_loops(kernel, [v.extent for v in inner_by_axis]), strict=True)
-        )
+        mapping |= dict(zip(inner_by_axis, self.inner_loops(kernel, _extents(inner_by_axis)), strict=True))
         loops = [mapping.get(v, v) for v in loops]
         index = tuple(map(IndexExpr.of, loops))
         expr = self.resolve(value.at(index))
@@ -229,12 +213,10 @@ class KernelBuilder:
         mapping = {v: IndexExpr.of(w) for v, w in zip(outer, kernel.outer, strict=False)}
         step = kernel.matmul
         if step is not None:
-            same_loops = [v.extent for v in outer] == [v.extent for v in kernel.outer]
+            same_loops = _extents(outer) == _extents(kernel.outer)
             same_loops = same_loops and step.index == tuple(ix.substitute(mapping) for ix in index)
             reads = {e.extra[0] for e in self.loads_in([self.resolve(value.at(store_index))])}
-            later = kernels[kernels.index(kernel) :]
-            written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
-            if not same_loops or reads & written:
+            if not same_loops or reads & _written_by(kernels[kernels.index(kernel) :]):
                 self.materialize_reduction(matmul, kernels)
                 return False
         store_index = tuple(ix.substitute(mapping) for ix in store_index)
@@ -300,15 +282,15 @@ class KernelBuilder:
         self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]
     ) -> bool:
         """Add an elementwise store to the loops of a store of the same shape that reads the same buffer."""
-        reads = self.access_axes([self.resolve(value.at(tuple(map(IndexExpr.of, loops))))], loops)
+        reads = self.access_axes([self.resolve(_element(value, loops))], loops)
         for i, kernel in enumerate(kernels):
             if kernel.kind == "scan":
                 continue
-            written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
+            written = _written_by(kernels[i:])
             for step in kernel.steps:
                 if not isinstance(step, Store) or step.buffer.role == "local":
                     continue
-                if [v.extent for v in step.loops] != [v.extent for v in loops]:
+                if _extents(step.loops) != _extents(loops):
                     continue
                 if reads.keys() & written or not _same_access(
                     reads, self.access_axes([step.value], step.loops)
@@ -337,7 +319,7 @@ class KernelBuilder:
                 math.prod(reduction.shape) < _MAX_SPLIT_ROWS
                 and math.prod(reduction.extents) >= _MIN_SPLIT_ELEMENTS
             )
-            is_split = is_split and not self.splits_passes
+            is_split = is_split and not self.target.splits_passes
             needs_own_kernel = rows is None or is_split
             if not needs_own_kernel and rows is not None:
                 self.materialize_inner_reductions(reduction, index, rows, kernels)
@@ -387,29 +369,30 @@ class KernelBuilder:
         self,
         value: Value,
         loops: Sequence[Var],
-        outer: list[Var],
+        outer: Sequence[Var],
         kernels: list[Kernel],
         *,
         uses_scratch: bool = False,
+        scan_length: int | None = None,
     ) -> Kernel:
         """Return a kernel over the same rows that this store can be fused into, or a new one.
 
         The same number of rows is not enough: a square matrix has as many columns as rows, so the kernel must
         also iterate over the same axes of the largest buffer. A kernel with rows in scratch takes only stores
-        that need scratch: a kernel by columns would need scratch for as many rows as a tile is wide.
+        that need scratch: a kernel by columns would need scratch for as many rows as a tile is wide. A scan,
+        of `scan_length` elements, is fused with scans of that length.
         """
-        extents = [v.extent for v in outer]
-        reads = self.access_axes([self.resolve(value.at(tuple(map(IndexExpr.of, loops))))], outer)
-        for kernel in kernels:
-            if kernel.kind in ("scan", "matmul"):
+        reads = self.access_axes([self.resolve(_element(value, loops))], outer)
+        for i, kernel in enumerate(kernels):
+            if scan_length is None:
+                fits = kernel.kind not in ("scan", "matmul") and bool(kernel.scratch) == uses_scratch
+                fits = fits and bool(_written_by([kernel]))
+            else:
+                fits = kernel.kind == "scan" and kernel.steps[0].inner[0].extent == scan_length
+            if not fits or _extents(kernel.outer) != _extents(outer):
                 continue
-            if [v.extent for v in kernel.outer] != extents or bool(kernel.scratch) != uses_scratch:
-                continue
-            stores = {step.buffer for step in kernel.steps if isinstance(step, Store)}
-            later = kernels[kernels.index(kernel) :]
-            written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
             same_access = _same_access(reads, self.access_axes(kernel.exprs, kernel.outer))
-            if same_access and not reads.keys() & written and stores:
+            if same_access and not reads.keys() & _written_by(kernels[i:]):
                 return kernel
         kernel = Kernel("", tuple(outer), [])
         kernels.append(kernel)
@@ -439,14 +422,8 @@ class KernelBuilder:
             for expr in walk([todo.pop()]):
                 if expr.op == "load":
                     loads.append(expr)
-                elif expr.op == "scanned":
-                    scan, index = expr.extra
-                    assert isinstance(scan, Scan)
-                    todo.append(self.resolve(scan.body(index)))  # type: ignore[arg-type]
-                elif expr.op == "reduced":
-                    reduction, index = expr.extra
-                    assert isinstance(reduction, Reduction)
-                    todo.append(self.resolve(reduction.body(index, new_index(reduction.extents))))  # type: ignore[arg-type]
+                elif expr.op in ("scanned", "reduced"):
+                    todo.append(self.resolve(_body_of(expr)))
         return loads
 
     def add_reductions(self, kernel: Kernel, exprs: Sequence[Expr]) -> None:
@@ -468,7 +445,7 @@ class KernelBuilder:
         long = [size for size in extents if size > 1]
         for step in kernel.steps:
             loops = [v for v in step.loops if v in step.inner] if isinstance(step, Store) else step.inner
-            if [v.extent for v in loops] == long:
+            if _extents(loops) == long:
                 shared = iter(loops)
                 return tuple(next(shared) if size > 1 else Var(1) for size in extents)
         return tuple(Var(size) for size in extents)
@@ -507,8 +484,8 @@ class KernelBuilder:
 
         Scans in the value that run along another loop, or in the other direction, are materialized first.
         """
-        axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
-        element = self.resolve(value.at(tuple(map(IndexExpr.of, loops))), inline=False)
+        axes = _memory_order(buffer)
+        element = self.resolve(_element(value, loops), inline=False)
         chosen: tuple[Var, bool] | None = None
         for e in walk([element]):
             if e.op != "scanned":
@@ -535,7 +512,7 @@ class KernelBuilder:
         if not any(e.op == "scanned" for e in walk([self.resolve(element)])):
             return False  # the values materialized above read the scans, which are now in memory too
         outer = [loops[a] for a in axes if loops[a] is not scan_loop and loops[a].extent > 1]
-        kernel = self.find_or_create_scan_kernel(value, loops, outer, scan_loop.extent, kernels)
+        kernel = self.find_or_create_kernel(value, loops, outer, kernels, scan_length=scan_loop.extent)
         ((inner,),) = {step.inner for step in kernel.steps} or {(Var(scan_loop.extent),)}
         position = IndexExpr.of(inner) * -1 + (scan_loop.extent - 1) if is_reversed else IndexExpr.of(inner)
         mapping = dict(zip(outer, kernel.outer, strict=True))
@@ -559,24 +536,6 @@ class KernelBuilder:
         self.add_store(buffer, Value(scan.shape, scan.dtype, lambda index: scan_result(scan, index)), kernels)
         self.buffer_of[scan] = buffer
 
-    def find_or_create_scan_kernel(
-        self, value: Value, loops: Sequence[Var], outer: Sequence[Var], length: int, kernels: list[Kernel]
-    ) -> Kernel:
-        """Return a kernel whose scans are over the same rows of the same buffer, or a new one."""
-        reads = self.access_axes([self.resolve(value.at(tuple(map(IndexExpr.of, loops))))], outer)
-        for i, kernel in enumerate(kernels):
-            same_length = kernel.kind == "scan" and kernel.steps[0].inner[0].extent == length
-            if not same_length or [v.extent for v in kernel.outer] != [v.extent for v in outer]:
-                continue
-            written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
-            if not reads.keys() & written and _same_access(
-                reads, self.access_axes(kernel.exprs, kernel.outer)
-            ):
-                return kernel
-        kernel = Kernel("", tuple(outer), [])
-        kernels.append(kernel)
-        return kernel
-
     # --- materialized values -------------------------------------------------------------------------------
 
     def materialize_values(self, expr: Expr, kernels: list[Kernel], loops: Sequence[Var] = ()) -> None:
@@ -588,8 +547,7 @@ class KernelBuilder:
             if e.op == "scanned" and e.extra[0] not in self.buffer_of:
                 self.materialize_scan(e.extra[0], kernels)  # type: ignore[arg-type]
             elif e.op == "reduced":
-                reduction, index = e.extra
-                self.materialize_values(reduction.body(index, new_index(reduction.extents)), kernels)  # type: ignore[attr-defined]
+                self.materialize_values(_body_of(e), kernels)
             elif e.op == "materialized" and e.extra[0] not in self.buffer_of:
                 materialized: Materialized = e.extra[0]  # type: ignore[assignment]
                 inside = materialized.value.at(new_index(materialized.value.shape))
@@ -619,14 +577,14 @@ class KernelBuilder:
         """
         loops = [v for v in loops if v.extent > 1]
         found = [e for e in walk([self.resolve(expr, inline=False)]) if e.op in ("materialized", "reduced")]
-        if not found or not loops or not self.scratch_bytes:
+        if not found or not loops or not self.target.scratch_bytes:
             return None
         row_loop = loops[-1]
         for e in found:
             materialized, index = e.extra
             if not isinstance(materialized, Materialized) or not materialized.fits_row_scratch:
                 return None
-            if materialized.value.shape[-1] * materialized.value.dtype.itemsize > self.scratch_bytes:
+            if materialized.value.shape[-1] * materialized.value.dtype.itemsize > self.target.scratch_bytes:
                 return None
             value_index: Index = index  # type: ignore[assignment]
             if distinct_loops(value_index[:-1]) != set(loops[:-1]) or value_index[-1].variables() != {
@@ -639,7 +597,7 @@ class KernelBuilder:
         self, buffer: Buffer, value: Value, loops: Sequence[Var], row_loop: Var, kernels: list[Kernel]
     ) -> None:
         """Add a store to a kernel that first computes the rows which the store reads into scratch."""
-        axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
+        axes = _memory_order(buffer)
         outer = [loops[a] for a in axes if loops[a].extent > 1 and loops[a] is not row_loop]
         kernel = self.find_or_create_kernel(value, loops, outer, kernels, uses_scratch=True)
         mapping = dict(zip(outer, kernel.outer, strict=True))
@@ -668,6 +626,34 @@ class KernelBuilder:
             kernel.steps.append(Store(buffer, inner, IndexExpr.of(row_loop), element, (row_loop,)))
             self.scratch_buffers[key] = buffer
         return load(self.scratch_buffers[key], column)
+
+
+def _body_of(result: Expr) -> Expr:
+    """Return the element that a reduction or scan reads for one of its results, in new inner loops."""
+    node, index = result.extra
+    if isinstance(node, Scan):
+        return node.body(index)  # type: ignore[arg-type]
+    assert isinstance(node, Reduction)
+    return node.body(index, new_index(node.extents))  # type: ignore[arg-type]
+
+
+def _memory_order(buffer: Buffer) -> list[int]:
+    """Return a buffer's axes, those with the largest strides first."""
+    return sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
+
+
+def _element(value: Value, loops: Sequence[Var]) -> Expr:
+    """Return a value's element in terms of one loop for each axis."""
+    return value.at(tuple(map(IndexExpr.of, loops)))
+
+
+def _extents(loops: Sequence[Var]) -> list[int]:
+    return [v.extent for v in loops]
+
+
+def _written_by(kernels: Sequence[Kernel]) -> set[Buffer]:
+    """Return the buffers that some kernels write, their scratch included."""
+    return {step.buffer for kernel in kernels for step in kernel.steps if isinstance(step, Store)}
 
 
 def reductions_of(*exprs: Expr) -> list[tuple[Reduction, Index]]:

@@ -26,6 +26,8 @@ from burnt.codegen.ir import (
     ScanStep,
     Store,
     Var,
+    cast,
+    const,
     load,
     ravel,
     rebuild,
@@ -34,7 +36,6 @@ from burnt.codegen.ir import (
     unravel,
     walk,
 )
-from burnt.codegen.lower.registry import cast, const
 from burnt.codegen.schedule.passes import as_online_reduction
 
 ROWS_PER_CHUNK = 64
@@ -187,19 +188,16 @@ def _fuse(
         def body(
             outer: Index, over: Index, reduction: ReductionStep = reduction, element: Expr = element
         ) -> Expr:
-            part_index, dtype = (*over, ravel(outer, shape)), element.dtype
+            part_index = (*over, ravel(outer, shape))
             sums_buffer = partial_buffer("sum", element)
             partial_sum = load(sums_buffer, sums_buffer.at(part_index))
             if not isinstance(reduction, OnlineReduction):
                 return partial_sum
             squares_buffer = partial_buffer("squares", element)
             total = totals[reduction.reference.reduction, reduction.reference.index]
-            inverse_chunk, inverse_rows = (const(1 / n, dtype) for n in (ROWS_PER_CHUNK, column_sums.rows))
-            deviation = _binary(
-                "sub", _binary("mul", partial_sum, inverse_chunk), _binary("mul", total, inverse_rows)
-            )
-            correction = _binary("mul", const(ROWS_PER_CHUNK, dtype), _binary("mul", deviation, deviation))
-            return _binary("add", load(squares_buffer, squares_buffer.at(part_index)), correction)
+            deviation = partial_sum * (1 / ROWS_PER_CHUNK) - total * (1 / column_sums.rows)
+            correction = const(ROWS_PER_CHUNK, element.dtype) * (deviation * deviation)
+            return load(squares_buffer, squares_buffer.at(part_index)) + correction
 
         total_sum = Reduction("sum", shape, (kernel.num_chunks,), element.dtype, body)
         steps.append(ReductionStep(total_sum, index, (chunk,), body(index, (IndexExpr.of(chunk),))))
@@ -230,7 +228,3 @@ def _fuse(
 def _replace_reductions(known: Mapping[tuple[object, ...], Expr], expr: Expr) -> Expr:
     """Replace reductions by known expressions."""
     return rebuild(expr, replace=lambda e: known.get(e.extra) if e.op == "reduced" else None)
-
-
-def _binary(op: str, a: Expr, b: Expr) -> Expr:
-    return Expr.make(op, (a, b), a.dtype)

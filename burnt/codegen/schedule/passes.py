@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -33,7 +32,8 @@ from burnt.codegen.ir import (
     variables,
     walk,
 )
-from burnt.codegen.lower.registry import HALF_TO_FLOAT32, const
+from burnt.codegen.lower.registry import HALF_TO_FLOAT32
+from burnt.codegen.schedule.capabilities import OnlineThresholds
 
 # Ops that cost about as much as a load. The others take a few tens of instructions: it is faster to store
 # their result and load it again than to compute it twice (softmax of 4096 x 1024 float32, storing exp: 1.3
@@ -46,22 +46,6 @@ _CHEAP_OPS = """
 _CHEAP = frozenset(_CHEAP_OPS.split())
 LANES = 16
 """Minimum number of adjacent columns that a column kernel processes together (see `lane_loop`)."""
-
-
-class OnlineThresholds(NamedTuple):
-    """Minimum bytes read for which an online sum, in the pass of its maximum or sum, is faster.
-
-    Args:
-        exp_row_bytes: along the innermost loop, for a sum of exponentials.
-        squares_row_bytes: along the innermost loop, for a sum of squares.
-        squares_total_bytes: of all rows together, for a sum of squares.
-        column_tile_bytes: of `LANES` adjacent columns, in a column kernel (see `lane_loop`).
-    """
-
-    exp_row_bytes: int = 0
-    squares_row_bytes: int = 0
-    squares_total_bytes: int = 0
-    column_tile_bytes: int = 0
 
 
 def order_loops_and_steps(kernel: Kernel) -> None:
@@ -175,11 +159,10 @@ def _one_hot_element(body: Expr, loop: Var) -> Expr | None:
     selected, rest = test.args[0], [t for t in tests if t is not test]
     if selected.dtype != torch.int64 or loop in variables([selected, body.args[1], *rest]):
         return None
-    low = Expr.make("ge", (selected, const(0, torch.int64)), torch.bool)
-    inside = Expr.make("lt", (selected, index_value(IndexExpr(const=loop.extent))), torch.bool)
-    for part in (*rest, low):
-        inside = Expr.make("and", (inside, part), torch.bool)
-    return Expr.make("where", (inside, *body.args[1:]), body.dtype)
+    inside = selected.lt(index_value(IndexExpr(const=loop.extent)))
+    for part in (*rest, selected.ge(0)):
+        inside = inside & part
+    return inside.where(*body.args[1:])
 
 
 def hoist_reciprocal(kernel: Kernel) -> None:
@@ -200,8 +183,7 @@ def hoist_reciprocal(kernel: Kernel) -> None:
         x, row_max = body.args[0].args
         if row_max.op != "reduced" or kinds.get(row_max.extra) != "max" or bodies[row_max.extra] is not x:  # type: ignore[arg-type, index]
             return None
-        reciprocal = Expr.make("reciprocal", (e.args[1],), e.dtype)
-        return Expr.make("mul", (e.args[0], reciprocal), e.dtype)
+        return e.args[0] * e.args[1].apply("reciprocal")
 
     for step in kernel.steps:
         if isinstance(step, Store):

@@ -9,7 +9,7 @@ kernel that reads them. The plan must be correct first, and then move as few byt
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,8 +43,8 @@ from burnt.codegen.lower.matmul import (
 )
 from burnt.codegen.lower.random import RandomSource
 from burnt.codegen.lower.reduction import FLOAT64_OPS
+from burnt.codegen.schedule.capabilities import Capabilities
 from burnt.codegen.schedule.fusion import KernelBuilder, reductions_of
-from burnt.codegen.schedule.passes import OnlineThresholds
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 from burnt.errors import DefinitionError
 
@@ -90,39 +90,15 @@ class Plan:
     result_shapes: dict[Buffer, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
-def schedule(
-    traced: Traced,
-    captured: Sequence[torch.Tensor],
-    *,
-    scratch_bytes: int = 0,
-    max_chunks: int = 0,
-    splits_passes: bool = False,
-    has_fast_float64: bool = False,
-    online_thresholds: OnlineThresholds | None = None,
-    why_torch_call: Callable[[torch.fx.Node], str | None] = lambda node: None,
-    why_torch_matmul: Callable[[torch.fx.Node], str | None] | None = None,
-) -> Plan:
-    """Return the plan of a traced function. The keyword arguments are fields of `runtime.target.Target`.
+def schedule(traced: Traced, captured: Sequence[torch.Tensor], target: Capabilities) -> Plan:
+    """Return the plan of a traced function.
 
     Args:
         traced: the trace.
         captured: the tensors that it captured, in the order of `traced.captured`.
-        scratch_bytes: maximum bytes of local buffers per iteration of a kernel's outer loops; 0 for none.
-        max_chunks: maximum number of chunks for partial sums over the outer loops; 0 if unsupported.
-        splits_passes: whether a pass over one row can be split across all threads.
-        has_fast_float64: whether float32 ops may compute in float64 where they need its range.
-        online_thresholds: sizes from which a reduction is computed online, in the same pass as the reduction
-            that it depends on; None for never.
-        why_torch_call: returns why a node that can be lowered is faster as torch's own call, or None.
-        why_torch_matmul: the same for a matmul; a matmul that is lowered is a kernel fused with its epilogue.
-            None for a target without matmul kernels.
+        target: what the target's kernels can do.
     """
-    builder = KernelBuilder(
-        scratch_bytes, max_chunks, splits_passes, online_thresholds, why_torch_matmul is not None
-    )
-    return _Scheduler(
-        traced, captured, builder, why_torch_call, why_torch_matmul, has_fast_float64
-    ).build_plan()
+    return _Scheduler(traced, captured, target).build_plan()
 
 
 RESHAPE_OPS = (
@@ -173,20 +149,9 @@ class _Scheduler:
         returned: buffers that are results, each with the node whose memory it is (`skip_views`).
     """
 
-    def __init__(
-        self,
-        traced: Traced,
-        captured: Sequence[torch.Tensor],
-        builder: KernelBuilder,
-        why_torch_call: Callable[[torch.fx.Node], str | None],
-        why_torch_matmul: Callable[[torch.fx.Node], str | None] | None,
-        has_fast_float64: bool,
-    ) -> None:
-        self.traced = traced
-        self.has_fast_float64 = has_fast_float64
-        self.why_torch_call = why_torch_call
-        self.why_torch_matmul = why_torch_matmul
-        self.builder = builder
+    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], target: Capabilities) -> None:
+        self.traced, self.target = traced, target
+        self.builder = KernelBuilder(target)
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.probe_indices: dict[tuple[int, ...], Index] = {}
@@ -268,19 +233,19 @@ class _Scheduler:
             or (m.dtype in FLOAT8_FORMATS and node in self.float8_nodes)
             for m in metas
         )
-        reason = self.why_torch_call(node)
+        reason = self.target.why_torch_call(node)
         if reason is not None:
             return self.add_call(node, reason)
         if lowering is not None and is_dtype_unsupported(node.target, metas[1:]):
             return self.add_call(node, "torch refuses this dtype")
-        if node.target in MATMUL_LOWERINGS and is_supported and self.why_torch_matmul is not None:
+        if node.target in MATMUL_LOWERINGS and is_supported and self.target.why_torch_matmul is not None:
             return self.lower_matmul(node)
         if lowering is not None and is_supported:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.lowered_argument)
             if is_random(node):
                 kwargs = {**kwargs, "source": self.random_source(node)}  # type: ignore[dict-item]
             if node.target in FLOAT64_OPS:
-                kwargs = {**kwargs, "has_fast_float64": self.has_fast_float64}
+                kwargs = {**kwargs, "has_fast_float64": self.target.has_fast_float64}
             if "needs_indices" in node.meta:
                 kwargs = {**kwargs, "needs_indices": True}
             try:
@@ -294,8 +259,8 @@ class _Scheduler:
 
     def lower_matmul(self, node: torch.fx.Node) -> Any:
         """Lower a matmul to a kernel. Expensive operands are materialized: each tile reads them again."""
-        assert self.why_torch_matmul is not None
-        reason = self.why_torch_matmul(node)
+        assert self.target.why_torch_matmul is not None
+        reason = self.target.why_torch_matmul(node)
         if reason is not None:
             return self.add_call(node, reason)
         hoisted: dict[torch.fx.Node, Value] = {}

@@ -17,7 +17,7 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel, OnlineReduction
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
-from burnt.codegen.schedule.passes import OnlineThresholds
+from burnt.codegen.schedule.capabilities import OnlineThresholds
 from tests.codegen.compare import judge
 from tests.codegen.programs import program
 

@@ -11,14 +11,11 @@ import torch
 
 from burnt.codegen.ir import (
     Buffer,
+    Computed,
     Expr,
-    Index,
     IndexExpr,
     Kernel,
     PartialSum,
-    Reduction,
-    Scan,
-    Split,
     Store,
     Var,
     index_exprs,
@@ -26,7 +23,8 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.render.c.bounds_and_prefetch import split_row_index
 from burnt.codegen.render.c.dtypes import C_TYPES, SIXTEEN_BIT_FLOATS, constant
-from burnt.codegen.render.shape_params import mark_size, mark_step
+from burnt.codegen.render.printer import LinePrinter, operation_text
+from burnt.codegen.render.shape_params import mark_size
 
 # Bitwise selects (`select_i64` and so on), by dtype. They are used where the test does not vary along the
 # loop, and for integers: gcc turns a `?:` there, or a chain of them, into branches and does not vectorise.
@@ -36,11 +34,8 @@ _SELECT_TYPES = {
     torch.uint16: "i32", torch.uint32: "i32", torch.uint64: "i64",
 }  # fmt: skip
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
-          "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
-
-class ExprPrinter:
+class ExprPrinter(LinePrinter):
     """The lines of a kernel printed so far, and the state that printing the next line depends on.
 
     Args:
@@ -49,31 +44,24 @@ class ExprPrinter:
     """
 
     def __init__(self, kernel: Kernel, slots: dict[object, int]) -> None:
-        self.kernel = kernel
+        super().__init__(kernel)
         self.slots = slots
-        self.lines: list[str] = []
-        self.depth = 1
-        self.reduction_results: dict[tuple[Reduction, Index], str] = {}
         self.lane: Var | None = None
         self.tile_width = 1
         self.transposed_loads: dict[Expr, str] = {}  # loads read from a tile that was copied row by row
         self.partial_sums: dict[PartialSum, str] = {}
         self.scratch_offsets: dict[Buffer, int] = {}  # index of the first element of each local buffer
         self.used_buffers: dict[Buffer, None] = {}
-        self.loop_names: dict[Var, str] = {}
-        self.num_values = 0
         self.true_tests: set[int] = set()  # ids of tests that are known to hold in the current loop
         self.unconditional_loads: set[Expr] = set()  # loads that no test guards
         self.span: tuple[Var, int, int] | None = None  # the innermost loop, its start and its stop
         self.varying_guards: set[str] = set()  # guards whose value varies along that loop
         self.uniform_cache: dict[int, bool] = {}  # results of `is_uniform`, by id of the expression
-        self.scan_results: dict[tuple[Scan, Index], str] = {}
         self.f32_copies: dict[tuple[Buffer, IndexExpr], str] = {}  # float32 copies of float16 elements
         self.random_words: dict[int, str] = {}  # words generated beforehand, by id of the drawing expression
         self.hoisted: list[str] = []  # lines to put before the innermost loop
         self.hoisted_names: dict[int, str] = {}  # names that these lines define, by id of the expression
         self.hoist_depth = 1  # indentation of these lines
-        self.index_values: dict[int, str] = {}  # names of the expressions that indices contain
         self.has_computed_index = False  # whether an index contains a computed value
         self.vector_depth: int | None = None  # depth of the enclosing SIMD loop; None outside of one
         self.has_guarded_load = False  # whether the current loop body loads under a test
@@ -251,35 +239,10 @@ class ExprPrinter:
             text = f"({text}) * {self.tile_width} + u + l"
         return f"{buffer.name}[{text}]"
 
-    def index_text(self, ix: IndexExpr) -> str:
-        """Return the C of an index."""
-        parts = []
-        for atom, c in ix.terms.items():
-            if isinstance(atom, Split):
-                text = self.split_text(atom)
-            else:
-                text = (
-                    self.loop_name(atom)
-                    if isinstance(atom, Var)
-                    else f"({self.index_values[id(atom.expr)]} ^ zero)"
-                )
-                self.has_computed_index = self.has_computed_index or not isinstance(atom, Var)
-            parts.append(text if c == 1 else f"{text} * {mark_step(c)}")
-        if ix.const or not parts:
-            parts.append(mark_size(ix.const) if ix.const else "0")
-        return " + ".join(parts)
-
-    def split_text(self, atom: Split) -> str:
-        """Return the C of a quotient or remainder in an index."""
-        low, _ = atom.inner.bounds()
-        inner = self.index_text(atom.inner)
-        if low < 0:
-            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark_step(atom.divisor)})"
-        return f"(({inner}) {atom.kind} {mark_step(atom.divisor)})"
-
-    def loop_name(self, var: Var) -> str:
-        """Return a loop's variable name. Numbered by first use, so that equal kernels give equal text."""
-        return self.loop_names.setdefault(var, f"i{len(self.loop_names)}")
+    def computed_text(self, atom: Computed) -> str:
+        """Return the C of a computed part of an index (see `_KernelPrinter.source` for the xor)."""
+        self.has_computed_index = True
+        return f"({self.index_values[id(atom.expr)]} ^ zero)"
 
     # --- lines --------------------------------------------------------------------------------------------
 
@@ -290,32 +253,24 @@ class ExprPrinter:
                 self.vector_depth = self.depth
             if self.failure_names:
                 text += f" reduction(max:{', '.join(self.failure_names.values())})"
-        self.lines.append("    " * self.depth + text)
-
-    def emit_all(self, lines: Sequence[str]) -> None:
-        """Append several lines."""
-        for text in lines:
-            self.emit(text)
+        super().emit(text)
 
     def open_loop(self, var: Var, start: str = "0", stop: str = "") -> None:
         """Open a loop, by default over all of its iterations."""
         name = self.loop_name(var)
         stop = stop or mark_size(var.extent)
-        self.emit(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{")
-        self.depth += 1
+        self.open(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++)")
 
     def open_loops(self, loops: Sequence[Var]) -> None:
         """Open nested loops, the outermost first."""
         for var in loops:
             self.open_loop(var)
 
-    def close(self, count: int) -> None:
+    def close(self, count: int = 1) -> None:
         """Close the innermost `count` loops or blocks."""
-        for _ in range(count):
-            self.depth -= 1
-            self.emit("}")
-            if self.vector_depth is not None and self.depth <= self.vector_depth:
-                self.vector_depth = None
+        super().close(count)
+        if self.vector_depth is not None and self.depth <= self.vector_depth:
+            self.vector_depth = None
 
     def end_body(self, stores: Sequence[Store]) -> None:
         """End a loop body after its last store: emit `GUARDED_LOADS` where gcc could misorder its loads.
@@ -342,54 +297,27 @@ def _random_value(expr: Expr, word: str) -> str:
 def _operation_text(expr: Expr, args: list[str]) -> str:
     op, dtype = expr.op, expr.dtype
     arg_dtype = expr.args[0].dtype
-    is_double = arg_dtype == torch.float64
-    if op in _INFIX:
-        if op in ("add", "mul") and dtype == torch.bool:
-            return f"{args[0]} {'|' if op == 'add' else '&'} {args[1]}"
-        return f"{args[0]} {_INFIX[op]} {args[1]}"
     if op in ("uniform", "random"):
         return _random_value(expr, f"philox_word({args[0]}, {args[1]}, {expr.extra[0]})")
-    if op == "decode_float8":
-        return f"f32_of_{expr.extra[0]}({args[0]})"
-    if op == "encode_float8":
-        return f"{expr.extra[0]}_of_f32({args[0]})"
-    if op in ("identity", "as"):
-        return args[0]
     if op == "cast":
         inner = expr.args[0]
-        from_integer = not arg_dtype.is_floating_point and arg_dtype != torch.bool
+        is_integer = not arg_dtype.is_floating_point and arg_dtype != torch.bool
+        text = _cast_text(args[0], dtype)
         if (
-            from_integer
+            is_integer
             and dtype.is_floating_point
             and inner.op == "cast"
             and inner.args[0].dtype.is_floating_point
         ):
             # gcc compiles float -> integer -> float as trunc, which gives -0 where torch gives 0.
-            return f"{args[0]} == 0 ? 0 : {_cast_text(args[0], arg_dtype, dtype)}"
-        return _cast_text(args[0], arg_dtype, dtype)
-    if op == "where":
-        if not dtype.is_floating_point and _is_zero_or_one(expr.args[0]):
-            return f"select_{_SELECT_TYPES[dtype]}({', '.join(args)})"
-        return f"{args[0]} ? {args[1]} : {args[2]}"
-    if op == "neg":
-        return f"-{args[0]}"
-    if op == "not":
-        return f"~{args[0]}"
+            return f"{args[0]} == 0 ? 0 : {text}"
+        return text
+    if op == "where" and not dtype.is_floating_point and _is_zero_or_one(expr.args[0]):
+        return f"select_{_SELECT_TYPES[dtype]}({', '.join(args)})"
     if op == "power":
         return f"power_{'int64' if dtype.is_signed else 'uint64'}({', '.join(args)})"
-    if op == "div" or (op == "trunc_div" and not arg_dtype.is_floating_point):
-        return f"{args[0]} / {args[1]}"
-    if op == "reciprocal":
-        return f"1 / {args[0]}"
-    if op == "relu":
-        return f"{args[0]} < 0 ? 0 : {args[0]}"
-    if op in ("maximum", "minimum", "fmax", "fmin") and not arg_dtype.is_floating_point:
-        return f"{args[0]} {'>' if 'max' in op else '<'} {args[1]} ? {args[0]} : {args[1]}"
-    if op == "abs" and not arg_dtype.is_floating_point:
-        return args[0] if not arg_dtype.is_signed else f"{args[0]} < 0 ? -{args[0]} : {args[0]}"
-    if op == "sign" and not arg_dtype.is_floating_point:
-        return f"({args[0]} > 0) - ({args[0]} < 0)"
-    return f"{op}_{'f64' if is_double else 'f32'}({', '.join(args)})"
+    suffix = "f64" if arg_dtype == torch.float64 else "f32"
+    return operation_text(expr, args) or f"{op}_{suffix}({', '.join(args)})"
 
 
 def _is_zero_or_one(test: Expr) -> bool:
@@ -399,7 +327,7 @@ def _is_zero_or_one(test: Expr) -> bool:
     return test.op in ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-def _cast_text(value: str, old: torch.dtype, new: torch.dtype) -> str:
+def _cast_text(value: str, new: torch.dtype) -> str:
     if new == torch.float16:
         return f"round_f16({value})"
     if new in SIXTEEN_BIT_FLOATS:

@@ -310,8 +310,7 @@ class _KernelPrinter(ExprPrinter):
         ends = {}
         for var, start in ((transposed_loop, "down"), (last, "right")):
             size = mark_size(var.extent)
-            self.emit(f"for (int64_t {start} = 0; {start} < {size}; {start} += {_TRANSPOSE_TILE}) {{")
-            self.depth += 1
+            self.open(f"for (int64_t {start} = 0; {start} < {size}; {start} += {_TRANSPOSE_TILE})")
             ends[var] = f"({start} + {_TRANSPOSE_TILE} < {size} ? {start} + {_TRANSPOSE_TILE} : {size})"
         down = Var(transposed_loop.extent + 1)
         self.loop_names[down] = "down"
@@ -332,8 +331,8 @@ class _KernelPrinter(ExprPrinter):
                 self.emit("#pragma omp simd")
                 self.open_loop(transposed_loop, "down", ends[transposed_loop])
                 self.emit(f"{name}[{row}][{column}] = {self.element_text(buffer, e.extra[1])};")  # type: ignore[arg-type]
-                self.close(1)
-            self.close(1)
+                self.close()
+            self.close()
             self.transposed_loads[e] = f"{name}[{row}][{column}]"
             if is_float16:
                 self.f32_copies[buffer, e.extra[1]] = self.transposed_loads[e]  # type: ignore[index]
@@ -363,7 +362,7 @@ class _KernelPrinter(ExprPrinter):
         self.emit("#pragma omp parallel for simd schedule(static)")
         self.open_loop(last)
         self.emit_stores(stores)
-        self.close(1)
+        self.close()
 
     def emit_in_blocks(
         self, last: Var, span: tuple[int, int], stores: Sequence[Store], *, parallel: bool
@@ -384,19 +383,17 @@ class _KernelPrinter(ExprPrinter):
             if parallel:
                 self.emit("#pragma omp parallel for schedule(static)")
             last_start = f"{stop} - {size - 1}" if is_full else stop
-            self.emit(f"for (int64_t block = {first}; block < {last_start}; block += {size}) {{")
-            self.depth += 1
+            self.open(f"for (int64_t block = {first}; block < {last_start}; block += {size})")
             if words:
                 self.emit(f"const int64_t end = block + {size} < {stop} ? block + {size} : {stop};")
             self.emit_block(last, stores, words, size, is_full=is_full)
-            self.close(1)
+            self.close()
         if not words:
-            self.emit("{")
-            self.depth += 1
+            self.open()
             count = f"({stop} - {first})" if span[0] else stop
             self.emit(f"const int64_t end = {stop}, block = end - {count} % {size};")
             self.emit_block(last, stores, words, size, is_full=False)
-            self.close(1)
+            self.close()
         self.end_hoisting(saved)
         return True
 
@@ -442,7 +439,7 @@ class _KernelPrinter(ExprPrinter):
         self.emit("#pragma omp simd")
         self.open_loop(last, "block", f"block + {size}" if runs_full else "end")
         self.emit_stores(stores)
-        self.close(1)
+        self.close()
         self.emit_all(store_lines)
         self.random_words, self.f32_copies = {}, {}
 
@@ -513,12 +510,11 @@ class _KernelPrinter(ExprPrinter):
             if stop - first >= 8:
                 self.emit("#pragma omp simd")
             begin = mark_size(first) if first else "0"
-            self.emit(f"for (int64_t {name} = {begin}; {name} < {mark_size(stop)}; {name}++) {{")
-            self.depth += 1
+            self.open(f"for (int64_t {name} = {begin}; {name} < {mark_size(stop)}; {name}++)")
             self.true_tests = {id(test) for test in known}
             self.emit_stores(stores)
             self.true_tests = set()
-            self.close(1)
+            self.close()
             self.end_hoisting(saved)
 
     def emit_reduction_kernel(self, *, parallel: bool, split: bool) -> None:
@@ -530,8 +526,7 @@ class _KernelPrinter(ExprPrinter):
         self.open_loops(outer)
         if self.lane is not None:
             size = mark_size(self.lane.extent)
-            self.emit(f"for (int64_t next = 0; next < {size}; next += {self.tile_width}) {{")
-            self.depth += 1
+            self.open(f"for (int64_t next = 0; next < {size}; next += {self.tile_width})")
             self.emit(
                 f"const int64_t tile = next + {self.tile_width} < {size} ? next : {size} - {self.tile_width};"
             )
@@ -545,8 +540,7 @@ class _KernelPrinter(ExprPrinter):
         num_iterations = mark_size(math.prod(v.extent for v in kernel.outer))
         if parallel:
             self.emit("#pragma omp parallel for schedule(static)")
-        self.emit(f"for (int64_t chunk = 0; chunk < {mark_size(kernel.num_chunks)}; chunk++) {{")
-        self.depth += 1
+        self.open(f"for (int64_t chunk = 0; chunk < {mark_size(kernel.num_chunks)}; chunk++)")
         for i, step in enumerate(sums):
             self.partial_sums[step] = f"s{i}_block"
             count = math.prod(step.buffer.shape[1:])
@@ -556,11 +550,9 @@ class _KernelPrinter(ExprPrinter):
             self.emit(f"for (int64_t j = 0; j < {mark_size(count)}; j++) s{i}[j] = s{i}_block[j] = 0;")
         self.emit(f"const int64_t stop = (chunk + 1) * {num_iterations} / {mark_size(kernel.num_chunks)};")
         first = f"chunk * {num_iterations} / {mark_size(kernel.num_chunks)}"
-        self.emit(f"for (int64_t block = {first}; block < stop; block += {_LANE_SUM_BLOCK}) {{")
-        self.depth += 1
+        self.open(f"for (int64_t block = {first}; block < stop; block += {_LANE_SUM_BLOCK})")
         self.emit(f"const int64_t end = block + {_LANE_SUM_BLOCK} < stop ? block + {_LANE_SUM_BLOCK} : stop;")
-        self.emit("for (int64_t iteration = block; iteration < end; iteration++) {")
-        self.depth += 1
+        self.open("for (int64_t iteration = block; iteration < end; iteration++)")
         stride = 1
         for var in reversed(kernel.outer):
             quotient = "iteration" if stride == 1 else f"iteration / {mark_size(stride)}"
@@ -568,11 +560,11 @@ class _KernelPrinter(ExprPrinter):
             self.emit(f"const int64_t {self.loop_name(var)} = {quotient}{rest};")
             stride *= var.extent
         self.emit_iteration(split=False)
-        self.close(1)
+        self.close()
         sizes = [mark_size(math.prod(step.buffer.shape[1:])) for step in sums]
         for i, size in enumerate(sizes):
             self.emit(f"for (int64_t j = 0; j < {size}; j++) s{i}[j] += s{i}_block[j], s{i}_block[j] = 0;")
-        self.close(1)
+        self.close()
         for i, (step, size) in enumerate(zip(sums, sizes, strict=True)):
             self.used_buffers[step.buffer] = None
             value = f"s{i}[j]"
@@ -581,7 +573,7 @@ class _KernelPrinter(ExprPrinter):
             self.emit(
                 f"for (int64_t j = 0; j < {size}; j++) {step.buffer.name}[chunk * {size} + j] = {value};"
             )
-        self.close(1)
+        self.close()
 
     def emit_iteration(self, *, split: bool) -> None:
         """Emit the body of the outer loops: scratch arrays, then the passes that share them."""
@@ -624,25 +616,22 @@ class _KernelPrinter(ExprPrinter):
         self.open_loops(lead)
         if lane is not None:
             size = mark_size(lane.extent)
-            self.emit(f"for (int64_t next = 0; next < {size}; next += {tile_width}) {{")
-            self.depth += 1
+            self.open(f"for (int64_t next = 0; next < {size}; next += {tile_width})")
             # The last tile overlaps the one before it, so that all tiles have the same constant width.
             self.emit(f"const int64_t tile = next + {tile_width} < {size} ? next : {size} - {tile_width};")
         states = create_scan_states(scan_steps, tile_width if lane is not None else 0, is_vectorized)
         for state in states:
             self.emit_all(state.declarations())
-        lanes = f"for (int64_t l = 0; l < {tile_width}; l++) {{"
+        lanes = f"for (int64_t l = 0; l < {tile_width}; l++)"
         if lane is not None:
-            self.emit(lanes)
-            self.depth += 1
+            self.open(lanes)
         self.emit_all([line for state in states for line in state.initial_values()])
         self.close(lane is not None)
         self.open_loop(along)
         if lane is not None:
             if is_vectorized:
                 self.emit("#pragma omp simd")
-            self.emit(lanes)
-            self.depth += 1
+            self.open(lanes)
             self.emit(f"const int64_t {self.loop_name(lane)} = tile + l;")
         values = self.emit_exprs([step.body for step in scan_steps])
         for state, value in zip(states, values, strict=True):
@@ -674,21 +663,19 @@ class _KernelPrinter(ExprPrinter):
                 (v for v in inner if v.extent >= _NUM_CHUNKS), max(inner, key=lambda v: v.extent)
             )
             self.emit("#pragma omp parallel for schedule(static)")
-            self.emit(f"for (int64_t chunk = 0; chunk < {_NUM_CHUNKS}; chunk++) {{")
-            self.depth += 1
+            self.open(f"for (int64_t chunk = 0; chunk < {_NUM_CHUNKS}; chunk++)")
             self.declare_totals(accs)
             self.emit_reduction_loops(accs, stores, inner, chunked_loop)
             self.emit_in_lanes([line for acc in accs for line in acc.copy_to_chunk("[chunk]")])
-            self.close(1)
+            self.close()
             self.declare_totals(accs)
             # Sums of exponentials come second: they are rescaled by the maximum of all chunks.
             for group in ([acc for acc in accs if acc not in exp_sums], exp_sums):
                 if not group:
                     continue
-                self.emit(f"for (int64_t chunk = 0; chunk < {_NUM_CHUNKS}; chunk++) {{")
-                self.depth += 1
+                self.open(f"for (int64_t chunk = 0; chunk < {_NUM_CHUNKS}; chunk++)")
                 self.emit_in_lanes([line for acc in group for line in acc.merge("chunks", "[chunk]")])
-                self.close(1)
+                self.close()
         else:
             self.declare_totals(accs)
             self.emit_reduction_loops(accs, stores, inner, None)
@@ -758,8 +745,7 @@ class _KernelPrinter(ExprPrinter):
             )
         for var in lead:
             self.open_loop(var, *bounds(var))
-        self.emit(f"for (int64_t block = {start}; block < {stop}; block += {block_size}) {{")
-        self.depth += 1
+        self.open(f"for (int64_t block = {start}; block < {stop}; block += {block_size})")
         self.emit(f"const int64_t end = block + {block_size} < {stop} ? block + {block_size} : {stop};")
         if lead and self.lane is None:
             rows = next_reduction_rows(lead[-1], last, [acc.step.body for acc in (*accs, *exp_sums)])
@@ -784,22 +770,21 @@ class _KernelPrinter(ExprPrinter):
                 self.emit("#pragma omp simd" + "".join(acc.omp_clauses("block") for acc in group))
             self.open_loop(last, "block", "end")
             self.emit_reduction_body(group, stores if group is accs else [], flat_index, is_blocked=True)
-            self.close(1)
+            self.close()
             self.emit_in_lanes(
                 [line for acc in group if acc not in arg_reductions for line in acc.merge("block", "")]
             )
         self.f32_copies = {}
         if self.lane is not None:
-            self.close(1)
+            self.close()
             self.in_tile_part = False
         for acc in arg_reductions:
-            self.emit(f"if ({acc.improvement_test()}) {{")
-            self.depth += 1
+            self.open(f"if ({acc.improvement_test()})")
             self.emit_all(acc.take_block())
             for var in lead:
                 self.emit(f"{acc.name}_{self.loop_name(var)} = {self.loop_name(var)};")
             self.emit(f"{acc.name}_{last_name} = block;")
-            self.close(1)
+            self.close()
         self.close(len(inner))
         for acc in arg_reductions:
             self.emit_arg_search(acc, inner, block_size, bounds(last)[1])
@@ -809,11 +794,10 @@ class _KernelPrinter(ExprPrinter):
         new_rows = [row for row in rows if row[0] not in self.prefetched]
         self.prefetched |= {buffer for buffer, _ in new_rows}  # a later pass finds them in the cache
         if new_rows:
-            self.emit(f"if ({condition}) {{")
-            self.depth += 1
+            self.open(f"if ({condition})")
             for buffer, start in new_rows:
                 self.emit(self.prefetch_text(buffer, start, "block", "end", ", 0, 2"))
-            self.close(1)
+            self.close()
 
     def prefetch_text(
         self, buffer: Buffer, row_start: IndexExpr, start: str, stop: str, hints: str = ""
@@ -833,8 +817,7 @@ class _KernelPrinter(ExprPrinter):
     ) -> None:
         """Emit the mean of the first block, the first reference of sums of squares."""
         start, stop = bounds
-        self.emit("{")
-        self.depth += 1
+        self.open()
         for var, value in lead:
             self.emit(f"const int64_t {self.loop_name(var)} = {value};")
         self.emit(f"const int64_t end = {start} + {block_size} < {stop} ? {start} + {block_size} : {stop};")
@@ -857,9 +840,9 @@ class _KernelPrinter(ExprPrinter):
         self.close(num_opened + 1)
         self.emit_in_lanes([line for acc in square_sums for line in acc.set_first_mean(f"end - ({start})")])
         if self.lane is not None:
-            self.close(1)
+            self.close()
             self.in_tile_part = False
-        self.close(1)
+        self.close()
 
     def emit_arg_search(self, acc: Accumulator, inner: tuple[Var, ...], block_size: int, stop: str) -> None:
         """Emit a scalar search for the index of the first extreme in its block.
@@ -867,8 +850,7 @@ class _KernelPrinter(ExprPrinter):
         The vector loop may have computed values that differ in the last bit, so its extreme is not used here.
         """
         *lead, last = inner
-        self.emit("{")
-        self.depth += 1
+        self.open()
         for var in lead:
             self.emit(f"const int64_t {self.loop_name(var)} = {acc.name}_{self.loop_name(var)};")
         start = f"{acc.name}_{self.loop_name(last)}"
@@ -939,10 +921,8 @@ class _KernelPrinter(ExprPrinter):
 
     def open_tile_parts(self) -> None:
         """Open a loop over the parts of a tile, each of which fits into registers."""
-        self.emit(
-            f"for (int64_t u = 0; u < {self.tile_width}; u += {min(self.tile_width, _REGISTER_LANES)}) {{"
-        )
-        self.depth += 1
+        width = min(self.tile_width, _REGISTER_LANES)
+        self.open(f"for (int64_t u = 0; u < {self.tile_width}; u += {width})")
 
     def open_lanes(self) -> int:
         """Open loops over the lanes of a tile, or of its current part; return their number."""
@@ -951,8 +931,7 @@ class _KernelPrinter(ExprPrinter):
         if not self.in_tile_part:
             self.open_tile_parts()
         self.emit("#pragma omp simd")
-        self.emit(f"for (int64_t l = 0; l < {min(self.tile_width, _REGISTER_LANES)}; l++) {{")
-        self.depth += 1
+        self.open(f"for (int64_t l = 0; l < {min(self.tile_width, _REGISTER_LANES)}; l++)")
         return num_opened
 
     def emit_in_lanes(self, lines: Sequence[str]) -> None:

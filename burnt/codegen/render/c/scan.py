@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from burnt.codegen.ir import Kernel, ScanStep, Store, Var, walk
+from burnt.codegen.ir import Kernel, ScanStep, Var
 from burnt.codegen.render.c.dtypes import C_TYPES, highest, lowest
+from burnt.codegen.render.printer import most_contiguous_loop
 
 _MAX_LANES = 512  # lanes of a tile
 _NUM_ROWS = 4  # rows that are scanned at once where lanes are not vectorised
@@ -88,16 +89,7 @@ def select_scan_lane(kernel: Kernel) -> tuple[Var | None, int, bool]:
     This is the loop along which memory is contiguous. If memory is contiguous along the scans, a few rows are
     scanned at once: each has its own dependency chain, so their latencies overlap.
     """
-    votes: dict[Var, int] = {}
-    for step in kernel.steps:
-        indices = [step.offset] if isinstance(step, Store) else []
-        exprs = [step.value if isinstance(step, Store) else step.body]
-        indices += [e.extra[1] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
-        for index in indices:
-            for v in (*kernel.outer, *step.inner):
-                if index.stride(v) in (1, -1):
-                    votes[v] = votes.get(v, 0) + 1
-    best = max(votes, key=lambda v: votes[v], default=None)
+    best = most_contiguous_loop(kernel)
     if best in kernel.outer and best is not None and best.extent >= 8:
         widths = [
             _MAX_LANES >> k for k in range(_MAX_LANES.bit_length()) if 8 <= _MAX_LANES >> k <= best.extent

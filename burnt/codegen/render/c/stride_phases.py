@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from burnt.codegen.ir import Expr, IndexExpr, Split, Store, Var, index_exprs, rebuild, walk
-from burnt.codegen.lower.registry import const
+from burnt.codegen.ir import Expr, IndexExpr, Split, Store, Var, const, index_exprs, rebuild, walk
 
 _MAX_PERIOD = 4  # iterations of a period: more make the source too long
 

@@ -11,15 +11,12 @@ from collections.abc import Sequence
 
 import torch
 
-from burnt.codegen.ir import Buffer, Expr, Index, IndexExpr, Kernel, Reduction, Scan, Split, Store, Var
+from burnt.codegen.ir import Buffer, Computed, Expr, Kernel, Store, Var
 from burnt.codegen.render.metal import prelude
 from burnt.codegen.render.metal.dtypes import MEMORY_TYPES, METAL_TYPES, SIXTEEN_BIT_FLOATS, constant
-from burnt.codegen.render.shape_params import mark_size, mark_step
+from burnt.codegen.render.printer import LinePrinter, operation_text
+from burnt.codegen.render.shape_params import mark_size
 from burnt.errors import UnsupportedError
-
-_INTEGER_INFIX = {"trunc_div": "/", "shl": "<<", "shr": ">>"}
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
-          "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Scratch:
     zeros: bool = False
 
 
-class ExprPrinter:
+class ExprPrinter(LinePrinter):
     """The lines of a function printed so far, and the state that printing the next line depends on.
 
     Args:
@@ -42,18 +39,11 @@ class ExprPrinter:
     """
 
     def __init__(self, kernel: Kernel, numbers: Sequence[int], *, wide: bool) -> None:
-        self.kernel = kernel
+        super().__init__(kernel)
         self.number_slots = {number: i for i, number in enumerate(numbers)}
         self.has_numbers = False
-        self.lines: list[str] = []
-        self.depth = 1
-        self.reduction_results: dict[tuple[Reduction, Index], str] = {}
-        self.scan_results: dict[tuple[Scan, Index], str] = {}
         self.buffers: dict[Buffer | Scratch, None] = {}
         self.written: set[Buffer | Scratch] = set()
-        self.loop_names: dict[Var, str] = {}
-        self.num_values = 0
-        self.index_values: dict[int, str] = {}  # names of the expressions that indices contain
         self.wide = wide
         self.index_type = "long" if wide else "int"
 
@@ -142,54 +132,13 @@ class ExprPrinter:
             value = f"{name} != 0"
         self.emit(f"{buffer.name}[{self.index_text(step.offset)}] = {value};")
 
-    def index_text(self, ix: IndexExpr) -> str:
-        """Return the text of an index."""
-        parts = []
-        for atom, c in ix.terms.items():
-            if isinstance(atom, Split):
-                text = self.split_text(atom)
-            elif isinstance(atom, Var):
-                text = self.loop_name(atom)
-            else:
-                text = f"{self.index_type}({self.index_values[id(atom.expr)]})"
-            parts.append(text if c == 1 else f"{text} * {mark_step(c)}")
-        if ix.const or not parts:
-            parts.append(mark_size(ix.const) if ix.const else "0")
-        return " + ".join(parts)
+    def computed_text(self, atom: Computed) -> str:
+        """Return the text of a computed part of an index."""
+        return f"{self.index_type}({self.index_values[id(atom.expr)]})"
 
-    def split_text(self, atom: Split) -> str:
-        """Return the text of a quotient or remainder in an index."""
-        low, _ = atom.inner.bounds()
-        inner = self.index_text(atom.inner)
-        if low < 0:
-            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index_type}({mark_step(atom.divisor)})"
-            return f"floor_{kind}({self.index_type}({inner}), {by})"
-        return f"(({inner}) {atom.kind} {mark_step(atom.divisor)})"
-
-    def loop_name(self, var: Var) -> str:
-        """Return a loop's variable name. Numbered by first use, so that equal kernels give equal text."""
-        return self.loop_names.setdefault(var, f"i{len(self.loop_names)}")
-
-    # --- lines --------------------------------------------------------------------------------------------
-
-    def emit(self, text: str) -> None:
-        """Append a line, indented by the depth of the loops."""
-        self.lines.append("    " * self.depth + text)
-
-    def emit_all(self, texts: Sequence[str]) -> None:
-        """Append several lines."""
-        for text in texts:
-            self.emit(text)
-
-    def open_block(self, text: str) -> None:
-        """Open a loop or a branch."""
-        self.emit(f"{text} {{")
-        self.depth += 1
-
-    def close_block(self) -> None:
-        """Close the innermost loop or branch."""
-        self.depth -= 1
-        self.emit("}")
+    def floor_text(self, kind: str, index: str, divisor: str) -> str:
+        """Return a quotient (`kind` ``div``) or remainder (``mod``) of an index that may be negative."""
+        return f"floor_{kind}({self.index_type}({index}), {self.index_type}({divisor}))"
 
     def emit_loop_variables(self, loops: Sequence[Var], flat_index: str) -> None:
         """Define the variables of nested loops, from the flattened number of an iteration."""
@@ -203,47 +152,18 @@ class ExprPrinter:
 
 
 def _operation_text(expr: Expr, args: list[str]) -> str:
-    op, dtype = expr.op, expr.dtype
-    arg_dtype = expr.args[0].dtype
-    is_floating = arg_dtype.is_floating_point
-    if op in _INFIX:
-        if op in ("add", "mul") and dtype == torch.bool:
-            return f"{args[0]} {'|' if op == 'add' else '&'} {args[1]}"
-        return f"{args[0]} {_INFIX[op]} {args[1]}"
-    if op in _INTEGER_INFIX and not is_floating:
-        return f"{args[0]} {_INTEGER_INFIX[op]} {args[1]}"
+    op = expr.op
     if op == "power":
-        return f"power<{METAL_TYPES[dtype]}>({', '.join(args)})"
+        return f"power<{METAL_TYPES[expr.dtype]}>({', '.join(args)})"
     if op in ("uniform", "random"):
         function = "uniform_f32" if op == "uniform" else "random_below"
         return f"{function}({', '.join([*args, *map(str, expr.extra)])})"
-    if op == "decode_float8":
-        return f"f32_of_{expr.extra[0]}({args[0]})"
-    if op == "encode_float8":
-        return f"{expr.extra[0]}_of_f32({args[0]})"
-    if op in ("identity", "as"):
-        return args[0]
     if op == "cast":
-        return _cast_text(args[0], arg_dtype, dtype)
-    if op == "where":
-        return f"{args[0]} ? {args[1]} : {args[2]}"
-    if op == "neg":
-        return f"-{args[0]}"
-    if op == "not":
-        return f"~{args[0]}"
-    if op == "reciprocal":
-        return f"1 / {args[0]}"
-    if op == "relu":
-        return f"{args[0]} < 0 ? 0 : {args[0]}"
-    if op in ("maximum", "minimum", "fmax", "fmin") and not is_floating:
-        return f"{args[0]} {'>' if 'max' in op else '<'} {args[1]} ? {args[0]} : {args[1]}"
-    if op == "abs" and not is_floating:
-        return args[0] if not arg_dtype.is_signed else f"{args[0]} < 0 ? -{args[0]} : {args[0]}"
-    if op == "sign" and not is_floating:
-        return f"({args[0]} > 0) - ({args[0]} < 0)"
-    if f"{op}_f32" not in prelude.functions():
+        return _cast_text(args[0], expr.args[0].dtype, expr.dtype)
+    text = operation_text(expr, args)
+    if text is None and f"{op}_f32" not in prelude.functions():
         raise UnsupportedError(f"Metal has no {op} yet")
-    return f"{op}_f32({', '.join(args)})"
+    return text or f"{op}_f32({', '.join(args)})"
 
 
 def _cast_text(value: str, old: torch.dtype, new: torch.dtype) -> str:

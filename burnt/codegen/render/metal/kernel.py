@@ -244,7 +244,7 @@ class _ElementwisePrinter(_DispatchPrinter):
             self.emit(
                 f"const {self.index_type} first = {self.index_type}(at.x) * 4, end = min(first + 4, {end});"
             )
-            self.open_block(f"for ({self.index_type} {name} = first; {name} < end; {name}++)")
+            self.open(f"for ({self.index_type} {name} = first; {name} < end; {name}++)")
             x = -(-x // 4)
         elif x > 1:
             self.emit(f"const {self.index_type} {self.loop_name(last)} = {self.index_type}(at.x);")
@@ -252,7 +252,7 @@ class _ElementwisePrinter(_DispatchPrinter):
         for step, name in zip(stores, self.emit_exprs([step.value for step in stores]), strict=True):
             self.emit_store(step, name)
         if takes_four:
-            self.close_block()
+            self.close()
         group_width = min(_GROUP_SIZE, max(_SIMD_WIDTH, _next_power_of_two(x)))
         return self.build_dispatch(
             (x, y, z), (group_width, min(_GROUP_SIZE // group_width, _next_power_of_two(y)), 1)
@@ -354,7 +354,7 @@ class _ReductionPrinter(_DispatchPrinter):
             start = f"chunk * {chunk_size} + lane" if team_size > 1 else f"chunk * {chunk_size}"
             end = f"min((chunk + 1) * {chunk_size}, {total})"
         step = f"{iteration}++" if team_size == 1 else f"{iteration} += {team_size}"
-        self.open_block(f"for ({self.index_type} {iteration} = {start}; {iteration} < {end}; {step})")
+        self.open(f"for ({self.index_type} {iteration} = {start}; {iteration} < {end}; {step})")
         if len(inner) > 1:
             self.emit_loop_variables(inner, "iteration")
         return iteration
@@ -367,11 +367,11 @@ class _ReductionPrinter(_DispatchPrinter):
         if inner:
             self.open_loop(inner)
         elif conditions:
-            self.open_block(f"if ({' && '.join(conditions)})")
+            self.open(f"if ({' && '.join(conditions)})")
         for step, name in zip(stores, self.emit_exprs([step.value for step in stores]), strict=True):
             self.emit_store(step, name)
         if inner or conditions:
-            self.close_block()
+            self.close()
 
     # --- reductions ---------------------------------------------------------------------------------------
 
@@ -396,14 +396,12 @@ class _ReductionPrinter(_DispatchPrinter):
             self.emit_all(state.add(value, iteration))
             for online_sum, value in zip(online_sums, values, strict=True):
                 self.emit_all(online_sum.add(value))
-            self.close_block()
+            self.close()
         else:
-            self.open_block(
-                "if (chunk == 0 && lane == 0)" if self.layout.team_size > 1 else "if (chunk == 0)"
-            )
+            self.open("if (chunk == 0 && lane == 0)" if self.layout.team_size > 1 else "if (chunk == 0)")
             (value,) = self.emit_exprs([step.body])
             self.emit_all(state.add(value, "0"))
-            self.close_block()
+            self.close()
         self.emit_all(state.finish())
         self.combine_team(state)
         self.save_chunk_results(state, rows)
@@ -448,9 +446,9 @@ class _ReductionPrinter(_DispatchPrinter):
         if layout.team_size == 1:
             return
         if layout.lane is None:
-            self.open_block(f"for (ushort distance = {_SIMD_WIDTH // 2}; distance > 0; distance /= 2)")
+            self.open(f"for (ushort distance = {_SIMD_WIDTH // 2}; distance > 0; distance /= 2)")
             self.emit_all(state.merge([f"shuffle_xor({name}, distance)" for name in state.variables]))
-            self.close_block()
+            self.close()
             if layout.team_size == _SIMD_WIDTH:
                 return
             count, own_part, column, condition = (
@@ -465,15 +463,15 @@ class _ReductionPrinter(_DispatchPrinter):
             size = f"[{count}]" + (f"[{_SIMD_WIDTH}]" if column else "")
             self.shared_declarations.append(f"    threadgroup {metal_type} {name}_shared{size};")
         if condition:
-            self.open_block(f"if ({condition})")
+            self.open(f"if ({condition})")
         self.emit_all([f"{name}_shared[{own_part}]{column} = {name};" for name in state.variables])
         if condition:
-            self.close_block()
+            self.close()
         self.emit("threadgroup_barrier(mem_flags::mem_threadgroup);")
         self.emit_all([f"{name} = {name}_shared[0]{column};" for name in state.variables])
-        self.open_block(f"for (int part = 1; part < {count}; part++)")
+        self.open(f"for (int part = 1; part < {count}; part++)")
         self.emit_all(state.merge([f"{name}_shared[part]{column}" for name in state.variables]))
-        self.close_block()
+        self.close()
 
     def chunk_buffers(self, state: ReductionState, rows: int) -> Iterator[tuple[Scratch, str]]:
         """Yield the scratch memory and the variable of each value that a chunk saves."""
@@ -484,7 +482,7 @@ class _ReductionPrinter(_DispatchPrinter):
         """Emit lines that compute an earlier stage's reduction from the results of its chunks."""
         state = self.create_state(step)
         self.emit_all(state.declare())
-        self.open_block(f"for ({self.index_type} part = 0; part < {self.layout.num_chunks}; part++)")
+        self.open(f"for ({self.index_type} part = 0; part < {self.layout.num_chunks}; part++)")
         values = self.load_chunk_results(state, rows)
         online_sum = None
         if isinstance(step, OnlineReduction):
@@ -495,7 +493,7 @@ class _ReductionPrinter(_DispatchPrinter):
             )
             values = [online_sum.rescale_chunk(values[0], chunk_reference, self.count_text(step, "part"))]
         self.emit_all(state.add(values[0], "0") if len(values) == 1 else state.merge(values))
-        self.close_block()
+        self.close()
         self.emit_all(state.finish())
         if online_sum is not None:
             self.emit_all(online_sum.handle_non_finite())
@@ -543,14 +541,14 @@ class _ScanPrinter(_DispatchPrinter):
         for state in self.states:
             self.emit_all(state.declare_initial(state.variables))
         iteration = self.loop_name(self.scan_loop)
-        self.open_block(
+        self.open(
             f"for ({self.index_type} {iteration} = 0; {iteration} < {mark_size(self.scan_loop.extent)}; "
             f"{iteration}++)"
         )
         for state, element in self.emit_elements(iteration):
             self.emit_all(state.combine(state.variables, element))
         self.emit_scan_stores()
-        self.close_block()
+        self.close()
 
     def emit_team_scan(self, team_size: int) -> None:
         """Emit a scan by a team of threads for each iteration of the outer loops."""
@@ -564,22 +562,22 @@ class _ScanPrinter(_DispatchPrinter):
             self.emit_all(state.declare_initial(state.variable_names("_before")))
         iteration, end = self.loop_name(self.scan_loop), mark_size(self.scan_loop.extent)
         end = f"long({end})" if self.wide else end
-        self.open_block(f"for ({self.index_type} first = 0; first < {end}; first += {team_size})")
+        self.open(f"for ({self.index_type} first = 0; first < {end}; first += {team_size})")
         self.emit(f"const {self.index_type} own = first + at.x % {team_size};")
         # Threads past the end load the last element; their results are not stored.
         self.emit(f"const {self.index_type} {iteration} = min(own, {end} - 1);")
         elements = self.emit_elements(iteration)
         for state, element in elements:
             self.emit_all(state.declare(state.variables, element))
-        self.open_block(f"for (ushort distance = 1; distance < {_SIMD_WIDTH}; distance *= 2)")
+        self.open(f"for (ushort distance = 1; distance < {_SIMD_WIDTH}; distance *= 2)")
         for state, _ in elements:
             below = state.variable_names("_below")
             self.emit_all(state.declare(below, [f"shuffle_up({p}, distance)" for p in state.variables]))
             self.emit_all(state.combine(below, state.variables))
-            self.open_block("if (lane >= distance)")
+            self.open("if (lane >= distance)")
             self.emit_all(state.assign(state.variables, below))
-            self.close_block()
-        self.close_block()
+            self.close()
+        self.close()
         if team_size > _SIMD_WIDTH:
             self.combine_simdgroups(team_size // _SIMD_WIDTH, f"at.x % {team_size} / {_SIMD_WIDTH}")
         for state, _ in elements:
@@ -590,33 +588,33 @@ class _ScanPrinter(_DispatchPrinter):
                 self.emit_all(state.assign(before, [f"broadcast_last_lane({p})" for p in state.variables]))
             else:
                 self.emit_all(state.assign(before, state.variable_names("_total")))
-        self.open_block(f"if (own < {end})")
+        self.open(f"if (own < {end})")
         self.emit_scan_stores()
-        self.close_block()
-        self.close_block()
+        self.close()
+        self.close()
 
     def combine_simdgroups(self, count: int, own_part: str) -> None:
         """Emit lines that compute the running value before a simdgroup's elements, and at the tile's end."""
         self.emit("threadgroup_barrier(mem_flags::mem_threadgroup);")
-        self.open_block(f"if (lane == {_SIMD_WIDTH - 1})")
+        self.open(f"if (lane == {_SIMD_WIDTH - 1})")
         for state in self.states:
             self.emit_all(
                 state.assign(
                     [f"{name}[{own_part}]" for name in state.variable_names("_shared")], state.variables
                 )
             )
-        self.close_block()
+        self.close()
         self.emit("threadgroup_barrier(mem_flags::mem_threadgroup);")
         for state in self.states:
             self.emit_all(state.declare(state.variable_names("_total"), state.variable_names("_before")))
-        self.open_block(f"for (int part = 0; part < {count}; part++)")
+        self.open(f"for (int part = 0; part < {count}; part++)")
         for state in self.states:
             total = state.variable_names("_total")
             self.emit_all(state.combine(total, [f"{name}[part]" for name in state.variable_names("_shared")]))
-            self.open_block(f"if (part + 1 == {own_part})")
+            self.open(f"if (part + 1 == {own_part})")
             self.emit_all(state.assign(state.variable_names("_before"), total))
-            self.close_block()
-        self.close_block()
+            self.close()
+        self.close()
 
     def emit_elements(self, iteration: str) -> list[tuple[ScanState, list[str]]]:
         """Emit the elements of an iteration, and return each as the values of a scan state."""

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from burnt.codegen.ir import Kernel, ScanStep, Store, Var, walk
+from burnt.codegen.ir import Kernel, ScanStep, Var
 from burnt.codegen.render.metal.dtypes import METAL_TYPES, highest, lowest
+from burnt.codegen.render.printer import most_contiguous_loop
 
 
 class ScanState:
@@ -92,14 +93,5 @@ class ScanState:
 
 def select_scan_lane(kernel: Kernel) -> Var | None:
     """Return the outer loop along which most accesses are contiguous; None if that is the scans' own loop."""
-    votes: dict[Var, int] = {}
-    for step in kernel.steps:
-        indices = [step.offset] if isinstance(step, Store) else []
-        exprs = [step.value if isinstance(step, Store) else step.body]
-        indices += [e.extra[1] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
-        for index in indices:
-            for v in (*kernel.outer, *step.inner):
-                if index.stride(v) in (1, -1):
-                    votes[v] = votes.get(v, 0) + 1
-    best = max(votes, key=lambda v: votes[v], default=None)
+    best = most_contiguous_loop(kernel)
     return best if best in kernel.outer else None

@@ -12,7 +12,7 @@ from torch import Tensor
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel, OnlineReduction
 from burnt.codegen.render.metal import kernel as metal_kernel
-from burnt.codegen.schedule.passes import OnlineThresholds
+from burnt.codegen.schedule.capabilities import OnlineThresholds
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
 
