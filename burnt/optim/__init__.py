@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Any
 from burnt._hints import no_attribute
 from burnt.optim.adafactor import Adafactor
 from burnt.optim.adagrad import Adadelta, Adagrad
-from burnt.optim.adam import Adam, AdamW
-from burnt.optim.adam_variants import Adamax, NAdam, RAdam
-from burnt.optim.adan import Adan
+from burnt.optim.adam import Adam, Adamax, AdamW, Adan, Lamb, NAdam, RAdam
 from burnt.optim.averages import Ema, Swa
 from burnt.optim.groups import Group, Groups, matrices
-from burnt.optim.lamb import Lamb
 from burnt.optim.lbfgs import Lbfgs
 from burnt.optim.lion import Lion
 from burnt.optim.muon import Muon

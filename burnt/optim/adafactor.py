@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from burnt.kernels import StepResult
 from burnt.kernels.optim.adafactor import adafactor_step
-from burnt.optim.optimizer import Optimizer, zero
+from burnt.optim.optimizer import Optimizer, StepInputs, zero
 
 
 class Adafactor(Optimizer):
@@ -59,18 +56,8 @@ class Adafactor(Optimizer):
             "col_var": torch.zeros_like(column, memory_format=torch.contiguous_format),
         }
 
-    def _advance(
-        self,
-        lr: float,
-        params: Sequence[torch.nn.Parameter],
-        grads: Sequence[Tensor],
-        states: Sequence[dict[str, Any]],
-        limits: Mapping[str, Any],
-    ) -> StepResult:
-        rows, columns, variances = (
-            [state.get(name) for state in states] for name in ("row_var", "col_var", "variance")
-        )
-        steps = [state["step"] for state in states]
+    def _advance(self, inputs: StepInputs) -> StepResult:
+        rows, columns, variances, steps = inputs.state("row_var", "col_var", "variance", "step")
         return adafactor_step(
-            params, grads, rows, columns, variances, steps, lr=lr, **self._options, **limits
+            inputs.params, inputs.grads, rows, columns, variances, steps, **self._options, **inputs.settings
         )

@@ -62,11 +62,8 @@ class Adadelta(Optimizer):
     """
 
     _torch = torch.optim.Adadelta
+    _state_names = ("step", "square_avg", "acc_delta")
     _update = ADADELTA
 
     def __init__(self, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0) -> None:
         super().__init__(rho=rho, eps=eps, weight_decay=weight_decay)
-
-    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        means = {name: torch.zeros_like(parameter) for name in ("square_avg", "acc_delta")}
-        return {"step": zero(parameter)} | means

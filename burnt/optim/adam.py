@@ -1,41 +1,35 @@
-"""Adam and AdamW."""
+"""Adam and its variants: AdamW, Adamax, NAdam, RAdam, Adan, Lamb."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from burnt.kernels import StepResult, adam_step, adamw_step
-from burnt.optim.optimizer import Optimizer, zero
+from burnt.kernels.optim.lamb import lamb_step
+from burnt.kernels.optim.updates import ADAMAX, ADAN, NADAM, RADAM
+from burnt.optim.optimizer import Optimizer, StepInputs, zero
 
 
 class _Adam(Optimizer):
     """Base of Adam and AdamW: their state, and the step except for its function."""
 
-    _step: ClassVar[Callable[..., StepResult]]
+    _step_fn: ClassVar[Callable[..., StepResult]]
+
+    _state_names = ("step", "exp_avg", "exp_avg_sq")
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self._options["amsgrad"]
-        return {"step": zero(parameter)} | {name: torch.zeros_like(parameter) for name in names}
+        largest = {"max_exp_avg_sq": torch.zeros_like(parameter)} if self._options["amsgrad"] else {}
+        return super()._initial_state(parameter) | largest
 
-    def _advance(
-        self,
-        lr: float,
-        params: Sequence[torch.nn.Parameter],
-        grads: Sequence[Tensor],
-        states: Sequence[dict[str, Any]],
-        limits: Mapping[str, Any],
-    ) -> StepResult:
-        options = self._options
-        first, second, steps = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-        largest = [s["max_exp_avg_sq"] for s in states] if options["amsgrad"] else None
-        return type(self)._step(
-            params, grads, first, second, steps, largest,
-            lr=lr, betas=options["betas"], eps=options["eps"], weight_decay=options["weight_decay"], **limits,
-        )  # fmt: skip
+    def _advance(self, inputs: StepInputs) -> StepResult:
+        options = {name: value for name, value in self._options.items() if name != "amsgrad"}
+        names = ("exp_avg", "exp_avg_sq", "step", *["max_exp_avg_sq"] * self._options["amsgrad"])
+        states = inputs.state(*names)
+        return type(self)._step_fn(inputs.params, inputs.grads, *states, **options, **inputs.settings)
 
 
 class Adam(_Adam):
@@ -57,7 +51,7 @@ class Adam(_Adam):
     """
 
     _torch = torch.optim.Adam
-    _step = staticmethod(adam_step)
+    _step_fn = staticmethod(adam_step)
 
     def __init__(
         self,
@@ -85,7 +79,7 @@ class AdamW(_Adam):
     """
 
     _torch = torch.optim.AdamW
-    _step = staticmethod(adamw_step)
+    _step_fn = staticmethod(adamw_step)
 
     def __init__(
         self,
@@ -95,3 +89,177 @@ class AdamW(_Adam):
         amsgrad: bool = False,
     ) -> None:
         super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+
+
+class Adamax(Optimizer):
+    """Adam with the largest of past gradients, decayed, in place of the root of their mean square.
+
+    Args:
+        betas: decay of the running mean of the gradient, and of the running maximum of its absolute value.
+        eps: added to the absolute value.
+        weight_decay: this times the parameter is added to the gradient.
+
+    Kingma and Ba, 2015, section 7.1; same as :class:`torch.optim.Adamax`.
+
+    >>> Adamax()
+    Adamax(betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0)
+    """
+
+    _torch = torch.optim.Adamax
+    _state_names = ("step", "exp_avg", "exp_inf")
+    _update = ADAMAX
+
+    def __init__(
+        self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay)
+
+
+class NAdam(Optimizer):
+    """Adam with Nesterov momentum.
+
+    Args:
+        betas: decay of the running means of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: this times the parameter is added to the gradient.
+        momentum_decay: how slowly the momentum approaches its final value.
+        decoupled_weight_decay: subtract the weight decay from the parameter as in AdamW.
+
+    Dozat, 2016; same as :class:`torch.optim.NAdam`.
+
+    >>> NAdam(weight_decay=0.01, decoupled_weight_decay=True).into_record().options["momentum_decay"]
+    0.004
+    """
+
+    _torch = torch.optim.NAdam
+    _state_names = ("step", "exp_avg", "exp_avg_sq")
+    _update = NADAM
+
+    def __init__(
+        self,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum_decay: float = 4e-3,
+        decoupled_weight_decay: bool = False,
+    ) -> None:
+        super().__init__(
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            momentum_decay=momentum_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )
+
+    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        return super()._initial_state(parameter) | {"mu_product": zero(parameter) + 1}
+
+
+class RAdam(Optimizer):
+    """Adam whose adaptive rate is rectified, and not used in the first steps, where its variance is large.
+
+    Args:
+        betas: decay of the running means of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: this times the parameter is added to the gradient.
+        decoupled_weight_decay: subtract the weight decay from the parameter as in AdamW.
+
+    Liu et al., 2020; same as :class:`torch.optim.RAdam`.
+
+    >>> RAdam()
+    RAdam(betas=(0.9, 0.999), eps=1e-08, weight_decay=0.0, decoupled_weight_decay=False)
+    """
+
+    _torch = torch.optim.RAdam
+    _state_names = ("step", "exp_avg", "exp_avg_sq")
+    _update = RADAM
+
+    def __init__(
+        self,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+    ) -> None:
+        super().__init__(
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )
+
+
+class Adan(Optimizer):
+    """Adan: Adam with Nesterov momentum by differences of gradients.
+
+    With g the gradient, d its difference to the one of the step before (0 at the first), and b the betas::
+
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) d
+        n = b3 n + (1 - b3) (g + b2 d)^2
+        p = (p - lr (m + b2 v) / (sqrt(n) + eps)) / (1 + lr weight_decay)
+
+    where the means are divided by 1 - b^step. Takes learning rates 5 to 10 times those of Adam.
+
+    Args:
+        betas: decay of the running means of the gradient, of its difference and of its square: 1 minus those
+            of the paper.
+        eps: added to the denominator.
+        weight_decay: decoupled.
+        no_prox: multiply the parameter by ``1 - lr * weight_decay`` before the update, instead of dividing it
+            by ``1 + lr * weight_decay`` after it.
+
+    Raises:
+        OptimError: an option is invalid or, at a step, a gradient is sparse or a parameter complex.
+
+    Xie et al., 2022; Burn's Adan.
+
+    >>> Adan()
+    Adan(betas=(0.98, 0.92, 0.99), eps=1e-08, weight_decay=0.0, no_prox=False)
+    """
+
+    _update = ADAN
+    _state_names = ("step", "exp_avg", "exp_avg_sq", "exp_avg_diff", "previous_grad")
+
+    def __init__(
+        self,
+        betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        no_prox: bool = False,
+    ) -> None:
+        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, no_prox=no_prox)
+
+
+class Lamb(Optimizer):
+    """Lamb: AdamW whose update of each parameter tensor is scaled to the tensor's norm, for large batches.
+
+    With u Adam's update plus weight_decay p, the step is p = p - lr u |p| / |u|; the ratio is 1 where a norm
+    is 0.
+
+    Args:
+        betas: decay of the running means of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: this times the parameter is added to the update.
+
+    Raises:
+        OptimError: an option is invalid or, at a step, a gradient is sparse or a parameter complex.
+
+    You et al., 2020, with the norms as they are (their phi is the identity). torch and Burn lack it.
+
+    >>> Lamb(weight_decay=0.01)
+    Lamb(betas=(0.9, 0.999), eps=1e-06, weight_decay=0.01)
+    """
+
+    _state_names = ("step", "exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay)
+
+    def _advance(self, inputs: StepInputs) -> StepResult:
+        first, second, steps = inputs.state("exp_avg", "exp_avg_sq", "step")
+        return lamb_step(
+            inputs.params, inputs.grads, first, second, steps, **self._options, **inputs.settings
+        )

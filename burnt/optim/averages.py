@@ -12,7 +12,7 @@ from torch import Tensor
 
 from burnt.errors import OptimError
 from burnt.kernels import StepResult
-from burnt.optim.optimizer import Optimizer, OptimizerRecord
+from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord, StepOptions
 
 _INNER = "optimizer/"  # before the keys of the state of the optimizer inside
 
@@ -58,33 +58,14 @@ class _Averaging(Optimizer):
         """Those of the optimizer inside."""
         return self.optimizer.schedules
 
-    def step(
-        self,
-        lr: float,
-        model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
-        grads: Mapping[str, Tensor],
-        *,
-        clip_norm: float | None = None,
-        grad_scale: float | Tensor | None = None,
-        ema: torch.nn.Module | Mapping[str, Tensor] | None = None,
-        ema_decay: float = 0.999,
-    ) -> StepResult:
-        """Update the parameters by the optimizer inside, then the averages; see `Optimizer.step`."""
+    def _step(self, lr: float, model: Model, grads: Mapping[str, Tensor], options: StepOptions) -> StepResult:
         self._prepare(model)
         weight = self._weight(self._steps + 1)
-        is_fused = False
-        if ema is None and weight is not None and self._can_fuse():
-            ema, ema_decay, is_fused = self._average, 1 - weight, True
-        result = self.optimizer.step(
-            lr,
-            model,
-            grads,
-            clip_norm=clip_norm,
-            grad_scale=grad_scale,
-            ema=ema,
-            ema_decay=ema_decay,
-        )
-        if grad_scale is None or not bool(result.skipped):  # synchronises with the device
+        is_fused = options.ema is None and weight is not None and self._can_fuse()
+        if is_fused and weight is not None:
+            options = options._replace(ema=self._average, ema_decay=1 - weight)
+        result = self.optimizer.step(lr, model, grads, **options._asdict())
+        if options.grad_scale is None or not bool(result.skipped):  # synchronises with the device
             self._steps += 1
             if weight is not None and not is_fused:
                 self._average_params(weight)
@@ -93,7 +74,7 @@ class _Averaging(Optimizer):
     def step_with(
         self,
         lr: float,
-        model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
+        model: Model,
         closure: Callable[[], tuple[Tensor, Mapping[str, Tensor]]],
         *,
         clip_norm: float | None = None,
@@ -106,11 +87,11 @@ class _Averaging(Optimizer):
             self._average_params(weight)
         return result
 
-    def check(self, lr: float, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def check(self, lr: float, model: Model) -> None:
         """Raise what the optimizer inside would raise; see `Optimizer.check`."""
         self.optimizer.check(lr, model)
 
-    def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def train(self, model: Model) -> None:
         """Put the parameters for training in place, after `eval`."""
         if self._trained is not None:
             self._bind_model(model)
@@ -118,7 +99,7 @@ class _Averaging(Optimizer):
             self._trained = None
         self.optimizer.train(model)
 
-    def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def eval(self, model: Model) -> None:
         """Put the averages in place of the parameters, of which the record then has a copy."""
         self.optimizer.eval(model)
         if self._trained is None:
@@ -164,7 +145,7 @@ class _Averaging(Optimizer):
     def _weight(self, step: int) -> float | None:
         """Return the weight of the parameters in the averages after a step; None for no change."""
 
-    def _prepare(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def _prepare(self, model: Model) -> None:
         if self._trained is not None:
             raise OptimError(
                 "the model has its averages in place of the parameters",

@@ -15,7 +15,7 @@ from burnt.errors import OptimError, quantity
 from burnt.kernels import StepResult
 from burnt.kernels.optim.foreach import measure_gradients
 from burnt.kernels.optim.request import CLIP_EPS
-from burnt.optim.optimizer import Optimizer, OptimizerRecord, is_rate
+from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord, StepOptions, is_rate
 from burnt.optim.schedules import Constant
 from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, stable_text
 
@@ -182,18 +182,8 @@ class Groups(Optimizer):
             schedules |= {f"{name}/{inner}": own for inner, own in group.optimizer.schedules.items()}
         return schedules
 
-    def step(
-        self,
-        lr: float,
-        model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
-        grads: Mapping[str, Tensor],
-        *,
-        clip_norm: float | None = None,
-        grad_scale: float | Tensor | None = None,
-        ema: torch.nn.Module | Mapping[str, Tensor] | None = None,
-        ema_decay: float = 0.999,
-    ) -> StepResult:
-        """Update the parameters of each group in place by its optimizer; see `Optimizer.step`."""
+    def _step(self, lr: float, model: Model, grads: Mapping[str, Tensor], options: StepOptions) -> StepResult:
+        clip_norm, grad_scale, ema, ema_decay = options
         self._check_rate(lr)
         self._bind_model(model)
         parts: list[dict[str, Tensor]] = [{} for _ in self.groups]
@@ -218,21 +208,14 @@ class Groups(Optimizer):
             if not self._parts[index] or (not part and ema is None):
                 continue
             group.optimizer.rate_factor = self.rate_factor
-            result = group.optimizer.step(
-                rate,
-                self._parts[index],
-                part,
-                clip_norm=group.clip_norm,
-                grad_scale=grad_scale,
-                ema=ema,
-                ema_decay=ema_decay,
-            )
+            options = StepOptions(group.clip_norm, grad_scale, ema, ema_decay)
+            result = group.optimizer.step(rate, self._parts[index], part, **options._asdict())
             self._steps[index] += bool(part)
             results.append(result)
         skipped = results[0].skipped if results else torch.zeros((), dtype=torch.bool)
         return StepResult(norm, skipped, "; ".join(dict.fromkeys(result.by for result in results)))
 
-    def check(self, lr: float, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def check(self, lr: float, model: Model) -> None:
         """Raise what the step of any group would raise; see `Optimizer.check`."""
         super().check(lr, model)
         for index, (group, part) in enumerate(zip(self.groups, self._parts, strict=True)):
@@ -240,13 +223,13 @@ class Groups(Optimizer):
             if part:
                 group.optimizer.check(lr if rate is None else rate, part)
 
-    def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def train(self, model: Model) -> None:
         """Put the parameters for training in place, after `eval`."""
         self._bind_model(model)
         for group, part in zip(self.groups, self._parts, strict=True):
             group.optimizer.train(part)
 
-    def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def eval(self, model: Model) -> None:
         """Put the parameters to evaluate and save in place."""
         self._bind_model(model)
         for group, part in zip(self.groups, self._parts, strict=True):
@@ -315,7 +298,7 @@ class Groups(Optimizer):
             )
         return rate * self.rate_factor
 
-    def describe(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> str:
+    def describe(self, model: Model) -> str:
         """Return which parameters of a model are in which group, as text to print.
 
         >>> from burnt import nn, optim

@@ -11,7 +11,7 @@ from torch import Tensor
 from burnt.errors import OptimError
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
-from burnt.optim.optimizer import Optimizer, OptimizerRecord
+from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord
 
 # torch's state: lists of tensors and of numbers, tensors, numbers. The rest is overwritten in each step.
 _LISTS = ("old_dirs", "old_stps", "ro")
@@ -92,7 +92,7 @@ class Lbfgs(Optimizer):
     def step_with(
         self,
         lr: float,
-        model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
+        model: Model,
         closure: Callable[[], tuple[Tensor, Mapping[str, Tensor]]],
         *,
         clip_norm: float | None = None,

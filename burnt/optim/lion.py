@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from burnt.kernels.optim.updates import LION
 from burnt.optim.optimizer import Optimizer
 
@@ -34,9 +31,7 @@ class Lion(Optimizer):
     """
 
     _update = LION
+    _state_names = ("exp_avg",)
 
     def __init__(self, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> None:
         super().__init__(betas=betas, weight_decay=weight_decay)
-
-    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        return {"exp_avg": torch.zeros_like(parameter)}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from burnt.errors import OptimError
 from burnt.kernels import StepResult, muon_step
 from burnt.kernels.optim.muon import COEFFICIENTS
-from burnt.optim.optimizer import Optimizer
+from burnt.optim.optimizer import Optimizer, StepInputs
 
 
 class Muon(Optimizer):
@@ -39,6 +37,7 @@ class Muon(Optimizer):
     """
 
     _torch = torch.optim.Muon
+    _state_names = ("momentum_buffer",)
     _shape = (0, 0)
 
     def __init__(
@@ -61,9 +60,6 @@ class Muon(Optimizer):
             adjust_lr_fn=adjust_lr_fn,
         )
 
-    def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        return {"momentum_buffer": torch.zeros_like(parameter)}
-
     def _check_params(self, params: Mapping[str, torch.nn.Parameter]) -> None:
         path = next((path for path, p in params.items() if p.dim() != 2), None)
         if path is not None:
@@ -75,13 +71,6 @@ class Muon(Optimizer):
                 hint='optim.Groups([(optim.matrices, optim.Muon(), 0.02), ("*", optim.AdamW())])',
             )
 
-    def _advance(
-        self,
-        lr: float,
-        params: Sequence[torch.nn.Parameter],
-        grads: Sequence[Tensor],
-        states: Sequence[dict[str, Any]],
-        limits: Mapping[str, Any],
-    ) -> StepResult:
-        buffers = [state["momentum_buffer"] for state in states]
-        return muon_step(params, grads, buffers, lr=lr, **self._options, **limits)
+    def _advance(self, inputs: StepInputs) -> StepResult:
+        (buffers,) = inputs.state("momentum_buffer")
+        return muon_step(inputs.params, inputs.grads, buffers, **self._options, **inputs.settings)

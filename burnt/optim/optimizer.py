@@ -11,7 +11,7 @@ import inspect
 import numbers
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -71,6 +71,39 @@ class OptimizerRecord:
         return cls(document["optimizer"], document["options"], tensors)
 
 
+Model = torch.nn.Module | Mapping[str, torch.nn.Parameter]
+"""What an optimizer steps: a module, or parameters by path."""
+
+
+class StepOptions(NamedTuple):
+    """The options of `Optimizer.step`."""
+
+    clip_norm: float | None = None
+    grad_scale: float | Tensor | None = None
+    ema: torch.nn.Module | Mapping[str, Tensor] | None = None
+    ema_decay: float = 0.999
+
+
+class StepInputs(NamedTuple):
+    """What a step of `burnt.kernels` is computed from.
+
+    Args:
+        params: the parameters that have a gradient.
+        grads: their gradients, dense.
+        states: a state dictionary for each.
+        settings: keyword arguments of the kernel: the learning rate, clipping, loss scale, averages.
+    """
+
+    params: Sequence[torch.nn.Parameter]
+    grads: Sequence[Tensor]
+    states: Sequence[dict[str, Any]]
+    settings: Mapping[str, Any]
+
+    def state(self, *names: str) -> list[list[Any]]:
+        """Return the states of these names, each as a list over the parameters; None where there is none."""
+        return [[state.get(name) for state in self.states] for name in names]
+
+
 _NO_PARAMS = "the parameters are those of the model that the Learner, or step(lr, model, grads), is given"
 _NO_RATE = (
     "the learning rate is the Learner's schedule, Learner(model, optimizer, 1e-3), or that of step(lr, ...)"
@@ -124,6 +157,7 @@ class Optimizer:
     rate_factor: float = 1.0
     _usage: ClassVar[str | None] = None  # how it is built, for messages; by default with options
     _shape: ClassVar[tuple[int, ...]] = (0,)  # of a parameter that every such optimizer accepts
+    _state_names: ClassVar[tuple[str, ...]] = ()  # of the state of each parameter, which begins with zeros
 
     if TYPE_CHECKING:
 
@@ -218,7 +252,7 @@ class Optimizer:
     def step(
         self,
         lr: float,
-        model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
+        model: Model,
         grads: Mapping[str, Tensor],
         *,
         clip_norm: float | None = None,
@@ -247,24 +281,32 @@ class Optimizer:
                 rate is below 0.
             InputRuntimeError: a gradient does not fit its parameter.
         """
+        return self._step(lr, model, grads, StepOptions(clip_norm, grad_scale, ema, ema_decay))
+
+    def _step(self, lr: float, model: Model, grads: Mapping[str, Tensor], options: StepOptions) -> StepResult:
         self._check_rate(lr)
         self._bind_model(model)
         self._check_paths(grads)
         params = [self._params[path] for path in grads]
-        averages = None if ema is None else self._averages(ema)
-        limits: dict[str, Any] = {"max_norm": clip_norm, "grad_scale": grad_scale, "ema_decay": ema_decay}
+        averages = None if options.ema is None else self._averages(options.ema)
         if all(
             p.is_floating_point() and not grads[path].is_sparse for path, p in zip(grads, params, strict=True)
         ):
-            limits["ema"] = None if averages is None else [averages[path] for path in grads]
+            settings = {
+                "lr": lr,
+                "max_norm": options.clip_norm,
+                "grad_scale": options.grad_scale,
+                "ema": None if averages is None else [averages[path] for path in grads],
+                "ema_decay": options.ema_decay,
+            }
             states = [self._state_of(path) for path in grads]
-            result = self._advance(lr, params, list(grads.values()), states, limits)
+            result = self._advance(StepInputs(params, list(grads.values()), states, settings))
             rest = [path for path in averages or () if path not in grads]
         else:
-            result = self._step_with_torch(lr, grads, clip_norm, grad_scale)
+            result = self._step_with_torch(lr, grads, options)
             rest = list(averages or ())
         if averages is not None and rest:
-            weight = torch.where(result.skipped, 0.0, 1 - ema_decay)
+            weight = torch.where(result.skipped, 0.0, 1 - options.ema_decay)
             with torch.no_grad():
                 for path in rest:
                     average = averages[path]
@@ -274,7 +316,7 @@ class Optimizer:
     def step_with(
         self,
         lr: float,
-        model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
+        model: Model,
         closure: Callable[[], tuple[Tensor, Mapping[str, Tensor]]],
         *,
         clip_norm: float | None = None,
@@ -301,16 +343,16 @@ class Optimizer:
         """The schedules that the optimizer has of its own, by group."""
         return {}
 
-    def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def train(self, model: Model) -> None:
         """Put the parameters for training in place, after `eval`.
 
         An optimizer whose results are other parameters than those it trains (averages) overrides both.
         """
 
-    def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def eval(self, model: Model) -> None:
         """Put the parameters to evaluate and save in place; `train` undoes it."""
 
-    def check(self, lr: float, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def check(self, lr: float, model: Model) -> None:
         """Raise what `step` would raise for this learning rate and these parameters, before a step.
 
         A training calls it before its first step.
@@ -330,7 +372,7 @@ class Optimizer:
                 found=repr(lr),
             )
 
-    def _bind_model(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def _bind_model(self, model: Model) -> None:
         """Step the parameters of this model from now on, if it is not the one of the last step."""
         if isinstance(model, torch.nn.Module):
             # The module may have been moved, or have other parameters, since the last step.
@@ -415,7 +457,10 @@ class Optimizer:
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the state of a parameter before its first step."""
-        return {}
+        return {
+            name: zero(parameter) if name == "step" else torch.zeros_like(parameter)
+            for name in self._state_names
+        }
 
     def _state_of(self, path: str) -> dict[str, Any]:
         """Return the state of a parameter, created before its first step."""
@@ -423,23 +468,9 @@ class Optimizer:
             self._state[path] = self._initial_state(self._params[path].detach())
         return self._state[path]
 
-    def _advance(
-        self,
-        lr: float,
-        params: Sequence[torch.nn.Parameter],
-        grads: Sequence[Tensor],
-        states: Sequence[dict[str, Any]],
-        limits: Mapping[str, Any],
-    ) -> StepResult:
-        """Perform a step with `burnt.kernels`, by the formula `_update` unless a class overrides it.
-
-        Args:
-            lr: the learning rate.
-            params: the parameters that have a gradient.
-            grads: their gradients, dense.
-            states: a state dictionary for each.
-            limits: further keyword arguments of the kernel: clipping, loss scale, averages.
-        """
+    def _advance(self, inputs: StepInputs) -> StepResult:
+        """Perform a step with `burnt.kernels`, by the formula `_update` unless a class overrides it."""
+        params, grads, states, settings = inputs
         names, update = states[0].keys() if states else (), self._update
         # In the order of the update, not of a record, so that there is one kernel for both.
         tensors, scalars = (
@@ -447,17 +478,12 @@ class Optimizer:
             for of_update in (update.elements, update.scalars)
         )
         return update_step(
-            type(self).__name__, update, params, grads, tensors, scalars, lr=lr, **self._options, **limits
+            type(self).__name__, update, params, grads, tensors, scalars, **self._options, **settings
         )
 
-    def _step_with_torch(
-        self,
-        lr: float,
-        grads: Mapping[str, Tensor],
-        clip_norm: float | None,
-        grad_scale: float | Tensor | None,
-    ) -> StepResult:
+    def _step_with_torch(self, lr: float, grads: Mapping[str, Tensor], options: StepOptions) -> StepResult:
         """Perform a step with torch's optimizer; with a loss scale, it synchronises with the device."""
+        clip_norm, grad_scale = options.clip_norm, options.grad_scale
         scaled, norm, by = Gradients(grads), None, "torch.optim: sparse or complex"
         if grad_scale is not None:
             scaled = scaled.scale(1 / grad_scale)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from burnt.kernels.optim.updates import RMS_PROP
-from burnt.optim.optimizer import Optimizer, zero
+from burnt.optim.optimizer import Optimizer
 
 
 class RmsProp(Optimizer):
@@ -26,6 +26,7 @@ class RmsProp(Optimizer):
     """
 
     _torch = torch.optim.RMSprop
+    _state_names = ("step", "square_avg")
     _update = RMS_PROP
 
     def __init__(
@@ -41,6 +42,7 @@ class RmsProp(Optimizer):
         )
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        names = ["square_avg", *["grad_avg"] * self._options["centered"]]
-        names += ["momentum_buffer"] * (self._options["momentum"] > 0)
-        return {"step": zero(parameter)} | {name: torch.zeros_like(parameter) for name in names}
+        names = ["grad_avg"] * self._options["centered"] + ["momentum_buffer"] * (
+            self._options["momentum"] > 0
+        )
+        return super()._initial_state(parameter) | {name: torch.zeros_like(parameter) for name in names}

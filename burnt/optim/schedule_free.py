@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,7 +9,7 @@ from burnt.errors import OptimError
 from burnt.kernels import StepResult
 from burnt.kernels.optim.formula import wide_dtype
 from burnt.kernels.optim.updates import SCHEDULE_FREE_ADAMW
-from burnt.optim.optimizer import Optimizer, zero
+from burnt.optim.optimizer import Model, Optimizer, StepInputs, zero
 
 
 class ScheduleFreeAdamW(Optimizer):
@@ -60,18 +57,16 @@ class ScheduleFreeAdamW(Optimizer):
     ) -> None:
         super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
 
-    def train(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def train(self, model: Model) -> None:
         """Put the parameters y in place, where gradients are computed."""
         self._exchange(model, "y", "x")
 
-    def eval(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def eval(self, model: Model) -> None:
         """Put the averages x in place; the state holds y until `train`."""
         self._exchange(model, "x", "y")
 
     @torch.no_grad()
-    def _exchange(
-        self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter], stored: str, replaced: str
-    ) -> None:
+    def _exchange(self, model: Model, stored: str, replaced: str) -> None:
         self._bind_model(model)
         for path, state in self._state.items():
             if stored in state:
@@ -92,14 +87,7 @@ class ScheduleFreeAdamW(Optimizer):
         # Saved in evaluation, the model has x, and the state y.
         return super()._needed_state(saved) ^ ({"x", "y"} if "y" in saved else set())
 
-    def _advance(
-        self,
-        lr: float,
-        params: Sequence[torch.nn.Parameter],
-        grads: Sequence[Tensor],
-        states: Sequence[dict[str, Any]],
-        limits: Mapping[str, Any],
-    ) -> StepResult:
+    def _advance(self, inputs: StepInputs) -> StepResult:
         if any("y" in state for state in self._state.values()):
             raise OptimError(
                 "ScheduleFreeAdamW cannot step a model in evaluation",
@@ -107,4 +95,4 @@ class ScheduleFreeAdamW(Optimizer):
                 found="their averages",
                 hint="call optimizer.train(model) after optimizer.eval(model)",
             )
-        return super()._advance(lr, params, grads, states, limits)
+        return super()._advance(inputs)

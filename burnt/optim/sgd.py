@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from burnt.kernels import StepResult, sgd_step
-from burnt.optim.optimizer import Optimizer
+from burnt.optim.optimizer import Optimizer, StepInputs
 
 
 class Sgd(Optimizer):
@@ -38,18 +34,11 @@ class Sgd(Optimizer):
     ) -> None:
         super().__init__(momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
 
-    def _advance(
-        self,
-        lr: float,
-        params: Sequence[torch.nn.Parameter],
-        grads: Sequence[Tensor],
-        states: Sequence[dict[str, Any]],
-        limits: Mapping[str, Any],
-    ) -> StepResult:
-        buffers = [state.get("momentum_buffer") for state in states]
-        result = sgd_step(params, grads, buffers, lr=lr, **self._options, **limits)
+    def _advance(self, inputs: StepInputs) -> StepResult:
+        (buffers,) = inputs.state("momentum_buffer")
+        result = sgd_step(inputs.params, inputs.grads, buffers, **self._options, **inputs.settings)
         if self._options["momentum"]:
-            for state, buffer in zip(states, buffers, strict=True):
+            for state, buffer in zip(inputs.states, buffers, strict=True):
                 if buffer is not None:
                     state["momentum_buffer"] = buffer
         return result

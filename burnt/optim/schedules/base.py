@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -38,6 +38,14 @@ class Schedule(Config, tag=True, open=True):
     True
     """
 
+    _rates: ClassVar[tuple[str, ...]] = ()  # fields that are finite and not negative
+    _counts: ClassVar[tuple[str, ...]] = ()  # fields that are at least 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rates(self, *self._rates)
+        check_counts(self, *self._counts)
+
     def __call__(self, step: int) -> float:
         """Return the learning rate of the step after `step` finished steps."""
         raise NotImplementedError(f"{type(self).__name__} does not implement __call__")
@@ -62,9 +70,7 @@ class Constant(Schedule, kw_only=False):
 
     lr: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rates(self, "lr")
+    _rates = ("lr",)
 
     def __call__(self, step: int) -> float:
         """Return `lr`."""

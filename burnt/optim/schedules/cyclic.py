@@ -29,10 +29,8 @@ class CosineRestarts(Schedule, kw_only=False):
     multiplier: int = 1
     end: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rates(self, "lr", "end")
-        check_counts(self, "steps", "multiplier")
+    _rates = ("lr", "end")
+    _counts = ("steps", "multiplier")
 
     def __call__(self, step: int) -> float:
         """Return the rate."""
@@ -74,11 +72,12 @@ class OneCycle(Schedule, kw_only=False):
     final_div_factor: float = 1e4
     three_phase: bool = False
 
+    _rates = ("lr",)
+    _counts = ("steps",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rates(self, "lr")
         check_rates(self, "div_factor", "final_div_factor", above_zero=True, what="number")
-        check_counts(self, "steps")
         most = 0.5 if self.three_phase else 1.0
         if not 0 <= self.pct_start <= most:
             raise invalid(self, "pct_start", f"a fraction from 0 to {most:g}", self.pct_start)
@@ -131,11 +130,12 @@ class Cyclic(Schedule, kw_only=False):
     mode: Literal["triangular", "triangular2", "exp_range"] = "triangular"
     gamma: float = 1.0
 
+    _rates = ("base_lr", "max_lr")
+    _counts = ("steps_up",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rates(self, "base_lr", "max_lr")
         check_rates(self, "gamma", what="factor")
-        check_counts(self, "steps_up")
         if self.steps_down is not None:
             check_counts(self, "steps_down")
         if self.max_lr < self.base_lr:

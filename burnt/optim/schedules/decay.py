@@ -6,7 +6,7 @@ import itertools
 import math
 from bisect import bisect_right
 
-from burnt.optim.schedules.base import Schedule, check_counts, check_rates, invalid
+from burnt.optim.schedules.base import Schedule, check_rates, invalid
 
 
 class Linear(Schedule, kw_only=False):
@@ -28,10 +28,8 @@ class Linear(Schedule, kw_only=False):
     end: float
     steps: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rates(self, "start", "end")
-        check_counts(self, "steps")
+    _rates = ("start", "end")
+    _counts = ("steps",)
 
     def __call__(self, step: int) -> float:
         """Return `start` at 0, `end` from `steps` on."""
@@ -58,10 +56,8 @@ class Cosine(Schedule, kw_only=False):
     steps: int
     end: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rates(self, "lr", "end")
-        check_counts(self, "steps")
+    _rates = ("lr", "end")
+    _counts = ("steps",)
 
     def __call__(self, step: int) -> float:
         """Return `lr` at 0, `end` from `steps` on."""
@@ -90,11 +86,12 @@ class Polynomial(Schedule, kw_only=False):
     power: float = 1.0
     end: float = 0.0
 
+    _rates = ("lr", "end")
+    _counts = ("steps",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rates(self, "lr", "end")
         check_rates(self, "power", above_zero=True, what="power")
-        check_counts(self, "steps")
 
     def __call__(self, step: int) -> float:
         """Return `lr` at 0, `end` from `steps` on."""
@@ -117,9 +114,10 @@ class Exponential(Schedule, kw_only=False):
     lr: float
     gamma: float
 
+    _rates = ("lr",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rates(self, "lr")
         _check_factor(self)
 
     def __call__(self, step: int) -> float:
@@ -144,10 +142,11 @@ class Step(Schedule, kw_only=False):
     every: int
     gamma: float = 0.1
 
+    _rates = ("lr",)
+    _counts = ("every",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rates(self, "lr")
-        check_counts(self, "every")
         _check_factor(self)
 
     def __call__(self, step: int) -> float:
@@ -172,9 +171,10 @@ class MultiStep(Schedule, kw_only=False):
     milestones: tuple[int, ...]
     gamma: float = 0.1
 
+    _rates = ("lr",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rates(self, "lr")
         _check_factor(self)
         steps = (0, *self.milestones)
         if len(steps) == 1 or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
@@ -203,10 +203,8 @@ class InverseSqrt(Schedule, kw_only=False):
     lr: float
     timescale: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rates(self, "lr")
-        check_counts(self, "timescale")
+    _rates = ("lr",)
+    _counts = ("timescale",)
 
     def __call__(self, step: int) -> float:
         """Return the rate."""

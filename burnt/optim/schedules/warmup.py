@@ -30,10 +30,8 @@ class Warmup(Schedule, kw_only=False):
 
         def __init__(self, steps: int, then: ScheduleLike, start: float = 0.0) -> None: ...
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts(self, "steps")
-        check_rates(self, "start")
+    _rates = ("start",)
+    _counts = ("steps",)
 
     def __call__(self, step: int) -> float:
         """Return the rate of the warmup, or of the schedule that follows."""
@@ -63,10 +61,11 @@ class Noam(Schedule, kw_only=False):
     warmup_steps: int = 4000
     model_size: int = 512
 
+    _counts = ("warmup_steps", "model_size")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rates(self, "factor", what="factor")
-        check_counts(self, "warmup_steps", "model_size")
 
     def __call__(self, step: int) -> float:
         """Return the rate."""
@@ -102,10 +101,11 @@ class WarmupStableDecay(Schedule, kw_only=False):
     end: float = 0.0
     shape: Literal["linear", "cosine", "sqrt"] = "linear"
 
+    _rates = ("lr", "end")
+    _counts = ("steps",)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rates(self, "lr", "end")
-        check_counts(self, "steps")
         check_counts(self, "warmup", "decay", least=0)
         if self.warmup + self.decay > self.steps:
             raise invalid(self, "decay", f"warmup and decay within {self.steps} steps", self.decay)
