@@ -53,6 +53,12 @@ class Snapshot:
             if _ids(self._contents(container)) == _ids(before):
                 continue
             if isinstance(container, dict):
+                # In place: another thread may read attributes meanwhile.
+                for key in self._contents(container).keys() - before.keys():
+                    del container[key]
+                container.update(before)
+                if [*self._contents(container)] == [*before]:
+                    continue
                 ignored = {key: value for key, value in container.items() if self._ignores(key)}
                 container.clear()
                 container.update({**before, **ignored})

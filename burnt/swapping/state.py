@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from burnt._snapshot import Snapshot
 from burnt.inspect.meta import preserved_random_states
 
 _CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, set, deque)
@@ -53,8 +53,10 @@ class _State:
 
     def __init__(self, module: nn.Module, on_host: bool) -> None:
         self.on_host = on_host
-        self.modules: list[_ModuleState] = []
-        self.containers: list[tuple[Any, Any]] = []
+        self.containers = Snapshot()  # the user's, and the tables of buffers
+        self.attributes = Snapshot(ignores=_is_internal)
+        self.modules: list[tuple[nn.Module, bool]] = []  # with their training modes
+        self.tables: list[tuple[dict[str, Any], set[str]]] = []  # parameters and modules, with their names
         self.generators: list[tuple[torch.Generator, Tensor]] = []
         self.tensors: list[_TensorState] = []
         self.memory: dict[int, _Memory] = {}  # by address, since tensors may share memory
@@ -63,12 +65,15 @@ class _State:
 
     def restore(self) -> None:
         """Make the module as it was."""
-        for module in self.modules:
-            module.restore()
-        for container, before in self.containers:
-            _restore_container(container, before)
-        for generator, before in self.generators:
-            generator.set_state(before)
+        for module, training in self.modules:
+            module.training = training
+        for table, before in self.tables:
+            for name in table.keys() - before:
+                del table[name]
+        self.containers.restore()
+        self.attributes.restore()
+        for generator, state in self.generators:
+            generator.set_state(state)
         for tensor in self.tensors:
             tensor.restore()
         for memory in self.memory.values():
@@ -82,20 +87,34 @@ class _State:
             if id(value) in self._seen:
                 continue
             if isinstance(value, nn.Module):
-                module = _ModuleState(value)
-                self.modules.append(module)
-                pending += module.values()
+                pending += self._add_module(value)
             elif isinstance(value, Tensor):
                 self._add_tensor(value)
             elif isinstance(value, torch.Generator):
                 self.generators.append((value, value.get_state()))
             elif type(value) in _CONTAINERS:
                 if not isinstance(value, tuple):
-                    self.containers.append((value, copy.copy(value)))
+                    self.containers.add(value)
                 pending += value.values() if isinstance(value, dict) else value
             else:
                 continue
             self._seen.add(id(value))
+
+    def _add_module(self, module: nn.Module) -> list[Any]:
+        """Take a snapshot of what a module holds, by reference, and return it."""
+        self.modules.append((module, module.training))
+        if isinstance(module, torch.jit.ScriptModule):  # its tables are C++ objects
+            own = module.parameters(recurse=False), module.buffers(recurse=False), module.children()
+            return [value for values in own for value in values]
+        self.containers.add(module._buffers)
+        self.containers.add(module._non_persistent_buffers_set)
+        held = [*module._parameters.values(), *module._buffers.values(), *module._modules.values()]
+        if type(module).__module__.partition(".")[0] != "torch":
+            # Parameters are not bound again: FSDP exchanges them around a call, and keeps count of it.
+            self.tables += [(table, {*table}) for table in (module._parameters, module._modules)]
+            self.attributes.add(vars(module))
+            held += [value for name, value in vars(module).items() if not _is_internal(name)]
+        return held
 
     def _add_tensor(self, tensor: Tensor) -> None:
         if is_lazy(tensor):
@@ -112,58 +131,6 @@ class _State:
             if address not in self.memory:
                 self.memory[address] = _Memory(state.storage, self.on_host)
             self.memory[address].tensors.append(tensor)
-
-
-class _ModuleState:
-    """What a module holds, by reference."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.training = module.training
-        self.tables: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self.attributes: dict[str, Any] = {}
-        self.non_persistent: set[str] = set()
-        self.is_torch = type(module).__module__.partition(".")[0] == "torch"
-        self.is_script = isinstance(module, torch.jit.ScriptModule)  # its tables are C++ objects
-        if self.is_script:
-            return
-        self.non_persistent = set(module._non_persistent_buffers_set)
-        self.tables = [
-            (table, dict(table)) for table in (module._parameters, module._buffers, module._modules)
-        ]
-        if not self.is_torch:
-            self.attributes = {n: v for n, v in vars(module).items() if not _is_internal(n)}
-
-    def values(self) -> Iterable[Any]:
-        """Return the tensors, modules and attributes that the module holds itself."""
-        if self.is_script:
-            return [
-                *self.module.parameters(recurse=False),
-                *self.module.buffers(recurse=False),
-                *self.module.children(),
-            ]
-        return [*(value for _, table in self.tables for value in table.values()), *self.attributes.values()]
-
-    def restore(self) -> None:
-        module = self.module
-        module.training = self.training
-        if self.is_script:
-            return
-        for table, before in self.tables:
-            if table is module._buffers:
-                _restore_container(table, before)
-            elif not self.is_torch:
-                # Parameters are not bound again: FSDP exchanges them around a call, and keeps count of it.
-                for name in table.keys() - before.keys():
-                    del table[name]
-        module._non_persistent_buffers_set.clear()
-        module._non_persistent_buffers_set.update(self.non_persistent)
-        if self.is_torch:
-            return
-        now = vars(module)
-        for name in [n for n in now if n not in self.attributes and not _is_internal(n)]:
-            del now[name]
-        now.update(self.attributes)
 
 
 def _is_internal(name: str) -> bool:
@@ -224,16 +191,3 @@ def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
 
 def _layout_of(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.untyped_storage().data_ptr(), tensor.shape, tensor.stride(), tensor.storage_offset()
-
-
-def _restore_container(container: Any, before: Any) -> None:
-    """Put the elements back that a list, deque, set or dictionary held, unless they are still the same."""
-    if _element_ids(container) != _element_ids(before):
-        container.clear()
-        (container.extend if isinstance(container, list | deque) else container.update)(before)
-
-
-def _element_ids(container: Any) -> list[Any]:
-    if isinstance(container, dict):
-        return [(key, id(value)) for key, value in container.items()]
-    return [*map(id, container)]

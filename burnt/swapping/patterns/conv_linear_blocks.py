@@ -2,8 +2,8 @@
 
 The blocks of torchvision, timm and Hugging Face have many names but few structures: layers in sequence, maybe
 with the input added before the last activation. The structure is found by a probe, not by names: the block's
-`forward` runs on a few numbers, with layers replaced by recorders, which gives a data-flow graph (`Flow`). A
-block whose graph is ambiguous stays unchanged.
+`forward` runs on a symbol, with layers replaced by recorders, which gives a data-flow graph (`Flow`). A block
+that does more with its values than to call layers and to add stays unchanged.
 
 Only classes of these libraries and `nn.Sequential` are probed: other code may do what a probe does not show.
 Each call uses the flow only if layers and settings are still those of the probe.
@@ -12,7 +12,6 @@ Each call uses the flow only if layers and settings are still those of the probe
 from __future__ import annotations
 
 import copy
-import itertools
 import random
 import weakref
 from collections import Counter
@@ -33,14 +32,6 @@ from burnt.swapping.patterns.rebind_globals import isolated_eval
 from burnt.swapping.patterns.torch_layers import conv_reason, is_lazy, padding_of
 
 _MAX_LAYERS = 64
-# Shapes of probe inputs by rank. Several sizes: a result that depends on the size is rejected.
-_SHAPES: dict[int, list[tuple[int, ...]]] = {
-    2: [(4, 5), (1, 6)],
-    3: [(2, 3, 4), (3, 1, 6)],
-    4: [(2, 3, 4, 5), (3, 1, 6, 2)],
-    5: [(2, 3, 4, 5, 2), (3, 1, 6, 2, 4)],
-}
-_LARGE = 1e6
 _CONVS = nn.Conv1d, nn.Conv2d, nn.Conv3d
 _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 _TIMM_NORMS = "timm.layers.norm_act"
@@ -92,30 +83,6 @@ def _own_activation(norm: nn.Module) -> tuple[bool, str | None]:
 # --- recording the data flow ------------------------------------------------------------------------------
 
 
-class _UnexpectedCallError(Exception):
-    """A layer was called without gradients or under autocast, unlike the block."""
-
-
-class _Recorder(nn.Module):
-    """Replaces a layer in a probe: records its calls, and has the layer's attributes."""
-
-    def __init__(self, name: str, layer: nn.Module, source: torch.Generator, calls: list[Any]) -> None:
-        super().__init__()
-        self.__dict__["of"] = layer
-        self.name, self.calls = name, calls
-        self.slope, self.shift = (1 + torch.rand(2, generator=source, dtype=torch.float64)).tolist()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["of"], name)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.requires_grad or not torch.is_grad_enabled() or _torch.is_autocast():
-            raise _UnexpectedCallError
-        out: Tensor = self.slope * x + self.shift
-        self.calls.append((self.name, x.detach().clone(), out.detach().clone()))
-        return out
-
-
 @dataclass(frozen=True)
 class _Node:
     """A layer's call, or a sum (name None). Nodes are numbered from 1: node 0 is the block's input."""
@@ -124,87 +91,75 @@ class _Node:
     inputs: tuple[int, ...]
 
 
-def _record_nodes(module: nn.Module, x: Tensor, training: bool) -> tuple[list[_Node], int] | None:
+class _Value:
+    """A value in a probe: the output of a node. Anything but a layer's call or a sum fails.
+
+    Args:
+        nodes: those recorded so far.
+        number: the number of the node.
+    """
+
+    def __init__(self, nodes: list[_Node], number: int) -> None:
+        self.nodes, self.number = nodes, number
+
+    def record(self, name: str | None, *others: _Value) -> _Value:
+        """Return the output of a new node with this and other values as inputs."""
+        self.nodes.append(_Node(name, (self.number, *(other.number for other in others))))
+        return _Value(self.nodes, len(self.nodes))
+
+    def __add__(self, other: object) -> _Value:
+        return self.record(None, other) if isinstance(other, _Value) else NotImplemented
+
+    def __iadd__(self, other: object) -> _Value:
+        if not isinstance(other, _Value):
+            return NotImplemented
+        self.number = self.record(None, other).number  # whatever holds this value sees the sum
+        return self
+
+
+class _Recorder(nn.Module):
+    """Replaces a layer in a probe: records its calls, and has the layer's attributes."""
+
+    def __init__(self, name: str, layer: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["of"] = layer
+        self.name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["of"], name)
+
+    def forward(self, x: _Value) -> _Value:
+        if not torch.is_grad_enabled() or _torch.is_autocast():
+            raise TypeError("unlike the block, a layer is called without gradients or under autocast")
+        return x.record(self.name)
+
+
+def _probe(module: nn.Module, training: bool) -> tuple[list[_Node], int] | None:
     """Return a block's nodes and the number of its result; None if it computes anything else.
 
     Args:
         module: the block.
-        x: the probe input, float64.
         training: the block's training mode, on which its `forward` may depend.
     """
-    source, calls = torch.Generator().manual_seed(0), list[Any]()
-    twin: nn.Module = object.__new__(original_class(module))
-    twin.__dict__.update(
+    copied: nn.Module = object.__new__(original_class(module))
+    copied.__dict__.update(
         {k: copy.copy(v) if isinstance(v, list | dict | set) else v for k, v in module.__dict__.items()}
     )
-    recorders = {n: None if m is None else _Recorder(n, m, source, calls) for n, m in module._modules.items()}
-    twin.__dict__["_modules"] = recorders
-    for each in (twin, *(recorder for recorder in recorders.values() if recorder is not None)):
+    recorders = {n: None if m is None else _Recorder(n, m) for n, m in module._modules.items()}
+    copied.__dict__["_modules"] = recorders
+    for each in (copied, *(recorder for recorder in recorders.values() if recorder is not None)):
         each.__dict__["training"] = training
-    with (
-        torch.inference_mode(False),
-        torch.random.fork_rng(devices=[]),
-        isolated_eval(),
-        _torch.without_saved_tensor_hooks(),
-        torch.enable_grad(),
-    ):
+    nodes: list[_Node] = []
+    with torch.random.fork_rng(devices=[]), isolated_eval(), torch.enable_grad():
         before, torch_before = random.getstate(), torch.get_rng_state()
         try:
-            result = twin.forward(x.clone().requires_grad_() * 1)
-        except Exception:  # third-party code may need other inputs and raise any exception
+            result = copied.forward(_Value(nodes, 0))
+        except Exception:  # third-party code may need a tensor and raise any exception
             return None
         finally:
             is_random = random.getstate() != before or not torch.equal(torch.get_rng_state(), torch_before)
             random.setstate(before)
-    if is_random or not isinstance(result, Tensor) or not result.requires_grad:
-        return None
-    nodes: list[_Node] = []
-    values = [x]
-
-    def number_of(value: Tensor) -> int | None:
-        """Return the node that has computed a value, adding a node if it is a sum of two values."""
-
-        def is_value(other: Tensor) -> bool:
-            return torch.allclose(other, value, 1e-12, 1e-12, equal_nan=True)
-
-        if value.shape != x.shape or value.dtype != x.dtype:
-            return None
-        for i, other in enumerate(values):
-            if is_value(other):
-                return i
-        for i, j in itertools.combinations(range(len(values)), 2):
-            if is_value(values[i] + values[j]):
-                nodes.append(_Node(None, (i, j)))
-                values.append(value)
-                return len(nodes)
-        return None
-
-    for name, layer_input, layer_output in calls:
-        number = number_of(layer_input)
-        if number is None:
-            return None
-        nodes.append(_Node(name, (number,)))
-        values.append(layer_output)
-    last = number_of(result.detach())
-    return None if last is None else (nodes, last)
-
-
-def _probe(module: nn.Module, ranks: tuple[int, ...]) -> tuple[list[_Node], int, bool] | None:
-    """Return a block's nodes for inputs of these ranks, its result, and whether training gives the same."""
-    source, recorded = torch.Generator().manual_seed(1), list[Any]()
-    shapes: list[tuple[int, ...]] = [shape for rank in ranks for shape in _SHAPES[rank]]
-    for shape in shapes:
-        plain, large = torch.randn(2, *shape, generator=source, dtype=torch.float64)
-        large *= _LARGE
-        large.view(-1)[0] = torch.nan
-        recorded += [_record_nodes(module, x, False) for x in (plain, large)]
-        if recorded[-1] is None or recorded[-2:] != [recorded[0]] * 2:
-            return None
-    trained = _record_nodes(
-        module, torch.randn(_SHAPES[ranks[0]][0], generator=source, dtype=torch.float64), True
-    )
-    nodes, result = recorded[0]
-    return nodes, result, trained == recorded[0]
+    return (nodes, result.number) if isinstance(result, _Value) and not is_random else None
 
 
 # --- planning and running the kernels ---------------------------------------------------------------------
@@ -270,10 +225,11 @@ def _flow_of(module: nn.Module) -> Flow | None:
     layers: list[Any] = [layer for layer in module._modules.values() if layer is not None]
     convs: set[int] = {layer.weight.dim() for layer in layers if _is_conv(layer)}
     ranks = tuple(convs) if convs else (2, 3, 4)
-    probed = _probe(module, ranks) if len(convs) < 2 else None
+    probed = _probe(module, training=False) if len(convs) < 2 else None
     if probed is None:
         return None
-    nodes, result, same_in_training = probed
+    same_in_training = _probe(module, training=True) == probed
+    nodes, result = probed
     named: dict[str | None, Any] = dict(module._modules.items())
     # The output of an identity layer is its input value.
     same = {0: 0}
