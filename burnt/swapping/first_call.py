@@ -19,7 +19,7 @@ from burnt.codegen.precision import precision
 from burnt.errors import CacheError, SwapError
 from burnt.swapping import kept
 from burnt.swapping.kind import original_class
-from burnt.swapping.measure import ModelTiming, context_of, device_of, is_slower
+from burnt.swapping.measure import ModelTiming, context_of, device_of
 from burnt.swapping.model_timing import restore_original, time_model
 from burnt.swapping.report import Report
 from burnt.swapping.site import SwapPlan, can_measure
@@ -122,7 +122,7 @@ class FirstCall:
         plan = self.report.plan
         backward = plan.mode == "train" and torch.is_grad_enabled()
         plan.whole = whole = time_model(model, args, kwargs, backward)
-        if whole.timing is None or not is_slower(whole.timing):
+        if whole.timing is None or not whole.timing.is_slower:
             return
         if plan.has_hooks:
             whole.why = (

@@ -1,7 +1,7 @@
 """Run the original and the swapped module of one site side by side: the time of both, and their difference.
 
-Both run as twins of the module: the same class and settings, parameters that share the memory of the
-module's, and their own buffers, inputs and gradients, without hooks. What the twins share with the module is
+Both run as copies of the module: the same class and settings, parameters that share the memory of the
+module's, and their own buffers, inputs and gradients, without hooks. What they share with the module is
 restored. So measuring changes no parameter, gradient, running average or random number of the model.
 
 Other load on the machine makes samples scatter by more than most gains. So the two are sampled in turns, the
@@ -11,17 +11,14 @@ site is decided as soon as the interval allows it; else more samples are taken, 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import math
 import statistics
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, Literal
 
 import torch
@@ -29,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from burnt import _torch
+from burnt._version import __version__
 from burnt.codegen.precision import matmul_eps, precision
 from burnt.inspect.meta import preserved_random_states
 from burnt.kernels.interface.tuning_key import machine_name
@@ -49,17 +47,8 @@ _CHEAP = 0.3  # seconds: if the original's call takes less, it is also computed 
 _APART, _SLACK = 64, 8
 
 _CONSTANTS = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    slice,
-    torch.Size,
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, slice, torch.Size),
 )
 
 
@@ -97,6 +86,30 @@ class Timing:
         # The order statistics of the sign test, which assumes nothing about how the samples are distributed.
         cut = max(0, math.floor((len(speeds) - 1) / 2 - 0.98 * math.sqrt(len(speeds))))
         return cls(forward, whole, statistics.median(speeds), (speeds[cut], speeds[-1 - cut]), len(speeds))
+
+    @property
+    def is_fast_enough(self) -> bool:
+        """Whether a site is surely fast enough to be swapped."""
+        return self.speed >= _GAIN and self.speed_range[0] >= _EVEN
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether a site is surely fast enough, surely not, or promises no gain.
+
+        Else more samples might decide otherwise: the original is kept for now, and not for good.
+        """
+        promises_nothing = self.speed < _GAIN and self.samples >= _ENOUGH
+        return self.is_fast_enough or self.speed_range[1] < _GAIN or promises_nothing
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the swapped one is slower beyond the scatter of the samples."""
+        return self.speed_range[1] < _EVEN
+
+    @property
+    def is_surely_faster_or_slower(self) -> bool:
+        """Whether the samples decide which of both is faster."""
+        return self.speed_range[0] >= _EVEN or self.is_slower
 
 
 @dataclass
@@ -144,15 +157,7 @@ def device_of(module: nn.Module, args: Any = (), kwargs: Any = None) -> torch.de
 def context_of(device: torch.device) -> dict[str, str]:
     """Return what measurements depend on besides the model and its inputs: the versions and the machine."""
     machine = machine_name(device.type, device.index or 0)
-    return {"burnt": _burnt_version(), "torch": str(torch.__version__), "machine": machine}
-
-
-@functools.cache
-def _burnt_version() -> str:
-    try:
-        return metadata.version("burnt")
-    except metadata.PackageNotFoundError:  # a checkout that is not installed
-        return "unknown"
+    return {"burnt": __version__, "torch": str(torch.__version__), "machine": machine}
 
 
 def signature_of(
@@ -178,6 +183,7 @@ def measure(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     train: bool,
+    timed: bool = True,
 ) -> Finding:
     """Compare the results of the original and the swapped module, then their times.
 
@@ -188,57 +194,37 @@ def measure(
         args: the positional arguments of the call.
         kwargs: the keyword arguments of the call.
         train: compute gradients, and time the backward too.
+        timed: whether to time both; else only errors against the original are computed.
     """
-    with _no_trace(module, kind):
+    finding = Finding()
+    if kind.random and not timed:
+        return finding
+    # Other methods than forward use no parameters, and may belong to a module as large as the model.
+    preserved = preserved_state(module) if kind.uses_parameters else preserved_random_states()
+    with preserved, _torch.without_saved_tensor_hooks(), _torch.without_global_hooks():
         try:
             inputs = copy_arguments(module, args, kwargs, kind.uses_parameters)
+            theirs, ours = (Call(_site_copy(module, cls, kind), *inputs, train, kind) for cls in classes)
+            expected = theirs.results()
         except NotCallableError as error:
             return Finding(why=f"cannot be called by itself: {error}")
-        theirs, ours = (Call(_twin_of(module, cls, kind), *inputs, train, kind) for cls in classes)
-        try:
-            expected = theirs.results()
         except Exception as error:  # user code, called outside its model, may raise any exception
             return Finding(why=f"cannot be called by itself: {summarize_error(error)}")
         try:
             actual = ours.results()
         except Exception as error:
             return Finding(why=f"swapped, it fails: {summarize_error(error)}")
-        finding = Finding()
         if not kind.random:
-            cheap = kind.has_float64 and theirs.once() < _CHEAP
-            exact = _float64_results(module, classes[0], kind, inputs, train) if cheap else None
+            exact = None
+            if timed and kind.has_float64 and theirs.once() < _CHEAP:
+                exact = _float64_results(module, classes[0], kind, inputs, train)
             finding.error, finding.original_error, finding.reference, finding.why = _compare(
                 actual, expected, exact
             )
-        if finding.why is None:
-            finding.timing = race(theirs, ours, _is_decided, _SECONDS)
+        if timed and finding.why is None:
+            finding.timing = race(theirs, ours, lambda timing: timing.is_decided, _SECONDS)
             finding.why = _too_slow(finding.timing)
         return finding
-
-
-def check_error(
-    module: nn.Module,
-    classes: tuple[type, type],
-    kind: Kind,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    train: bool,
-) -> tuple[float | None, str | None, str | None]:
-    """Return the error against the original, the reference's dtype, and why it is too large or None."""
-    if kind.random:
-        return None, None, None
-    with _no_trace(module, kind):
-        try:
-            inputs = copy_arguments(module, args, kwargs, kind.uses_parameters)
-        except NotCallableError as error:
-            return None, None, f"cannot be called by itself: {error}"
-        calls = [Call(_twin_of(module, cls, kind), *inputs, train, kind) for cls in classes]
-        try:
-            expected, actual = (call.results() for call in calls)
-        except Exception as error:  # user code, called outside its model, may raise any exception
-            return None, None, f"cannot be called by itself: {summarize_error(error)}"
-        max_error, _, reference, why = _compare(actual, expected, None)
-        return max_error, reference, why
 
 
 def summarize_error(error: Exception) -> str:
@@ -246,47 +232,38 @@ def summarize_error(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-# --- twins ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _no_trace(module: nn.Module, kind: Kind) -> Iterator[None]:
-    """Restore the module and the random generators afterwards; no global or saved-tensor hooks are called."""
-    # Other methods than forward use no parameters, and may belong to a module as large as the model.
-    preserved = preserved_state(module) if kind.uses_parameters else preserved_random_states()
-    with preserved, _torch.without_saved_tensor_hooks(), _torch.without_global_hooks():
-        yield
+# --- copies -----------------------------------------------------------------------------------------------
 
 
 def _seed(device: torch.device) -> None:
-    """Seed the generators, so that each call draws the same numbers; `_no_trace` restores them."""
+    """Seed the generators, so that each call draws the same numbers; `measure` restores them."""
     torch.default_generator.manual_seed(0)
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(0)
 
 
-def _twin_of(module: nn.Module, cls: type, kind: Kind, dtype: torch.dtype | None = None) -> nn.Module:
-    """Create a twin of a site's module with a class.
+def _site_copy(module: nn.Module, cls: type, kind: Kind, dtype: torch.dtype | None = None) -> nn.Module:
+    """Copy a site's module with a class.
 
     Submodules that are swapped, or wait, get their original class; otherwise their gain could not be told
     from the module's own.
     """
-    return twin(module, cls, original_class if kind.uses_parameters else None, dtype)
+    return shared_copy(module, cls, original_class if kind.uses_parameters else None, dtype)
 
 
-def twin(
+def shared_copy(
     module: nn.Module,
     cls: type,
     class_below: Callable[[nn.Module], type] | None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """Create a twin of a module: parameters share their memory, buffers are copied, no hooks.
+    """Copy a module: parameters share their memory, buffers are copied, no hooks.
 
     Args:
         module: the module.
-        cls: the twin's class.
-        class_below: returns the class of a submodule's twin; None keeps the submodules themselves.
+        cls: the copy's class.
+        class_below: returns the class of a submodule's copy; None keeps the submodules themselves.
         dtype: a dtype to cast floating-point parameters and buffers to.
     """
     if isinstance(module, torch.jit.ScriptModule):
@@ -307,7 +284,7 @@ def twin(
         }
     if class_below is not None:
         state["_modules"] = {
-            name: None if child is None else twin(child, class_below(child), class_below, dtype)
+            name: None if child is None else shared_copy(child, class_below(child), class_below, dtype)
             for name, child in module._modules.items()
         }
     copy.__dict__.update(state)
@@ -365,26 +342,26 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 class Call:
-    """A call of a twin, with gradients if `train`: of a site's method, or of a model's forward."""
+    """A call of a copy, with gradients if `train`: of a site's method, or of a model's forward."""
 
     def __init__(
         self,
-        twin: nn.Module,
+        module: nn.Module,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         train: bool,
         kind: Kind | None = None,
         select_output: Callable[[Any], Any] = lambda output: output,
     ) -> None:
-        self.twin, self.train = twin, train
+        self.module, self.train = module, train
         self.args, self.kwargs = args, kwargs
         self.random_in_training = kind is not None and kind.random_in_training
         self.method = "forward" if kind is None else kind.method
         self.select_output = select_output if kind is None else kind.select_output
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         uses_parameters = self.method == "forward"
-        own = list(twin.parameters()) if uses_parameters else []
-        self.buffers = list(twin.buffers()) if uses_parameters else []
+        own = list(module.parameters()) if uses_parameters else []
+        self.buffers = list(module.buffers()) if uses_parameters else []
         self.leaves = [t for t in (*inputs, *own) if t.requires_grad] if train else []
         self.device = next((t.device for t in (*inputs, *own)), torch.device("cpu"))
         self.grad_outs: list[Tensor] | None = None
@@ -392,7 +369,7 @@ class Call:
     def forward(self) -> list[Tensor]:
         """Run the call and return its tensors."""
         with torch.set_grad_enabled(self.train):
-            output = getattr(self.twin, self.method)(*self.args, **self.kwargs)
+            output = getattr(self.module, self.method)(*self.args, **self.kwargs)
         return [t for t in pytree.tree_leaves(self.select_output(output)) if isinstance(t, Tensor)]
 
     def backward(self, outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -412,9 +389,9 @@ class Call:
     def results(self) -> list[Tensor]:
         """Run the call and return its outputs, the gradients, and the buffers afterwards."""
         _seed(self.device)
-        modes = {module: module.training for module in self.twin.modules()}
+        modes = {module: module.training for module in self.module.modules()}
         if self.random_in_training:
-            self.twin.eval()
+            self.module.eval()
         outputs = self.forward()
         gradients = self.backward(outputs)
         for module, training in modes.items():
@@ -470,36 +447,11 @@ def race(theirs: Call, ours: Call, is_decided: Callable[[Timing], bool], seconds
             next_look *= 2
 
 
-def _is_decided(timing: Timing) -> bool:
-    """Whether a site is surely fast enough, surely not, or promises no gain."""
-    promises_nothing = timing.speed < _GAIN and timing.samples >= _ENOUGH
-    return _is_fast_enough(timing) or timing.speed_range[1] < _GAIN or promises_nothing
-
-
-def _is_fast_enough(timing: Timing) -> bool:
-    return timing.speed >= _GAIN and timing.speed_range[0] >= _EVEN
-
-
-def is_undecided(timing: Timing) -> bool:
-    """Whether more samples might decide otherwise: then the original is kept for now, and not for good."""
-    return not _is_decided(timing)
-
-
-def is_slower(timing: Timing) -> bool:
-    """Whether the swapped one is slower beyond the scatter of the samples."""
-    return timing.speed_range[1] < _EVEN
-
-
-def is_surely_faster_or_slower(timing: Timing) -> bool:
-    """Whether the samples decide which of both is faster."""
-    return timing.speed_range[0] >= _EVEN or is_slower(timing)
-
-
 def _too_slow(timing: Timing) -> str | None:
     """Explain that a speedup is below `_GAIN`, or not certain; None if it is enough."""
-    if _is_fast_enough(timing):
+    if timing.is_fast_enough:
         return None
-    if is_undecided(timing):
+    if not timing.is_decided:
         return f"{timing.speed:.2f} times as fast, undecided: the samples scatter by more than the gain"
     if timing.speed < 1:
         return f"{timing.speed:.2f} times as fast"
@@ -527,18 +479,13 @@ def _float64_results(
         return value
 
     args, kwargs = pytree.tree_map(to_float64, inputs)
-    copy = _twin_of(module, original, kind, torch.float64)
+    copy = _site_copy(module, original, kind, torch.float64)
     try:
-        with torch.autocast(module_device(module), enabled=False):
+        with torch.autocast(device_of(module).type, enabled=False):
             results = Call(copy, args, kwargs, train, kind).results()
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None  # the module uses a fixed dtype; the report then shows another reference than float64
     return results if all(t.dtype == torch.float64 for t in results if t.is_floating_point()) else None
-
-
-def module_device(module: nn.Module) -> str:
-    """Return the device type of a module's parameters."""
-    return next((p.device.type for p in module.parameters()), "cpu")
 
 
 def _compare(

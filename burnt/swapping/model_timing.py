@@ -15,10 +15,9 @@ from burnt.swapping.measure import (
     ModelTiming,
     NotCallableError,
     copy_arguments,
-    is_surely_faster_or_slower,
     race,
+    shared_copy,
     summarize_error,
-    twin,
 )
 from burnt.swapping.site import SECONDS_BETWEEN_LINES, SwapPlan, restore_class, show_progress, site_of
 from burnt.swapping.state import preserved_state
@@ -30,7 +29,7 @@ _SLOWEST = 1.5  # seconds of a call; some 15 are needed
 def time_model(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], backward: bool
 ) -> ModelTiming:
-    """Time a model's call, original and swapped, on twins: it has no effects on the model.
+    """Time a model's call, original and swapped, on copies: it has no effects on the model.
 
     The call is timed as it is made: with the modules' training modes, and with gradients if they are enabled.
 
@@ -57,7 +56,7 @@ def time_model(
         try:
             inputs = copy_arguments(model, args, kwargs)
             theirs, ours = (
-                Call(twin(model, cls(model), cls), *inputs, backward, select_output=_loss_or_output)
+                Call(shared_copy(model, cls(model), cls), *inputs, backward, select_output=_loss_or_output)
                 for cls in (_class_when_restored, _class_now)
             )
             if theirs.leaves:
@@ -68,7 +67,7 @@ def time_model(
                 return finding
             if 15 * seconds > SECONDS_BETWEEN_LINES:
                 show_progress(f"times the whole model, for some {15 * seconds:.0f} s")
-            finding.timing = race(theirs, ours, is_surely_faster_or_slower, _SECONDS)
+            finding.timing = race(theirs, ours, lambda timing: timing.is_surely_faster_or_slower, _SECONDS)
         except NotCallableError as error:
             finding.why = f"its call cannot be repeated: {error}"
         except Exception as error:  # user code, called once more, may raise any exception
@@ -97,7 +96,7 @@ def _wrapper_in(model: nn.Module) -> str | None:
 
 
 def _class_now(module: nn.Module) -> type:
-    """Return a module's class, or its original one if it waits: twins do not decide."""
+    """Return a module's class, or its original one if it waits: copies do not decide."""
     site = site_of(module)
     is_called = site is not None and (site.state == "swapped" or site.kind.inner_kind is not None)
     return type(module) if is_called else original_class(module)

@@ -22,6 +22,8 @@ _FORMAT, _VERSION = "burnt swap report", 1
 
 _MAX_PATH_LENGTH = 30  # characters of paths in a line
 _WAITING_TEXT = "waits for its first call"
+_SHARED = ("path", "layer", "state", "shape", "error", "reference", "like", "signature", "source")
+"""What a `Row` has of a `Site` unchanged."""
 
 
 @dataclass(frozen=True)
@@ -72,30 +74,22 @@ class Row:
     @classmethod
     def of(cls, site: Site) -> Row:
         """Build a row from a site's present state."""
-        finding = site.finding
-        timing = None if finding is None else finding.timing
+        finding = site.finding or Finding()
+        timing = finding.timing
         times = {}
         if timing is not None:
             pairs = {"forward": timing.forward, "whole": timing.whole}
             times = {name: (1e3 * a, 1e3 * b) for name, (a, b) in pairs.items()}
         return cls(
-            site.path,
-            site.layer,
-            site.kind.name,
-            site.kind.by,
-            site.state,
-            site.why or (_WAITING_TEXT if site.state == "waiting" else None),
-            site.shape,
-            site.error,
-            finding.original_error if finding is not None and site.like is None else None,
-            site.reference,
-            None if timing is None else timing.speed,
-            None if timing is None else timing.speed_range,
-            0 if timing is None else timing.samples,
-            times,
-            site.like,
-            site.signature,
-            site.source,
+            kind=site.kind.name,
+            by=site.kind.by,
+            why=site.why or (_WAITING_TEXT if site.state == "waiting" else None),
+            original_error=finding.original_error if site.like is None else None,
+            speed=None if timing is None else timing.speed,
+            speed_range=None if timing is None else timing.speed_range,
+            samples=0 if timing is None else timing.samples,
+            milliseconds=times,
+            **{name: getattr(site, name) for name in _SHARED},
         )
 
     def to_site(self, plan: SwapPlan) -> Site:
@@ -111,19 +105,11 @@ class Row:
             why = self.why if self.state == "left" else None
             finding = Finding(why, self.error, self.original_error, self.reference, timing)
         return Site(
-            self.path,
-            self.layer,
-            KINDS[self.kind],
-            plan,
-            state=self.state,
+            kind=KINDS[self.kind],
+            plan=plan,
             why=None if self.state == "waiting" else self.why,
-            error=self.error,
-            reference=self.reference,
-            shape=self.shape,
             finding=finding,
-            like=self.like,
-            signature=self.signature,
-            source=self.source,
+            **{name: getattr(self, name) for name in _SHARED},
         )
 
 

@@ -22,10 +22,8 @@ from burnt.swapping.measure import (
     Finding,
     ModelTiming,
     Source,
-    check_error,
     context_of,
     device_of,
-    is_undecided,
     measure,
     signature_of,
 )
@@ -363,9 +361,10 @@ def _finding_of(
             show_progress(f"has measured {decided} of {len(plan.sites)} sites, for {plan.seconds:.0f} s")
         return finding
     if is_checked and finding.why is None:
-        site.error, site.reference, why = check_error(*call)
-        if why is not None:
-            return Finding(why=why)
+        checked = measure(*call, timed=False)
+        site.error, site.reference = checked.error, checked.reference
+        if checked.why is not None:
+            return Finding(why=checked.why)
     return finding
 
 
@@ -375,7 +374,7 @@ def _is_decided(earlier: Site, plan: SwapPlan) -> bool:
     Of a kept one that was undecided, a process on a calmer machine may learn more.
     """
     timing = None if earlier.finding is None else earlier.finding.timing
-    return timing is not None and (plan.earlier_source == "given" or not is_undecided(timing))
+    return timing is not None and (plan.earlier_source == "given" or timing.is_decided)
 
 
 def show_progress(text: str) -> None:

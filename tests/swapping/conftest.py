@@ -44,8 +44,8 @@ def give_times(monkeypatch):
         times = [[itertools.cycle(seconds) for seconds in pair] for pair in ((original, swapped), whole)]
 
         def sample(call, count):
-            is_whole = any(True for _ in call.twin.children())
-            seconds = next(times[is_whole][any(map(is_swapped, call.twin.modules()))])
+            is_whole = any(True for _ in call.module.children())
+            seconds = next(times[is_whole][any(map(is_swapped, call.module.modules()))])
             clock.now += seconds * count
             return seconds, seconds
 

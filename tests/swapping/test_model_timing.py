@@ -127,7 +127,7 @@ def test_the_loss_is_what_the_backward_starts_from(always, monkeypatch):
 
 
 def test_a_slow_model_is_not_timed_and_the_report_says_so(always, monkeypatch):
-    monkeypatch.setattr(measure.Call, "once", lambda call: 3.12 if list(call.twin.children()) else 1e-3)
+    monkeypatch.setattr(measure.Call, "once", lambda call: 3.12 if list(call.module.children()) else 1e-3)
     report = burnt.swap(model := Model())
     model(torch.randn(5, 4))
     assert report.whole.timing is None
@@ -137,7 +137,7 @@ def test_a_slow_model_is_not_timed_and_the_report_says_so(always, monkeypatch):
 
 def test_progress_is_shown_where_it_takes_long(give_times, monkeypatch, capsys):
     give_times(*FASTER)
-    monkeypatch.setattr(measure.Call, "once", lambda call: 1.2 if list(call.twin.children()) else 1e-3)
+    monkeypatch.setattr(measure.Call, "once", lambda call: 1.2 if list(call.module.children()) else 1e-3)
     burnt.swap(model := Model())
     model(torch.randn(5, 4))
     assert capsys.readouterr().err == "burnt.swap times the whole model, for some 18 s\n"
