@@ -15,8 +15,8 @@ from burnt.quant.calibration import Calibration, calibrate_layers
 from burnt.quant.conversion import group_sites, layer_report, quantize_group, skipped_report
 from burnt.quant.fold import batch_norms, find_batch_norms
 from burnt.quant.fold import fold_batch_norm as _folded_layer
-from burnt.quant.observers import ActivationMethod, check_activation_method
-from burnt.quant.ranges import RangeMethod, check_method
+from burnt.quant.observers import ACTIVATION_METHODS, ActivationMethod
+from burnt.quant.ranges import METHODS, RangeMethod, check_method
 from burnt.quant.report import QuantReport
 from burnt.quant.sites import (
     Site,
@@ -95,8 +95,8 @@ def quantize(
     check_model(model, "burnt.quantize")
     chosen = scheme if scheme == "auto" else QuantScheme.parse(scheme)
     if weights is not None:
-        check_method(weights)
-    check_activation_method(activations)
+        check_method("weights", weights, METHODS)
+    check_method("activations", activations, ACTIVATION_METHODS)
     _check_number("smooth", smooth, 0, 1)
     _check_number("bound", bound, 0, math.inf)
     sites, others = find_sites(model)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt._snapshot import Snapshot
 from burnt._torch import is_compiled, version_of
 from burnt.errors import QuantError
 from burnt.inspect.signature import forward_signature
@@ -29,12 +30,10 @@ class Calibration:
     Args:
         inputs: path of a layer -> the observer of its input; not for layers that were never called.
         flow: who reads whose output, if that was asked for.
-        batches: how many there were.
     """
 
     inputs: dict[str, InputObserver]
     flow: Flow | None
-    batches: int
 
 
 def calibrate_layers(
@@ -107,7 +106,7 @@ def calibrate_layers(
             found=f"{count} batch{'es' * (count != 1)} without one",
             hint="forward=lambda model, batch: model(...) says how to call the model",
         )
-    return Calibration(observers, flow, count)
+    return Calibration(observers, flow)
 
 
 def _count_batches(batches: Iterable[Any]) -> int:
@@ -223,15 +222,12 @@ def _observe(
 def _evaluation(model: torch.nn.Module) -> Iterator[None]:
     """Return a context in which a model evaluates; flags and buffers get their values back after it."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (
-            module,
-            dict(module._buffers),
-            [(v, version_of(v), v.clone()) for v in module._buffers.values() if v is not None],
-        )
-        for module in model.modules()
-        if module._buffers and not isinstance(module, Quantized)
-    ]
+    tables = Snapshot()
+    values = []
+    for module in model.modules():
+        if module._buffers and not isinstance(module, Quantized):
+            tables.add(module._buffers)
+            values += [(b, version_of(b), b.clone()) for b in module._buffers.values() if b is not None]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         if any(is_compiled(module) for module in model.modules()):
@@ -243,14 +239,12 @@ def _evaluation(model: torch.nn.Module) -> Iterator[None]:
         finally:
             for module, mode in modes:
                 module.training = mode
-            for module, tensors, values in buffers:
-                module._buffers.clear()
-                module._buffers.update(tensors)
-                for tensor, version, value in values:
-                    # Unchanged ones may not be writable: expanded tensors, those of inference mode.
-                    is_same = tensor.is_meta or torch.equal(tensor, value)  # `.data` has no versions
-                    if version_of(tensor) != version or not is_same:
-                        tensor.copy_(value)
+            tables.restore()
+            for buffer, version, value in values:
+                # Unchanged ones may not be writable: expanded tensors, those of inference mode.
+                is_same = buffer.is_meta or torch.equal(buffer, value)  # `.data` has no versions
+                if version_of(buffer) != version or not is_same:
+                    buffer.copy_(value)
 
 
 def _single_device(model: torch.nn.Module) -> torch.device | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,9 +50,26 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._with_arguments: set[str] = set()
         self._running: list[tuple[str, Tensor | None]] = []
 
-    def observed(self) -> _Hooks:
-        """Return a context in which calls of the model are observed."""
-        return _Hooks(self)
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Context in which calls of the model are observed."""
+        handles = []
+        for path, module in self._modules.items():
+
+            def before(_: Any, args: Any, kwargs: Any, path: str = path) -> None:
+                self.enter(path, args, kwargs)
+
+            def after(_: Any, args: Any, output: Any, path: str = path) -> None:
+                self.leave(path, output)
+
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after))
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def end_of_call(self, output: Any) -> None:
         """Take note of what the model returned."""
@@ -95,33 +113,6 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._outputs[id(output)] = output, path
             self.ranks[path].add(output.dim())
         self._running.pop()
-
-
-class _Hooks:
-    """The context of `Flow.observed`."""
-
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> None:
-        flow = self._flow
-        for path, module in flow._modules.items():
-
-            def before(_: Any, args: Any, kwargs: Any, path: str = path) -> None:
-                flow.enter(path, args, kwargs)
-
-            def after(_: Any, args: Any, output: Any, path: str = path) -> None:
-                flow.leave(path, output)
-
-            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(after))
-        flow.__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: object) -> None:
-        self._flow.__exit__(*error)  # type: ignore[no-untyped-call]
-        for handle in self._handles:
-            handle.remove()
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
-from burnt.errors import ConfigError, nearest
+from burnt.quant.ranges import check_method
 from burnt.scheme import VALUES
 
 ActivationMethod = Literal["minmax", "moving_average", "percentile", "mse", "absmean"]
@@ -23,22 +23,6 @@ _SAMPLE_ITEMS = 4096
 _SEARCHED = 1 << 17  # values whose error is computed for each range that "mse" tries
 # Parts of the whole range that "mse" tries: down to 1/32, where one outlier has stretched it that far.
 _FACTORS = [2 ** (-i / 8) for i in range(41)]
-
-
-def check_activation_method(method: str) -> None:
-    """Check the name of a method.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    if method not in ACTIVATION_METHODS:
-        close = nearest(str(method), ACTIVATION_METHODS)
-        raise ConfigError(
-            "there is no such method to find the range of activations",
-            expected=", ".join(map(repr, ACTIVATION_METHODS)),
-            found=repr(method),
-            hint=f"did you mean {close!r}?" if close else None,
-        )
 
 
 class Reservoir:
@@ -193,7 +177,7 @@ def activation_range(
     >>> activation_range(observer, "int8")
     (tensor([[0.0100]]), tensor([[-128]], dtype=torch.int8))
     """
-    check_activation_method(method)
+    check_method("activations", method, ACTIVATION_METHODS)
     is_average = method == "moving_average"
     lows, highs = (observer.mean_low, observer.mean_high) if is_average else (observer.low, observer.high)
     if divisor is not None:

@@ -5,6 +5,7 @@ A group is what shares a scale: the whole matrix, a row or a block. Weights are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -35,17 +36,17 @@ def default_method(scheme: QuantScheme) -> RangeMethod:
     return "minmax" if scheme.type.bits == 8 else "mse"
 
 
-def check_method(method: str) -> None:
-    """Check the name of a method.
+def check_method(what: str, method: str, known: Sequence[str]) -> None:
+    """Check the name of a method to find the range of weights or activations.
 
     Raises:
         ConfigError: there is none of this name.
     """
-    if method not in METHODS:
-        close = nearest(str(method), METHODS)
+    if method not in known:
+        close = nearest(str(method), known)
         raise ConfigError(
-            "there is no such method to find the range of weights",
-            expected=", ".join(map(repr, METHODS)),
+            f"there is no such method to find the range of {what}",
+            expected=", ".join(map(repr, known)),
             found=repr(method),
             hint=f"did you mean {close!r}?" if close else None,
         )
@@ -75,7 +76,7 @@ def weight_range(
     tensor([2.0000, 0.5000])
     """
     method = default_method(scheme) if method is None else method
-    check_method(method)
+    check_method("weights", method, METHODS)
     groups = _groups(matrix.float(), scheme)
     shape = scheme.scale_shape(*matrix.shape)
     if not scheme.symmetric:
@@ -134,14 +135,9 @@ def _asymmetric(groups: Tensor, scheme: QuantScheme, method: str) -> tuple[Tenso
         scale = _rounded((high - low) * factor / (scheme.largest - scheme.smallest), scheme)
         safe = torch.where(scale == 0, 1.0, scale)
         zero_point = (scheme.smallest - low * factor / safe).round().clamp(scheme.smallest, scheme.largest)
-        if method != "mse":
-            best = scale, zero_point
-            break
+        errors = _errors(groups, scale, zero_point, scheme) if method == "mse" else least
         if best is None:
-            best = scale, zero_point
-            least = _errors(groups, scale, zero_point, scheme)
-            continue
-        errors = _errors(groups, scale, zero_point, scheme)
+            best, least = (scale, zero_point), errors
         is_less = errors < least
         least = torch.where(is_less, errors, least)
         best = torch.where(is_less, scale, best[0]), torch.where(is_less, zero_point, best[1])

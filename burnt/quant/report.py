@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,9 @@ class QuantReport:
         has_outputs = any(layer.output_error is not None for layer in self.quantized)
         layers: dict[str, list[tuple[float, float, str]]] = {}
         for layer in self.quantized:
-            error = layer.output_error if has_outputs else _weight_error(layer.sqnr)
+            error = layer.output_error
+            if not has_outputs and layer.sqnr not in (None, -math.inf):
+                error = 10 ** (-(layer.sqnr or 0.0) / 20)  # of the weight, from the ratio in dB
             if error is not None and layer.bytes_after:
                 layers.setdefault(layer.scheme or "", []).append((layer.bytes_after / 1e3, error, layer.path))
         groups = [Points(scheme, *zip(*points, strict=True)) for scheme, points in layers.items()]
@@ -175,24 +178,13 @@ class QuantReport:
 
     def __str__(self) -> str:
         """The table, as wide as the terminal; whole lines where the output is no terminal."""
-        return self.text(_terminal_width())
+        return self.text(shutil.get_terminal_size((0, 0)).columns or None)
 
 
 _HEADINGS = ("layer", "class", "scheme", "bytes", "SQNR", "output error")
 _SCHEME = 2
 _DROPPABLE = (1, 3, 4, _SCHEME)  # columns that a narrow terminal leaves out, in this order
 _MOST_RANGES = 4  # of numbers in a pattern
-
-
-def _terminal_width() -> int | None:
-    """Return the columns of the terminal, or of the variable COLUMNS; None without both."""
-    columns = shutil.get_terminal_size((0, 0)).columns
-    return columns or None
-
-
-def _weight_error(sqnr: float | None) -> float | None:
-    """Return the norm of a weight's error divided by the weight's, from their ratio in dB."""
-    return None if sqnr is None or sqnr == -math.inf else 10 ** (-sqnr / 20)
 
 
 def _groups(layers: Sequence[LayerReport], collapse: bool) -> list[tuple[str, tuple[LayerReport, ...]]]:
@@ -255,17 +247,11 @@ def _cut(path: str, length: int) -> str:
 
 def _wrapped(text: str, width: int | None, indent: str) -> list[str]:
     """Return the lines of a text whose words fit a width; words that do not are kept whole."""
-    if width is None or len(text) <= width:
+    if width is None:
         return [text]
-    start = text[: len(text) - len(text.lstrip())]
-    lines, line = [], ""
-    for word in text.split():
-        if line and len(start) + len(line) + 1 + len(word) > width:
-            lines.append(start + line)
-            start, line = indent, word
-        else:
-            line = f"{line} {word}" if line else word
-    return [*lines, start + line]
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _template(path: str) -> str:

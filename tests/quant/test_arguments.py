@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 
 import burnt
 from burnt.errors import ArgumentError, BurntError
+from tests import forked
 
 
 def mlp() -> torch.nn.Sequential:
@@ -69,8 +68,7 @@ def test_overrides_are_a_mapping() -> None:
 
 
 def test_the_package_is_there_after_import_burnt_alone() -> None:
-    program = "import burnt; print(burnt.quant.from_torchao.__name__)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = forked.run("import burnt; print(burnt.quant.from_torchao.__name__)")
     assert result.stdout == "from_torchao\n", result.stderr
 
 
