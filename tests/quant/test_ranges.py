@@ -18,7 +18,7 @@ from burnt.errors import ConfigError
 from burnt.quant.ranges import default_method, weight_range
 from burnt.scheme import QuantScheme
 
-SCALES = itertools.cycle(("float32", "float16", "bfloat16"))
+SCALES = itertools.cycle(("float32", "float16", "bfloat16", "float32"))
 NAMES = [
     f"{value}-{level}{zero}-{next(SCALES)}"
     for value, level, zero in itertools.product(
