@@ -132,8 +132,14 @@ def convert_weights(
         tied = _tied(tensors)
         read = {name: stored for name, stored in tensors.items() if name not in tied}
         if on_read is not None:
-            progress = _Progress(on_read, _bytes_to_read(read, dtype))
-            read = {name: _Watched(s.shape, s.dtype, s, progress) for name, s in read.items()}
+            done, total = 0, _bytes_to_read(read, dtype)
+
+            def add(nbytes: int) -> None:
+                nonlocal done
+                done += nbytes
+                on_read(done, total)
+
+            read = {name: _Watched(s.shape, s.dtype, s, add) for name, s in read.items()}
         layers = renamed_layers(opened.record.quantized, {new: (old,) for new, old in origins.items()})
         layers = {path: entry for path, entry in layers.items() if selection.takes(f"{path}.values")}
         written = cast_tensors(read, dtype, keep, unchanged=scale_paths(layers))
@@ -162,34 +168,21 @@ def convert_weights(
     )
 
 
-class _Progress:
-    """Adds up the bytes that were read, and passes the sum to `on_read`."""
-
-    def __init__(self, on_read: Callable[[int, int], object], total: int) -> None:
-        self.on_read = on_read
-        self.total = total
-        self.done = 0
-
-    def add(self, nbytes: int) -> None:
-        self.done += nbytes
-        self.on_read(self.done, self.total)
-
-
 @dataclass(frozen=True)
 class _Watched(StoredTensor):
-    """A tensor whose reading reports its progress."""
+    """A tensor that tells how many bytes were read of it."""
 
     source: StoredTensor = field(repr=False)
-    progress: _Progress
+    on_read: Callable[[int], object]
 
     def read(self) -> Tensor:
         tensor = self.source.read()
-        self.progress.add(self.nbytes)
+        self.on_read(self.nbytes)
         return tensor
 
     def read_into(self, out: Tensor) -> None:
         self.source.read_into(out)
-        self.progress.add(self.nbytes)
+        self.on_read(self.nbytes)
 
 
 def _bytes_to_read(tensors: Mapping[str, StoredTensor], dtype: torch.dtype | None) -> int:

@@ -213,21 +213,17 @@ def _find_in_folder(folder: Path, stack: ExitStack) -> Source:
         found = sorted(folder.glob(pattern))
         if len(found) == 1 and not _SHARD.search(found[0].name):
             return _open_file(found[0], stack)
-        if found and _SHARD.search(found[0].name):
-            raise RecordError(
-                "a folder has shards of weights and no index, which would name all of them",
-                where=os.fspath(folder),
-                expected=f"{_FILES[0]}{_INDEX}",
-                found=", ".join(path.name for path in found[:5]) + (", ..." if len(found) > 5 else ""),
-                hint="they were not written or copied completely: take another copy",
-            )
         if found:
+            what, hint = "a folder has several files of weights and no index", "name one of the files"
+            if _SHARD.search(found[0].name):
+                what = "a folder has shards of weights and no index, which would name all of them"
+                hint = "they were not written or copied completely: take another copy"
             raise RecordError(
-                "a folder has several files of weights and no index",
+                what,
                 where=os.fspath(folder),
                 expected=f"one file, or {_FILES[0]}{_INDEX}",
                 found=", ".join(path.name for path in found[:5]) + (", ..." if len(found) > 5 else ""),
-                hint="name one of the files",
+                hint=hint,
             )
     raise RecordError(
         "a folder has no weights",

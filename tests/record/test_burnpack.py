@@ -252,23 +252,6 @@ class TestWriting:
         assert "save a .safetensors file" in text
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize(
-        ("limit", "text"),
-        [
-            ("_MOST_TENSORS", "at most 1 tensors\n  found     2"),
-            ("_MOST_TENSOR_BYTES", "at most 1 bytes in a tensor\n  found     12"),
-            ("_MOST_METADATA", "at most 1 bytes of metadata"),
-            ("_MOST_BYTES", "at most 1 bytes\n  found     516"),
-        ],
-    )
-    def test_files_that_burn_refuses(self, tmp_path, monkeypatch, limit, text):
-        monkeypatch.setattr(f"burnt.record.formats.burnpack_file.{limit}", 1)
-        with pytest.raises(RecordError, match="Burn cannot read a burnpack file of this size") as caught:
-            write_burnpack(tmp_path / "m.bpk", stored({"a": torch.ones(3), "b": torch.ones(1)}), None)
-        assert text in str(caught.value)
-        assert "a .safetensors file, which Burn reads too" in str(caught.value)
-        assert not list(tmp_path.iterdir())
-
     def test_a_folder_that_does_not_exist(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"the folder .*none of m.bpk does not exist"):
             Record({}).save(tmp_path / "none" / "m.bpk")

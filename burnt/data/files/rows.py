@@ -29,10 +29,11 @@ from burnt.data.files.schema import (
     bad_cell,
     check_entry,
     name_of,
+    not_numeric,
     unfit_cell,
 )
 from burnt.data.fitting import misfits
-from burnt.errors import DataError, quantity
+from burnt.errors import quantity
 
 _SAMPLED = 1000
 
@@ -164,13 +165,7 @@ class RowDataset(Labelled, ABC):
         dtypes = [kind for kind in kinds if isinstance(kind, np.dtype)]
         for name, kind in zip(names, kinds, strict=True):
             if not isinstance(kind, np.dtype):
-                raise DataError(
-                    f"the entry {entry!r} stacks a column that is not numeric",
-                    where=f"column {name!r}",
-                    expected="numbers, true and false, or categories",
-                    found=name_of(kind),
-                    hint=f"give it an entry of its own, or categories=[{name!r}]",
-                )
+                raise not_numeric(entry, name, f"column {name!r}", name_of(kind))
         # Integers beside float32 would become float64.
         return np.result_type(*([dtype for dtype in dtypes if dtype.kind == "f"] or dtypes))
 

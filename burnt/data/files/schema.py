@@ -345,6 +345,17 @@ def _type_name(declared: Any) -> str:
     return declared.__name__ if type(declared) is type else str(declared)
 
 
+def not_numeric(entry: str, column: str, where: str, found: object) -> DataError:
+    """Return the error for a vector of which a column holds no numbers."""
+    return DataError(
+        f"the entry {entry!r} stacks a column that is not numeric",
+        where=where,
+        expected="numbers, true and false, or categories",
+        found=found,
+        hint=f"give it an entry of its own, or categories=[{column!r}]",
+    )
+
+
 def check_entry(name: str, entries: Iterable[str]) -> None:
     """Raise a DataError if items have no such entry."""
     if name not in entries:

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from burnt.data.batch import Batch
 from burnt.data.dataset import checked_index
-from burnt.data.files.schema import Categories, Labelled, Schema, check_entry, is_number, shorten, unfit_cell
+from burnt.data.files.schema import (
+    Categories,
+    Labelled,
+    Schema,
+    check_entry,
+    is_number,
+    not_numeric,
+    shorten,
+    unfit_cell,
+)
 from burnt.data.fitting import misfits
 from burnt.errors import DataError, quantity
 
@@ -131,31 +140,22 @@ def stack(columns: Mapping[str, Column], schema: Schema, where: Callable[[int], 
         for name in names:
             column = columns[name]
             if not isinstance(column, Numbers) or column.values.ndim != 1:
-                raise _not_numeric(entry, name, column, where)
+                index = next((i for i in range(len(column)) if not is_number(column[i])), 0)
+                place = f"{where(index)}, column {name!r}"
+                raise not_numeric(entry, name, place, shorten(column[index]))
             parts.append(column.values)
         # Integers beside float32 would become float64.
         floats = [part.dtype for part in parts if part.dtype.kind == "f"]
         dtype = np.result_type(*(floats or [part.dtype for part in parts]))
 
-        def place(index: int, entry: str = entry) -> str:
+        def in_entry(index: int, entry: str = entry) -> str:
             return f"{where(index)}, entry {entry!r}"
 
         for name, part in zip(names, parts, strict=True):
             if part.dtype.kind in "iu":
-                as_dtype(part, dtype, name, place)
+                as_dtype(part, dtype, name, in_entry)
         entries[entry] = Numbers(np.stack(parts, axis=1, dtype=dtype, casting="unsafe"))
     return entries
-
-
-def _not_numeric(entry: str, name: str, column: Column, where: Callable[[int], str]) -> DataError:
-    index = next((i for i in range(len(column)) if not is_number(column[i])), 0)
-    return DataError(
-        f"the entry {entry!r} stacks a column that is not numeric",
-        where=f"{where(index)}, column {name!r}",
-        expected="numbers, true and false, or categories",
-        found=shorten(column[index]),
-        hint=f"give it an entry of its own, or categories=[{name!r}]",
-    )
 
 
 class Table(Labelled):

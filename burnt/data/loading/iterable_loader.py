@@ -117,26 +117,24 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
     """
     if callable(getattr(source, "epoch", None)) and callable(getattr(source, "num_batches", None)):
         loader: EpochLoader[Any] = source
-    elif _is_dataset(source):
-        raise DataError(
-            f"{name}= is a dataset, whose items are no batches",
-            expected="a burnt.data.Loader, a DataLoader or a list of batches",
-            found=type(source).__name__,
-            hint="Loader(dataset, batch_size=32) makes batches of it",
-        )
-    elif isinstance(source, Iterator):
-        raise DataError(
-            f"{name}= is an iterator, which can be gone through only once",
-            expected="a burnt.data.Loader, a DataLoader or a list of batches",
-            found=type(source).__name__,
-        )
-    elif isinstance(source, Iterable) and not isinstance(source, str | Tensor | Mapping):
+    elif (
+        isinstance(source, Iterable)
+        and not _is_dataset(source)
+        and not isinstance(source, Iterator | str | Tensor | Mapping)
+    ):
         loader = IterableLoader(source)
     else:
+        what, hint = "gives no batches", None
+        if _is_dataset(source):
+            what = "is a dataset, whose items are no batches"
+            hint = "Loader(dataset, batch_size=32) makes batches of it"
+        elif isinstance(source, Iterator):
+            what = "is an iterator, which can be gone through only once"
         raise DataError(
-            f"{name}= gives no batches",
+            f"{name}= {what}",
             expected="a burnt.data.Loader, a DataLoader or a list of batches",
             found=type(source).__name__,
+            hint=hint,
         )
     if loader.num_batches() == 0:
         raise DataError(f"{name}= has no batches", hint="is its dataset empty?")

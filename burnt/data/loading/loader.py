@@ -190,8 +190,9 @@ class Loader(Generic[B]):
             self.buckets.prepare(dataset, batch_size)
         if self.pack is not None:
             self.pack.prepare(dataset)
-        functions = [None if f is None else as_transform(f) for f in (item_transform, transform)]
-        reader = _Reader(dataset, batcher, *functions, self.pack, seed)
+        given = item_transform, transform
+        item_transform, transform = (None if f is None else as_transform(f) for f in given)
+        reader = _Reader(dataset, batcher, item_transform, transform, self.pack, seed)
         self._pool = WorkerPool(reader, workers, prefetch)
         self._served = 0
         if len(self) == 0:
@@ -202,35 +203,19 @@ class Loader(Generic[B]):
             )
 
     def _check_combination(self, batcher: object) -> None:
-        takes = _takes(self.dataset)
-        for is_wrong, what, hint in (
-            (
-                self.shuffle and self.sampler is not None,
-                "shuffle= and sampler= exclude each other",
-                "the sampler decides the order: SubsetSampler(indices, shuffle=True)",
-            ),
-            (
-                self.pack is not None and (self.buckets is not None or self.sampler is not None),
-                "pack= cannot be combined with buckets= or sampler=",
-                "select the documents in the dataset",
-            ),
-            (
-                self.pack is not None and (batcher is not None or takes),
-                "pack= makes the batches itself",
-                "use transform= to change them"
-                if batcher
-                else "give it a dataset of documents, without take()",
-            ),
-            (
-                self.buckets is not None
-                and self.buckets.tokens is not None
-                and (self.drop_last or self.sampler is not None),
-                "the tokens= of buckets cannot be combined with drop_last= or sampler=",
-                "without them, every epoch has the same number of batches",
-            ),
-        ):
-            if is_wrong:
-                raise DataError(what, hint=hint)
+        if self.shuffle and self.sampler is not None:
+            hint = "the sampler decides the order: SubsetSampler(indices, shuffle=True)"
+            raise DataError("shuffle= and sampler= exclude each other", hint=hint)
+        if self.pack is not None and (self.buckets is not None or self.sampler is not None):
+            hint = "select the documents in the dataset"
+            raise DataError("pack= cannot be combined with buckets= or sampler=", hint=hint)
+        if self.pack is not None and (batcher is not None or _takes(self.dataset)):
+            hint = "use transform= to change them" if batcher else "give it documents, without take()"
+            raise DataError("pack= makes the batches itself", hint=hint)
+        has_budget = self.buckets is not None and self.buckets.tokens is not None
+        if has_budget and (self.drop_last or self.sampler is not None):
+            hint = "without them, every epoch has the same number of batches"
+            raise DataError("tokens= of buckets cannot be combined with drop_last= or sampler=", hint=hint)
 
     def __len__(self) -> int:
         if self.buckets is not None:

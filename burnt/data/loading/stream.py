@@ -111,8 +111,11 @@ class StreamLoader(Generic[B]):
         self.drop_last = drop_last
         self.lanes = lanes or min(shards, 8)
         self.pin = pin
-        functions = [None if f is None else as_transform(f) for f in (item_transform, transform)]
-        reader = StreamReader(dataset, batch_size, batcher, shuffle, seed, drop_last, *functions, self.lanes)
+        given = item_transform, transform
+        item_transform, transform = (None if f is None else as_transform(f) for f in given)
+        reader = StreamReader(
+            dataset, batch_size, batcher, shuffle, seed, drop_last, item_transform, transform, self.lanes
+        )
         self._pool = WorkerPool(reader, workers, prefetch)
         self._iterators: weakref.WeakSet[_StreamIterator[B]] = weakref.WeakSet()
         self._numbers = itertools.count()

@@ -163,7 +163,8 @@ class RandomCrop(_Geometric):
         return integer(generator, high - height + 1), integer(generator, wide - width + 1)
 
     def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
-        return functional.crop(pixels, *params, *_pair(self.size))
+        top, left = params
+        return functional.crop(pixels, top, left, *_pair(self.size))
 
 
 @dataclass(frozen=True)
@@ -328,7 +329,9 @@ class RandomAffine(_Geometric):
 
     def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
         interpolation = "nearest" if is_mask else self.interpolation
-        return functional.affine(pixels, *params, interpolation, self.mask_fill if is_mask else self.fill)
+        fill = self.mask_fill if is_mask else self.fill
+        angle, shift, scale, shear = params
+        return functional.affine(pixels, angle, shift, scale, shear, interpolation, fill)
 
     def _shears(self) -> tuple[Range, Range]:
         if isinstance(self.shear, tuple) and len(self.shear) == 4:

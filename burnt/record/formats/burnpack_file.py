@@ -44,7 +44,7 @@ _HEADER = struct.Struct("<4sHI")
 _VERSION = 1
 _ALIGNMENT = 256
 
-_MOST_TENSORS, _MOST_METADATA, _MOST_TENSOR_BYTES, _MOST_BYTES = 100_000, 100 << 20, 10 << 30, 100 << 30
+_MOST_METADATA = 100 << 20
 """Burn refuses to read files with more."""
 
 _DTYPES = {
@@ -143,8 +143,6 @@ def write_burnpack(
         contents["metadata"] = with_checksums(with_document({}, document), len(tensors))
     metadata = encode_cbor(contents)
     start = _align(_HEADER.size + len(metadata))
-    largest = max((tensor.nbytes for tensor in tensors.values()), default=0)
-    _check_limits(target, len(tensors), len(metadata), largest, start + end)
     sums = {}
     with replacing(target) as temporary, temporary.open("wb") as file:
         file.write(_HEADER.pack(MAGIC, _VERSION, len(metadata)) + metadata)
@@ -157,23 +155,6 @@ def write_burnpack(
         if document is not None:
             file.seek(_HEADER.size)
             file.write(fill_checksums(metadata, [sums[name] for name in contents["tensors"]])[0])
-
-
-def _check_limits(path: Path, tensors: int, metadata: int, largest: int, size: int) -> None:
-    for what, count, most in [
-        ("tensors", tensors, _MOST_TENSORS),
-        ("bytes of metadata", metadata, _MOST_METADATA),
-        ("bytes in a tensor", largest, _MOST_TENSOR_BYTES),
-        ("bytes", size, _MOST_BYTES),
-    ]:
-        if count > most:
-            raise RecordError(
-                "Burn cannot read a burnpack file of this size",
-                where=os.fspath(path),
-                expected=f"at most {most:,} {what}",
-                found=f"{count:,}",
-                hint="save a .safetensors file, which Burn reads too",
-            )
 
 
 def _read_metadata(file: io.FileIO, path: Path) -> tuple[_Metadata, int, dict[str, int]]:
