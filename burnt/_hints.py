@@ -283,7 +283,8 @@ def argument_error(
     signature = inspect.signature(fn)
     names = [name for name in signature.parameters if name != "self"]
     unknown = [name for name in kwargs if name not in names]
-    name = fn.__qualname__.removesuffix(".__init__")
+    # A class that inherits its arguments speaks for itself.
+    name = type(args[0]).__qualname__ if fn.__name__ == "__init__" and args else fn.__qualname__
     if unknown:
         what = f"{name}() got an unexpected keyword argument {unknown[0]!r}"
     else:

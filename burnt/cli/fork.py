@@ -64,7 +64,7 @@ def start_fork(past: Past, original: StoredTarget, changed: StoredTarget, folder
         UsageError: the run cannot be started again.
         CheckpointError: the changes do not fit the state of the run at that step.
     """
-    from burnt.train.control.directing import directed
+    from burnt.train.control.intercepting import intercepting
 
     parent, step = past.folder, past.last
     changed = changed.in_folder(folder, resume=True)
@@ -73,7 +73,7 @@ def start_fork(past: Past, original: StoredTarget, changed: StoredTarget, folder
         _adopt_state(past, original.in_folder(parent, resume=True), folder)
         print(clean(f"{folder}: from step {step} of {parent}"), file=sys.stderr)
         fork = {"folder": os.path.relpath(parent.resolve(), folder.resolve()), "step": step}
-        with directed(Resuming(folder, fork), changed.target):
+        with intercepting(Resuming(folder, fork), changed.target):
             changed.call()
     except CheckpointError as error:
         if "different loader" in error.what:
@@ -108,7 +108,7 @@ def _new_folder(parent: Path, step: int, overrides: Sequence[str], changed: Stor
 def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
     """Write the state of a run after a step as the first checkpoint of another run."""
     from burnt.train.checkpoints.checkpoint import Checkpoints
-    from burnt.train.control.directing import use_first_training
+    from burnt.train.control.intercepting import use_first_training
     from burnt.train.events import Started, Stepped
     from burnt.train.rewind.replaying import compare_recorded
     from burnt.train.rewind.rewind import train_forward

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     first, last = _parse_steps(args.step)
     folder = Path(run_folder(args.run))
     open_run(str(folder)).close()  # raises with the closest name if this one is mistyped
-    from burnt.train.control.directing import use_first_training
+    from burnt.train.control.intercepting import use_first_training
     from burnt.train.rewind.replaying import past_of, replay
 
     past = past_of(folder, first, last)

@@ -36,15 +36,15 @@ def run(args: argparse.Namespace) -> int:
     if args.show:
         print(target.config.to_json())
         return 0
-    from burnt.train.control.directing import directed
+    from burnt.train.control.intercepting import intercepting
 
-    with directed(Resuming(folder), target.target):
+    with intercepting(Resuming(folder), target.target):
         target.call()
     return 0
 
 
 class Resuming:
-    """Director that resumes the run in a folder.
+    """Interceptor that resumes the run in a folder.
 
     Args:
         folder: the run folder.

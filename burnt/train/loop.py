@@ -1,8 +1,8 @@
-"""The training loop: epochs, steps, validation, checkpoints and run commands.
+"""The training loop: steps, epochs, validation, checkpoints and run commands.
 
-Read this file to see what a training does, or copy it as the start of a custom loop. It calls small objects:
-a loader, the update that steps the optimizer, metrics, checkpoints, early stopping, callbacks, the run store
-and a reporter.
+Read this file to see what a training does, or copy it as the start of a custom loop. `TrainStep` is one step:
+forward, backward, clipping, the optimizer. `Loop` is what happens around it. Both call small objects: a
+loader, metrics, checkpoints, early stopping, callbacks, the run store and a reporter.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from burnt.data import Mover
 from burnt.data.loading.loader import EpochLoader
-from burnt.errors import DataError, DefinitionError, NonFiniteError
+from burnt.errors import DataError, DefinitionError, NonFiniteError, quantity
 from burnt.gradients import Gradients
+from burnt.inspect import num_params
 from burnt.store import RunWriter
 from burnt.train.checkpoints.background import BackgroundWriter
 from burnt.train.checkpoints.buffers import TransientBuffers, field_texts
-from burnt.train.checkpoints.checkpoint import Checkpoints, Saved
+from burnt.train.checkpoints.checkpoint import Checkpoints, Loaded
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.checkpoints.saving import CheckpointWriter
-from burnt.train.code.source import replay_command
 from burnt.train.control.control import Control, TrainingClock
-from burnt.train.control.non_finite import NonFiniteReports, RecentLosses, list_text
-from burnt.train.control.plateau import Plateau
-from burnt.train.control.stopping import EarlyStopping
+from burnt.train.control.non_finite import NonFiniteReports, RecentLosses
+from burnt.train.control.plateau import plateaus_of
+from burnt.train.control.watch import MetricWatch
 from burnt.train.duration import Duration, Position
 from burnt.train.events import (
     Callbacks,
@@ -46,132 +47,215 @@ from burnt.train.events import (
 )
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
-from burnt.train.metrics.base import Metric, Sums, intervals, read
-from burnt.train.reporting.progress import Reporter
+from burnt.train.metrics.base import Metric, read
+from burnt.train.metrics.run_metrics import RunMetrics
 from burnt.train.reporting.run_tables import KernelTables
+from burnt.train.resuming import checkpoint_document
+from burnt.train.settings import TrainingSettings
 from burnt.train.step import StepOutput
-from burnt.train.update import update_of
-from burnt.train.updates.optimizer_step import GradientRules
+from burnt.train.updates.accumulation import WindowGradients
+from burnt.train.updates.manual import Optimizers, StepOptimizers
+from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep
+from burnt.train.updates.outcome import NonFinite, StepOutcomes
+from burnt.train.updates.precision import autocast
 
 SPEED = (
     *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),
     *("gradient_norm", "loss_scale", "skipped_steps"),
 )
 
+Observe = Callable[[StepOutput, bool], None]
+"""Is given the output of a micro-batch, and whether it counts: False if its loss is not finite."""
 
-@dataclasses.dataclass
+
+class TrainStep:
+    """One step of a training: a window of micro-batches becomes one update of the parameters.
+
+    Args:
+        learner: the model with its optimizer.
+        steps: runs the training step.
+        rules: what happens to gradients before the optimizer gets them.
+        precision: of the forward passes.
+        device: of the parameters.
+    """
+
+    def __init__(
+        self, learner: Learner, steps: Steps, rules: GradientRules, precision: str, device: torch.device
+    ) -> None:
+        self.steps, self.rules = steps, rules
+        self.params = dict(learner.model.named_parameters())
+        self.to_device: Callable[[Any], Any] = _unchanged if device.type == "cpu" else Mover(device)
+        self.autocast = functools.partial(autocast, precision, device)
+        self.outcomes = StepOutcomes(learner.model, rules)
+        self.clip_and_step = OptimizerStep(learner.optimizer, self.params, rules)
+        self.is_search = learner.optimizer.needs_closure
+        self.optimizers: StepOptimizers | None = None
+        if isinstance(learner.optimizer, Optimizers):
+            self.optimizers = StepOptimizers(learner.optimizer, learner.model, rules)
+
+    def __call__(self, window: Sequence[Any], learning_rate: float, observe: Observe) -> NonFinite | None:
+        """Update the parameters once, by the gradients of the mean loss over the window.
+
+        A window without items changes nothing, and neither does one whose loss or gradients are not finite if
+        the rules skip such steps: then the reason is returned.
+
+        Args:
+            window: the micro-batches, at least one.
+            learning_rate: of this step.
+            observe: is given the output of each micro-batch, computed with the parameters before the step.
+        """
+        self.outcomes.begin_step()
+        if self.optimizers is not None:  # several: the training step takes gradients and steps them itself
+            self.optimizers.begin_step(learning_rate)
+            self.forward_backward(window, observe)
+            results = self.optimizers.end_step()
+        elif self.is_search:  # such as Lbfgs, which repeats both passes
+            evaluate = self.mean_loss([self.to_device(batch) for batch in window], observe)
+            results = [("", self.clip_and_step.search(learning_rate, evaluate))]
+        else:
+            gradients = self.forward_backward(window, observe)
+            results = []
+            if gradients is not None and self.outcomes.non_finite is None:
+                results = [("", self.clip_and_step(learning_rate, gradients))]
+        return self.outcomes.end_step(results)
+
+    def forward_backward(self, window: Sequence[Any], observe: Observe) -> Gradients | None:
+        """Return the gradients of the mean loss over all items of the window; None if there are no items."""
+        gradients = WindowGradients()
+        extra = () if self.optimizers is None else (self.optimizers,)
+        for number, batch in enumerate(window):
+            batch = self.to_device(batch)  # only now, so that the device holds one of them
+            with self.autocast():
+                output: StepOutput = self.steps(batch, False, *extra)
+            is_finite = self.outcomes.accepts(output, number)
+            # The mean over no items is NaN, and adds nothing to a sum; a step that is skipped needs no sum.
+            if output.count and self.outcomes.non_finite is None and self.optimizers is None:
+                gradients.add(Gradients.of(self.rules.scaled(output.loss), self.params), output.count)
+            observe(output, is_finite)
+            del batch, output  # free this batch's outputs before the next one allocates its own
+        return gradients.mean()
+
+    def mean_loss(self, window: Sequence[Any], observe: Observe) -> Callable[[], tuple[Tensor, Gradients]]:
+        """Return a function that computes the mean loss over the window and its gradients, any time again."""
+        observers = itertools.chain([observe], itertools.repeat(_ignore))
+
+        def evaluate() -> tuple[Tensor, Gradients]:
+            losses: list[tuple[Tensor, int]] = []
+            first = next(observers)  # the metrics are of the parameters before the step
+
+            def look(output: StepOutput, counts: bool) -> None:
+                if output.count:
+                    losses.append((output.loss.detach(), output.count))
+                first(output, counts)
+
+            with torch.enable_grad():
+                gradients = self.forward_backward(window, look)
+            if gradients is None:
+                return torch.zeros(()), Gradients({})
+            if len(losses) == 1:
+                return losses[0][0], gradients
+            total = torch.stack([loss * count for loss, count in losses]).sum()
+            return total / sum(count for _, count in losses), gradients
+
+        return evaluate
+
+
 class Loop:
-    """One training, from `position` to its end.
+    """One training, from a position to its end.
 
     A step is one update of the parameters, by a window of `accumulate` batches; the last window of an epoch
     has those that are left. Everything between two steps happens at whole windows.
 
-    `valid`, `valid_metrics` and `validate_every` are by the name of the split. The first of `train_metrics`
-    is the loss.
-    `values` holds the last metric values, ``{"valid/loss": 0.1}``, and `measured` the keys of those that were
-    measured at `position`. `loader_state` is what the loader of a resumed training said of its position, and
-    `restored` the state of this loop in the checkpoint (`state`), empty for a new training.
-    `epoch_rng` holds the random states at the start of the epoch: when a training resumes in the middle of an
-    epoch, a loader that cannot skip batches repeats the earlier ones, and must draw the same random numbers
-    for them.
+    Args:
+        settings: of the training.
+        learner: the model with its optimizer.
+        steps: runs its steps.
+        metrics: of the run.
+        checkpoints: of the run; None writes none.
+        writer: the run store.
+        control: executes commands.
+        kernels: records which kernels ops have chosen.
+        loaded: the checkpoint that the training goes on from, or nothing.
     """
 
-    learner: Learner
-    steps: Steps
-    train: EpochLoader[Any]
-    valid: Mapping[str, EpochLoader[Any]]
-    train_metrics: Sequence[Metric]
-    valid_metrics: Mapping[str, Sequence[Metric]]
-    duration: Duration
-    validate_every: Mapping[str, Duration]
-    checkpoint_every: Duration
-    log_every: int
-    validate_first: bool
-    accumulate: int
-    rules: GradientRules
-    on_nan: str
-    device: torch.device
-    autocast: Callable[[], AbstractContextManager[object]]
-    checkpoints: Checkpoints | None
-    background: BackgroundWriter[Saved] | None
-    stopping: EarlyStopping | None
-    plateaus: Mapping[Plateau, str]
-    callbacks: Callbacks
-    writer: RunWriter
-    reporter: Reporter
-    title: str
-    control: Control
-    kernels: KernelTables
-    position: Position
-    values: dict[str, float]
-    measured: Collection[str]
-    document: Callable[[], Mapping[str, Any]]
-    epoch_rng: RandomStates
-    loader_state: Any
-    restored: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        learner: Learner,
+        steps: Steps,
+        metrics: RunMetrics,
+        checkpoints: Checkpoints | None,
+        writer: RunWriter,
+        control: Control,
+        kernels: KernelTables,
+        loaded: Loaded,
+    ) -> None:
+        self.settings, self.learner, self.steps, self.metrics = settings, learner, steps, metrics
+        self.writer, self.control, self.kernels, self.position = writer, control, kernels, loaded.position
+        self.reporter = settings.reporter
+        self.callbacks = Callbacks([settings.reporter, *settings.callbacks.all])
+        self.watch = MetricWatch(settings.stopping, plateaus_of(learner), writer, self.message, control)
+        self.losses = RecentLosses()
+        self.non_finite = NonFiniteReports(settings.train, settings.on_nan, writer, self.message)
+        self.logged = StepLog(writer, [*metrics.names, *SPEED], self.step_in_progress)
+        rules = settings.gradient_rules()
+        if self.callbacks.wants(GradientsComputed):
+            rules = dataclasses.replace(rules, on_gradients=self.show_gradients)
+        self.train_step = TrainStep(learner, steps, rules, settings.precision, settings.device)
+        self.params = self.train_step.params
         self.saving = CheckpointWriter(
-            self.checkpoints,
-            self.background,
-            self.writer,
+            checkpoints,
+            BackgroundWriter() if settings.async_checkpoints else None,
+            writer,
             lambda saved: self.callbacks(CheckpointSaved(self, saved)),
         )
+        self.save_every = self.saving.interval(settings.checkpoint_every)
+        self.fields = field_texts(learner.model)
+        self.batches_per_epoch = settings.train.num_batches()
+        self.batch_iterator: Iterator[Any] = iter(())
+        # What the loader said of its position, and the random states at the start of the epoch: when a
+        # training resumes in the middle of an epoch, a loader that cannot skip batches repeats the earlier
+        # ones, and must draw the same random numbers for them.
+        self.loader_state = loaded.document.get("loader_state")
+        self.epoch_rng = loaded.epoch_rng or RandomStates.capture()
+        self.checked_seconds = self.position.seconds
+        self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
+        self.saved_step, self.checked_step = 0, self.position.step
+        self.learning_rate, self.due_splits = math.nan, list(settings.valid)
+        self.validated: dict[str, int] = {}  # the last step of each validation
+        self.stop_reason: str | None = None
+        self.step_output: StepOutput | None = None
+        self.activity, self.is_stepping, self.is_evaluating = "training", False, False
+        self.before_validation: RandomStates | None = None
+        self.load_state(loaded)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The last metric values, ``{"valid/loss": 0.1}``."""
+        return self.metrics.values
 
     def run(self) -> str:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
+        self.clock, self.trained = TrainingClock(), TrainingClock(self.position.seconds)
         # The command is answered when the checkpoint is written.
         self.control.attach(functools.partial(self.save, kept=True, wait=True), self.show_activity)
-        self.params = dict(self.learner.model.named_parameters())
-        self.batches_per_epoch = self.train.num_batches()
-        self.batch_iterator: Iterator[Any] = iter(())
-        self.mover = Mover(self.device)
-        rules = self.rules
-        if self.callbacks.wants(GradientsComputed):
-            rules = dataclasses.replace(rules, on_gradients=self.show_gradients)
-        self.update = update_of(self.learner, self.steps, rules, self.autocast)
-        self.losses = RecentLosses()
-        self.skips = NonFiniteReports(self.train, self.on_nan, self.writer, self.message)
-        self.step_output: StepOutput | None = None
-        self.stop_reason: str | None = None
-        self.is_stepping = False
-        self.logged_sums: Sequence[Sums] = read(self.train_metrics)
-        names = {m.name for metrics in (self.train_metrics, *self.valid_metrics.values()) for m in metrics}
-        self.logged = StepLog(self.writer, [*names, *SPEED], self.step_in_progress)
-        self.clock, self.activity = TrainingClock(), "training"
-        self.trained = TrainingClock(self.position.seconds)
-        self.checked_seconds = self.position.seconds
-        self.save_every = self.saving.interval(self.checkpoint_every)
-        self.before_validation: RandomStates | None = None
-        self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
-        self.learning_rate = math.nan
-        self.saved_step, self.checked_step = 0, self.position.step
-        self.validated: dict[str, int] = {}  # the last step of each validation
-        self.due_splits: Collection[str] = self.valid.keys()  # while `position.pending`
-        self.load_state(self.restored)
-        self.buffers = TransientBuffers(self.learner.model, self.restored.get("buffers", ()))
-        self.fields = field_texts(self.learner.model)
-        # A checkpoint is ranked by values of its own weights only, not by those of an earlier validation.
-        self.measured_at = dict.fromkeys(self.measured, self.position.step)
-        self.is_evaluating = False
         self.learner.optimizer.train(self.params)  # a checkpoint or an earlier run left those to evaluate
         self.steps.train()
         self.report_progress()
-        reason = None
+        position, reason = self.position, None
         with self.logged.active():
             rng = RandomStates.capture()
-            self.callbacks(
-                Started(self, self.title, self.duration.epochs, self.last_step(), self.duration.seconds)
-            )
-            if self.restored:
+            duration = self.settings.duration
+            self.callbacks(Started(self, self.title(), duration.epochs, self.last_step(), duration.seconds))
+            if self.is_resumed:
                 rng.restore()  # what a callback draws at the start, it drew before the first step
-            if self.validate_first and self.position.step == 0:
-                self.position.pending = True
-            if self.position.pending:
-                reason = self.run_due_tasks(epoch_ended=self.position.batch == 0 and self.position.epoch > 0)
-            elif self.duration.over(self.position):
+            if self.settings.validate_first and position.step == 0:
+                position.pending = True
+            if position.pending:
+                reason = self.run_due_tasks(epoch_ended=position.batch == 0 and position.epoch > 0)
+            elif self.settings.duration.over(position):
                 reason = "finished"  # a finished run was resumed: no steps are left
-            if reason is None and self.stopping is not None and self.stopping.over:
+            if reason is None and self.watch.is_over:
                 reason = "stopped early"
             while reason is None:
                 reason = self.epoch()
@@ -187,7 +271,7 @@ class Loop:
         while window := self.next_window():
             self.data_wait_seconds += perf_counter() - wait_start
             self.step(window)
-            if position.step % self.log_every == 0:
+            if position.step % self.settings.log_every == 0:
                 self.log()
             # After the last batch, the due tasks run below, once the epoch is counted.
             if position.batch != self.batches_per_epoch and (reason := self.run_due_tasks()) is not None:
@@ -200,14 +284,34 @@ class Loop:
             )
         self.log()
         position.epoch, position.batch = position.epoch + 1, 0
-        self.end_epoch()
+        values = self.metrics.end_epoch(position.step)
+        self.writer.event("epoch", position.step, epoch=position.epoch, values=values)
+        self.callbacks(EpochEnded(self, values))
         return self.run_due_tasks(epoch_ended=True)
+
+    def batches(self) -> Iterator[Any]:
+        """Iterate over the remaining batches of the epoch."""
+        position, loader = self.position, self.settings.train
+        state, self.loader_state = self.loader_state, None
+        current_rng = RandomStates.capture()
+        if position.batch == 0:
+            self.epoch_rng = current_rng
+            return loader.epoch(position.epoch)
+        if getattr(loader, "replays", False):
+            self.message(
+                f"The loader cannot skip batches: going through the {position.batch} that epoch "
+                f"{position.current_epoch} has had."
+            )
+        self.epoch_rng.restore()
+        remaining = remaining_batches(loader, position, state)
+        current_rng.restore()
+        return remaining
 
     def next_window(self) -> list[Any]:
         """Return the next batches; if they cannot be loaded, save the state after the last step."""
         window: list[Any] = []
         try:
-            window.extend(itertools.islice(self.batch_iterator, self.accumulate))
+            window.extend(itertools.islice(self.batch_iterator, self.settings.accumulate))
         except Exception:
             # The position of a stream is already that after the batches that were loaded.
             if not (window and self.state_of_loader()):
@@ -223,39 +327,25 @@ class Loop:
         self.learner.optimizer.rate_factor = self.control.rate_factor
         self.losses.begin_step(position)
         self.is_stepping = True
-        # Each batch is moved when it is its turn, so that the device holds one of them.
         try:
-            self.update(map(self.to_device, window), self.learning_rate, self.observe)
+            found = self.train_step(window, self.learning_rate, self.observe)
         except Exception as error:
-            error.add_note(self.failed_step_text(len(window)))
+            error.add_note(self.non_finite.failed_step_text(position, len(window)))
             raise
         self.is_stepping = False
         position.step += 1
         position.batch += len(window)
-        found = self.update.non_finite
-        if found is not None and self.skips.report(found, position, len(window), self.learning_rate):
+        if found is not None and self.non_finite.report(found, position, len(window), self.learning_rate):
             self.stop("stopped by a step that was not finite")
         if self.step_output is not None:
-            batch, output, self.step_output = self.to_device(window[-1]), self.step_output, None
+            batch, output, self.step_output = self.train_step.to_device(window[-1]), self.step_output, None
             self.callbacks(Stepped(self, batch, output, self.learning_rate, skipped=found is not None))
-
-    def failed_step_text(self, window: int) -> str:
-        """Describe a step of so many batches that raised an error, and how to look into it."""
-        position, step = self.position, self.position.step + 1
-        batches = range(position.batch, position.batch + window)
-        where = f"step {step}, epoch {position.epoch + 1}, batch {batches[0] + 1}"
-        if window > 1:
-            where += f" to {batches[-1] + 1}"
-        samples = [self.skips.samples(position.epoch, batch) for batch in batches]
-        if None not in samples:
-            where += f", samples {list_text([index for some in samples for index in some or ()])}"
-        return f"in {where}; to look into it: {replay_command(self.writer.folder, step, step, debug=True)}"
 
     def observe(self, output: StepOutput, counts: bool) -> None:
         """Update the metrics by the output of a training step; one that does not count is left out."""
         if counts:
             self.losses.add(output)
-            for metric in self.train_metrics:
+            for metric in self.metrics.train:
                 metric.update(output)
             if output.log:
                 self.logged.add(output.log)
@@ -279,7 +369,7 @@ class Loop:
     def step_in_progress(self) -> tuple[int, bool, bool]:
         """Return the step in progress, or the last one between two; if it is logged; if it is in progress."""
         step = self.position.step + self.is_stepping
-        return step, not self.is_stepping or step % self.log_every == 0, self.is_stepping
+        return step, not self.is_stepping or step % self.settings.log_every == 0, self.is_stepping
 
     def message(self, text: str) -> None:
         """Show a message to the user, and write it to the run's log."""
@@ -289,41 +379,22 @@ class Loop:
         """End the training after the step in progress; its checkpoint is saved."""
         self.stop_reason = reason
 
-    def batches(self) -> Iterator[Any]:
-        """Iterate over the remaining batches of the epoch."""
-        position = self.position
-        state, self.loader_state = self.loader_state, None
-        current_rng = RandomStates.capture()
-        if position.batch == 0:
-            self.epoch_rng = current_rng
-            return self.train.epoch(position.epoch)
-        if getattr(self.train, "replays", False):
-            self.message(
-                f"The loader cannot skip batches: going through the {position.batch} that epoch "
-                f"{position.current_epoch} has had."
-            )
-        self.epoch_rng.restore()
-        remaining = remaining_batches(self.train, position, state)
-        current_rng.restore()
-        return remaining
-
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
         """Validate, save and process commands if due after a step or epoch; return why the training ends."""
         self.saving.report()
-        position, since = self.position, self.checked_seconds
+        position = self.position
         position.seconds = self.trained.seconds()
-        over = self.duration.over(position)
+        due = functools.partial(
+            Duration.due, position=position, epoch_ended=epoch_ended, since=self.checked_seconds
+        )
+        over = self.settings.duration.over(position)
         updated_splits = {"train"} if epoch_ended else set()
         is_pending, position.pending = position.pending, False
         self.due_splits = [
             split
-            for split, every in self.validate_every.items()
+            for split, every in self.settings.validate_every.items()
             if self.validated.get(split) != position.step
-            and (
-                over
-                or (is_pending and split in self.due_splits)
-                or every.due(position, epoch_ended=epoch_ended, since=since)
-            )
+            and (over or (is_pending and split in self.due_splits) or due(every))
         ]
         if self.due_splits:
             try:
@@ -332,23 +403,15 @@ class Loop:
                 self.save_before_failing("the validation failed")
                 raise
             updated_splits.update(self.due_splits)
-        if not position.pending:
-            self.update_plateaus(updated_splits)
-        stop = False
-        if (
-            not position.pending
-            and self.stopping is not None
-            and self.stopping.monitored.split in updated_splits
-        ):
-            stop = self.should_stop()
-        if over or stop or self.stop_reason is not None:
+        is_new = bool(updated_splits) and not position.pending
+        stop = is_new and self.watch.update(self.values, updated_splits, position)
+        ends = over or stop or self.stop_reason is not None
+        if ends:
             self.log()
         if (
-            over
-            or stop
-            or self.stop_reason is not None
-            or self.save_every.due(position, epoch_ended=epoch_ended, since=since)
-            or (updated_splits and not position.pending and self.saving.is_best(position, self.values_here()))
+            ends
+            or due(self.save_every)
+            or (is_new and self.saving.is_best(position, self.metrics.values_at(position.step)))
         ):
             self.save()
         if not self.control.process_commands():
@@ -362,34 +425,30 @@ class Loop:
         position, steps = self.position, self.position.step - self.logged_step
         if not steps:
             return
-        sums, now = read(self.train_metrics), self.clock.seconds()
-        values = {**intervals(self.train_metrics, sums, self.logged_sums), **self.logged.read()}
+        sums, now = read(self.metrics.train), self.clock.seconds()
+        values = {**self.metrics.since_log(sums), **self.logged.read()}
         seconds = max(now - self.logged_seconds, 1e-9)
         speed = {
             "learning_rate": self.learning_rate,
             **{f"learning_rate/{name}": rate for name, rate in self.group_rates().items()},
             "steps_per_second": steps / seconds,
-            "samples_per_second": (sums[0][1] - self.logged_sums[0][1]) / seconds,
+            "samples_per_second": (sums[0][1] - self.metrics.logged[0][1]) / seconds,
             "data_wait_share": min(self.data_wait_seconds / seconds, 1.0),
-            **self.update.readings(),
+            **self.train_step.outcomes.readings(),
         }
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
         self.report_progress()
         self.callbacks(Logged(self, values, speed))
         self.check_loss(values)
         self.losses.clear()
-        self.skips.check_scale(speed.get("loss_scale"), position)
-        self.logged_sums, self.logged_step, self.logged_seconds, self.data_wait_seconds = (
-            sums,
-            position.step,
-            now,
-            0.0,
-        )
+        self.non_finite.check_scale(speed.get("loss_scale"), position)
+        self.metrics.logged, self.logged_step = sums, position.step
+        self.logged_seconds, self.data_wait_seconds = now, 0.0
         self.kernels.record()
 
     def group_rates(self) -> Mapping[str, float]:
         """Return the rates of the last step that the optimizer scheduled, also of one before the resume."""
-        return self.learner.optimizer.rates or self.restored.get("group_rates", {})
+        return self.learner.optimizer.rates or self.restored_rates
 
     def check_loss(self, values: Mapping[str, float]) -> None:
         """Raise if the loss since the last reading is not finite."""
@@ -398,24 +457,49 @@ class Loop:
             raise self.non_finite_error("the loss", loss, self.checked_step)
         self.checked_step = self.position.step
 
+    def check_parameters(self) -> None:
+        """Raise if a parameter is not finite."""
+        trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
+        if not Gradients(trained).finite():
+            path = next(path for path, value in trained.items() if not value.isfinite().all())
+            raise self.non_finite_error(f"{path}, after a finite loss,", math.nan, self.saved_step)
+
+    def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
+        """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
+        place, newest = self.losses.first_non_finite(), self.saving.newest()
+        return self.non_finite.error(what, value, since, self.position, place, self.learning_rate, newest)
+
     def last_step(self) -> int | None:
-        """Return the last step of the training, if it is known."""
-        return self.duration.last_step(self.position, self.batches_per_epoch, accumulate=self.accumulate)
+        """Return the last step of the training; None if it is not known."""
+        settings = self.settings
+        return settings.duration.last_step(
+            self.position, self.batches_per_epoch, accumulate=settings.accumulate
+        )
+
+    def title(self) -> str:
+        """Return model, duration and device in one line."""
+        settings, model, step = self.settings, self.learner.model, self.position.step
+        return (
+            f"{type(model).__name__}, {quantity(num_params(model), 'parameter')}, {settings.duration} on "
+            f"{settings.device} in {settings.precision}, run folder {settings.folder}"
+            + (f", resuming after step {step}" if step else "")
+        )
 
     def report_progress(self) -> None:
         """Write the position and the current activity to the run store."""
+        duration = self.settings.duration
         self.writer.progress(
             self.position.step,
             self.position.current_epoch,
             total_steps=self.last_step(),
-            total_epochs=self.duration.epochs,
+            total_epochs=duration.epochs,
             activity=self.activity,
             paused_seconds=self.control.paused_seconds,
             # Only of a duration in seconds, which no total of steps shows.
             **(
                 {}
-                if self.duration.seconds is None
-                else {"seconds": self.trained.seconds(), "total_seconds": self.duration.seconds}
+                if duration.seconds is None
+                else {"seconds": self.trained.seconds(), "total_seconds": duration.seconds}
             ),
         )
 
@@ -448,117 +532,36 @@ class Loop:
             self.is_evaluating = False
             self.learner.optimizer.train(self.params)
 
-    def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
-        """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
-        return self.skips.error(
-            what,
-            value,
-            since=since,
-            position=self.position,
-            place=self.losses.first_non_finite(),
-            learning_rate=self.learning_rate,
-            newest=self.saving.newest(),
-        )
-
-    def end_epoch(self) -> None:
-        """Record the metric values over the whole epoch, and reset the metrics."""
-        values = intervals(self.train_metrics, read(self.train_metrics), None)
-        for metric in self.train_metrics:
-            metric.reset()
-        self.logged_sums = read(self.train_metrics)
-        self.set_values("train", values)
-        self.writer.event("epoch", self.position.step, epoch=self.position.epoch, values=values)
-        self.callbacks(EpochEnded(self, values))
-
-    def set_values(self, split: str, values: Mapping[str, float]) -> None:
-        """Set the last metric values of a split, measured at the current step."""
-        self.values |= {f"{split}/{name}": value for name, value in values.items()}
-        self.measured_at |= {f"{split}/{name}": self.position.step for name in values}
-
-    def values_here(self) -> dict[str, float]:
-        """Return the metric values that were measured at the current step."""
-        step = self.position.step
-        return {key: value for key, value in self.values.items() if self.measured_at.get(key) == step}
-
     def validate(self) -> bool:
         """Run what is due and record its values; return False if a stop request interrupted it."""
         self.before_validation = RandomStates.capture()
         logged: dict[str, dict[str, float]] = {}
         with self.show_activity("validating"), self.evaluating():
             for split in self.due_splits:
-                for metric in self.valid_metrics[split]:
+                metrics = self.metrics.valid[split]
+                for metric in metrics:
                     metric.reset()
-                batches_until_stop = itertools.takewhile(
-                    lambda _: self.control.process_commands(), self.valid[split].epoch(0)
-                )
+                batches = self.settings.valid[split].epoch(0)
+                until_stop = itertools.takewhile(lambda _: self.control.process_commands(), batches)
+                on_device = map(self.train_step.to_device, until_stop)
                 with self.logged.validating(split) as logged[split]:
-                    run_validation(
-                        self.steps,
-                        map(self.to_device, batches_until_stop),
-                        self.valid_metrics[split],
-                        self.autocast,
-                        self.logged.add,
-                    )
+                    run_validation(self.steps, on_device, metrics, self.train_step.autocast, self.logged.add)
                 if self.control.is_ending:
                     break
         rng, self.before_validation = self.before_validation, None
-        self.position.seconds = self.trained.seconds()
+        position = self.position
+        position.seconds = self.trained.seconds()
         if self.control.is_ending:
             rng.restore()  # a resumed run repeats these validations with the same random numbers
             return False
         for split in self.due_splits:
-            metrics = self.valid_metrics[split]
-            values = {**intervals(metrics, read(metrics), None), **logged[split]}
-            self.set_values(split, values)
-            self.writer.log(self.position.step, self.position.current_epoch, values, split)
-            for metric in metrics:
-                metric.record(self.writer, split, self.position.step)
+            values = self.metrics.end_validation(split, logged[split], position.step)
+            self.writer.log(position.step, position.current_epoch, values, split)
+            for metric in self.metrics.valid[split]:
+                metric.record(self.writer, split, position.step)
             self.callbacks(Validated(self, split, values))
-            self.validated[split] = self.position.step
+            self.validated[split] = position.step
         return True
-
-    def update_plateaus(self, updated_splits: Collection[str]) -> None:
-        """Reduce the learning rates whose metric no longer improves."""
-        for plateau, group in self.plateaus.items():
-            monitored = plateau.monitored
-            if monitored.split in updated_splits and plateau.update(
-                self.values.get(monitored.key, math.nan), self.position
-            ):
-                rate = plateau(self.position.step) * (self.control.rate_factor if group else 1)
-                self.writer.event(
-                    "plateau",
-                    self.position.step,
-                    metric=monitored.key,
-                    best=plateau.best,
-                    patience=str(plateau.patience),
-                    rate=rate,
-                    scale=plateau.scale,
-                    group=group or None,
-                )
-                better = "been a number" if plateau.best is None else f"improved on {plateau.best:.4g}"
-                scheduled = "learning rate" if self.control.override is None else "scheduled learning rate"
-                self.message(
-                    f"Reducing the {f'learning rate of {group}' if group else scheduled} to {rate:.4g}: "
-                    f"{monitored.key} has not {better} for {plateau.patience}."
-                )
-
-    def should_stop(self) -> bool:
-        """Update early stopping with the newest value; return whether to stop."""
-        stopping = self.stopping
-        assert stopping is not None
-        stop = stopping.update(self.values.get(stopping.monitored.key, math.nan), self.position)
-        monitor_state = {
-            "metric": stopping.monitored.key,
-            "best": stopping.best,
-            "patience": None if stopping.patience is None else str(stopping.patience),
-        }
-        self.writer.event(
-            "stopping", self.position.step, **monitor_state, waited=stopping.waited, left=stopping.left
-        )
-        if stop:
-            self.writer.event("early_stopping", self.position.step, **monitor_state, reason=stopping.reason)
-            self.message(f"Stopping early: {stopping.reason}.")
-        return stop
 
     def save_before_failing(self, why: str) -> None:
         """Write a checkpoint between two steps before an error ends the training, and report it."""
@@ -589,11 +592,8 @@ class Loop:
         with self.show_activity("saving"):
             self.saving.report(wait=True)
             # Without a row in the run store: an interruption must not change the history.
-            self.check_loss(intervals(self.train_metrics, read(self.train_metrics), self.logged_sums))
-            trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
-            if not Gradients(trained).finite():
-                path = next(path for path, value in trained.items() if not value.isfinite().all())
-                raise self.non_finite_error(f"{path}, after a finite loss,", math.nan, self.saved_step)
+            self.check_loss(self.metrics.since_log(read(self.metrics.train)))
+            self.check_parameters()
             # A checkpoint requested during a validation holds the state from before that validation.
             validating = self.before_validation is not None
             # Rows up to this step are not written again by a training that resumes from here.
@@ -603,16 +603,11 @@ class Loop:
                     None if validating else state,
                     self.learner.model,
                     self.learner.optimizer.into_record(),
-                    self.train_metrics,
+                    self.metrics.train,
                     dataclasses.replace(position, pending=position.pending or validating),
-                    self.values_here(),
+                    self.metrics.values_at(position.step),
                     self.epoch_rng,
-                    {
-                        "last_values": dict(self.values),
-                        "loader_state": self.state_of_loader(),
-                        "loop": self.state(),
-                        **self.document(),
-                    },
+                    self.state(),
                     rng=self.before_validation,
                     kept=kept,
                     scheduled=scheduled and not kept,
@@ -622,61 +617,68 @@ class Loop:
                 )
         position.seconds = self.trained.seconds()
         self.saved_step = position.step
-        if wait or self.background is None:
+        if wait or not self.settings.async_checkpoints:
             self.saving.report()
 
     def state(self) -> dict[str, Any]:
-        """Return what the loop knows of earlier steps, for a checkpoint."""
+        """Return the JSON part of a checkpoint: everything but tensors and position."""
         return {
-            "logged_step": self.logged_step,
-            "logged_sums": {
-                m.name: sums for m, sums in zip(self.train_metrics, self.logged_sums, strict=True)
+            "last_values": dict(self.values),
+            "loader_state": self.state_of_loader(),
+            "loop": {
+                "logged_step": self.logged_step,
+                "logged_sums": self.metrics.state(),
+                "logged": self.logged.state(),
+                "update": self.train_step.outcomes.state(),
+                "validated": dict(self.validated),
+                "due_splits": list(self.due_splits),
+                "learning_rate": self.learning_rate,
+                "group_rates": dict(self.group_rates()),
+                "buffers": list(self.buffers.changed()),
+                "fields": sorted(self.changed_fields()),
             },
-            "logged": self.logged.state(),
-            "update": self.update.state(),
-            "validated": dict(self.validated),
-            "due_splits": list(self.due_splits),
-            "learning_rate": self.learning_rate,
-            "group_rates": dict(self.group_rates()),
-            "buffers": list(self.buffers.changed()),
-            "fields": sorted({*self.restored.get("fields", ()), *self.changed_fields()}),
+            **checkpoint_document(self.settings, self.learner, self.control),
         }
 
-    def changed_fields(self) -> list[str]:
+    def load_state(self, loaded: Loaded) -> None:
+        """Restore what `state` returned; checkpoints of burnt 0.1.0 have nothing of the loop."""
+        state = loaded.document.get("loop", {})
+        self.is_resumed = bool(state)
+        self.restored_rates: Mapping[str, float] = state.get("group_rates", {})
+        self.changed_before = set(state.get("fields", ()))
+        self.buffers = TransientBuffers(self.learner.model, state.get("buffers", ()))
+        measured, sums = loaded.document.get("values", {}), state.get("logged_sums", {})
+        self.metrics.load_state(loaded.last_values(), measured, self.position.step, sums)
+        if state:
+            self.learning_rate, self.due_splits = state["learning_rate"], state["due_splits"]
+            self.logged_step, self.validated = state["logged_step"], dict(state["validated"])
+            self.logged.load_state(state["logged"])
+            self.train_step.outcomes.load_state(state["update"])
+
+    def changed_fields(self) -> set[str]:
         """Return the paths of the model's static fields that the training has changed."""
         now = field_texts(self.learner.model)
-        return [path for path, text in now.items() if self.fields.get(path) != text]
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; checkpoints of burnt 0.1.0 have nothing of it."""
-        if not state:
-            return
-        self.logged_step, self.validated = state["logged_step"], dict(state["validated"])
-        self.due_splits = state["due_splits"]
-        self.learning_rate = state["learning_rate"]
-        self.logged.load_state(state["logged"])
-        self.update.load_state(state["update"])
-        before = state["logged_sums"]
-        self.logged_sums = [
-            (before[metric.name][0], before[metric.name][1]) if metric.name in before else sums
-            for metric, sums in zip(self.train_metrics, self.logged_sums, strict=True)
-        ]
+        return self.changed_before.union(path for path, text in now.items() if self.fields.get(path) != text)
 
     def state_of_loader(self) -> Any:
         """Return what the loader says of its position in the epoch; None if batches are enough."""
         state = getattr(self.batch_iterator, "state", None)
         return state() if self.position.batch and callable(state) else None
 
-    def to_device(self, batch: Any) -> Any:
-        """Return the batch on the training's device."""
-        return batch if self.device.type == "cpu" else self.mover(batch)
+
+def _ignore(output: StepOutput, counts: bool) -> None:
+    """Observe nothing."""
 
 
-def remaining_batches(train: EpochLoader[Any], position: Position, state: Any) -> Iterator[Any]:
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def remaining_batches(loader: EpochLoader[Any], position: Position, state: Any) -> Iterator[Any]:
     """Return the batches of an epoch from a position on; `state` is what the loader said of it, or None."""
     if state is None:
-        return train.epoch(position.epoch, position.batch)
-    remaining: Iterator[Any] = train.resume(position.epoch, position.batch, state)  # type: ignore[attr-defined]  # it gave the state
+        return loader.epoch(position.epoch, position.batch)
+    remaining: Iterator[Any] = loader.resume(position.epoch, position.batch, state)  # type: ignore[attr-defined]  # it gave the state
     return remaining
 
 
@@ -689,9 +691,7 @@ def run_validation(
 ) -> None:
     """Update metrics with the validation step on every batch, without gradients and in evaluation mode.
 
-    `log` is given what the steps log.
-
-    Each module's training mode is restored afterwards.
+    `log` is given what the steps log. Each module's training mode is restored afterwards.
     """
     modes = [(module, module.training) for module in steps.modules()]
     steps.eval()

@@ -1,97 +1,61 @@
-"""SupervisedTraining: the settings of a training, their checks before the first step, and its run."""
+"""SupervisedTraining: a training, from its checks before the first step to its result."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
-import os
 import platform
 import shlex
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from burnt import inspect, memory
-from burnt._hints import explain_arguments
 from burnt._json import parse_json
 from burnt._version import __version__
 from burnt.config import Config
-from burnt.data import LimitedLoader, Loader, RepeatedLoader, as_loader
-from burnt.data.loading.loader import EpochLoader
+from burnt.data import LimitedLoader
 from burnt.data.names import category_names, check_same_names, class_names
-from burnt.device import as_device
-from burnt.errors import (
-    CheckpointError,
-    ConfigError,
-    DefinitionError,
-    TakenOverError,
-    nearest,
-    quantity,
-)
+from burnt.errors import DefinitionError, TakenOverError, quantity
 from burnt.gradients import refuse_parallel
-from burnt.kernels.dispatch.selection import choices, pinned
+from burnt.kernels.dispatch.selection import pinned
 from burnt.module import loading_problem, restore_fields
 from burnt.record import Record, load_into, record_of
 from burnt.store import RunWriter
-from burnt.store.schema import DATABASE
-from burnt.train.after.evaluation import loss_first
 from burnt.train.after.trained import TrainedAs
-from burnt.train.checkpoints.background import BackgroundWriter
-from burnt.train.checkpoints.checkpoint import (
-    Checkpoints,
-    KeepBest,
-    Keeper,
-    KeepLast,
-    Loaded,
-    Saved,
-    checked_keepers,
-    model_file,
-)
+from burnt.train.checkpoints.checkpoint import Checkpoints, KeepBest, Keeper, Loaded, Saved, model_file
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.checks.dry_run import CollectingReporter, Findings
-from burnt.train.checks.first_batches import check_first_batches, check_without_values
+from burnt.train.checks.first_batches import FirstBatches, check_first_batches, check_without_values
 from burnt.train.code.source import Source, is_restartable, refuse_while_importing
 from burnt.train.control.control import Control
-from burnt.train.control.directing import take_director
 from burnt.train.control.end_reason import Ending
+from burnt.train.control.intercepting import intercept_run
 from burnt.train.control.interrupt import Interruption
-from burnt.train.control.non_finite import check_policy
 from burnt.train.control.plateau import plateaus_of
-from burnt.train.control.stopping import EarlyStopping
 from burnt.train.duration import Duration, Position
-from burnt.train.events import Callbacks, Ended, Failed
+from burnt.train.events import Ended, Failed
 from burnt.train.format import duration_text, value_text, values_text
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
-from burnt.train.metrics import Loss, Metric
+from burnt.train.metrics.run_metrics import RunMetrics
 from burnt.train.metrics.saved import metric_to_dict
-from burnt.train.other_trainers import TRAINER_OPTIONS
 from burnt.train.reporting.final_summary import format_summary
-from burnt.train.reporting.progress import Reporter, check_monitor, choose_reporter
+from burnt.train.reporting.progress import choose_reporter
 from burnt.train.reporting.run_tables import KernelTables, record_model
 from burnt.train.reporting.system import SystemSampler
+from burnt.train.resuming import restore_checkpoint
+from burnt.train.settings import TrainingSettings, check_update
 from burnt.train.sinks import Sink
-from burnt.train.update import check_update
 from burnt.train.updates.activation_checkpointing import checkpointed, select_modules
-from burnt.train.updates.loss_scale import LossScale
-from burnt.train.updates.optimizer_step import GradientRules
-from burnt.train.updates.precision import (
-    autocast,
-    cast_parameters,
-    check_precision,
-    check_strategy,
-    float32_matmuls,
-    refuse_several_processes,
-)
+from burnt.train.updates.precision import cast_parameters, float32_matmuls, refuse_several_processes
 
 _MOST_NAMES = 1_000  # of a column of categories, in config.json
 
@@ -132,7 +96,7 @@ class TrainingResult:
         )
 
 
-class SupervisedTraining:
+class SupervisedTraining(TrainingSettings):
     """Trains a Learner's model on batches, and records the run in a folder.
 
     Args:
@@ -200,131 +164,11 @@ class SupervisedTraining:
     Raises:
         ConfigError, MetricError, DataError, DeviceError, UnsupportedError: a setting is invalid.
 
-    The body of `_run` shows the order of the steps; the loop itself is in `burnt.train.loop`.
+    `burnt.train.settings` checks the settings, the body of `_run` shows the order of what follows, and
+    the loop itself is in `burnt.train.loop`.
     """
 
-    @explain_arguments(**TRAINER_OPTIONS)
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        train: Any,
-        valid: Any = None,
-        duration: str | Duration,
-        metrics: Sequence[Metric] = (),
-        checkpoints: Sequence[Keeper] | None = (),
-        stopping: EarlyStopping | None = None,
-        precision: str = "float32",
-        strategy: str = "auto",
-        monitor: str = "auto",
-        device: torch.device | str | None = None,
-        seed: int | None = None,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        log_gradient_norm: bool = False,
-        on_nan: str = "raise",
-        checkpoint_activations: str | None = None,
-        accumulate: int = 1,
-        callbacks: Sequence[Any] = (),
-        log_every: int = 20,
-        validate_every: str | Duration | Mapping[str, str | Duration] = "1 epoch",
-        validate_first: bool = False,
-        checkpoint_every: str | Duration = "1 epoch",
-        async_checkpoints: bool = False,
-        resume: bool = False,
-        config: Config | Mapping[str, Any] | None = None,
-        limit_train: float | None = None,
-        limit_valid: float | None = None,
-        overfit_batches: float | None = None,
-        check: bool = True,
-        memory_pool: bool = True,
-    ) -> None:
-        self.folder = Path(folder)
-        self.train = as_loader(train, "train")
-        self.valid = _validation_loaders(valid)
-        self._limit(limit_train, limit_valid, overfit_batches)
-        self.duration = Duration.parse(duration)
-        self.validate_every = _validation_intervals(validate_every, self.valid)
-        self.checkpoint_every = Duration.parse(checkpoint_every, "checkpoint_every")
-        self.precision = check_precision(precision)
-        self.strategy = check_strategy(strategy)
-        self.device = as_device(device)
-        self.monitor = check_monitor(monitor)
-        self.reporter = Reporter()
-        self.seed = seed
-        self.resume = resume
-        self.config = config
-        self.check = check
-        self.memory_pool = memory_pool
-        _check_number("clip_norm", clip_norm, "a number above 0", optional=True)
-        _check_number("clip_value", clip_value, "a number above 0", optional=True)
-        _check_number("log_every", log_every, "a number of steps above 0", whole=True)
-        _check_number("accumulate", accumulate, "the number of batches of a step, at least 1", whole=True)
-        if isinstance(seed, float | str):
-            raise _invalid("seed", "a whole number, or None", seed)
-        if resume not in (True, False):
-            raise _invalid("resume", "True: the run in the folder goes on from its newest checkpoint", resume)
-        self.accumulate = accumulate
-        self.callbacks = Callbacks(callbacks)
-        self.log_every = log_every
-        self.clip_norm = clip_norm
-        self.clip_value = clip_value
-        self.log_gradient_norm = log_gradient_norm
-        self.on_nan = check_policy(on_nan)
-        self.checkpoint_activations = checkpoint_activations
-        self.metrics = loss_first(metrics)
-        self.stopping = stopping
-        self.fork: dict[str, Any] | None = None
-        self.loop_type: Callable[..., Loop] = Loop
-        self.validate_first = validate_first
-        self.async_checkpoints = async_checkpoints
-        self._signature: dict[str, Any] = {"unknown": "the run was started with check=False"}
-        self._sources: list[list[str | int] | None] = []
-        keepers = None if checkpoints is None else checked_keepers(checkpoints)
-        if keepers is not None and not keepers:
-            keepers = [KeepLast(2), *([KeepBest(Loss())] if self.valid else [])]
-        self.keepers = keepers
-        for watcher in [stopping, *(keepers or ())]:
-            if isinstance(watcher, EarlyStopping | KeepBest):
-                watcher.metric = watcher.monitored.resolve(
-                    self.metrics, self._splits(), type(watcher).__name__
-                )
-        if stopping is not None and stopping.restore_best:
-            if keepers is None:
-                raise ConfigError(
-                    "EarlyStopping cannot restore the best weights",
-                    where="restore_best",
-                    expected="checkpoints to restore them from",
-                    found="checkpoints=None",
-                )
-            if self._best_keeper() is None:
-                assert stopping.metric is not None  # resolved above
-                keepers.append(KeepBest(stopping.metric, stopping.monitored.split))
-
-    def _limit(self, train: float | None, valid: float | None, overfit: float | None) -> None:
-        """Replace the loaders by those of a small run.
-
-        Raises:
-            ConfigError: `overfit` is combined with another limit.
-            DataError: a limit is invalid.
-        """
-        if overfit is not None:
-            if train is not None or valid is not None:
-                raise ConfigError(
-                    "overfit_batches= replaces the other limits",
-                    where="limit_train" if train is not None else "limit_valid",
-                    expected="None",
-                    found=train if train is not None else valid,
-                )
-            self.train = RepeatedLoader(self.train, overfit, "overfit_batches")
-            # So that what monitors a validation still works, and shows what differs in evaluation mode.
-            self.valid = dict.fromkeys(self.valid, self.train)
-        if train is not None:
-            self.train = LimitedLoader(self.train, train, "limit_train")
-        if valid is not None:
-            self.valid = {
-                split: LimitedLoader(loader, valid, "limit_valid") for split, loader in self.valid.items()
-            }
+    loop_type: Callable[..., Loop] = Loop
 
     def quick_run(self, learner: Learner) -> dict[str, float]:
         """Do one step, one batch of each validation, a checkpoint and a resume, to find errors early.
@@ -388,9 +232,9 @@ class SupervisedTraining:
             )
         refuse_several_processes(self.folder)
         refuse_parallel(learner.model)  # the wrapper may be newer than the Learner
-        if (director := take_director()) is not None:
-            directed: TrainingResult = director(self, learner)
-            return directed
+        if (instead := intercept_run()) is not None:
+            result: TrainingResult = instead(self, learner)
+            return result
         try:
             return self._run(learner)
         except TakenOverError as error:
@@ -404,37 +248,35 @@ class SupervisedTraining:
         self._check_update(learner)
         steps = Steps(model, learner.step, learner.validation_step)
         learner.precision = self.precision
-        train_metrics = [metric.fresh() for metric in self.metrics if metric.scalar]
-        valid_metrics = {split: [metric.fresh() for metric in self.metrics] for split in self.valid}
+        metrics = RunMetrics(self.metrics, self.valid)
         checkpoints = None
         if self.keepers is not None:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
         if self.stopping is not None:
             self.stopping.reset()  # another run may have used it
+        self.resolve_plateaus(learner)
         for plateau in plateaus_of(learner):
-            plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
             plateau.reset()
         chosen = time()
-        loaded = self._restore_checkpoint(learner, train_metrics, checkpoints)
-        position = Position() if loaded is None else loaded.position
-        loader_state = None if loaded is None else loaded.document.get("loader_state")
-        shapes = self._check_first_batches(learner, steps, position, loader_state) if self.check else {}
-        TrainedAs.read(self.precision, self._load_document()).attach(learner.model)
-        if loaded is None:
-            learner.optimizer.check(learner.schedule(position.step), model)
+        loaded = restore_checkpoint(self, learner, metrics.train, checkpoints)
+        position, document = loaded.position, loaded.document
+        found = self._check_first_batches(learner, steps, loaded)
+        TrainedAs.read(self.precision, found.load_document()).attach(learner.model)
+        if loaded.rng is None:
+            learner.optimizer.check(learner.schedule(0), model)
         writer = RunWriter.create(
             self.folder,
-            config=self._run_config(learner),
+            config=self._run_config(learner, found),
             resume=self.resume,
-            resumed_from_step=None if loaded is None else position.step,
+            resumed_from_step=None if loaded.rng is None else position.step,
             since=chosen,
             on_error=self.reporter.message,
         )
         Source.of(learner.model).mark(self.folder, _config_in(self.folder))
         if checkpoints is not None:
             checkpoints.lease = writer.lease
-        if checkpoints is not None and loaded is not None:
-            checkpoints.prune()  # the process that saved it may have been killed before it could
+            if loaded.rng is not None:
+                checkpoints.prune()  # the process that saved it may have been killed before it could
         self.reporter.open(writer)
         start_time = perf_counter()
         with ExitStack() as stack:
@@ -444,12 +286,12 @@ class SupervisedTraining:
             stack.enter_context(checkpointed(model, self.checkpoint_activations))
             stack.callback(self.reporter.close)
             ending = stack.enter_context(Ending(writer, position))
-            if loaded is not None:
+            if loaded.rng is not None:
                 loaded.rng.restore()
-                stack.enter_context(pinned(loaded.document.get("kernels", {})))
+                stack.enter_context(pinned(document.get("kernels", {})))
             elif self.seed is not None:
                 torch.manual_seed(self.seed)
-            record_model(writer, learner.model, shapes)
+            record_model(writer, learner.model, found.shapes)
             kernels = KernelTables(writer)
             stack.callback(kernels.record, last=True)
             interruption = stack.enter_context(
@@ -462,46 +304,14 @@ class SupervisedTraining:
                     interruption,
                     position,
                     learner.schedule,
-                    learning_rate=None if loaded is None else loaded.document.get("learning_rate"),
-                    rate_factor=None if loaded is None else loaded.document.get("rate_factor"),
+                    learning_rate=document.get("learning_rate"),
+                    rate_factor=document.get("rate_factor"),
                     groups=learner.optimizer.schedules,
                     keeps_checkpoints=checkpoints is not None,
                 )
             )
             loop = self.loop_type(
-                learner=learner,
-                steps=steps,
-                train=self.train,
-                valid=self.valid,
-                train_metrics=train_metrics,
-                valid_metrics=valid_metrics,
-                duration=self.duration,
-                validate_every=self.validate_every,
-                checkpoint_every=self.checkpoint_every,
-                log_every=self.log_every,
-                validate_first=self.validate_first,
-                accumulate=self.accumulate,
-                rules=self._rules(),
-                on_nan=self.on_nan,
-                device=self.device,
-                autocast=functools.partial(autocast, self.precision, self.device),
-                checkpoints=checkpoints,
-                background=BackgroundWriter() if self.async_checkpoints else None,
-                stopping=self.stopping,
-                plateaus=plateaus_of(learner),
-                callbacks=Callbacks([self.reporter, *self.callbacks.all]),
-                writer=writer,
-                reporter=self.reporter,
-                title=self._title(learner, position),
-                control=control,
-                kernels=kernels,
-                position=position,
-                values={} if loaded is None else loaded.last_values(),
-                measured=() if loaded is None else loaded.document["values"],
-                document=functools.partial(self._checkpoint_document, learner, control),
-                epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
-                loader_state=loader_state,
-                restored={} if loaded is None else loaded.document.get("loop", {}),
+                self, learner, steps, metrics, checkpoints, writer, control, kernels, loaded
             )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
             try:
@@ -525,7 +335,7 @@ class SupervisedTraining:
             f"{duration_text(seconds)}"
         )
         self.reporter.message(
-            format_summary(self.folder, loop.values, train_metrics, saved, self.keepers or ())
+            format_summary(self.folder, metrics.values, metrics.train, saved, self.keepers or ())
             if not writer.gone
             else f"The run is not saved: its folder {self.folder} was deleted or moved during the training."
         )
@@ -533,16 +343,7 @@ class SupervisedTraining:
             self.reporter.message(self._resume_instructions(position, saved))
         if interruption.signal is not None:
             raise interruption.error()
-        return TrainingResult(model, self.folder, reason, position, loop.values, saved, *self._best(saved))
-
-    def _rules(self) -> GradientRules:
-        return GradientRules(
-            clip_norm=self.clip_norm,
-            clip_value=self.clip_value,
-            log_norm=self.log_gradient_norm,
-            loss_scale=LossScale(self.device) if self.precision == "float16" else None,
-            skip_non_finite=self.on_nan != "raise",
-        )
+        return TrainingResult(model, self.folder, reason, position, metrics.values, saved, *self._best(saved))
 
     def _check_update(self, learner: Learner) -> None:
         """Raise if the settings of updates do not fit the Learner."""
@@ -550,19 +351,9 @@ class SupervisedTraining:
         if self.checkpoint_activations is not None:
             select_modules(learner.model, self.checkpoint_activations)
 
-    def _splits(self) -> tuple[str, ...]:
-        return ("train", *self.valid)
-
-    def _best_keeper(self) -> KeepBest | None:
-        """Return the keeper that determines the best checkpoint: that of ``restore_best``, or the first."""
-        best = [keeper for keeper in self.keepers or () if isinstance(keeper, KeepBest)]
-        if self.stopping is not None and self.stopping.restore_best:
-            best = [keeper for keeper in best if keeper.monitored.key == self.stopping.monitored.key]
-        return best[0] if best else None
-
     def _best(self, saved: Sequence[Saved]) -> tuple[Saved | None, float | None]:
         """Return the best checkpoint with its value."""
-        keeper = self._best_keeper()
+        keeper = self.best_keeper
         found = None if keeper is None else next(iter(keeper.keep(saved)), None)
         if keeper is None or found is None:
             return None, None
@@ -582,89 +373,19 @@ class SupervisedTraining:
         restore_fields(model, record)
         self.reporter.message(f"Restored the weights of {best.path.name}: {key} {value_text(value)}.")
 
-    def _restore_checkpoint(
-        self, learner: Learner, metrics: Sequence[Metric], checkpoints: Checkpoints | None
-    ) -> Loaded | None:
-        """Load the newest checkpoint of a resumed run into model, optimizer and stopping, if there is one."""
-        newest = checkpoints.newest() if checkpoints is not None and self.resume else None
-        if checkpoints is None or newest is None:
-            if self.resume:
-                found = "has no checkpoint" if (self.folder / DATABASE).exists() else "holds no run"
-                self.reporter.message(f"{self.folder} {found}: starting from the beginning.")
-            return None
-        loaded = checkpoints.load(newest, learner.model, metrics)
-        document = loaded.document
-        learner.optimizer.load_record(loaded.optimizer)
-        if self.stopping is not None and document["stopping"] is not None:
-            self.stopping.load_state(document["stopping"])
-        self.callbacks.load_state(document.get("callbacks", {}))
-        states = document.get("plateaus", {})  # checkpoints of burnt 0.1.0 lack them
-        plateaus = plateaus_of(learner)
-        if isinstance(states, list):  # as they were first stored
-            states = dict(zip(plateaus.values(), states, strict=False))
-        for plateau, group in plateaus.items():
-            if group in states:
-                plateau.load_state(states[group])
-        if loaded.position.batch and document["loader"] != self.train.state():
-            raise CheckpointError(
-                f"{newest.name} was saved in the middle of an epoch, with a different loader",
-                where=str(newest),
-                expected=f"train= with {document['loader']}",
-                found=str(self.train.state()),
-                hint="resume with the same loader, or start a new run with the new one",
-            )
-        for name, old, now in (
-            ("train=", document["loader"], self.train.state()),
-            ("the schedule", document["schedule"], learner.schedule_text),
-            # Checkpoints of burnt 0.1.0 lack the other two, earlier ones all three.
-            ("the optimizer", document.get("built", repr(learner.optimizer)), repr(learner.optimizer)),
-            ("precision=", document.get("precision", self.precision), self.precision),
-            ("accumulate=", document.get("accumulate", 1), self.accumulate),
-            ("clip_norm=", document.get("clip_norm", self.clip_norm), self.clip_norm),
-            ("clip_value=", document.get("clip_value", self.clip_value), self.clip_value),
-        ):
-            if old != now:
-                self.reporter.message(
-                    f"Warning: {name} changed since the checkpoint: was {old}, is now {now}."
-                )
-        for text in loaded.fields_kept:
-            self.reporter.message(f"Warning: a field of the model changed since the checkpoint: {text}")
-        for text in loaded.fields_set:
-            self.reporter.message(f"A field of the model is as in the checkpoint: {text}")
-        rate = document.get("learning_rate")
-        if rate is not None and document["schedule"] != learner.schedule_text:
-            self.reporter.message(
-                f"Warning: the learning rate {rate:.4g} that a command had set no longer holds, because the "
-                "schedule changed."
-            )
-            document["learning_rate"] = document["rate_factor"] = None
-        return loaded
-
-    def _check_first_batches(
-        self, learner: Learner, steps: Steps, position: Position, loader_state: Any
-    ) -> Mapping[str, str]:
-        """Run one batch of each loader through its step; return the output shapes of the modules, by path."""
+    def _check_first_batches(self, learner: Learner, steps: Steps, loaded: Loaded) -> FirstBatches:
+        """Run one batch of each loader through its step."""
+        if not self.check:
+            return FirstBatches({}, {"unknown": "the run was started with check=False"})
         self._check_names()
         if self.keepers is not None:
             record_of(learner.model).check()
             if (problem := loading_problem(learner.model)) is not None:
                 self.reporter.message(f"Warning: {problem}.")
-        found = check_first_batches(
-            learner,
-            steps,
-            self.train,
-            self.valid,
-            self.metrics,
-            position,
-            loader_state,
-            self.precision,
-            self.reporter.message,
-        )
-        self._signature, self._sources = found.signature, found.sources
-        return found.shapes
+        return check_first_batches(self, learner, steps, loaded)
 
     def _check_names(self) -> None:
-        """Check that classes and categories have the same numbers in all loaders."""
+        """Raise if classes or categories have other numbers in one of the loaders."""
         classes, categories = class_names(self.train), category_names(self.train)
         for split, loader in self.valid.items():
             check_same_names(loader, split, classes, categories)
@@ -674,8 +395,7 @@ class SupervisedTraining:
         reporter = self.reporter = CollectingReporter()
         self._check_update(learner)
         self._check_names()
-        for plateau in plateaus_of(learner):
-            plateau.metric = plateau.monitored.resolve(self.metrics, self._splits(), "Plateau")
+        self.resolve_plateaus(learner)
         if self.keepers is not None:
             record = record_of(learner.model)
             real = {path: tensor for path, tensor in record.tensors.items() if not tensor.is_meta}
@@ -684,9 +404,7 @@ class SupervisedTraining:
                 reporter.message(problem)
         rng = RandomStates.capture()
         try:
-            checked = check_without_values(
-                learner, self.train, self.valid, self.metrics, self.precision, reporter.message
-            )
+            checked = check_without_values(self, learner)
         finally:
             rng.restore()
         steps = self.duration.last_step(Position(), self.train.num_batches(), accumulate=self.accumulate)
@@ -707,32 +425,25 @@ class SupervisedTraining:
             reporter.messages,
         )
 
-    def _ranking(self) -> dict[str, Any] | None:
-        """Return by which value checkpoints are ranked, for config.json; None without `KeepBest`."""
-        keeper = self._best_keeper()
-        if keeper is None or keeper.metric is None:
-            return None
-        return {
-            "metric": keeper.monitored.key,
-            "higher_is_better": bool(keeper.metric.higher_is_better),
-        }
-
-    def _run_config(self, learner: Learner) -> dict[str, Any]:
+    def _run_config(self, learner: Learner, found: FirstBatches) -> dict[str, Any]:
         """Return the settings to write to config.json."""
         config = self.config if self.config is not None else getattr(learner.model, "_built_by", None)
         earlier = _config_in(self.folder) if self.resume else {}
-        inputs = self._load_document()
-        if "unknown" in self._signature:  # the run may have been resumed where there was no batch to check
+        inputs = found.load_document()
+        if "unknown" in found.signature:  # the run may have been resumed where there was no batch to check
             before = earlier.get("load", {})
             inputs |= {key: before[key] for key in inputs if key in before}
         fork = self.fork or earlier.get("fork")
+        ranking, best = None, self.best_keeper
+        if best is not None and best.metric is not None:
+            ranking = {"metric": best.monitored.key, "higher_is_better": bool(best.metric.higher_is_better)}
         return {
             "config": config.to_dict() if isinstance(config, Config) else dict(config or {}),
             "model": type(learner.model).__qualname__,
             "parameters": inspect.num_params(learner.model),
             "optimizer": repr(learner.optimizer),
             "schedule": learner.schedule_text,
-            **({} if (ranking := self._ranking()) is None else {"ranked_by": ranking["metric"]}),
+            **({} if ranking is None else {"ranked_by": ranking["metric"]}),
             "duration": str(self.duration),
             "precision": self.precision,
             "accumulate": self.accumulate,
@@ -760,38 +471,6 @@ class SupervisedTraining:
             **({"fork": fork} if fork else {}),
         }  # fmt: skip
 
-    def _load_document(self) -> dict[str, Any]:
-        """Return what predictions need to know of the model's inputs."""
-        return {"signature": self._signature, "sources": self._sources}
-
-    def _checkpoint_document(self, learner: Learner, control: Control) -> dict[str, Any]:
-        """Return the JSON part of a checkpoint: everything but tensors and position."""
-        return {
-            "loader": self.train.state(),
-            "seed": self.seed,
-            "schedule": learner.schedule_text,
-            "built": repr(learner.optimizer),
-            "precision": self.precision,
-            "clip_norm": self.clip_norm,
-            "clip_value": self.clip_value,
-            "accumulate": self.accumulate,
-            "callbacks": self.callbacks.state(),
-            "stopping": None if self.stopping is None else self.stopping.state(),
-            "plateaus": {group: plateau.state() for plateau, group in plateaus_of(learner).items()},
-            "learning_rate": control.override,
-            "rate_factor": control.override_factor,
-            "kernels": choices(),
-        }
-
-    def _title(self, learner: Learner, position: Position) -> str:
-        name = type(learner.model).__name__
-        size = inspect.num_params(learner.model)
-        start = f", resuming after step {position.step}" if position.step else ""
-        return (
-            f"{name}, {quantity(size, 'parameter')}, {self.duration} on {self.device} in {self.precision}, "
-            f"run folder {self.folder}{start}"
-        )
-
     def _resume_instructions(self, position: Position, saved: Sequence[Saved]) -> str:
         if not saved:
             return f"Stopped after step {position.step}. Nothing is saved: checkpoints are off for this run."
@@ -799,71 +478,6 @@ class SupervisedTraining:
         if is_restartable():
             instructions += f"\nFrom the shell: burnt train --resume {shlex.quote(str(self.folder))}"
         return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{instructions}"
-
-
-def _invalid(name: str, expected: str, found: object) -> ConfigError:
-    return ConfigError("a training setting is invalid", where=name, expected=expected, found=repr(found))
-
-
-def _check_number(
-    name: str, value: Any, expected: str, *, whole: bool = False, optional: bool = False
-) -> None:
-    """Refuse a setting that is no number above 0."""
-    if optional and value is None:
-        return
-    if not isinstance(value, int if whole else int | float) or not value > 0:
-        raise _invalid(name, expected, value)
-
-
-def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
-    """Return the validation loaders by split.
-
-    Raises:
-        DataError: one is no loader.
-        ConfigError: a name is that of the training split, or no text; several loaders have no names.
-    """
-    if valid is None:
-        return {}
-    if not isinstance(valid, Mapping):
-        if isinstance(valid, list | tuple) and any(isinstance(one, Loader | DataLoader) for one in valid):
-            raise ConfigError(
-                "several validation loaders need names",
-                where="valid",
-                expected='a dict, such as {"clean": loader, "noisy": other}',
-                found=f"a {type(valid).__name__} of {len(valid)}",
-            )
-        return {"valid": as_loader(valid, "valid")}
-    for name in valid:
-        if not isinstance(name, str) or not name or "/" in name or name == "train":
-            raise ConfigError(
-                "a validation loader has an unusable name",
-                where="valid",
-                expected='a text without a slash, other than "train"',
-                found=repr(name),
-            )
-    return {name: as_loader(loader, f"valid[{name!r}]") for name, loader in valid.items()}
-
-
-def _validation_intervals(given: Any, splits: Collection[str]) -> dict[str, Duration]:
-    """Return the interval of each validation by split.
-
-    Raises:
-        ConfigError: an interval is no duration, or there is no validation of a name.
-    """
-    if not isinstance(given, Mapping):
-        return dict.fromkeys(splits, Duration.parse(given, "validate_every"))
-    unknown = next((name for name in given if name not in splits), None)
-    if unknown is not None:
-        guess = nearest(str(unknown), splits)
-        raise ConfigError(
-            "there is no validation set of this name",
-            where="validate_every",
-            expected=" or ".join(map(repr, splits)) or "a duration, or valid={name: loader}",
-            found=repr(unknown),
-            hint=f"did you mean {guess!r}?" if guess else None,
-        )
-    every = {name: Duration.parse(text, f"validate_every[{name!r}]") for name, text in given.items()}
-    return {split: every.get(split, Duration(1, "epochs")) for split in splits}
 
 
 def _config_in(folder: Path) -> dict[str, Any]:

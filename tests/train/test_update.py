@@ -16,7 +16,7 @@ from burnt import Gradients, optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import BurntError, ConfigError, DefinitionError
 from burnt.train import Interrupted, KeepLast, Learner, RunReader, StepOutput, SupervisedTraining
-from burnt.train.update import WindowGradients
+from burnt.train.updates.accumulation import WindowGradients
 
 ITEMS, BATCH, IGNORED = 22, 4, -100
 

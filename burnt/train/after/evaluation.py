@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,11 @@ import torch
 from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
 from burnt.data import as_loader, move
-from burnt.errors import DefinitionError, MetricError
+from burnt.errors import DefinitionError
 from burnt.train.learner import Learner, StepFunction, Steps, model_step
 from burnt.train.loop import run_validation
-from burnt.train.metrics import Loss, Metric, intervals, read
+from burnt.train.metrics import Metric, intervals, read
+from burnt.train.metrics.loss import loss_first
 from burnt.train.updates.precision import autocast, check_precision, float32_matmuls
 
 
@@ -74,33 +75,3 @@ def evaluate(
         run_validation(Steps(module, step, step), on_device, measured, context)
     scalars = [metric for metric in measured if metric.scalar]
     return intervals(scalars, read(scalars), None)
-
-
-def loss_first(metrics: object) -> list[Metric]:
-    """Return the metrics with the loss first; add the loss if it is missing.
-
-    Raises:
-        MetricError: an item is not a metric, or two metrics have the same name.
-    """
-    if isinstance(metrics, Iterable):
-        metric_list = list(metrics)
-        wrong = [metric for metric in metric_list if not isinstance(metric, Metric)]
-    else:
-        wrong = [metrics]
-    if wrong:
-        raise MetricError(
-            "metrics= takes metric objects",
-            expected="a list such as [Accuracy(), Loss()] of burnt.train.metrics",
-            found=repr(wrong[0]),
-        )
-    loss = next((metric for metric in metric_list if metric.name == "loss"), None)
-    ordered = [loss or Loss(), *(metric for metric in metric_list if metric is not loss)]
-    names = [metric.name for metric in ordered]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise MetricError(
-            "two metrics have the same name",
-            found=repr(duplicate),
-            hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
-        )
-    return ordered

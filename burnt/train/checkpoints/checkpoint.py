@@ -79,29 +79,29 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """The parts of a checkpoint besides the model and the metrics.
+    """Where a training begins: the parts of a checkpoint besides the model and the metrics; empty at first.
 
     Args:
-        optimizer: the optimizer's state.
         position: the training's position when it was saved.
-        rng: the random states at that position.
-        epoch_rng: the random states at the start of that epoch.
         document: the rest.
+        optimizer: the optimizer's state.
+        rng: the random states at that position; None at the start.
+        epoch_rng: the random states at the start of that epoch.
         fields_set: texts on static fields of the model that were set as in the checkpoint.
         fields_kept: texts on those that differ and were kept.
     """
 
-    optimizer: OptimizerRecord
-    position: Position
-    rng: RandomStates
-    epoch_rng: RandomStates
-    document: dict[str, Any]
+    position: Position = dataclasses.field(default_factory=Position)
+    document: dict[str, Any] = dataclasses.field(default_factory=dict)
+    optimizer: OptimizerRecord | None = None
+    rng: RandomStates | None = None
+    epoch_rng: RandomStates | None = None
     fields_set: Sequence[str] = ()
     fields_kept: Sequence[str] = ()
 
     def last_values(self) -> dict[str, float]:
         """Return the last metric values of each split, including those of earlier steps."""
-        return dict(self.document.get("last_values", self.document["values"]))
+        return dict(self.document.get("last_values", self.document.get("values", {})))
 
 
 class Keeper(Protocol):
@@ -471,17 +471,15 @@ class Checkpoints:
                 metric.total = allocated(total, device, total.stride())
                 metric.count = document["metrics"][metric.name]
         load_buffers(model, _select_prefix("buffer/", tensors), document.get("strides"))
-        options = document["optimizer"]
-        optimizer = OptimizerRecord(
-            options["class"], options["options"], _select_prefix("optimizer/", tensors)
-        )
+        saved, state = document["optimizer"], _select_prefix("optimizer/", tensors)
+        optimizer = OptimizerRecord(saved["class"], saved["options"], state)
         rng, epoch_rng = (
             RandomStates(_select_prefix(f"{kind}/", tensors), document[kind])
             # The first checkpoints of burnt have one state, which they restored for both.
             for kind in ("rng", "epoch_rng" if "epoch_rng" in document else "rng")
         )
         position = Position(**document["position"])
-        return Loaded(optimizer, position, rng, epoch_rng, document, fields_set, fields_kept)
+        return Loaded(position, document, optimizer, rng, epoch_rng, fields_set, fields_kept)
 
 
 def _step_order(path: Path) -> tuple[int, str]:

@@ -15,13 +15,13 @@ from typing import Any
 import psutil
 import torch
 
-from burnt.data import Loader, as_loader, move
+from burnt.data import Loader, as_loader
 from burnt.device import as_device
 from burnt.errors import BurntError, ConfigError
-from burnt.train.checks.rate_finder import endless, trial_update
+from burnt.train.checks.rate_finder import endless, trial_step
 from burnt.train.control.end_reason import cause_of
 from burnt.train.learner import Learner
-from burnt.train.update import Update
+from burnt.train.loop import TrainStep
 
 _SHARE = 0.9  # of the memory that is free at the start
 
@@ -152,9 +152,9 @@ def find_batch_size(
     limit = memory.free() * _SHARE if memory_bytes is None else memory_bytes
     trials: list[Trial] = []
     # Rates of 0: the memory and the time of a step, without a training that may diverge.
-    with trial_update(
+    with trial_step(
         learner, target, precision, clip_norm, checkpoint_activations, rate_factor=0.0
-    ) as update:
+    ) as train_step:
         for size in _sizes(low, high):
             expected = _expected_bytes(trials, size)
             if expected > limit:
@@ -162,7 +162,7 @@ def find_batch_size(
                 trials.append(Trial(size, None, int(expected), problem))
                 break
             try:
-                trials.append(_try(update, make(size), size, steps, memory))
+                trials.append(_try(train_step, make(size), size, steps, memory))
             except Exception as error:
                 if cause_of(error) != "out of memory":
                     raise
@@ -204,13 +204,13 @@ def _expected_bytes(trials: Sequence[Trial], size: int) -> float:
     return b.peak_bytes + max(slope, 0.0) * (size - b.batch_size)
 
 
-def _try(update: Update, data: Any, size: int, steps: int, memory: _Memory) -> Trial:
+def _try(train_step: TrainStep, data: Any, size: int, steps: int, memory: _Memory) -> Trial:
     batches = itertools.islice(endless(as_loader(data, "data")), steps)
     seconds = []
     memory.reset()
     for batch in batches:
         start = perf_counter()
-        update([move(batch, memory.device)], 0.0, lambda output, counts: None)
+        train_step([batch], 0.0, lambda output, counts: None)
         memory.wait()
         seconds.append(perf_counter() - start)
     return Trial(size, statistics.median(seconds[1:] or seconds), memory.peak())

@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from burnt.errors import BurntError
-from burnt.train.control.directing import use_first_training
+from burnt.train.control.intercepting import use_first_training
 from burnt.train.reporting.progress import Reporter
 
 

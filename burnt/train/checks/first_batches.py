@@ -17,14 +17,15 @@ from burnt.inspect.isolated import run_isolated
 from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import Signature, SignatureRecorder
 from burnt.inspect.specs import named_tensors, shape_text, tensors_in
+from burnt.train.checkpoints.checkpoint import Loaded
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.checks.dry_run import ValuesNeeded
 from burnt.train.checks.target_shapes import TargetShapes
 from burnt.train.checks.target_values import TargetValues, batch_of_extremes
-from burnt.train.duration import Position
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import remaining_batches, run_validation
 from burnt.train.metrics import Metric
+from burnt.train.settings import TrainingSettings
 from burnt.train.step import StepOutput
 from burnt.train.updates.manual import CheckedOptimizers, CheckedSteps, Optimizers
 from burnt.train.updates.precision import WHOLE, autocast
@@ -49,33 +50,18 @@ class FirstBatches:
     sources: list[list[str | int] | None] = dataclasses.field(default_factory=list)
     output: StepOutput | None = None
 
+    def load_document(self) -> dict[str, Any]:
+        """Return what predictions need to know of the model's inputs, for config.json."""
+        return {"signature": self.signature, "sources": self.sources}
+
 
 def check_first_batches(
-    learner: Learner,
-    steps: Steps,
-    train: EpochLoader[Any],
-    valid: Mapping[str, EpochLoader[Any]],
-    metrics: Sequence[Metric],
-    position: Position,
-    loader_state: Any,
-    precision: str,
-    message: Callable[[str], None],
+    settings: TrainingSettings, learner: Learner, steps: Steps, loaded: Loaded
 ) -> FirstBatches:
     """Run a training step and the validation steps on one batch each; random states are restored.
 
     A training that goes on in the middle of an epoch is checked on its next batch: those that were served are
     not loaded again.
-
-    Args:
-        learner: the model with its steps.
-        steps: runs the steps on the training's device.
-        train: the training's loader.
-        valid: its validation loaders, by split.
-        metrics: those of the training; copies of them are updated.
-        position: where the training starts.
-        loader_state: what the loader said of its position there, if it did.
-        precision: of the training.
-        message: shows a warning.
 
     Raises:
         ShapeError: a shape does not fit, or a loss is not a scalar.
@@ -85,11 +71,18 @@ def check_first_batches(
     """
     rng = RandomStates.capture()
     try:
-        found = _check_training_step(learner, train, position, loader_state, precision, message)
-        _check_training_metrics(metrics, found.output)
+        found = _check_training_step(settings, learner, loaded)
+        for metric in settings.metrics:
+            if metric.scalar and found.output is not None:
+                try:
+                    metric.fresh().update(found.output)
+                except BurntError:
+                    raise
+                except Exception:  # without values there may be any: then the first step tells
+                    continue
         inputs: list[Any] = []
-        for split, loader in valid.items():
-            inputs += _check_validation_step(steps, split, loader, metrics, precision)
+        for split in settings.valid:
+            inputs += _check_validation_step(settings, steps, split)
         # The ranges of the values that the model was given.
         tensors = list(tensors_in(inputs[:1]))
         if "unknown" not in found.signature and len(tensors) == len(found.signature["inputs"]):
@@ -99,60 +92,35 @@ def check_first_batches(
         rng.restore()
 
 
-def check_without_values(
-    learner: Learner,
-    train: EpochLoader[Any],
-    valid: Mapping[str, EpochLoader[Any]],
-    metrics: Sequence[Metric],
-    precision: str,
-    message: Callable[[str], None],
-) -> dict[str, str]:
+def check_without_values(settings: TrainingSettings, learner: Learner) -> dict[str, str]:
     """Run the shapes of the first batches through the steps and the metrics, without values and memory.
 
     A step or metric that needs values is run on the batch itself, on the model's device. What such a run
     changes in the model, such as running statistics, stays changed.
 
-    Args:
-        learner: the model with its steps.
-        train: the training's loader.
-        valid: its validation loaders, by split.
-        metrics: those of the training.
-        precision: of the training.
-        message: shows a warning.
-
     Returns:
         split -> the shapes of its first batch and of what the step returns.
 
     Raises:
-        ShapeError: a shape does not fit, or a loss is not a scalar.
-        MetricError: a metric does not take the output of a step.
-        BurntError: no gradient reaches the parameters.
-        DataError: a loader gives no batches.
+        ShapeError, MetricError, BurntError, DataError: as `check_first_batches`.
         ValuesNeeded: a step or metric needs values, and the model's parameters are meta tensors.
         Exception: any exception of a step that needs values.
     """
-    output = _check_training_step(learner, train, Position(), None, precision, message).output
-    batch = next(iter(train.epoch(0)))
-    scalars = [metric for metric in metrics if metric.scalar]
+    output = _check_training_step(settings, learner, Loaded()).output
+    batch = next(iter(settings.train.epoch(0)))
+    scalars = [metric for metric in settings.metrics if metric.scalar]
     with_values = functools.cache(lambda: _step_with_values(learner, batch, "training"))
     output = output or with_values()
     _check_metrics(scalars, output, with_values, "training")
     shapes = {"train": _step_text(batch, output)}
-    for split, loader in valid.items():
-        shapes[split] = _check_validation_shapes(learner, split, loader, metrics, message)
+    for split in settings.valid:
+        shapes[split] = _check_validation_shapes(settings, learner, split)
     return shapes
 
 
-def _check_validation_shapes(
-    learner: Learner,
-    split: str,
-    loader: EpochLoader[Any],
-    metrics: Sequence[Metric],
-    message: Callable[[str], None],
-) -> str:
-    batch = next(iter(loader.epoch(0)), None)
-    if batch is None:
-        raise _no_batches(split)
+def _check_validation_shapes(settings: TrainingSettings, learner: Learner, split: str) -> str:
+    loader, message = settings.valid[split], settings.reporter.message
+    batch = _first_batch(loader, split)
     modes = [(module, module.training) for module in learner.model.modules()]
     learner.model.eval()
     try:
@@ -163,7 +131,7 @@ def _check_validation_shapes(
         output = with_values() if unchecked else outputs
         output = checked_output(output, learner.validation_step, "validation")
         _check_loss(output, "validation")
-        _check_metrics(metrics, output, with_values, "validation")
+        _check_metrics(settings.metrics, output, with_values, "validation")
     finally:
         for module, training in modes:
             module.training = training
@@ -220,21 +188,6 @@ def _check_metrics(
             ) from error
 
 
-def _check_training_metrics(metrics: Sequence[Metric], output: StepOutput | None) -> None:
-    """Update copies of the scalar metrics with a training step's output of meta tensors, if there is one."""
-    if output is None:
-        return
-    for metric in metrics:
-        if not metric.scalar:
-            continue
-        try:
-            metric.fresh().update(output)
-        except BurntError:
-            raise
-        except Exception:  # without values there may be any: then the first step tells
-            continue
-
-
 def _step_text(batch: Any, output: StepOutput) -> str:
     given = named_tensors(batch, "batch")
     text = ", ".join(f"{name} {shape_text(tensor)}" for name, tensor in given.items())
@@ -248,30 +201,25 @@ def _step_text(batch: Any, output: StepOutput) -> str:
     return f"{text} -> {', '.join(shapes)}"
 
 
-def _check_training_step(
-    learner: Learner,
-    train: EpochLoader[Any],
-    position: Position,
-    loader_state: Any,
-    precision: str,
-    message: Callable[[str], None],
-) -> FirstBatches:
+def _check_training_step(settings: TrainingSettings, learner: Learner, loaded: Loaded) -> FirstBatches:
+    train, position, message = settings.train, loaded.position, settings.reporter.message
     if position.batch and getattr(train, "replays", False):
         # The loop goes through the batches before it, once.
         return FirstBatches({}, {"unknown": "the run was resumed in the middle of an epoch"})
-    batch = next(iter(remaining_batches(train, position, loader_state)), None)
+    batches = remaining_batches(train, position, loaded.document.get("loader_state"))
+    batch = next(iter(batches), None)
     if batch is None:
         if position.batch == 0:
             raise _no_batches("train")
         return FirstBatches({}, {"unknown": "the run was resumed at the end of an epoch"})
-    found, messages = run_isolated(lambda: _training_shapes(learner, train, batch, precision))
+    found, messages = run_isolated(lambda: _training_shapes(settings, learner, batch))
     for text in messages:
         message(text)
     return found
 
 
 def _training_shapes(
-    learner: Learner, train: EpochLoader[Any], batch: Any, precision: str
+    settings: TrainingSettings, learner: Learner, batch: Any
 ) -> tuple[FirstBatches, list[str]]:
     """Run a training step on the shapes of a batch; return what was found, and warnings."""
     messages: list[str] = []
@@ -280,13 +228,13 @@ def _training_shapes(
     found = CheckedSteps()
 
     def call(model: torch.nn.Module, batch: Any) -> StepOutput:
-        if precision == WHOLE:
+        if settings.precision == WHOLE:
             model.float()  # a copy of the model: autocast, which makes the dtypes fit, has no meta tensors
         if optimizers is None:
             return learner.step(model, batch)
         return learner.step(model, batch, CheckedOptimizers(optimizers, model, found))
 
-    values = TargetValues(batch_of_extremes(train, batch))
+    values = TargetValues(batch_of_extremes(settings.train, batch))
     step = recorder.recorded(target_shapes.recorded(values.recorded(call)))
     step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
@@ -323,13 +271,9 @@ def _training_shapes(
     return FirstBatches(report.shapes, signature, sources, report.outputs), messages
 
 
-def _check_validation_step(
-    steps: Steps, split: str, loader: EpochLoader[Any], metrics: Sequence[Metric], precision: str
-) -> list[Any]:
+def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str) -> list[Any]:
     """Run the validation step; return the arguments of the model's calls."""
-    batch = next(iter(loader.epoch(0)), None)
-    if batch is None:
-        raise _no_batches("valid" if split == "valid" else f"valid[{split!r}]")
+    batch = _first_batch(settings.valid[split], "valid" if split == "valid" else f"valid[{split!r}]")
     device = next((p.device for p in steps.parameters()), torch.device("cpu"))
     seen: list[StepOutput] = []
     inputs: list[Any] = []
@@ -343,8 +287,8 @@ def _check_validation_step(
         run_validation(
             steps,
             [move(batch, device)],
-            [metric.fresh() for metric in metrics],
-            functools.partial(autocast, precision, device),
+            [metric.fresh() for metric in settings.metrics],
+            functools.partial(autocast, settings.precision, device),
         )
     except BurntError:
         raise
@@ -362,6 +306,13 @@ def _check_validation_step(
     for output in seen:
         _check_loss(output, "validation")
     return inputs
+
+
+def _first_batch(loader: EpochLoader[Any], name: str) -> Any:
+    batch = next(iter(loader.epoch(0)), None)
+    if batch is None:
+        raise _no_batches(name)
+    return batch
 
 
 def _no_batches(name: str) -> DataError:

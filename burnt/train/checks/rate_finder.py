@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from burnt.data import as_loader, move
+from burnt.data import as_loader
 from burnt.data.loading.loader import EpochLoader
 from burnt.device import as_device
 from burnt.errors import ConfigError, DataError
@@ -21,12 +20,13 @@ from burnt.plot import Line, Plot
 from burnt.train.checkpoints.buffers import BufferCopies
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.learner import Learner, Steps
+from burnt.train.loop import TrainStep
 from burnt.train.metrics import Loss
-from burnt.train.update import Update, check_update, update_of
+from burnt.train.settings import check_update
 from burnt.train.updates.activation_checkpointing import checkpointed
 from burnt.train.updates.loss_scale import LossScale
 from burnt.train.updates.optimizer_step import GradientRules
-from burnt.train.updates.precision import autocast, cast_parameters, check_precision, float32_matmuls
+from burnt.train.updates.precision import cast_parameters, check_precision, float32_matmuls
 
 _DIVERGED = 4.0  # times the lowest mean of the last losses
 _LAST = 5
@@ -154,13 +154,13 @@ def find_learning_rate(
     rates: list[float] = []
     losses: list[float] = []
     lowest, total = math.inf, Loss()
-    with trial_update(learner, as_device(device), precision, clip_norm) as update:
+    with trial_step(learner, as_device(device), precision, clip_norm) as train_step:
         stream = endless(loader)
         for number in range(steps):
-            window = [move(batch, as_device(device)) for batch in itertools.islice(stream, accumulate)]
+            window = list(itertools.islice(stream, accumulate))
             rate = low * (high / low) ** (number / (steps - 1))
             total.reset()
-            update(window, rate, lambda output, counts: total.update(output))
+            train_step(window, rate, lambda output, counts: total.update(output))
             if not total.count:  # batches without items change nothing
                 continue
             rates.append(rate)
@@ -184,7 +184,7 @@ def endless(loader: EpochLoader[Any]) -> Iterator[Any]:
 
 
 @contextmanager
-def trial_update(
+def trial_step(
     learner: Learner,
     device: torch.device,
     precision: str,
@@ -192,8 +192,8 @@ def trial_update(
     checkpoint_activations: str | None = None,
     *,
     rate_factor: float = 1.0,
-) -> Iterator[Update]:
-    """Give an update of a learner outside of a training; afterwards model and random states are restored.
+) -> Iterator[TrainStep]:
+    """Give the step of a learner outside of a training; afterwards model and random states are restored.
 
     The model is that of the learner, on `device` and in `precision` meanwhile; the optimizer is a copy.
     `rate_factor` multiplies the learning rates that the optimizer schedules itself.
@@ -226,7 +226,7 @@ def trial_update(
         copied.optimizer.train(parameters)  # an earlier run left those to evaluate
         cast_parameters(precision, model)
         with float32_matmuls(precision), checkpointed(model, checkpoint_activations):
-            yield update_of(copied, steps, rules, functools.partial(autocast, precision, device))
+            yield TrainStep(copied, steps, rules, precision, device)
     finally:
         with torch.no_grad():
             for tensor, data, value in values:

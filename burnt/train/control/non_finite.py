@@ -8,37 +8,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from burnt.errors import ConfigError, NonFiniteError, nearest, quantity
+from burnt.errors import NonFiniteError, quantity
 from burnt.store import RunWriter
 from burnt.train.code.source import replay_command
 from burnt.train.duration import Position
 from burnt.train.step import StepOutput
-from burnt.train.update import NonFinite
+from burnt.train.updates.outcome import NonFinite
 
-_POLICIES = ("raise", "skip", "stop")
 _MOST_MESSAGES = 5
 _MOST_SKIPPED = 100
 _COLLAPSED = 1.0
 _HOPELESS = 1e-4
 """A loss scale this small means that hundreds of steps have overflowed; fairseq gives up there too."""
-
-
-def check_policy(policy: str) -> str:
-    """Return what to do with steps that are not finite, if there is such a policy.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if policy not in _POLICIES:
-        guess = nearest(str(policy), _POLICIES)
-        raise ConfigError(
-            "a training setting is invalid",
-            where="on_nan",
-            expected=" or ".join(map(repr, _POLICIES)),
-            found=repr(policy),
-            hint=f"did you mean {guess!r}?" if guess else None,
-        )
-    return policy
 
 
 def list_text(samples: Sequence[int], most: int = 8) -> str:
@@ -105,11 +86,26 @@ class NonFiniteReports:
         self._last_step = -1
         self._has_collapsed = False
 
-    def samples(self, epoch: int, batch: int) -> list[int] | None:
-        """Return the indices of a batch's samples in the dataset; None if the loader cannot tell."""
+    def _locate(self, step: int, epoch: int, batches: Sequence[int]) -> tuple[str, list[int] | None]:
+        """Return where batches come from, as text, and their samples; None if the loader cannot tell.
+
+        `step` is counted from 1, `epoch` and `batches` from 0.
+        """
         method = getattr(self._loader, "samples", None)
-        samples = method(epoch, batch) if callable(method) else None
-        return None if samples is None else [int(index) for index in samples]
+        samples: list[int] | None = []
+        for batch in batches:
+            found = method(epoch, batch) if callable(method) else None
+            samples = None if samples is None or found is None else samples + [int(index) for index in found]
+        numbers = ", ".join(str(batch + 1) for batch in batches)
+        text = f"step {step}, epoch {epoch + 1}, {'batch' if len(batches) == 1 else 'batches'} {numbers}"
+        return text + ("" if samples is None else f", samples {list_text(samples)}"), samples
+
+    def failed_step_text(self, position: Position, window: int) -> str:
+        """Describe a step of so many batches that raised an error, and how to look into it."""
+        step = position.step + 1
+        where, _ = self._locate(step, position.epoch, range(position.batch, position.batch + window))
+        command = replay_command(self._writer.folder, step, step, debug=True)
+        return f"in {where}; to look into it: {command}"
 
     def report(self, found: NonFinite, position: Position, window: int, learning_rate: float) -> bool:
         """Record a skipped step; return whether the training ends.
@@ -125,10 +121,7 @@ class NonFiniteReports:
         """
         numbers = range(window) if found.batches is None else found.batches
         batches = [position.batch - window + number for number in numbers]
-        samples: list[int] | None = []
-        for batch in batches:
-            of_batch = self.samples(position.epoch, batch)
-            samples = None if samples is None or of_batch is None else samples + of_batch
+        where, samples = self._locate(position.step, position.epoch, batches)
         text = "nan or infinite" if found.what == "a gradient" else str(found.value)
         self._writer.event(
             "non_finite",
@@ -143,10 +136,6 @@ class NonFiniteReports:
         self._count += 1
         self._in_a_row = self._in_a_row + 1 if position.step == self._last_step + 1 else 1
         self._last_step = position.step
-        batch_text = f"{'batch' if len(batches) == 1 else 'batches'} {', '.join(str(b + 1) for b in batches)}"
-        where = f"step {position.step}, epoch {position.epoch + 1}, {batch_text}"
-        if samples is not None:
-            where += f", samples {list_text(samples)}"
         if self._policy == "stop" or self._count <= _MOST_MESSAGES:
             more = " Further ones are events of the run." if self._count == _MOST_MESSAGES else ""
             self._message(f"Skipped {where}: {found.what} is {text}.{more}")
@@ -164,7 +153,6 @@ class NonFiniteReports:
         self,
         what: str,
         value: float,
-        *,
         since: int,
         position: Position,
         place: Place | None,
@@ -182,25 +170,24 @@ class NonFiniteReports:
             learning_rate: of the last step.
             newest: the checkpoint to resume from.
         """
-        steps = (since + 1, position.step) if place is None else (place.step, place.step)
+        steps, samples = (since + 1, position.step), None
         where = f"steps {steps[0]} to {steps[1]}, epoch {position.current_epoch}"
-        samples: list[int] | None = None
         if place is not None:
-            where = f"step {place.step}, epoch {place.epoch + 1}, batch {place.batch + 1}"
-            samples = self.samples(place.epoch, place.batch)
+            steps = (place.step, place.step)
+            where, samples = self._locate(place.step, place.epoch, [place.batch])
+        begins = replay_command(self._writer.folder, since + 1, position.step)
+        resume = (
+            f"resume from the last checkpoint, {newest}"
+            if newest
+            else "there is no checkpoint to resume from"
+        )
         error = NonFiniteError(
             f"{what} became {value}",
-            where=where + ("" if samples is None else f", samples {list_text(samples)}"),
+            where=where,
             expected="a finite number",
             found=f"{value} at a learning rate of {learning_rate:.3g}",
-            hint="to see where it began: "
-            + replay_command(self._writer.folder, since + 1, position.step)
-            + "\nlook for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
-            + (
-                f"resume from the last checkpoint, {newest}"
-                if newest
-                else "there is no checkpoint to resume from"
-            ),
+            hint=f"to see where it began: {begins}\nlook for bad values in the data, or try a lower learning "
+            f"rate or clip_norm=1.0; {resume}",
         )
         error.steps, error.samples = steps, samples
         return error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from burnt.errors import MetricError
 from burnt.train.metrics.base import Metric
 from burnt.train.step import StepOutput
 
@@ -26,3 +29,33 @@ class Loss(Metric):
         assert output.count is not None
         if output.count:
             self.add(output.loss, output.count, weight=output.count)
+
+
+def loss_first(metrics: object) -> list[Metric]:
+    """Return the metrics with the loss first; add the loss if it is missing.
+
+    Raises:
+        MetricError: an item is not a metric, or two metrics have the same name.
+    """
+    if isinstance(metrics, Iterable):
+        metric_list = list(metrics)
+        wrong = [metric for metric in metric_list if not isinstance(metric, Metric)]
+    else:
+        wrong = [metrics]
+    if wrong:
+        raise MetricError(
+            "metrics= takes metric objects",
+            expected="a list such as [Accuracy(), Loss()] of burnt.train.metrics",
+            found=repr(wrong[0]),
+        )
+    loss = next((metric for metric in metric_list if metric.name == "loss"), None)
+    ordered = [loss or Loss(), *(metric for metric in metric_list if metric is not loss)]
+    names = [metric.name for metric in ordered]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise MetricError(
+            "two metrics have the same name",
+            found=repr(duplicate),
+            hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
+        )
+    return ordered

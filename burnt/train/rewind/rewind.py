@@ -165,32 +165,38 @@ def _saved(folder: Path) -> list[Saved]:
     return Checkpoints(folder / "checkpoints").saved()
 
 
-@dataclasses.dataclass
 class RewoundLoop(Loop):
     """A loop that ends after step `last`; with `finish`, validations and others due there have run, too.
 
-    `validations`: the sets that it validates after a step, besides those due by `validate_every`.
+    `rates`: the learning rates that commands had set, by the steps done. `validations`: the sets that it
+    validates after a step, besides those due by `validate_every`.
     """
 
-    last: int
-    finish: bool
-    rates: Mapping[int, float | None]
-    validations: Mapping[int, Collection[str]]
+    def __init__(
+        self,
+        *args: Any,
+        last: int,
+        finish: bool,
+        rates: Mapping[int, float | None],
+        validations: Mapping[int, Collection[str]],
+    ) -> None:
+        super().__init__(*args)
+        self.last, self._finish, self._rates, self._validations = last, finish, rates, validations
 
     def step(self, window: Sequence[Any]) -> None:
         """Run a step at the learning rate that a command had set."""
         done = self.position.step
-        if done in self.rates and self.rates[done] != self.control.override:
-            self.control.override, self.control.override_factor = self.rates[done], None
+        if done in self._rates and self._rates[done] != self.control.override:
+            self.control.override, self.control.override_factor = self._rates[done], None
         super().step(window)
 
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
         """Run what is due, and end at the last step."""
-        if (due := self.validations.get(self.position.step)) is not None:
-            self.position.pending, self.due_splits = True, due
+        if (due := self._validations.get(self.position.step)) is not None:
+            self.position.pending, self.due_splits = True, list(due)
         if self.position.step < self.last:
             return super().run_due_tasks(epoch_ended=epoch_ended)
-        if self.finish:
+        if self._finish:
             super().run_due_tasks(epoch_ended=epoch_ended)
             self.save(scheduled=False)
         return "rewound"

@@ -208,7 +208,7 @@ class _Watch:
         step.epoch = position.epoch + 1  # before it, the last epoch may not have been counted
         number = position.batch + len(step.batches)
         step.batches.append(number)
-        indices = _indices(self._loop.train, position.epoch, number)
+        indices = _indices(self._loop.settings.train, position.epoch, number)
         if indices is not None:
             step.samples = [*(step.samples or []), *indices]
         for name, tensor in named_tensors(args[0], "batch").items():

@@ -5,9 +5,10 @@ The training step of a Learner with a dictionary of optimizers gets a third argu
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,6 @@ from burnt.optim.optimizer import is_rate
 from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep
 
 Schedule = Callable[[int], float]
-T = TypeVar("T")
 
 
 class Optimizers(Optimizer):
@@ -282,6 +282,7 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
     """
 
     def __init__(self, optimizers: Optimizers, model: torch.nn.Module, rules: GradientRules) -> None:
+        self._optimizers = optimizers
         self._handles = {
             name: StepOptimizer(
                 name, optimizers, OptimizerStep(optimizers.optimizers[name], part, rules), rules
@@ -290,7 +291,15 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
         }
 
     def __getitem__(self, name: str) -> StepOptimizer:
-        return _named(self._handles, name)
+        if name not in self._handles:
+            guess = nearest(name, self._handles)
+            raise DefinitionError(
+                "there is no optimizer of this name",
+                expected=" or ".join(map(repr, self._handles)),
+                found=repr(name),
+                hint=f"did you mean {guess!r}?" if guess else None,
+            )
+        return self._handles[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._handles)
@@ -298,12 +307,15 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
     def __len__(self) -> int:
         return len(self._handles)
 
+    def begin_step(self, learning_rate: float) -> None:
+        """Compute the rates of the next training step; that of the first optimizer is given."""
+        self._optimizers.begin_step(learning_rate)
+
     def end_step(self) -> list[tuple[str, StepResult | None]]:
         """Return the results of all steps since the last call, by name."""
-        results = []
+        results = [result for handle in self._handles.values() for result in handle.results]
         for handle in self._handles.values():
-            results += handle.results
-            handle.results = []
+            handle.results.clear()
         return results
 
 
@@ -319,8 +331,17 @@ class CheckedSteps:
     reached: set[str] = dataclasses.field(default_factory=set)
     error: BurntError | None = None
 
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keep the first error of the block."""
+        try:
+            yield
+        except BurntError as error:
+            self.error = self.error or error
+            raise
 
-class CheckedOptimizers(Mapping[str, "CheckedOptimizer"]):
+
+class CheckedOptimizers(StepOptimizers):
     """What a training step gets in the check before the first one: gradients are taken, nothing is updated.
 
     Args:
@@ -332,39 +353,28 @@ class CheckedOptimizers(Mapping[str, "CheckedOptimizer"]):
     def __init__(self, optimizers: Optimizers, model: torch.nn.Module, found: CheckedSteps) -> None:
         self._found = found
         parts = optimizers.parts(model).items()
-        self._handles = {name: CheckedOptimizer(part, found) for name, part in parts}
+        self._handles = {name: CheckedOptimizer(name, optimizers, part, found) for name, part in parts}
 
-    def __getitem__(self, name: str) -> CheckedOptimizer:
-        try:
-            return _named(self._handles, name)
-        except BurntError as error:
-            self._found.error = self._found.error or error
-            raise
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._handles)
-
-    def __len__(self) -> int:
-        return len(self._handles)
+    def __getitem__(self, name: str) -> StepOptimizer:
+        with self._found.recording():
+            return super().__getitem__(name)
 
 
-class CheckedOptimizer:
-    """One of `CheckedOptimizers`, with the methods of a `StepOptimizer`."""
+class CheckedOptimizer(StepOptimizer):
+    """One of `CheckedOptimizers`."""
 
     learning_rate = 0.0
 
-    def __init__(self, params: Mapping[str, torch.nn.Parameter], found: CheckedSteps) -> None:
-        self._params, self._found = params, found
-
-    def gradients(self, loss: Tensor, *, retain_graph: bool | None = None) -> Gradients:
-        """As `StepOptimizer.gradients`."""
-        try:
-            gradients = Gradients.of(loss, self._params, retain_graph=retain_graph)
-        except BurntError as error:
-            self._found.error = self._found.error or error
-            raise
-        self._found.reached.update(gradients)
-        return gradients
+    def __init__(
+        self,
+        name: str,
+        optimizers: Optimizers,
+        params: Mapping[str, torch.nn.Parameter],
+        found: CheckedSteps,
+    ) -> None:
+        rules = GradientRules()
+        super().__init__(name, optimizers, OptimizerStep(optimizers.optimizers[name], params, rules), rules)
+        self._found = found
 
     def step(
         self,
@@ -378,17 +388,11 @@ class CheckedOptimizer:
             self.gradients(loss, retain_graph=retain_graph)
         return StepResult(None, torch.tensor(False), "check")
 
-
-def _named(values: Mapping[str, T], name: str) -> T:
-    if name not in values:
-        guess = nearest(name, values)
-        raise DefinitionError(
-            "there is no optimizer of this name",
-            expected=" or ".join(map(repr, values)),
-            found=repr(name),
-            hint=f"did you mean {guess!r}?" if guess else None,
-        )
-    return values[name]
+    def _scaled_gradients(self, loss: Tensor, retain_graph: bool | None) -> Gradients:
+        with self._found.recording():
+            gradients = Gradients.of(loss, self._step.params, retain_graph=retain_graph)
+        self._found.reached.update(gradients)
+        return gradients
 
 
 def _without_autocast(params: Mapping[str, torch.nn.Parameter]) -> torch.autocast:

@@ -41,9 +41,14 @@ class GradientRules:
         """Return the loss to differentiate."""
         return loss if self.loss_scale is None else loss * self.loss_scale.value
 
+    @property
+    def norm_limit(self) -> float | None:
+        """The norm to clip to; infinite if it is only measured, None if neither."""
+        return math.inf if self.clip_norm is None and self.log_norm else self.clip_norm
+
 
 class OptimizerStep:
-    """Steps parameters by an optimizer, with gradients of the scaled loss.
+    """Clips gradients, checks them and steps the optimizer, which does itself what its `step` accepts.
 
     Args:
         optimizer: the optimizer.
@@ -91,9 +96,7 @@ class OptimizerStep:
             if isinstance(scale, Tensor):
                 gradients, scale = gradients.scale(1 / scale), 1.0
             gradients = rules.on_gradients(gradients)
-        limit = rules.clip_norm if clip_norm is None else clip_norm
-        if limit is None and rules.log_norm:
-            limit = math.inf  # only measures
+        limit = rules.norm_limit if clip_norm is None else clip_norm
         options: dict[str, Any] = {}
         if limit is not None:
             options["clip_norm"] = limit
@@ -105,6 +108,20 @@ class OptimizerStep:
         if rules.clip_value is not None:
             gradients = gradients.clip_value(rules.clip_value)
         return self.optimizer.step(learning_rate, self.params, gradients, **options)
+
+    def search(self, learning_rate: float, evaluate: Callable[[], tuple[Tensor, Gradients]]) -> StepResult:
+        """Step an optimizer that evaluates loss and gradients several times, such as `optim.Lbfgs`."""
+        rules = self._rules
+
+        def closure() -> tuple[Tensor, Gradients]:
+            loss, gradients = evaluate()
+            if gradients and rules.on_gradients is not None:
+                gradients = rules.on_gradients(gradients)
+            if gradients and rules.clip_value is not None:
+                gradients = gradients.clip_value(rules.clip_value)
+            return loss, gradients
+
+        return self.optimizer.step_with(learning_rate, self.params, closure, clip_norm=rules.norm_limit)
 
     def _step_by_hand(
         self, learning_rate: float, gradients: Gradients, limit: float | None, scale: float | Tensor | None

@@ -1,7 +1,7 @@
-"""What a command does with the training of a function: `SupervisedTraining.run` hands over to a director.
+"""Do something else with the training that a function runs, instead of training.
 
 `burnt train --resume`, `fork`, `replay` and `check` call a function that trains. The first training that it
-runs is given to the director, which may change its settings, run it, or do something else instead.
+runs is given to an interceptor, which may change its settings, run it, or do something else instead.
 """
 
 from __future__ import annotations
@@ -14,27 +14,25 @@ from typing import Any, TypeVar
 from burnt.errors import DefinitionError
 
 T = TypeVar("T")
-Director = Callable[[Any, Any], T]
+Interceptor = Callable[[Any, Any], T]
 """A function of a `SupervisedTraining` and its Learner, whose result `SupervisedTraining.run` returns."""
 
-_DIRECTOR: ContextVar[Director[Any] | None] = ContextVar("_DIRECTOR", default=None)
+_INTERCEPTOR: ContextVar[Interceptor[Any] | None] = ContextVar("_INTERCEPTOR", default=None)
 
 
 @contextlib.contextmanager
-def directed(director: Director[Any], name: str) -> Iterator[None]:
-    """Context in which the first training that is run is given to `director` instead.
+def intercepting(interceptor: Interceptor[Any], name: str) -> Iterator[None]:
+    """Context in which the first training that is run is given to `interceptor` instead.
 
-    Args:
-        director: the function.
-        name: of what is called in the context, for the message.
+    `name` is of what is called in the context, for the message.
 
     Raises:
         DefinitionError: at its end, if no training was run.
     """
-    token = _DIRECTOR.set(director)
+    token = _INTERCEPTOR.set(interceptor)
     try:
         yield
-        if _DIRECTOR.get() is not None:
+        if _INTERCEPTOR.get() is not None:
             raise DefinitionError(
                 "the function trains nothing",
                 where=name,
@@ -42,30 +40,26 @@ def directed(director: Director[Any], name: str) -> Iterator[None]:
                 found="none",
             )
     finally:
-        _DIRECTOR.reset(token)
+        _INTERCEPTOR.reset(token)
 
 
-def take_director() -> Director[Any] | None:
-    """Return the director of this context, once."""
-    director = _DIRECTOR.get()
-    if director is not None:
-        _DIRECTOR.set(None)
-    return director
+def intercept_run() -> Interceptor[Any] | None:
+    """Return the interceptor of this context, once."""
+    interceptor = _INTERCEPTOR.get()
+    if interceptor is not None:
+        _INTERCEPTOR.set(None)
+    return interceptor
 
 
-class _Leave(BaseException):
+class _RunIntercepted(BaseException):
     """Leaves a function that trains. No `Exception`: the function must not take it for a failure."""
 
 
-def use_first_training(call: Callable[[], object], director: Director[T], name: str) -> T:
-    """Call a function up to the first training that it runs, and return what `director` makes of it.
+def use_first_training(call: Callable[[], object], interceptor: Interceptor[T], name: str) -> T:
+    """Call a function up to the first training that it runs, and return what `interceptor` makes of it.
 
-    The function is left there, because its later lines may need the model trained.
-
-    Args:
-        call: the function.
-        director: is given the training and its Learner.
-        name: of the function, for the message.
+    The function is left there, because its later lines may need the model trained. `name` is that of the
+    function, for the message.
 
     Raises:
         DefinitionError: it runs no training.
@@ -84,9 +78,9 @@ def use_first_training(call: Callable[[], object], director: Director[T], name: 
     results: list[T] = []
 
     def use(training: Any, learner: Any) -> None:
-        results.append(director(training, learner))
-        raise _Leave
+        results.append(interceptor(training, learner))
+        raise _RunIntercepted
 
-    with contextlib.suppress(_Leave), directed(use, name):
+    with contextlib.suppress(_RunIntercepted), intercepting(use, name):
         call()
     return results[0]
