@@ -32,6 +32,7 @@ from burnt.train import (
     Learner,
     RunReader,
     SupervisedTraining,
+    loop,
 )
 from burnt.train.checkpoints.checkpoint import Checkpoints
 from burnt.train.code.source import started_by
@@ -472,12 +473,12 @@ def test_a_changed_schedule_ends_the_learning_rate_that_was_set(tmp_path, capsys
 
 
 def test_a_checkpoint_from_before_there_was_such_a_thing_is_resumed(tmp_path, whole, monkeypatch):
-    document = SupervisedTraining._checkpoint_document
+    document = loop.checkpoint_document
     with monkeypatch.context() as patch:
         patch.setattr(
-            SupervisedTraining,
-            "_checkpoint_document",
-            lambda self, *args: {k: v for k, v in document(self, *args).items() if k != "learning_rate"},
+            loop,
+            "checkpoint_document",
+            lambda *args: {k: v for k, v in document(*args).items() if k != "learning_rate"},
         )
         Trial(tmp_path / "run", {6: [("stop", None)]}).run()
     assert_ends_as(Trial(tmp_path / "run", resume=True, init_seed=9).run(), whole)

@@ -331,14 +331,14 @@ def test_a_run_that_was_written_after_its_checkpoint_was_chosen(tmp_path, monkey
     """The first process went on, and ended, while the second one got ready."""
     folder = tmp_path / "run"
     train(folder, mark=1.0, steps=4)
-    restore = SupervisedTraining._restore_checkpoint
+    restore = training.restore_checkpoint
 
-    def meanwhile(self, *arguments):
-        loaded = restore(self, *arguments)
+    def meanwhile(*arguments):
+        loaded = restore(*arguments)
         RunWriter.create(folder, resume=True, resumed_from_step=4).close("finished")
         return loaded
 
-    monkeypatch.setattr(SupervisedTraining, "_restore_checkpoint", meanwhile)
+    monkeypatch.setattr(training, "restore_checkpoint", meanwhile)
     with pytest.raises(RunError, match=r"has written .* since its checkpoint was chosen") as caught:
         train(folder, mark=2.0, steps=6, resume=True)
     assert "resume it again" in str(caught.value)

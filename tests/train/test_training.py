@@ -916,7 +916,7 @@ def test_an_error_in_a_step_says_which_samples_it_had(tmp_path):
     with pytest.raises(IndexError) as caught, started_by("net.py:main", (), None):
         training(tmp_path / "two", train=broken, valid=None, accumulate=3, check=False).run(learner())
     assert caught.value.__notes__ == [
-        "in step 2, epoch 1, batch 4 to 5, samples 12, 13, 14, 15, 16, 17, 18, 19; to look into it: "
+        "in step 2, epoch 1, batches 4, 5, samples 12, 13, 14, 15, 16, 17, 18, 19; to look into it: "
         f"burnt replay {tmp_path / 'two'} --step 2 --pdb"
     ]
 

@@ -38,12 +38,7 @@ class BackgroundWriter(Generic[T]):
         self._error: BaseException | None = None
 
     def start(self, name: str, write: Callable[[], T]) -> None:
-        """Write a checkpoint in the thread, when the one before is written.
-
-        Args:
-            name: for messages.
-            write: writes it.
-        """
+        """Write a checkpoint in the thread, when the one before is written; `name` is for messages."""
         self.wait()
 
         def run() -> None:

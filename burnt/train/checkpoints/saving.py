@@ -13,13 +13,9 @@ from burnt.train.duration import Duration, Position
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a training, and reports each one once it is written.
+    """Writes the checkpoints of a training, if there are any, at once or in the background.
 
-    Args:
-        checkpoints: of the run; None writes none.
-        background: writes them in a thread; None writes at once.
-        writer: gets an event ``checkpoint`` of each.
-        on_written: is given each.
+    Each one is an event ``checkpoint`` of the run, and given to `on_written`, once it is written.
     """
 
     def __init__(
@@ -47,13 +43,10 @@ class CheckpointWriter:
         return self._checkpoints is None or self._writer.gone or is_saved
 
     def save(self, state: object, *args: Any, wait: bool, **kwargs: Any) -> None:
-        """Write a checkpoint; `report` reports it.
+        """Write a checkpoint by `Checkpoints.save`; `report` reports it.
 
-        Args:
-            state: what `has` compares; None if it may be written again.
-            args: those of `Checkpoints.save`.
-            wait: return when it is written.
-            kwargs: those of `Checkpoints.save`.
+        `state` is what `has` compares, None if the checkpoint may be written again. With `wait`, it is
+        written on return.
         """
         assert self._checkpoints is not None  # see `has`
         kwargs["background"] = None if wait else self._background
@@ -63,11 +56,7 @@ class CheckpointWriter:
             self._written = saved
 
     def report(self, *, wait: bool = False) -> None:
-        """Report a checkpoint that was written, if there is a new one; raise the error of writing it.
-
-        Args:
-            wait: for the one that is being written.
-        """
+        """Report a checkpoint that was written, if there is a new one; raise the error of writing it."""
         saved, self._written = self._written, None
         if self._background is not None:
             if wait:

@@ -217,22 +217,18 @@ def _try(train_step: TrainStep, data: Any, size: int, steps: int, memory: _Memor
 
 
 class _Memory:
-    """The memory of a device in use by this process."""
+    """The memory of a device in use by this process; on other devices than CUDA, the most of it so far."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._base = 0
         self._cuda = device.type == "cuda"
-        if not self._cuda:
-            self._base = psutil.Process().memory_info().rss
+        self._base = 0 if self._cuda else psutil.Process().memory_info().rss
 
     def free(self) -> int:
-        if self._cuda:
-            free, _ = torch.cuda.mem_get_info(self.device)
-            return (
-                int(free) + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            )
-        return int(psutil.virtual_memory().available)
+        if not self._cuda:
+            return int(psutil.virtual_memory().available)
+        unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(torch.cuda.mem_get_info(self.device)[0]) + unused
 
     def reset(self) -> None:
         if self._cuda:
@@ -241,7 +237,7 @@ class _Memory:
             self._base = torch.cuda.memory_allocated(self.device)
 
     def peak(self) -> int:
-        """Return the most bytes in use since `reset`; on other devices than CUDA, of the process so far."""
+        """Return the most bytes in use since `reset`."""
         if self._cuda:
             return torch.cuda.max_memory_allocated(self.device) - self._base
         return max(_peak_of_process() - self._base, 0)

@@ -57,11 +57,15 @@ class TrainingClock:
             self._stopped_at = None
 
 
+class _CommandRefused(Exception):
+    """Why a command cannot be executed."""
+
+
 class Control(AbstractContextManager["Control"]):
     """Executes the commands that arrive in a run's `control/`, and decides when the training must end.
 
     Args:
-        writer: the run's writer; every command is answered by an event of kind ``command``.
+        writer: every command is answered by an event of kind ``command``.
         message: shows the answers.
         interruption: catches signals; a signal also ends a pause.
         position: the current position of the training.
@@ -188,40 +192,46 @@ class Control(AbstractContextManager["Control"]):
         self._writer.event("resumed", self._position.step)
 
     def _execute(self, command: Command | Refused) -> None:
+        try:
+            outcome = self._outcome(command)
+        except _CommandRefused as refusal:
+            self._answer(command, "refused", str(refusal))
+        else:
+            self._answer(command, "done", outcome)
+
+    def _outcome(self, command: Command | Refused) -> str | None:
+        """Do what a command says; return what it led to, where that is not plain."""
         if isinstance(command, Refused):
-            self._answer(command, "refused", command.reason)
-            return
+            raise _CommandRefused(command.reason)
         match command.kind:
             case _ if self.stopped_by is not None:
-                self._answer(command, "refused", f"{self.stopped_by} is stopping the training")
-            case "pause" if self._paused:
-                self._answer(command, "refused", "the training is already paused")
-            case "pause":
-                self._paused = True
-                self._answer(command, "done")
-            case "resume" if not self._paused:
-                self._answer(command, "refused", "the training is not paused")
-            case "resume":
-                self._paused = False
-                self._answer(command, "done")
+                raise _CommandRefused(f"{self.stopped_by} is stopping the training")
+            case "pause" | "resume" if self._paused == (command.kind == "pause"):
+                raise _CommandRefused(f"the training is {'already' if self._paused else 'not'} paused")
+            case "pause" | "resume":
+                self._paused = command.kind == "pause"
             case "stop":
                 self.stopped_by = command.sender
-                outcome = (
-                    "saving a checkpoint"
-                    if self._keeps_checkpoints
-                    else "nothing is saved, because checkpoints are off for this run"
-                )
-                self._answer(command, "done", outcome)
+                if self._keeps_checkpoints:
+                    return "saving a checkpoint"
+                return "nothing is saved, because checkpoints are off for this run"
+            case "save" if not self._keeps_checkpoints:
+                raise _CommandRefused("checkpoints are off for this run")
             case "save":
-                self._save_now(command)
+                try:
+                    self._save()
+                except (BurntError, OSError) as error:
+                    # A failed save must not end the training earlier than it would end without this command.
+                    text = error.what if isinstance(error, BurntError) else f"{type(error).__name__}: {error}"
+                    raise _CommandRefused(text) from error
             case "lr":
                 self.override = command.value if isinstance(command.value, float) else None
                 self.override_factor = None
                 self._writer.event("learning_rate", self._position.step, value=self.override)
-                self._answer(command, "done", self._group_rates())
+                return self._group_rates()
             case _:
                 self._writer.event("note", self._position.step, text=command.value, sender=command.sender)
-                self._answer(command, "done")
+        return None
 
     def _group_rates(self) -> str | None:
         """Return what a command has changed for the rates that groups of parameters schedule."""
@@ -232,19 +242,6 @@ class Control(AbstractContextManager["Control"]):
             return f"{names} as scheduled"
         scheduled = self.schedule(self._position.step)
         return f"{names} by the factor {self.override / scheduled if scheduled > 0 else 1:.4g}"
-
-    def _save_now(self, command: Command) -> None:
-        if not self._keeps_checkpoints:
-            self._answer(command, "refused", "checkpoints are off for this run")
-            return
-        try:
-            self._save()
-        except (BurntError, OSError) as error:
-            # A failed save must not end the training earlier than it would end without this command.
-            problem = error.what if isinstance(error, BurntError) else f"{type(error).__name__}: {error}"
-            self._answer(command, "refused", problem)
-        else:
-            self._answer(command, "done")
 
     def _answer(
         self, command: Command | Refused, status: Literal["done", "refused"], reason: str | None = None

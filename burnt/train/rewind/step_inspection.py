@@ -89,13 +89,8 @@ class InspectedStep:
 class StepInspector:
     """Callback of a rewound training that looks at steps `first` to its last, and ends it where one is bad.
 
-    Args:
-        first: the first step to look at.
-        debug: run the training step of each in the debugger.
-        progress: called with the steps done, before them.
-
-    Attributes:
-        inspected: the step looked at last: the first that is not finite, or else the last one.
+    With `debug`, the training step of each runs in the debugger. `progress` is called with the steps done,
+    before them. `inspected` is the step looked at last: the first that is not finite, or else the last one.
     """
 
     def __init__(

@@ -27,11 +27,9 @@ Schedule = Callable[[int], float]
 class Optimizers(Optimizer):
     """Several optimizers, each for a part of the model, as one for checkpoints, averages and evaluation.
 
-    Args:
-        optimizers: by the path of the submodule they train, or by a pattern as in `burnt.optim.Groups`. A
-            parameter belongs to the first that matches it.
-        schedules: the learning rate of each, of the training's steps done. That of the first is the
-            Learner's.
+    Each is given by the path of the submodule that it trains, or by a pattern as in `burnt.optim.Groups`; a
+    parameter belongs to the first that matches it. The schedules are functions of the training's steps done,
+    and that of the first optimizer is the Learner's.
 
     Raises:
         OptimError: an optimizer is given twice or cannot be stepped by gradients; at the first step, a name
@@ -60,11 +58,7 @@ class Optimizers(Optimizer):
         return f"{{{', '.join(f'{name!r}: {optimizer!r}' for name, optimizer in self.optimizers.items())}}}"
 
     def step(self, *args: Any, **kwargs: Any) -> StepResult:
-        """Raise: the training step steps each by its name.
-
-        Raises:
-            OptimError: always.
-        """
+        """Raise an OptimError: the training step steps each by its name."""
         name = next(iter(self.optimizers))
         raise OptimError(
             "several optimizers are not stepped as one", expected=f"optimizers[{name!r}].step(loss)"
@@ -159,19 +153,12 @@ class Optimizers(Optimizer):
 
     def into_record(self) -> OptimizerRecord:
         """Return the state as a record, which shares memory with the optimizers."""
-        records = {name: optimizer.into_record() for name, optimizer in self.optimizers.items()}
-        tensors = {
-            f"{name}/{key}": tensor
-            for name, record in records.items()
-            for key, tensor in record.tensors.items()
-        }
-        options = {
-            name: {"optimizer": record.optimizer, "options": dict(record.options)}
-            for name, record in records.items()
-        }
-        return OptimizerRecord(
-            "Optimizers", {"optimizers": options}, {**tensors, "/steps": torch.tensor(self._steps)}
-        )
+        options, tensors = {}, {"/steps": torch.tensor(self._steps)}
+        for name, optimizer in self.optimizers.items():
+            record = optimizer.into_record()
+            options[name] = {"optimizer": record.optimizer, "options": dict(record.options)}
+            tensors |= {f"{name}/{key}": tensor for key, tensor in record.tensors.items()}
+        return OptimizerRecord("Optimizers", {"optimizers": options}, tensors)
 
     def load_record(self, record: OptimizerRecord) -> None:
         """Load a saved state; it is applied at the next step.
@@ -189,10 +176,8 @@ class Optimizers(Optimizer):
                 hint="resume with the names of the saved state, or start afresh",
             )
         for name, optimizer in self.optimizers.items():
-            prefix = f"{name}/"
-            tensors = {
-                key.removeprefix(prefix): t for key, t in record.tensors.items() if key.startswith(prefix)
-            }
+            inner = {key: t for key, t in record.tensors.items() if key.startswith(f"{name}/")}
+            tensors = {key.removeprefix(f"{name}/"): t for key, t in inner.items()}
             optimizer.load_record(OptimizerRecord(**saved[name], tensors=tensors))
         self._steps = int(record.tensors["/steps"])
         self._bound_to, self._params, self._parts = None, {}, {}
@@ -207,9 +192,6 @@ class StepOptimizer:
 
     Its gradients are those of its own parameters: a loss that passes through other parts of the model changes
     nothing there.
-
-    Attributes:
-        learning_rate: of this step.
     """
 
     def __init__(self, name: str, optimizers: Optimizers, step: OptimizerStep, rules: GradientRules) -> None:
@@ -230,10 +212,9 @@ class StepOptimizer:
             retain_graph: keep the graph for another call with a loss that shares it.
 
         Raises:
-            BurntError: the loss is no scalar, or depends on none of the parameters.
+            BurntError: the loss is not a scalar, or depends on none of the parameters.
         """
-        gradients = self._scaled_gradients(loss, retain_graph)
-        scale = self._rules.loss_scale
+        gradients, scale = self._scaled_gradients(loss, retain_graph), self._rules.loss_scale
         return gradients if scale is None else gradients.scale(1 / scale.value)
 
     def step(
@@ -273,13 +254,7 @@ class StepOptimizer:
 
 
 class StepOptimizers(Mapping[str, StepOptimizer]):
-    """The optimizers that a training step gets as its third argument, by name.
-
-    Args:
-        optimizers: of the Learner.
-        model: the model.
-        rules: of the training.
-    """
+    """The optimizers that a training step gets as its third argument, by name."""
 
     def __init__(self, optimizers: Optimizers, model: torch.nn.Module, rules: GradientRules) -> None:
         self._optimizers = optimizers
@@ -342,13 +317,7 @@ class CheckedSteps:
 
 
 class CheckedOptimizers(StepOptimizers):
-    """What a training step gets in the check before the first one: gradients are taken, nothing is updated.
-
-    Args:
-        optimizers: of the Learner.
-        model: the model that the check runs.
-        found: is filled.
-    """
+    """What a training step gets in the check before the first one, where nothing is updated."""
 
     def __init__(self, optimizers: Optimizers, model: torch.nn.Module, found: CheckedSteps) -> None:
         self._found = found
