@@ -17,6 +17,7 @@ import json
 import math
 import operator
 import os
+import re
 import sys
 import types
 import typing
@@ -449,7 +450,7 @@ def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
                 where=f"the parameter {name!r} of its __init__",
                 expected="annotated parameters, none of them * or **",
             )
-        annotations[name] = _without_torch_types(hints[name])
+        annotations[name] = _without_torch_types(bind_type_variables(owner, hints[name]))
         if parameter.default is not parameter.empty:
             defaults[name] = parameter.default
     init.__annotations__["return"] = owner
@@ -464,6 +465,39 @@ def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
     return types.new_class(
         "Config", (Config,), {"tag": owner.__qualname__}, lambda body: body.update(namespace)
     )
+
+
+def type_arguments(owner: type) -> dict[Any, Any]:
+    """Return the types that a class has chosen for the type variables of its generic bases."""
+    chosen: dict[Any, Any] = {}
+    for base in owner.__mro__:
+        for alias in vars(base).get("__orig_bases__", ()):
+            variables = getattr(typing.get_origin(alias), "__parameters__", ())
+            for variable, argument in zip(variables, typing.get_args(alias), strict=False):
+                chosen.setdefault(variable, chosen.get(argument, argument))
+    return chosen
+
+
+def bind_type_variables(owner: type, hint: Any) -> Any:
+    """Return an annotation in a generic base of a class with the types that the class has chosen."""
+    chosen = type_arguments(owner)
+    if isinstance(hint, TypeVar):
+        return chosen.get(hint, hint)
+    variables = getattr(hint, "__parameters__", ())
+    return hint[tuple(chosen.get(variable, variable) for variable in variables)] if variables else hint
+
+
+def bound_signature(owner: type) -> inspect.Signature:
+    """Return the signature of a class's `__init__` with the types that it has chosen in the annotations."""
+    texts = {v.__name__: inspect.formatannotation(kind) for v, kind in type_arguments(owner).items()}
+    signature = inspect.signature(owner.__init__)  # type: ignore[misc]
+    parameters = [
+        p.replace(annotation=re.sub(r"\w+", lambda word: texts.get(word[0], word[0]), p.annotation))
+        if isinstance(p.annotation, str)
+        else p
+        for p in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters)
 
 
 def _without_torch_types(kind: Any) -> Any:

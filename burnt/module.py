@@ -29,7 +29,7 @@ from torch import Tensor
 from burnt import inspect as _inspect
 from burnt import record as _record
 from burnt.config import Config as _Config
-from burnt.config import DerivedConfig, derive_config, field_values, qualified_name
+from burnt.config import DerivedConfig, bind_type_variables, derive_config, field_values, qualified_name
 from burnt.device import as_device
 from burnt.errors import DefinitionError, RecordError
 
@@ -474,7 +474,8 @@ def _field_type(owner: type[Module], name: str) -> Any:
     defining_class = next(cls for cls in owner.__mro__ if name in inspect.get_annotations(cls))
     annotation = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(defining_class)[name]})
     try:
-        return typing.get_type_hints(annotation, vars(sys.modules[defining_class.__module__]))[name]
+        hints = typing.get_type_hints(annotation, vars(sys.modules[defining_class.__module__]))
+        return bind_type_variables(owner, hints[name])
     except NameError:
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import explain_arguments, no_attribute
+from burnt.config import bound_signature, type_arguments
 from burnt.nn import init as init
 from burnt.nn import quantized as quantized
 from burnt.nn import rope_scaling as rope_scaling
@@ -365,6 +366,8 @@ for _name in [name for name in __all__ if isinstance(globals()[name], type)]:
     _layer = globals()[_name]
     _layer.__init__ = explain_arguments(**_NOTES)(_layer.__init__)  # a derived layer inherits torch's
     _layer.__init__.__qualname__ = f"{_name}.__init__"
+    if type_arguments(_layer):  # the `__init__` of all ranks, with the sizes of this one
+        _layer.__init__.__signature__ = bound_signature(_layer)
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
 

@@ -42,9 +42,7 @@ class Relu2(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]``, activated."""
-        if torch.compiler.is_compiling():
-            return F.relu(input).square()
-        return kernels.relu2(input)
+        return kernels.relu2.in_layer(input)
 
 
 class Relu6(Module, torch.nn.ReLU6, init=False):
@@ -247,9 +245,7 @@ class Gelu(Module, torch.nn.GELU):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]``, activated."""
-        if torch.compiler.is_compiling():
-            return super().forward(input)
-        return kernels.gelu(input, self.approximate)
+        return kernels.gelu.in_layer(input, self.approximate)
 
 
 class Silu(Module, torch.nn.SiLU):
@@ -272,9 +268,7 @@ class Silu(Module, torch.nn.SiLU):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]``, activated."""
-        if torch.compiler.is_compiling() or self.inplace:
-            return super().forward(input)
-        return kernels.silu(input)
+        return F.silu(input, inplace=True) if self.inplace else kernels.silu.in_layer(input)
 
 
 class Mish(Module, torch.nn.Mish, init=False):
@@ -540,9 +534,7 @@ class Softmax(Module, torch.nn.Softmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]``, exponentiated and divided by the sums along the axis."""
-        if torch.compiler.is_compiling():
-            return super().forward(input)
-        return kernels.softmax(input, self.dim)
+        return kernels.softmax.in_layer(input, self.dim)
 
 
 class LogSoftmax(Module, torch.nn.LogSoftmax):
@@ -568,9 +560,7 @@ class LogSoftmax(Module, torch.nn.LogSoftmax):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]`` less the logarithms of the sums of exponentials along the axis."""
-        if torch.compiler.is_compiling():
-            return super().forward(input)
-        return kernels.log_softmax(input, self.dim)
+        return kernels.log_softmax.in_layer(input, self.dim)
 
 
 class Softmin(Module, torch.nn.Softmin):
@@ -594,9 +584,7 @@ class Softmin(Module, torch.nn.Softmin):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]``, negated, exponentiated and divided by the sums along the axis."""
-        if torch.compiler.is_compiling():
-            return super().forward(input)
-        return kernels.softmax(-input, self.dim)
+        return kernels.softmax.in_layer(-input, self.dim)
 
 
 class Softmax2d(Module, torch.nn.Softmax2d):
@@ -615,9 +603,9 @@ class Softmax2d(Module, torch.nn.Softmax2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[batch, channels, height, width]``, exponentiated and divided by the channels' sums."""
-        if torch.compiler.is_compiling() or input.dim() not in (3, 4):
-            return super().forward(input)
-        return kernels.softmax(input, -3)
+        if input.dim() not in (3, 4):
+            return super().forward(input)  # raises
+        return kernels.softmax.in_layer(input, -3)
 
 
 ActivationName = Literal[

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt import _torch, kernels
-from burnt.errors import InputValueError
+from burnt import kernels
 from burnt.module import Module
-from burnt.nn.misfit import FAILURES, input_error
-
-LARGE = 1 << 20
-"""Multiplications; below, selecting a faster convolution than torch's takes too long."""
+from burnt.nn.checks import explain_input, require
 
 Sides = int | tuple[int, int]
 """The padding of an axis: on both sides, or before and after."""
 
-_CONV = (F.conv1d, F.conv2d, F.conv3d)
+Size = TypeVar("Size", bound=tuple[int, ...])
+"""A number for each axis."""
+
+Pads = TypeVar("Pads", bound=tuple[Sides, ...])
+"""The padding of each axis."""
 
 
 def sides_of(padding: Iterable[Sides]) -> list[tuple[int, int]]:
@@ -28,65 +28,40 @@ def sides_of(padding: Iterable[Sides]) -> list[tuple[int, int]]:
     return [(side, side) if isinstance(side, int) else side for side in padding]
 
 
-def has_uneven_sides(padding: str | Sequence[Sides]) -> bool:
-    """Whether an axis has different padding on its two sides, which torch's convolutions do not take."""
-    return any(isinstance(side, tuple) for side in padding)
-
-
 def check_sizes(layer: Any, **sizes: int | Sequence[int]) -> None:
-    """Check that each size of a convolution is a number, or one for each axis, and large enough.
-
-    Raises:
-        InputValueError: one is not.
-    """
+    """Check that each size of a convolution is a number, or one for each axis, and large enough."""
     axes: int = layer._axes
     for name, given in sizes.items():
         least = int(name != "output_padding")
         numbers = (given,) * axes if isinstance(given, int) else given
-        if len(numbers) != axes or any(size < least for size in numbers):
-            raise _size_error(layer, name, f"a number of at least {least}, or {axes} of them", given)
+        fits = len(numbers) == axes and all(size >= least for size in numbers)
+        expected = f"a number of at least {least}, or {axes} of them"
+        require(fits, type(layer).__name__, name, expected, repr(given))
 
 
 def check_groups(layer: Any, in_channels: int, out_channels: int, groups: int) -> None:
-    """Check that the channels of a convolution can be split into groups.
-
-    Raises:
-        InputValueError: they cannot.
-    """
-    if groups < 1 or in_channels % groups or out_channels % groups:
-        raise InputValueError(
-            "the channels of a convolution cannot be split into groups",
-            where=f"{type(layer).__name__}({in_channels}, {out_channels}, ...)",
-            expected=f"groups, a divisor of {in_channels} and {out_channels}",
-            found=groups,
-        )
+    """Check that the channels of a convolution can be split into groups."""
+    require(
+        groups >= 1 and in_channels % groups == 0 and out_channels % groups == 0,
+        f"{type(layer).__name__}({in_channels}, {out_channels}, ...)",
+        "groups",
+        f"a divisor of {in_channels} and {out_channels}, into which the channels are split",
+        groups,
+    )
 
 
 def checked_padding(layer: Any, padding: str | int | Sequence[Sides]) -> str | tuple[Sides, ...]:
-    """Return a padding as torch's layers keep it, and uneven sides as pairs.
-
-    Raises:
-        InputValueError: there is no such padding.
-    """
+    """Return a valid padding as torch's layers keep it, and uneven sides as pairs."""
     if padding in ("same", "valid"):
         return str(padding)
     axes: int = layer._axes
     given = (padding,) * axes if isinstance(padding, int) else padding
     is_known = not isinstance(given, str) and len(given) == axes
     pairs = sides_of(given) if is_known else []  # type: ignore[arg-type]
-    if not is_known or any(len(pair) != 2 or min(pair) < 0 for pair in pairs):
-        expected = "'valid', 'same', a number of at least 0, or for each axis a number or a pair"
-        raise _size_error(layer, "padding", f"{expected} (before, after)", padding)
+    fits = is_known and all(len(pair) == 2 and min(pair) >= 0 for pair in pairs)
+    expected = "'valid', 'same', a number of at least 0, or for each axis a number or a pair (before, after)"
+    require(fits, type(layer).__name__, "padding", expected, repr(padding))
     return tuple(before if before == after else (before, after) for before, after in pairs)
-
-
-def _size_error(layer: Any, name: str, expected: str, found: object) -> InputValueError:
-    return InputValueError(
-        f"the {name} of a convolution is not valid",
-        where=type(layer).__name__,
-        expected=expected,
-        found=repr(found),
-    )
 
 
 class ConvBase:
@@ -103,56 +78,72 @@ class ConvBase:
     weight: Tensor
     bias: Tensor | None
 
+    @explain_input
     def forward(self, input: Tensor) -> Tensor:
         """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis."""
-        try:
-            return self._convolve(input)
-        except FAILURES as error:
-            if (better := input_error(self, input)) is None:
-                raise
-            raise better from error
-
-    def _convolve(self, input: Tensor) -> Tensor:
-        weight = self.weight  # read once, since a parametrization computes it
-        input, padding = self._pad(input)
-        sizes: Any = self.stride, padding, self.dilation, self.groups
-        if (
-            torch.compiler.is_compiling()
-            or not _torch.is_plain_call()
-            or input.numel() * weight.numel() // self.in_channels < LARGE
-            or weight.is_complex()
-        ):
-            return _CONV[weight.dim() - 3](input, weight, self.bias, *sizes)
-        return kernels.conv(input, weight, self.bias, None, None, None, *sizes)
-
-    def _pad(self, input: Tensor) -> tuple[Tensor, Any]:
-        """Return the input and the padding left to the kernel: zeros, as many on both sides of an axis."""
-        padding = self._same(input) if self.padding == "same" else self.padding
-        if padding == "valid":
-            return input, 0
-        if self.padding_mode == "zeros" and not has_uneven_sides(padding):
-            return input, padding
-        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        return F.pad(input, [size for pair in reversed(sides_of(padding)) for size in pair], mode), 0
-
-    def _same(self, input: Tensor) -> list[Sides]:
-        """Return the sides that make ``ceil(size / stride)`` outputs; of an odd number the end gets more."""
-        sides: list[Sides] = []
-        sizes = input.shape[-len(self.stride) :]
-        for size, kernel, step, dilate in zip(
-            sizes, self.kernel_size, self.stride, self.dilation, strict=False
-        ):
-            added = dilate * (kernel - 1)
-            if step > 1:
-                # The last window begins at the last multiple of the stride.
-                added = max(added - (size - 1) % step, 0)
-            # With a stride, whether both are equal depends on the size, which is open in an exported program.
-            is_even = step == 1 and added % 2 == 0
-            sides.append(added // 2 if is_even else (added // 2, added - added // 2))
-        return sides
+        return convolve(self, input)
 
 
-class Conv1d(ConvBase, Module, torch.nn.Conv1d):
+def convolve(layer: Any, input: Tensor) -> Tensor:
+    """Compute the forward of a convolution, burnt's or torch's."""
+    weight = layer.weight  # read once, since a parametrization computes it
+    input, padding = pad(layer, input)
+    sizes: Any = layer.stride, padding, layer.dilation, layer.groups
+    return kernels.conv.in_layer(input, weight, layer.bias, None, None, None, *sizes)
+
+
+def pad(layer: Any, input: Tensor) -> tuple[Tensor, Any]:
+    """Return the input and the padding left to the kernel: zeros, as many on both sides of an axis."""
+    padding = _same(layer, input) if layer.padding == "same" else layer.padding
+    if padding == "valid":
+        return input, 0
+    if layer.padding_mode == "zeros" and not any(isinstance(side, tuple) for side in padding):
+        return input, padding
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return F.pad(input, [size for pair in reversed(sides_of(padding)) for size in pair], mode), 0
+
+
+def _same(layer: Any, input: Tensor) -> list[Sides]:
+    """Return the sides that make ``ceil(size / stride)`` outputs; of an odd number the end gets more."""
+    sides: list[Sides] = []
+    sizes = input.shape[-len(layer.stride) :]
+    for size, kernel, step, dilate in zip(
+        sizes, layer.kernel_size, layer.stride, layer.dilation, strict=False
+    ):
+        added = dilate * (kernel - 1)
+        if step > 1:
+            # The last window begins at the last multiple of the stride.
+            added = max(added - (size - 1) % step, 0)
+        # With a stride, whether both are equal depends on the size, which is open in an exported program.
+        is_even = step == 1 and added % 2 == 0
+        sides.append(added // 2 if is_even else (added // 2, added - added // 2))
+    return sides
+
+
+class _Conv(ConvBase, Module, Generic[Size, Pads]):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Size,
+        stride: int | Size = 1,
+        padding: Literal["valid", "same"] | int | Pads = 0,
+        dilation: int | Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
+        check_sizes(self, **sizes)
+        check_groups(self, in_channels, out_channels, groups)
+        rest = groups, bias, padding_mode, device, dtype
+        super().__init__(in_channels, out_channels, kernel_size, stride, 0, dilation, *rest)
+        self.padding = checked_padding(self, padding)
+
+
+class Conv1d(_Conv[tuple[int], tuple[Sides]], torch.nn.Conv1d, init=False):
     r"""Cross-correlation of sequences with learned kernels.
 
     .. math:: y_{n,o} = b_o + \sum_i w_{o,i} \star x_{n,i}
@@ -172,28 +163,8 @@ class Conv1d(ConvBase, Module, torch.nn.Conv1d):
 
     _axes = 1
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides] = 0,
-        dilation: int | tuple[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check_sizes(self, kernel_size=kernel_size, stride=stride, dilation=dilation)
-        check_groups(self, in_channels, out_channels, groups)
-        rest: Any = kernel_size, stride, 0, dilation, groups, bias, padding_mode, device, dtype
-        super().__init__(in_channels, out_channels, *rest)
-        self.padding = checked_padding(self, padding)
 
-
-class Conv2d(ConvBase, Module, torch.nn.Conv2d):
+class Conv2d(_Conv[tuple[int, int], tuple[Sides, Sides]], torch.nn.Conv2d, init=False):
     r"""Cross-correlation of images with learned kernels.
 
     .. math:: y_{n,o} = b_o + \sum_i w_{o,i} \star x_{n,i}
@@ -235,28 +206,8 @@ class Conv2d(ConvBase, Module, torch.nn.Conv2d):
 
     _axes = 2
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides, Sides] = 0,
-        dilation: int | tuple[int, int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check_sizes(self, kernel_size=kernel_size, stride=stride, dilation=dilation)
-        check_groups(self, in_channels, out_channels, groups)
-        rest: Any = kernel_size, stride, 0, dilation, groups, bias, padding_mode, device, dtype
-        super().__init__(in_channels, out_channels, *rest)
-        self.padding = checked_padding(self, padding)
 
-
-class Conv3d(ConvBase, Module, torch.nn.Conv3d):
+class Conv3d(_Conv[tuple[int, int, int], tuple[Sides, Sides, Sides]], torch.nn.Conv3d, init=False):
     r"""Cross-correlation of volumes with learned kernels.
 
     .. math:: y_{n,o} = b_o + \sum_i w_{o,i} \star x_{n,i}
@@ -274,23 +225,3 @@ class Conv3d(ConvBase, Module, torch.nn.Conv3d):
     """
 
     _axes = 3
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int, int],
-        stride: int | tuple[int, int, int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides, Sides, Sides] = 0,
-        dilation: int | tuple[int, int, int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        check_sizes(self, kernel_size=kernel_size, stride=stride, dilation=dilation)
-        check_groups(self, in_channels, out_channels, groups)
-        rest: Any = kernel_size, stride, 0, dilation, groups, bias, padding_mode, device, dtype
-        super().__init__(in_channels, out_channels, *rest)
-        self.padding = checked_padding(self, padding)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from burnt import _torch, kernels
-from burnt.errors import InputValueError, ShapeError
+from burnt import kernels
+from burnt.errors import ShapeError
 from burnt.module import Module
-from burnt.nn.conv import LARGE, Sides, check_groups, check_sizes, checked_padding, has_uneven_sides, sides_of
-from burnt.nn.misfit import FAILURES, input_error
-
-_CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+from burnt.nn.checks import explain_input, require
+from burnt.nn.conv import Pads, Sides, Size, check_groups, check_sizes, checked_padding, sides_of
 
 
-class _ConvTranspose:
+class _Base:
     """The forward of all ranks. The attributes are torch's, but for a `padding` with names or pairs."""
 
     _axes: ClassVar[int]
@@ -32,29 +29,7 @@ class _ConvTranspose:
     weight: Tensor
     bias: Tensor | None
 
-    def _check(
-        self,
-        channels: tuple[int, int, int],
-        kernel_size: Any,
-        stride: Any,
-        output_padding: Any,
-        dilation: Any,
-    ) -> None:
-        check_sizes(
-            self, kernel_size=kernel_size, stride=stride, output_padding=output_padding, dilation=dilation
-        )
-        check_groups(self, *channels)
-
-    def _set_padding(self, padding: Any) -> None:
-        self.padding = checked_padding(self, padding)
-        if self.padding == "same" and any(self.output_padding):
-            raise InputValueError(
-                "padding='same' decides the size of the output",
-                where=type(self).__name__,
-                expected="output_padding=0",
-                found=self.output_padding,
-            )
-
+    @explain_input
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis.
 
@@ -66,39 +41,23 @@ class _ConvTranspose:
         Raises:
             ShapeError: `output_size` cannot be reached, or the input does not fit.
         """
-        try:
-            return self._convolve(input, output_size)
-        except FAILURES as error:
-            if (better := input_error(self, input)) is None:
-                raise
-            raise better from error
-
-    def _convolve(self, input: Tensor, output_size: Sequence[int] | None) -> Tensor:
         weight = self.weight  # read once, since a parametrization computes it
         padding, output_padding = self.padding, self.output_padding
         if isinstance(padding, str):
             padding, output_padding = self._named(padding)
         if output_size is not None:
             output_padding = self._output_padding_for(input, output_size, padding)
-        excess = None
-        if has_uneven_sides(padding):
-            # What both sides have in common is cut by the convolution, the rest afterwards.
-            sides = sides_of(padding)
-            padding = tuple(min(pair) for pair in sides)
-            excess = [
-                (before - even, after - even) for (before, after), even in zip(sides, padding, strict=True)
-            ]
-        sizes: Any = self.stride, padding, output_padding, self.groups, self.dilation
-        if (
-            torch.compiler.is_compiling()
-            or not _torch.is_plain_call()
-            or input.numel() * weight.numel() // self.in_channels < LARGE
-            or weight.is_complex()
+        # What both sides have in common is cut by the convolution, the rest afterwards.
+        sides = sides_of(padding)
+        even = tuple(min(pair) for pair in sides)
+        sizes: Any = self.stride, even, output_padding, self.groups, self.dilation
+        output = kernels.conv_transpose.in_layer(input, weight, self.bias, None, *sizes)
+        for axis, ((before, after), cut) in enumerate(
+            zip(sides, even, strict=True), output.dim() - len(sides)
         ):
-            output = _CONV_TRANSPOSE[weight.dim() - 3](input, weight, self.bias, *sizes)
-        else:
-            output = kernels.conv_transpose(input, weight, self.bias, None, *sizes)
-        return output if excess is None else _cut(output, excess)
+            if before != after:
+                output = output.narrow(axis, before - cut, output.shape[axis] - before - after + 2 * cut)
+        return output
 
     def _named(self, padding: str) -> tuple[tuple[Sides, ...], tuple[int, ...]]:
         """Return padding and output padding that make ``size * stride`` outputs, or that cut nothing."""
@@ -139,13 +98,38 @@ class _ConvTranspose:
         return tuple(more)
 
 
-def _cut(output: Tensor, excess: Sequence[tuple[int, int]]) -> Tensor:
-    for axis, (before, after) in enumerate(excess, output.dim() - len(excess)):
-        output = output.narrow(axis, before, output.shape[axis] - before - after)
-    return output
+class _ConvTranspose(_Base, Module, Generic[Size, Pads]):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Size,
+        stride: int | Size = 1,
+        padding: Literal["valid", "same"] | int | Pads = 0,
+        output_padding: int | Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | Size = 1,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
+        check_sizes(self, **sizes, output_padding=output_padding)
+        check_groups(self, in_channels, out_channels, groups)
+        rest = output_padding, groups, bias, dilation, padding_mode, device, dtype
+        super().__init__(in_channels, out_channels, kernel_size, stride, 0, *rest)
+        self.padding = checked_padding(self, padding)
+        require(
+            self.padding != "same" or not any(self.output_padding),
+            type(self).__name__,
+            "output_padding",
+            "0, since padding='same' decides the size of the output",
+            self.output_padding,
+        )
 
 
-class ConvTranspose1d(_ConvTranspose, Module, torch.nn.ConvTranspose1d):
+class ConvTranspose1d(_ConvTranspose[tuple[int], tuple[Sides]], torch.nn.ConvTranspose1d, init=False):
     """Transposed convolution of sequences: the gradient of `Conv1d` with respect to its input.
 
     Arguments and errors are those of `ConvTranspose2d`, for one axis.
@@ -162,39 +146,10 @@ class ConvTranspose1d(_ConvTranspose, Module, torch.nn.ConvTranspose1d):
 
     _axes = 1
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides] = 0,
-        output_padding: int | tuple[int] = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: int | tuple[int] = 1,
-        padding_mode: Literal["zeros"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self._check((in_channels, out_channels, groups), kernel_size, stride, output_padding, dilation)
-        rest: Any = (
-            kernel_size,
-            stride,
-            0,
-            output_padding,
-            groups,
-            bias,
-            dilation,
-            padding_mode,
-            device,
-            dtype,
-        )
-        super().__init__(in_channels, out_channels, *rest)
-        self._set_padding(padding)
 
-
-class ConvTranspose2d(_ConvTranspose, Module, torch.nn.ConvTranspose2d):
+class ConvTranspose2d(
+    _ConvTranspose[tuple[int, int], tuple[Sides, Sides]], torch.nn.ConvTranspose2d, init=False
+):
     """Transposed convolution of images: the gradient of `Conv2d` with respect to its input, for upsampling.
 
     Args:
@@ -236,39 +191,10 @@ class ConvTranspose2d(_ConvTranspose, Module, torch.nn.ConvTranspose2d):
 
     _axes = 2
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides, Sides] = 0,
-        output_padding: int | tuple[int, int] = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: int | tuple[int, int] = 1,
-        padding_mode: Literal["zeros"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self._check((in_channels, out_channels, groups), kernel_size, stride, output_padding, dilation)
-        rest: Any = (
-            kernel_size,
-            stride,
-            0,
-            output_padding,
-            groups,
-            bias,
-            dilation,
-            padding_mode,
-            device,
-            dtype,
-        )
-        super().__init__(in_channels, out_channels, *rest)
-        self._set_padding(padding)
 
-
-class ConvTranspose3d(_ConvTranspose, Module, torch.nn.ConvTranspose3d):
+class ConvTranspose3d(
+    _ConvTranspose[tuple[int, int, int], tuple[Sides, Sides, Sides]], torch.nn.ConvTranspose3d
+):
     """Transposed convolution of volumes: the gradient of `Conv3d` with respect to its input.
 
     Arguments and errors are those of `ConvTranspose2d`, for three axes.
@@ -284,34 +210,3 @@ class ConvTranspose3d(_ConvTranspose, Module, torch.nn.ConvTranspose3d):
     """
 
     _axes = 3
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int, int],
-        stride: int | tuple[int, int, int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides, Sides, Sides] = 0,
-        output_padding: int | tuple[int, int, int] = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: int | tuple[int, int, int] = 1,
-        padding_mode: Literal["zeros"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self._check((in_channels, out_channels, groups), kernel_size, stride, output_padding, dilation)
-        rest: Any = (
-            kernel_size,
-            stride,
-            0,
-            output_padding,
-            groups,
-            bias,
-            dilation,
-            padding_mode,
-            device,
-            dtype,
-        )
-        super().__init__(in_channels, out_channels, *rest)
-        self._set_padding(padding)

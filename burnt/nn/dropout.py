@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from burnt import kernels
-from burnt.errors import InputValueError
 from burnt.module import Module
+from burnt.nn.checks import require
 
 
 def check_probability(layer: str, p: float) -> None:
-    """Check the probability of a layer's dropout.
-
-    Raises:
-        InputValueError: it is not from 0 to 1.
-    """
-    if not 0 <= p <= 1:
-        raise InputValueError(
-            f"{layer} has no such probability", expected="p from 0 to 1, the part that is dropped", found=p
-        )
+    """Check the probability of a layer's dropout."""
+    require(0 <= p <= 1, layer, "p", "a probability from 0 to 1", p)
 
 
-class Dropout(Module, torch.nn.Dropout):
+class _Dropout(Module):
+    p: float
+    inplace: bool
+
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
+        check_probability(type(self).__name__, p)
+        super().__init__(p, inplace)
+
+
+class Dropout(_Dropout, torch.nn.Dropout, init=False):
     r"""Zeroes elements with probability `p` while training, and scales the rest by :math:`1 / (1 - p)`.
 
     Args:
@@ -43,21 +46,14 @@ class Dropout(Module, torch.nn.Dropout):
     tensor([1., 1., 1.])
     """
 
-    p: float
-    inplace: bool
-
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        check_probability("Dropout", p)
-        super().__init__(p, inplace)
-
     def forward(self, input: Tensor) -> Tensor:
         """In training mode, zero a random part of `input` ``[*]`` and scale the rest."""
-        if torch.compiler.is_compiling() or self.inplace or not self.training:
-            return super().forward(input)
-        return kernels.dropout(input, self.p, True)
+        if self.inplace or not self.training:
+            return F.dropout(input, self.p, self.training, self.inplace)
+        return kernels.dropout.in_layer(input, self.p, True)
 
 
-class Dropout1d(Module, torch.nn.Dropout1d):
+class Dropout1d(_Dropout, torch.nn.Dropout1d, init=False):
     r"""Zeroes whole channels of sequences with probability `p` while training; scales the rest as `Dropout`.
 
     Neighbours in a sequence are similar, so that dropping single elements would change little.
@@ -79,15 +75,8 @@ class Dropout1d(Module, torch.nn.Dropout1d):
     True
     """
 
-    p: float
-    inplace: bool
 
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        check_probability("Dropout1d", p)
-        super().__init__(p, inplace)
-
-
-class Dropout2d(Module, torch.nn.Dropout2d):
+class Dropout2d(_Dropout, torch.nn.Dropout2d, init=False):
     r"""Zeroes whole channels of images with probability `p` while training; scales the rest as `Dropout`.
 
     Args:
@@ -108,15 +97,8 @@ class Dropout2d(Module, torch.nn.Dropout2d):
     True
     """
 
-    p: float
-    inplace: bool
 
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        check_probability("Dropout2d", p)
-        super().__init__(p, inplace)
-
-
-class Dropout3d(Module, torch.nn.Dropout3d):
+class Dropout3d(_Dropout, torch.nn.Dropout3d, init=False):
     r"""Zeroes whole channels of volumes with probability `p` while training; scales the rest as `Dropout`.
 
     Args:
@@ -137,15 +119,8 @@ class Dropout3d(Module, torch.nn.Dropout3d):
     torch.Size([1, 2, 1, 1, 1])
     """
 
-    p: float
-    inplace: bool
 
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        check_probability("Dropout3d", p)
-        super().__init__(p, inplace)
-
-
-class AlphaDropout(Module, torch.nn.AlphaDropout):
+class AlphaDropout(_Dropout, torch.nn.AlphaDropout, init=False):
     r"""Dropout for networks of `Selu`: keeps mean 0 and variance 1.
 
     While training, elements become the limit of Selu for small values with probability `p`; all are then
@@ -168,15 +143,8 @@ class AlphaDropout(Module, torch.nn.AlphaDropout):
     tensor([1., 1., 1.])
     """
 
-    p: float
-    inplace: bool
 
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        check_probability("AlphaDropout", p)
-        super().__init__(p, inplace)
-
-
-class FeatureAlphaDropout(Module, torch.nn.FeatureAlphaDropout):
+class FeatureAlphaDropout(_Dropout, torch.nn.FeatureAlphaDropout, init=False):
     r"""`AlphaDropout` of whole channels.
 
     Args:
@@ -193,13 +161,6 @@ class FeatureAlphaDropout(Module, torch.nn.FeatureAlphaDropout):
     >>> FeatureAlphaDropout(0.5).eval()(torch.ones(1, 2, 3)).shape
     torch.Size([1, 2, 3])
     """
-
-    p: float
-    inplace: bool
-
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        check_probability("FeatureAlphaDropout", p)
-        super().__init__(p, inplace)
 
 
 class GaussianNoise(Module):
@@ -227,8 +188,7 @@ class GaussianNoise(Module):
     std: float
 
     def __init__(self, std: float) -> None:
-        if std < 0:
-            raise InputValueError("GaussianNoise has a negative deviation", expected="std >= 0", found=std)
+        require(std >= 0, "GaussianNoise", "std", "a deviation of at least 0", std)
         super().__init__()
         self.std = std
 

@@ -71,11 +71,10 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the vectors of the ids `input` ``[*]``: ``[*, embedding_dim]``."""
-        as_torch = self.max_norm is not None or self.scale_grad_by_freq or self.sparse
         try:
-            if torch.compiler.is_compiling() or as_torch:
+            if self.max_norm is not None or self.scale_grad_by_freq or self.sparse:
                 return super().forward(input)
-            return kernels.embedding(input, self.weight, self.padding_idx)
+            return kernels.embedding.in_layer(input, self.weight, self.padding_idx)
         except IndexError:
             _check_ids(self, input)
             raise

@@ -6,14 +6,13 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from burnt import kernels
 from burnt.module import Module
 from burnt.nn.activation import ActivationConfig, ActivationName, activation_error, build_activation
+from burnt.nn.checks import check_sizes
 from burnt.nn.dropout import Dropout
+from burnt.nn.gated import gated
 from burnt.nn.linear import Linear
-from burnt.nn.sizes import check_sizes
 
 FeedForwardActivation: TypeAlias = ActivationConfig | Literal["swiglu", "geglu"]
 """An activation by name or Config, or a gated unit, whose first Linear has twice as many outputs."""
@@ -30,9 +29,7 @@ class _GatedUnit(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         gate, up = input.chunk(2, dim=-1)
-        if torch.compiler.is_compiling():
-            return (F.silu(gate) if self.kind == "swiglu" else F.gelu(gate)) * up
-        return kernels.swiglu(gate, up) if self.kind == "swiglu" else kernels.geglu(gate, up)
+        return gated(gate, up, "silu" if self.kind == "swiglu" else "gelu")
 
 
 class FeedForwardBase(Module):

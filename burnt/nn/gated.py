@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from burnt import kernels
 from burnt.errors import UnsupportedError
 from burnt.module import Module
+from burnt.nn.checks import check_sizes
 from burnt.nn.dropout import Dropout
 from burnt.nn.linear import Linear
-from burnt.nn.sizes import check_sizes
 
 GateActivation = Literal["silu", "gelu", "gelu_tanh", "relu", "sigmoid"]
 
@@ -21,12 +21,10 @@ GateActivation = Literal["silu", "gelu", "gelu_tanh", "relu", "sigmoid"]
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """Return ``activation(gate) * up``."""
     if activation == "silu":
-        return F.silu(gate) * up if torch.compiler.is_compiling() else kernels.swiglu(gate, up)
+        return kernels.swiglu.in_layer(gate, up)
     if activation in ("gelu", "gelu_tanh"):
         approximate = "tanh" if activation == "gelu_tanh" else "none"
-        if torch.compiler.is_compiling():
-            return F.gelu(gate, approximate=approximate) * up
-        return kernels.geglu(gate, up, approximate)
+        return kernels.geglu.in_layer(gate, up, approximate)
     return (F.relu(gate) if activation == "relu" else torch.sigmoid(gate)) * up
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal
 
 import torch
 from torch import Tensor
 
 from burnt.config import Config, field_values
-from burnt.nn.conv import Conv1d, Conv2d, Conv3d, Sides
+from burnt.nn.conv import Conv1d, Conv2d, Conv3d, Pads, Sides, Size
 from burnt.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from burnt.nn.linear import Linear
 from burnt.nn.norm import BatchNorm, InstanceNorm
@@ -25,9 +25,8 @@ class _Lazy:
         """Create the parameters for an input."""
         super().initialize_parameters(input)  # type: ignore[misc]
         name, axis = self._inferred
-        setattr(
-            self, name, input.shape[axis]
-        )  # torch does not where parameters were loaded, or there are none
+        # torch does not where parameters were loaded, or there are none.
+        setattr(self, name, input.shape[axis])
         if self._built_by is not None:
             values = {name: input.shape[axis], **field_values(self._built_by)}
             self._remember_config(self.cls_to_become.Config(**values))  # type: ignore[attr-defined]
@@ -54,7 +53,46 @@ class LazyLinear(_Lazy, torch.nn.LazyLinear, Linear, init=False):
     _inferred = "in_features", -1
 
 
-class LazyConv1d(_Lazy, torch.nn.LazyConv1d, Conv1d):  # type: ignore[misc]
+class _LazyConv(_Lazy, Generic[Size, Pads]):
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: int | Size,
+        stride: int | Size = 1,
+        padding: Literal["valid", "same"] | int | Pads = 0,
+        dilation: int | Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        rest: Any = stride, padding, dilation, groups, bias, padding_mode, device, dtype
+        super().__init__(out_channels, kernel_size, *rest)  # type: ignore[call-arg]
+
+
+class _LazyConvTranspose(_Lazy, Generic[Size, Pads]):
+    def __init__(
+        self,
+        out_channels: int,
+        kernel_size: int | Size,
+        stride: int | Size = 1,
+        padding: Literal["valid", "same"] | int | Pads = 0,
+        output_padding: int | Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: int | Size = 1,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        rest: Any = stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype
+        super().__init__(out_channels, kernel_size, *rest)  # type: ignore[call-arg]
+
+
+class LazyConv1d(  # type: ignore[misc]
+    _LazyConv[tuple[int], tuple[Sides]], torch.nn.LazyConv1d, Conv1d, init=False
+):
     """A `Conv1d` with the `in_channels` of its first input, which it becomes at the first call.
 
     Arguments are those of `Conv1d` without `in_channels`.
@@ -68,24 +106,10 @@ class LazyConv1d(_Lazy, torch.nn.LazyConv1d, Conv1d):  # type: ignore[misc]
     cls_to_become = Conv1d  # type: ignore[assignment]
     _inferred = "in_channels", -2
 
-    def __init__(
-        self,
-        out_channels: int,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides] = 0,
-        dilation: int | tuple[int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        rest: Any = stride, padding, dilation, groups, bias, padding_mode, device, dtype
-        super().__init__(out_channels, kernel_size, *rest)
 
-
-class LazyConv2d(_Lazy, torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]
+class LazyConv2d(  # type: ignore[misc]
+    _LazyConv[tuple[int, int], tuple[Sides, Sides]], torch.nn.LazyConv2d, Conv2d, init=False
+):
     """A `Conv2d` with the `in_channels` of its first input, which it becomes at the first call.
 
     Arguments are those of `Conv2d` without `in_channels`.
@@ -99,24 +123,10 @@ class LazyConv2d(_Lazy, torch.nn.LazyConv2d, Conv2d):  # type: ignore[misc]
     cls_to_become = Conv2d  # type: ignore[assignment]
     _inferred = "in_channels", -3
 
-    def __init__(
-        self,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides, Sides] = 0,
-        dilation: int | tuple[int, int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        rest: Any = stride, padding, dilation, groups, bias, padding_mode, device, dtype
-        super().__init__(out_channels, kernel_size, *rest)
 
-
-class LazyConv3d(_Lazy, torch.nn.LazyConv3d, Conv3d):  # type: ignore[misc]
+class LazyConv3d(  # type: ignore[misc]
+    _LazyConv[tuple[int, int, int], tuple[Sides, Sides, Sides]], torch.nn.LazyConv3d, Conv3d, init=False
+):
     """A `Conv3d` with the `in_channels` of its first input, which it becomes at the first call.
 
     Arguments are those of `Conv3d` without `in_channels`.
@@ -130,24 +140,10 @@ class LazyConv3d(_Lazy, torch.nn.LazyConv3d, Conv3d):  # type: ignore[misc]
     cls_to_become = Conv3d  # type: ignore[assignment]
     _inferred = "in_channels", -4
 
-    def __init__(
-        self,
-        out_channels: int,
-        kernel_size: int | tuple[int, int, int],
-        stride: int | tuple[int, int, int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides, Sides, Sides] = 0,
-        dilation: int | tuple[int, int, int] = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        rest: Any = stride, padding, dilation, groups, bias, padding_mode, device, dtype
-        super().__init__(out_channels, kernel_size, *rest)
 
-
-class LazyConvTranspose1d(_Lazy, torch.nn.LazyConvTranspose1d, ConvTranspose1d):  # type: ignore[misc]
+class LazyConvTranspose1d(  # type: ignore[misc]
+    _LazyConvTranspose[tuple[int], tuple[Sides]], torch.nn.LazyConvTranspose1d, ConvTranspose1d, init=False
+):
     """A `ConvTranspose1d` with the `in_channels` of its first input, which it becomes at the first call.
 
     Arguments are those of `ConvTranspose1d` without `in_channels`.
@@ -161,25 +157,13 @@ class LazyConvTranspose1d(_Lazy, torch.nn.LazyConvTranspose1d, ConvTranspose1d):
     cls_to_become = ConvTranspose1d  # type: ignore[assignment]
     _inferred = "in_channels", -2
 
-    def __init__(
-        self,
-        out_channels: int,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides] = 0,
-        output_padding: int | tuple[int] = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: int | tuple[int] = 1,
-        padding_mode: Literal["zeros"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        rest: Any = stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype
-        super().__init__(out_channels, kernel_size, *rest)
 
-
-class LazyConvTranspose2d(_Lazy, torch.nn.LazyConvTranspose2d, ConvTranspose2d):  # type: ignore[misc]
+class LazyConvTranspose2d(  # type: ignore[misc]
+    _LazyConvTranspose[tuple[int, int], tuple[Sides, Sides]],
+    torch.nn.LazyConvTranspose2d,
+    ConvTranspose2d,
+    init=False,
+):
     """A `ConvTranspose2d` with the `in_channels` of its first input, which it becomes at the first call.
 
     Arguments are those of `ConvTranspose2d` without `in_channels`.
@@ -193,25 +177,13 @@ class LazyConvTranspose2d(_Lazy, torch.nn.LazyConvTranspose2d, ConvTranspose2d):
     cls_to_become = ConvTranspose2d  # type: ignore[assignment]
     _inferred = "in_channels", -3
 
-    def __init__(
-        self,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides, Sides] = 0,
-        output_padding: int | tuple[int, int] = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: int | tuple[int, int] = 1,
-        padding_mode: Literal["zeros"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        rest: Any = stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype
-        super().__init__(out_channels, kernel_size, *rest)
 
-
-class LazyConvTranspose3d(_Lazy, torch.nn.LazyConvTranspose3d, ConvTranspose3d):  # type: ignore[misc]
+class LazyConvTranspose3d(  # type: ignore[misc]
+    _LazyConvTranspose[tuple[int, int, int], tuple[Sides, Sides, Sides]],
+    torch.nn.LazyConvTranspose3d,
+    ConvTranspose3d,
+    init=False,
+):
     """A `ConvTranspose3d` with the `in_channels` of its first input, which it becomes at the first call.
 
     Arguments are those of `ConvTranspose3d` without `in_channels`.
@@ -224,23 +196,6 @@ class LazyConvTranspose3d(_Lazy, torch.nn.LazyConvTranspose3d, ConvTranspose3d):
 
     cls_to_become = ConvTranspose3d  # type: ignore[assignment]
     _inferred = "in_channels", -4
-
-    def __init__(
-        self,
-        out_channels: int,
-        kernel_size: int | tuple[int, int, int],
-        stride: int | tuple[int, int, int] = 1,
-        padding: Literal["valid", "same"] | int | tuple[Sides, Sides, Sides] = 0,
-        output_padding: int | tuple[int, int, int] = 0,
-        groups: int = 1,
-        bias: bool = True,
-        dilation: int | tuple[int, int, int] = 1,
-        padding_mode: Literal["zeros"] = "zeros",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        rest: Any = stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype
-        super().__init__(out_channels, kernel_size, *rest)
 
 
 class LazyBatchNorm(_Lazy, torch.nn.LazyBatchNorm1d, BatchNorm):

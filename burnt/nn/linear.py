@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from burnt import _torch, kernels
+from burnt import kernels
 from burnt.module import Module
-
-_LARGE = 1 << 20  # multiplications; below, selecting a faster matmul than torch's takes too long
 
 
 class Linear(Module, torch.nn.Linear):
@@ -47,10 +44,7 @@ class Linear(Module, torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map ``[..., in_features]`` to ``[..., out_features]``."""
-        recorded = torch.compiler.is_compiling() or not _torch.is_plain_call()
-        if recorded or input.numel() * self.out_features < _LARGE:
-            return F.linear(input, self.weight, self.bias)
-        return kernels.linear(input, self.weight, self.bias)
+        return kernels.linear.in_layer(input, self.weight, self.bias)
 
 
 class Bilinear(Module, torch.nn.Bilinear):

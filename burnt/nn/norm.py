@@ -15,6 +15,7 @@ from burnt._torch import BatchNormBase, InstanceNormBase
 from burnt.config import Config, suggest_value
 from burnt.errors import ConfigError, InputValueError, ShapeError
 from burnt.module import Module
+from burnt.nn.checks import require
 from burnt.nn.shape import Identity
 
 
@@ -73,11 +74,9 @@ class BatchNorm(Module, BatchNormBase):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input` ``[batch, num_features, *]``."""
+        if self.momentum is not None or not (self.training and self.track_running_stats):
+            return batch_norm(self, input)
         self._check_input_dim(input)
-        if not (self.training and self.track_running_stats and self.momentum is None):
-            if _torch.is_recorded():
-                return super().forward(input)
-            return self._normalised(input)
         mean, var, batches = self.running_mean, self.running_var, self.num_batches_tracked
         assert mean is not None
         assert var is not None
@@ -93,37 +92,34 @@ class BatchNorm(Module, BatchNormBase):
         var.lerp_(batch_var, share)
         return output
 
-    def _normalised(self, input: Tensor) -> Tensor:
-        """Compute torch's layer with `burnt.kernels`."""
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        # In evaluation, the running averages are used and not updated; without them, the batch's statistics.
-        by_batch = self.training or self.running_mean is None
-        kept = not self.training or self.track_running_stats
-        return kernels.batch_norm(
-            input,
-            self.running_mean if kept else None,
-            self.running_var if kept else None,
-            self.weight,
-            self.bias,
-            by_batch,
-            0.0 if self.momentum is None else self.momentum,
-            self.eps,
-        )
-
     def _check_input_dim(self, input: Tensor) -> None:
         _check_channels("BatchNorm({})", input, self.num_features, 2)
 
 
-def _check_channels(layer: str, input: Tensor, channels: int, least: int) -> None:
-    """Check that an input has its channels on axis 1, and at least so many axes.
+def batch_norm(layer: Any, input: Tensor) -> Tensor:
+    """Compute the forward of a batch norm, burnt's or torch's; in training it has a momentum."""
+    layer._check_input_dim(input)
+    # In evaluation, the running averages are used and not updated; without them, the batch's statistics.
+    by_batch = layer.training or layer.running_mean is None
+    keeps = not layer.training or layer.track_running_stats
+    normalise = F.batch_norm if _torch.is_recorded() else kernels.batch_norm
+    output = normalise(
+        input,
+        layer.running_mean if keeps else None,
+        layer.running_var if keeps else None,
+        layer.weight,
+        layer.bias,
+        by_batch,
+        0.0 if layer.momentum is None else layer.momentum,
+        layer.eps,
+    )
+    if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+    return output
 
-    Args:
-        layer: for messages, such as ``"BatchNorm({})"``, the braces for the channels.
-        input: what a layer is called with.
-        channels: how many it must have.
-        least: number of axes.
-    """
+
+def _check_channels(layer: str, input: Tensor, channels: int, least: int) -> None:
+    """Check the axes and channels of an input; `layer` is a text, with braces for the number of channels."""
     if input.dim() < least or input.shape[1] != channels:
         raise ShapeError(
             "the input does not fit a normalisation",
@@ -185,13 +181,8 @@ class GroupNorm(Module, torch.nn.GroupNorm):
         *,
         bias: bool = True,
     ) -> None:
-        if num_groups < 1 or num_channels % num_groups:
-            raise InputValueError(
-                "the channels cannot be split into groups",
-                where="GroupNorm",
-                expected=f"num_groups, a divisor of {num_channels} channels",
-                found=num_groups,
-            )
+        is_divisor = num_groups >= 1 and num_channels % num_groups == 0
+        require(is_divisor, "GroupNorm", "num_groups", f"a divisor of {num_channels} channels", num_groups)
         super().__init__(num_groups, num_channels, eps, affine, device, dtype)
         if not bias:
             self.register_parameter("bias", None)
@@ -199,9 +190,7 @@ class GroupNorm(Module, torch.nn.GroupNorm):
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[batch, num_channels, *]``, normalised."""
         _check_channels(f"GroupNorm({self.num_groups}, {{}})", input, self.num_channels, 2)
-        if _torch.is_recorded():
-            return super().forward(input)
-        return kernels.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return kernels.group_norm.in_layer(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class InstanceNorm(Module, InstanceNormBase):
@@ -305,13 +294,7 @@ class LocalResponseNorm(Module, torch.nn.LocalResponseNorm):
     k: float
 
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
-        if size < 1:
-            raise InputValueError(
-                "the number of channels of a sum is not valid",
-                where="LocalResponseNorm",
-                expected="size of at least 1",
-                found=size,
-            )
+        require(size >= 1, "LocalResponseNorm", "size", "at least 1 channel in a sum", size)
         super().__init__(size, alpha, beta, k)
 
 
@@ -353,9 +336,9 @@ class LayerNorm(Module, torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, *normalized_shape]``, normalised."""
-        if _torch.is_recorded() or self.weight is None:
-            return super().forward(input)
-        return kernels.layer_norm(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
+        if not _op_knows_axes(self, input):
+            return F.layer_norm(input, self.normalized_shape, None, None, self.eps)
+        return kernels.layer_norm.in_layer(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
 
 
 class RmsNorm(Module, torch.nn.RMSNorm):
@@ -394,9 +377,14 @@ class RmsNorm(Module, torch.nn.RMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, *normalized_shape]``, normalised."""
-        if _torch.is_recorded() or self.weight is None:
-            return super().forward(input)
-        return kernels.rms_norm(input, self.weight, self.eps)  # type: ignore[return-value]
+        if not _op_knows_axes(self, input):
+            return F.rms_norm(input, self.normalized_shape, None, self.eps)
+        return kernels.rms_norm.in_layer(input, self.weight, self.eps)  # type: ignore[return-value]
+
+
+def _op_knows_axes(layer: LayerNorm | RmsNorm, input: Tensor) -> bool:
+    """Whether an op normalises the axes that a layer does: those of its weight, without one the last axis."""
+    return layer.elementwise_affine or input.shape[-1:] == tuple(layer.normalized_shape)
 
 
 class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):

@@ -1,17 +1,24 @@
-"""Pooling layers for sequences, images and volumes."""
+"""Pooling layers for sequences, images and volumes: for each kind a base of all ranks, and the ranks."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import kernels
-from burnt.errors import InputValueError, ShapeError
+from burnt.errors import ShapeError
 from burnt.module import Module
+from burnt.nn.checks import require
+
+Size = TypeVar("Size", bound=tuple[int, ...])
+"""A number for each axis."""
+
+OutputSize = TypeVar("OutputSize", bound=int | tuple[int | None, ...] | None)
+"""A number for all axes or for each, in which None is the input's."""
 
 
 def _per_axis(size: Any, axes: int) -> Any:
@@ -39,25 +46,39 @@ class _Pool:
 # --- maxima -----------------------------------------------------------------------------------------------
 
 
-class _MaxPool(_Pool):
-    kernel_size: Any
-    stride: Any
-    padding: Any
-    dilation: Any
+def max_pool(layer: Any, input: Tensor, axes: int) -> Tensor:
+    """Compute the forward of a MaxPool layer, burnt's or torch's, of so many axes."""
+    size, stride = _per_axis(layer.kernel_size, axes), _per_axis(layer.stride, axes)
+    rest = layer.padding, layer.dilation, layer.ceil_mode, layer.return_indices
+    return kernels.max_pool.in_layer(input, size, stride, *rest)  # type: ignore[return-value]
+
+
+class _MaxPool(_Pool, Module, Generic[Size]):
+    kernel_size: int | Size
+    stride: int | Size
+    padding: int | Size
+    dilation: int | Size
     return_indices: bool
     ceil_mode: bool
+
+    def __init__(
+        self,
+        kernel_size: int | Size,
+        stride: int | Size | None = None,
+        padding: int | Size = 0,
+        dilation: int | Size = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, channels, *axes]``, pooled; with `return_indices` a pair."""
         self._check(input)
-        if torch.compiler.is_compiling():
-            return super().forward(input)  # type: ignore[misc, no-any-return]
-        size, stride = _per_axis(self.kernel_size, self._axes), _per_axis(self.stride, self._axes)
-        rest = self.padding, self.dilation, self.ceil_mode, self.return_indices
-        return kernels.max_pool(input, size, stride, *rest)  # type: ignore[return-value]
+        return max_pool(self, input, self._axes)
 
 
-class MaxPool1d(_MaxPool, Module, torch.nn.MaxPool1d):
+class MaxPool1d(_MaxPool[tuple[int]], torch.nn.MaxPool1d, init=False):  # type: ignore[misc]
     """Max pooling of sequences: the maximum of each window.
 
     Arguments and errors are those of `MaxPool2d`, for one axis.
@@ -71,27 +92,10 @@ class MaxPool1d(_MaxPool, Module, torch.nn.MaxPool1d):
     (tensor([[3., 4.]]), tensor([[0, 3]]))
     """
 
-    kernel_size: int | tuple[int]
-    stride: int | tuple[int]
-    padding: int | tuple[int]
-    dilation: int | tuple[int]
-    return_indices: bool
-    ceil_mode: bool
     _axes = 1
 
-    def __init__(
-        self,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] | None = None,
-        padding: int | tuple[int] = 0,
-        dilation: int | tuple[int] = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
-
-class MaxPool2d(_MaxPool, Module, torch.nn.MaxPool2d):
+class MaxPool2d(_MaxPool[tuple[int, int]], torch.nn.MaxPool2d, init=False):  # type: ignore[misc]
     """Max pooling of images: the maximum of each window.
 
     Args:
@@ -114,27 +118,10 @@ class MaxPool2d(_MaxPool, Module, torch.nn.MaxPool2d):
     tensor([ 5.,  7., 13., 15.])
     """
 
-    kernel_size: int | tuple[int, int]
-    stride: int | tuple[int, int]
-    padding: int | tuple[int, int]
-    dilation: int | tuple[int, int]
-    return_indices: bool
-    ceil_mode: bool
     _axes = 2
 
-    def __init__(
-        self,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
-        padding: int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
-
-class MaxPool3d(_MaxPool, Module, torch.nn.MaxPool3d):
+class MaxPool3d(_MaxPool[tuple[int, int, int]], torch.nn.MaxPool3d, init=False):  # type: ignore[misc]
     """Max pooling of volumes: the maximum of each window.
 
     Arguments and errors are those of `MaxPool2d`, for three axes. (Burn has no such layer.)
@@ -148,35 +135,23 @@ class MaxPool3d(_MaxPool, Module, torch.nn.MaxPool3d):
     tensor([7.])
     """
 
-    kernel_size: int | tuple[int, int, int]
-    stride: int | tuple[int, int, int]
-    padding: int | tuple[int, int, int]
-    dilation: int | tuple[int, int, int]
-    return_indices: bool
-    ceil_mode: bool
     _axes = 3
 
+
+class _MaxUnpool(_Pool, Module, Generic[Size]):
     def __init__(
-        self,
-        kernel_size: int | tuple[int, int, int],
-        stride: int | tuple[int, int, int] | None = None,
-        padding: int | tuple[int, int, int] = 0,
-        dilation: int | tuple[int, int, int] = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
+        self, kernel_size: int | Size, stride: int | Size | None = None, padding: int | Size = 0
     ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+        super().__init__(kernel_size, stride, padding)
 
-
-class _MaxUnpool(_Pool):
     def forward(self, input: Tensor, indices: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Put the maxima `input` ``[*, channels, *axes]`` at the `indices` of an output of `output_size`."""
         self._check(input)
         # torch has gradients only for contiguous indices.
-        return super().forward(input, indices.contiguous(), output_size)  # type: ignore[misc, no-any-return]
+        return super().forward(input, indices.contiguous(), output_size)  # type: ignore[no-any-return]
 
 
-class MaxUnpool1d(_MaxUnpool, Module, torch.nn.MaxUnpool1d, init=False):
+class MaxUnpool1d(_MaxUnpool[tuple[int]], torch.nn.MaxUnpool1d, init=False):
     """The inverse of `MaxPool1d` for sequences: each maximum at its position, and zeros elsewhere.
 
     Arguments and shapes are those of `MaxUnpool2d`, for one axis.
@@ -190,7 +165,7 @@ class MaxUnpool1d(_MaxUnpool, Module, torch.nn.MaxUnpool1d, init=False):
     _axes = 1
 
 
-class MaxUnpool2d(_MaxUnpool, Module, torch.nn.MaxUnpool2d, init=False):
+class MaxUnpool2d(_MaxUnpool[tuple[int, int]], torch.nn.MaxUnpool2d, init=False):
     """The inverse of `MaxPool2d` for images: each maximum at its position, and zeros elsewhere.
 
     Args:
@@ -213,7 +188,7 @@ class MaxUnpool2d(_MaxUnpool, Module, torch.nn.MaxUnpool2d, init=False):
     _axes = 2
 
 
-class MaxUnpool3d(_MaxUnpool, Module, torch.nn.MaxUnpool3d, init=False):
+class MaxUnpool3d(_MaxUnpool[tuple[int, int, int]], torch.nn.MaxUnpool3d, init=False):
     """The inverse of `MaxPool3d` for volumes: each maximum at its position, and zeros elsewhere.
 
     Arguments and shapes are those of `MaxUnpool2d`, for three axes.
@@ -230,25 +205,41 @@ class MaxUnpool3d(_MaxUnpool, Module, torch.nn.MaxUnpool3d, init=False):
 # --- means ------------------------------------------------------------------------------------------------
 
 
-class _AvgPool(_Pool):
-    kernel_size: Any
-    stride: Any
-    padding: Any
+def avg_pool(layer: Any, input: Tensor, axes: int) -> Tensor:
+    """Compute the forward of an AvgPool layer, burnt's or torch's, of so many axes."""
+    size, stride = _per_axis(layer.kernel_size, axes), _per_axis(layer.stride, axes)
+    divisor = getattr(layer, "divisor_override", None)  # sequences have none
+    return kernels.avg_pool.in_layer(
+        input, size, stride, layer.padding, layer.ceil_mode, layer.count_include_pad, divisor
+    )
+
+
+class _AvgPool(_Pool, Module, Generic[Size]):
+    kernel_size: int | Size
+    stride: int | Size
+    padding: int | Size
     ceil_mode: bool
     count_include_pad: bool
-    divisor_override: int | None = None
+    divisor_override: int | None
+
+    def __init__(
+        self,
+        kernel_size: int | Size,
+        stride: int | Size | None = None,
+        padding: int | Size = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, channels, *axes]``, pooled."""
         self._check(input)
-        if torch.compiler.is_compiling():
-            return super().forward(input)  # type: ignore[misc, no-any-return]
-        size, stride = _per_axis(self.kernel_size, self._axes), _per_axis(self.stride, self._axes)
-        rest = self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override
-        return kernels.avg_pool(input, size, stride, *rest)
+        return avg_pool(self, input, self._axes)
 
 
-class AvgPool1d(_AvgPool, Module, torch.nn.AvgPool1d):
+class AvgPool1d(_Pool, Module, torch.nn.AvgPool1d):
     """Average pooling of sequences: the mean of each window.
 
     Arguments and errors are those of `AvgPool2d`, for one axis, without `divisor_override`.
@@ -279,8 +270,13 @@ class AvgPool1d(_AvgPool, Module, torch.nn.AvgPool1d):
     ) -> None:
         super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)  # type: ignore[arg-type]
 
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*, channels, length]``, pooled."""
+        self._check(input)
+        return avg_pool(self, input, 1)
 
-class AvgPool2d(_AvgPool, Module, torch.nn.AvgPool2d):
+
+class AvgPool2d(_AvgPool[tuple[int, int]], torch.nn.AvgPool2d, init=False):
     """Average pooling of images: the mean of each window.
 
     Args:
@@ -303,27 +299,10 @@ class AvgPool2d(_AvgPool, Module, torch.nn.AvgPool2d):
     tensor([ 2.5000,  4.5000, 10.5000, 12.5000])
     """
 
-    kernel_size: int | tuple[int, int]
-    stride: int | tuple[int, int]
-    padding: int | tuple[int, int]
-    ceil_mode: bool
-    count_include_pad: bool
-    divisor_override: int | None
     _axes = 2
 
-    def __init__(
-        self,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
-        padding: int | tuple[int, int] = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
-
-class AvgPool3d(_AvgPool, Module, torch.nn.AvgPool3d):
+class AvgPool3d(_AvgPool[tuple[int, int, int]], torch.nn.AvgPool3d, init=False):
     """Average pooling of volumes: the mean of each window.
 
     Arguments and errors are those of `AvgPool2d`, for three axes. (Burn has no such layer.)
@@ -337,61 +316,42 @@ class AvgPool3d(_AvgPool, Module, torch.nn.AvgPool3d):
     tensor([3.5000])
     """
 
-    kernel_size: int | tuple[int, int, int]
-    stride: int | tuple[int, int, int]
-    padding: int | tuple[int, int, int]
-    ceil_mode: bool
-    count_include_pad: bool
-    divisor_override: int | None
     _axes = 3
-
-    def __init__(
-        self,
-        kernel_size: int | tuple[int, int, int],
-        stride: int | tuple[int, int, int] | None = None,
-        padding: int | tuple[int, int, int] = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
 # --- norms of windows -------------------------------------------------------------------------------------
 
 
-def _check_norm_type(layer: str, norm_type: float) -> None:
-    if not 0 < norm_type < math.inf:
-        raise InputValueError(
-            "the norm of a pooling layer is not valid",
-            where=layer,
-            expected="norm_type above 0, and finite",
-            found=norm_type,
-            hint="of norm_type infinity, take MaxPool of the absolute values"
-            if norm_type == math.inf
-            else None,
-        )
-
-
-class _LpPool(_Pool):
+class _LpPool(_Pool, Module, Generic[Size]):
     norm_type: float
-    kernel_size: Any
-    stride: Any
+    kernel_size: int | Size
+    stride: int | Size | None
     ceil_mode: bool
+
+    def __init__(
+        self,
+        norm_type: float,
+        kernel_size: int | Size,
+        stride: int | Size | None = None,
+        ceil_mode: bool = False,
+    ) -> None:
+        hint = "of infinity, take MaxPool of the absolute values" if norm_type == math.inf else None
+        is_valid = 0 < norm_type < math.inf
+        require(is_valid, type(self).__name__, "norm_type", "above 0, and finite", norm_type, hint=hint)
+        super().__init__(norm_type, kernel_size, stride, ceil_mode)
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, channels, *axes]``, pooled."""
         self._check(input)
-        if torch.compiler.is_compiling():
-            return super().forward(input)  # type: ignore[misc, no-any-return]
         size = _per_axis(self.kernel_size, self._axes)
         stride = size if self.stride is None else _per_axis(self.stride, self._axes)
-        mean = kernels.avg_pool(input.pow(self.norm_type), size, stride, 0, self.ceil_mode, True, None)
+        powers = input.pow(self.norm_type)
+        mean = kernels.avg_pool.in_layer(powers, size, stride, 0, self.ceil_mode, True, None)
         # As torch has it: with no gradient where a sum is 0.
         return (torch.sign(mean) * F.relu(mean.abs())).mul(math.prod(size)).pow(1.0 / self.norm_type)
 
 
-class LpPool1d(_LpPool, Module, torch.nn.LPPool1d):
+class LpPool1d(_LpPool[tuple[int]], torch.nn.LPPool1d, init=False):  # type: ignore[misc]
     """Power-average pooling of sequences: the p-norm of each window.
 
     Arguments, shapes and errors are those of `LpPool2d`, for one axis.
@@ -401,24 +361,10 @@ class LpPool1d(_LpPool, Module, torch.nn.LPPool1d):
     tensor([[ 5., 10.]])
     """
 
-    norm_type: float
-    kernel_size: int | tuple[int]
-    stride: int | tuple[int] | None  # type: ignore[assignment]
-    ceil_mode: bool
     _axes = 1
 
-    def __init__(
-        self,
-        norm_type: float,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] | None = None,
-        ceil_mode: bool = False,
-    ) -> None:
-        _check_norm_type("LpPool1d", norm_type)
-        super().__init__(norm_type, kernel_size, stride, ceil_mode)
 
-
-class LpPool2d(_LpPool, Module, torch.nn.LPPool2d):
+class LpPool2d(_LpPool[tuple[int, int]], torch.nn.LPPool2d, init=False):  # type: ignore[misc]
     r"""Power-average pooling of images: the p-norm of each window.
 
     .. math:: y = \left(\sum_{x \in \text{window}} x^p\right)^{1/p}
@@ -445,24 +391,10 @@ class LpPool2d(_LpPool, Module, torch.nn.LPPool2d):
     tensor([[[2.]]])
     """
 
-    norm_type: float
-    kernel_size: int | tuple[int, int]
-    stride: int | tuple[int, int] | None  # type: ignore[assignment]
-    ceil_mode: bool
     _axes = 2
 
-    def __init__(
-        self,
-        norm_type: float,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] | None = None,
-        ceil_mode: bool = False,
-    ) -> None:
-        _check_norm_type("LpPool2d", norm_type)
-        super().__init__(norm_type, kernel_size, stride, ceil_mode)
 
-
-class LpPool3d(_LpPool, Module, torch.nn.LPPool3d):
+class LpPool3d(_LpPool[tuple[int, int, int]], torch.nn.LPPool3d, init=False):  # type: ignore[misc]
     """Power-average pooling of volumes: the p-norm of each window.
 
     Arguments, shapes and errors are those of `LpPool2d`, for three axes.
@@ -472,52 +404,47 @@ class LpPool3d(_LpPool, Module, torch.nn.LPPool3d):
     tensor([[[[2.]]]])
     """
 
-    norm_type: float
-    kernel_size: int | tuple[int, int, int]
-    stride: int | tuple[int, int, int] | None  # type: ignore[assignment]
-    ceil_mode: bool
     _axes = 3
-
-    def __init__(
-        self,
-        norm_type: float,
-        kernel_size: int | tuple[int, int, int],
-        stride: int | tuple[int, int, int] | None = None,
-        ceil_mode: bool = False,
-    ) -> None:
-        _check_norm_type("LpPool3d", norm_type)
-        super().__init__(norm_type, kernel_size, stride, ceil_mode)
 
 
 # --- adaptive ---------------------------------------------------------------------------------------------
 
 
-class _AdaptiveAvgPool(_Pool):
-    output_size: Any
+def adaptive_size(layer: Any, input: Tensor, axes: int) -> tuple[int, ...]:
+    """Return the output's size of an adaptive pool, in which None is the input's size."""
+    given = layer.output_size
+    sizes = given if isinstance(given, tuple | list) else (given,) * axes
+    pairs = zip(sizes, input.shape[-axes:], strict=True)
+    return tuple(kept if size is None else size for size, kept in pairs)
+
+
+class _AdaptiveAvgPool(_Pool, Module, Generic[OutputSize]):
+    output_size: OutputSize
+
+    def __init__(self, output_size: OutputSize) -> None:
+        super().__init__(output_size)
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, channels, *axes]``, pooled."""
         self._check(input)
-        sizes = _per_axis(self.output_size, self._axes)
-        if torch.compiler.is_compiling() or sizes is None or None in sizes:
-            return super().forward(input)  # type: ignore[misc, no-any-return]
-        return kernels.adaptive_avg_pool(input, sizes)
+        return kernels.adaptive_avg_pool.in_layer(input, adaptive_size(self, input, self._axes))
 
 
-class _AdaptiveMaxPool(_Pool):
-    output_size: Any
+class _AdaptiveMaxPool(_Pool, Module, Generic[OutputSize]):
+    output_size: OutputSize
     return_indices: bool
+
+    def __init__(self, output_size: OutputSize, return_indices: bool = False) -> None:
+        super().__init__(output_size, return_indices)
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, channels, *axes]``, pooled; with `return_indices` a pair."""
         self._check(input)
-        sizes = _per_axis(self.output_size, self._axes)
-        if torch.compiler.is_compiling() or sizes is None or None in sizes:
-            return super().forward(input)  # type: ignore[misc, no-any-return]
-        return kernels.adaptive_max_pool(input, sizes, self.return_indices)  # type: ignore[return-value]
+        sizes = adaptive_size(self, input, self._axes)
+        return kernels.adaptive_max_pool.in_layer(input, sizes, self.return_indices)  # type: ignore[return-value]
 
 
-class AdaptiveAvgPool1d(_AdaptiveAvgPool, Module, torch.nn.AdaptiveAvgPool1d):
+class AdaptiveAvgPool1d(_AdaptiveAvgPool[int | tuple[int]], torch.nn.AdaptiveAvgPool1d, init=False):  # type: ignore[misc]
     """Adaptive average pooling of sequences: the output's size is fixed, the windows follow.
 
     Args:
@@ -532,14 +459,12 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool, Module, torch.nn.AdaptiveAvgPool1d):
     tensor([[2., 3.]])
     """
 
-    output_size: int | tuple[int]
     _axes = 1
 
-    def __init__(self, output_size: int | tuple[int]) -> None:
-        super().__init__(output_size)
 
-
-class AdaptiveAvgPool2d(_AdaptiveAvgPool, Module, torch.nn.AdaptiveAvgPool2d):
+class AdaptiveAvgPool2d(  # type: ignore[misc]
+    _AdaptiveAvgPool[int | tuple[int | None, int | None] | None], torch.nn.AdaptiveAvgPool2d, init=False
+):
     """Adaptive average pooling of images: the output's size is fixed, the windows follow.
 
     Args:
@@ -557,14 +482,14 @@ class AdaptiveAvgPool2d(_AdaptiveAvgPool, Module, torch.nn.AdaptiveAvgPool2d):
     torch.Size([2, 3, 1, 1])
     """
 
-    output_size: int | tuple[int | None, int | None] | None
     _axes = 2
 
-    def __init__(self, output_size: int | tuple[int | None, int | None] | None) -> None:
-        super().__init__(output_size)
 
-
-class AdaptiveAvgPool3d(_AdaptiveAvgPool, Module, torch.nn.AdaptiveAvgPool3d):
+class AdaptiveAvgPool3d(  # type: ignore[misc]
+    _AdaptiveAvgPool[int | tuple[int | None, int | None, int | None] | None],
+    torch.nn.AdaptiveAvgPool3d,
+    init=False,
+):
     """Adaptive average pooling of volumes: the output's size is fixed, the windows follow.
 
     Args:
@@ -579,14 +504,10 @@ class AdaptiveAvgPool3d(_AdaptiveAvgPool, Module, torch.nn.AdaptiveAvgPool3d):
     torch.Size([2, 3, 1, 5, 2])
     """
 
-    output_size: int | tuple[int | None, int | None, int | None] | None
     _axes = 3
 
-    def __init__(self, output_size: int | tuple[int | None, int | None, int | None] | None) -> None:
-        super().__init__(output_size)
 
-
-class AdaptiveMaxPool1d(_AdaptiveMaxPool, Module, torch.nn.AdaptiveMaxPool1d):
+class AdaptiveMaxPool1d(_AdaptiveMaxPool[int | tuple[int]], torch.nn.AdaptiveMaxPool1d, init=False):  # type: ignore[misc]
     """Adaptive max pooling of sequences: the output's size is fixed, the windows follow.
 
     Args:
@@ -604,15 +525,12 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool, Module, torch.nn.AdaptiveMaxPool1d):
     tensor([[3., 4.]])
     """
 
-    output_size: int | tuple[int]
-    return_indices: bool
     _axes = 1
 
-    def __init__(self, output_size: int | tuple[int], return_indices: bool = False) -> None:
-        super().__init__(output_size, return_indices)
 
-
-class AdaptiveMaxPool2d(_AdaptiveMaxPool, Module, torch.nn.AdaptiveMaxPool2d):
+class AdaptiveMaxPool2d(  # type: ignore[misc]
+    _AdaptiveMaxPool[int | tuple[int | None, int | None] | None], torch.nn.AdaptiveMaxPool2d, init=False
+):
     """Adaptive max pooling of images: the output's size is fixed, the windows follow.
 
     Args:
@@ -633,17 +551,14 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool, Module, torch.nn.AdaptiveMaxPool2d):
     torch.Size([2, 3, 1, 1])
     """
 
-    output_size: int | tuple[int | None, int | None] | None
-    return_indices: bool
     _axes = 2
 
-    def __init__(
-        self, output_size: int | tuple[int | None, int | None] | None, return_indices: bool = False
-    ) -> None:
-        super().__init__(output_size, return_indices)
 
-
-class AdaptiveMaxPool3d(_AdaptiveMaxPool, Module, torch.nn.AdaptiveMaxPool3d):
+class AdaptiveMaxPool3d(  # type: ignore[misc]
+    _AdaptiveMaxPool[int | tuple[int | None, int | None, int | None] | None],
+    torch.nn.AdaptiveMaxPool3d,
+    init=False,
+):
     """Adaptive max pooling of volumes: the output's size is fixed, the windows follow.
 
     Args:
@@ -661,13 +576,4 @@ class AdaptiveMaxPool3d(_AdaptiveMaxPool, Module, torch.nn.AdaptiveMaxPool3d):
     torch.Size([2, 3, 1, 5, 2])
     """
 
-    output_size: int | tuple[int | None, int | None, int | None] | None
-    return_indices: bool
     _axes = 3
-
-    def __init__(
-        self,
-        output_size: int | tuple[int | None, int | None, int | None] | None,
-        return_indices: bool = False,
-    ) -> None:
-        super().__init__(output_size, return_indices)

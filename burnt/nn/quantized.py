@@ -23,10 +23,10 @@ from burnt.config import qualified_name
 from burnt.errors import ConfigError, RecordError
 from burnt.kernels.interface.autocast import autocast_dtype
 from burnt.module import Module
-from burnt.nn.conv import Conv1d, Conv2d, Conv3d, ConvBase
+from burnt.nn.checks import explain_input, input_error
+from burnt.nn.conv import Conv1d, Conv2d, Conv3d, ConvBase, convolve, pad
 from burnt.nn.embedding import Embedding
 from burnt.nn.linear import Linear
-from burnt.nn.misfit import FAILURES, input_error
 from burnt.scheme import QuantScheme
 
 _WEIGHT = ("values", "scale", "zero_point")
@@ -352,22 +352,18 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
         for name in _CONV_FIELDS:
             setattr(self, name, getattr(layer, name))
 
+    @explain_input
     def forward(self, input: Tensor) -> Tensor:
         """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis."""
-        try:
-            return self._forward(input)
-        except FAILURES as error:
-            if (better := input_error(self, input)) is None:
-                raise
-            raise better from error
+        return self._forward(input)
 
     def _weight_only(self, input: Tensor) -> Tensor:
-        return ConvBase.forward(self, input)
+        return convolve(self, input)
 
     def _quantized_forward(self, input: Tensor, bias: Tensor | None) -> Tensor:
         has_batch = input.dim() == len(self.weight_shape)
         dtype = _output_dtype(input)
-        batch, padding = self._pad(input if has_batch else input.unsqueeze(0))
+        batch, padding = pad(self, input if has_batch else input.unsqueeze(0))
         samples = batch.flatten(1)
         if self.scheme.value == "int8" and self.scheme.block is None:
             by_tensor = self.scheme.activations == "dynamic_tensor"
@@ -400,7 +396,7 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
         return conv(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def _input_gradient(self, input: Tensor, grad_out: Tensor) -> Tensor:
-        pull_back: Any = torch.func.vjp(lambda x: self._dequantized_conv(*self._pad(x), None), input)[1]
+        pull_back: Any = torch.func.vjp(lambda x: self._dequantized_conv(*pad(self, x), None), input)[1]
         grad: Tensor = pull_back(grad_out.to(input.dtype))[0]
         return grad
 
@@ -453,24 +449,12 @@ class QuantizedEmbedding(Quantized):
         """Return sizes, as those of torch's Embedding, and the scheme."""
         return f"{self.num_embeddings}, {self.embedding_dim}, scheme={self.scheme.name}"
 
+    @explain_input
     def forward(self, input: Tensor) -> Tensor:
         """Return the vectors of the ids `input` ``[*]``: ``[*, embedding_dim]``."""
-        scheme = self.scheme
-        try:
-            return kernels.quantized_embedding(
-                input,
-                self.values.flatten(1),
-                self.scale,
-                self.zero_point,
-                scheme.value,
-                scheme.block or 0,
-                self.columns,
-                self.weight_dtype,
-            )
-        except FAILURES as error:
-            if (better := input_error(self, input)) is None:
-                raise
-            raise better from error
+        value, block = self.scheme.value, self.scheme.block or 0
+        table = self.values.flatten(1), self.scale, self.zero_point
+        return kernels.quantized_embedding(input, *table, value, block, self.columns, self.weight_dtype)
 
     def _original(self) -> Any:
         cls = _import_class(self.origin)

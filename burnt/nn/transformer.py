@@ -11,10 +11,10 @@ from torch import Tensor
 from burnt.errors import BurntError, InputTypeError, UnsupportedError
 from burnt.module import Module
 from burnt.nn.cache import TransformerCache
+from burnt.nn.checks import check_sizes
 from burnt.nn.feed_forward import FeedForwardActivation
 from burnt.nn.norm import LayerNorm, RmsNorm
 from burnt.nn.position import RotaryEncoding
-from burnt.nn.sizes import check_sizes
 from burnt.nn.transformer_layer import (
     FeedForwardConfig,
     TransformerDecoderLayer,

@@ -14,13 +14,13 @@ from burnt.errors import InputTypeError, ShapeError, UnsupportedError
 from burnt.nn.activation import ActivationName
 from burnt.nn.attention import CrossAttention, MultiHeadAttention
 from burnt.nn.cache import KeyValueCache
+from burnt.nn.checks import check_sizes
 from burnt.nn.dropout import Dropout
 from burnt.nn.feed_forward import FeedForwardActivation, FeedForwardBase
 from burnt.nn.gated import GatedFeedForward
 from burnt.nn.moe import MoeFeedForward
 from burnt.nn.norm import LayerNorm, RmsNorm
 from burnt.nn.position import RotaryEncoding
-from burnt.nn.sizes import check_sizes
 
 FeedForwardConfig: TypeAlias = GatedFeedForward.Config | MoeFeedForward.Config
 """Feed-forwards that a Config can name in place of two Linears."""

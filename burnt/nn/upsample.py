@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from burnt._torch import interpolate_antialiased
 from burnt.errors import InputValueError, nearest
 from burnt.module import Module
-from burnt.nn.misfit import FAILURES, input_error
+from burnt.nn.checks import explain_input
 
 _RANKS = {"linear": 1, "cubic": 1, "bilinear": 2, "bicubic": 2, "lanczos": 2, "trilinear": 3}
 _SMOOTH = ("linear", "cubic", "bilinear", "bicubic", "trilinear")
@@ -112,16 +112,9 @@ class Upsample(Module, torch.nn.Upsample):
         super().__init__(size, scale_factor, mode, align_corners, recompute_scale_factor)
         self.antialias = antialias
 
+    @explain_input
     def forward(self, input: Tensor) -> Tensor:
         """Resize ``[batch, channels, *]``."""
-        try:
-            return self._resize(input)
-        except FAILURES as error:
-            if (better := input_error(self, input)) is None:
-                raise
-            raise better from error
-
-    def _resize(self, input: Tensor) -> Tensor:
         options = self.align_corners, self.recompute_scale_factor
         if self.antialias and input.dim() == 4:
             return interpolate_antialiased(input, self.size, self.scale_factor, self.mode, *options)

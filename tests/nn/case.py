@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -73,3 +74,17 @@ def pairs(batch: int) -> tuple[Tensor, ...]:
 
 def labelled(batch: int) -> tuple[Tensor, ...]:
     return torch.randn(batch, 6), torch.randint(6, (batch,))
+
+
+def record_calls(monkeypatch: pytest.MonkeyPatch, op: Any) -> list[tuple[Any, ...]]:
+    """Return a list to which each call of an op by its candidates adds its arguments."""
+    known: list[tuple[Any, ...]] = []
+    call = type(op).__call__
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is op:
+            known.append(args)
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(op), "__call__", recorded)
+    return known

@@ -12,20 +12,13 @@ from torch.nn import functional as F
 
 from burnt import kernels, nn
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, ShapeError
+from tests.nn.case import record_calls
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The arguments that the op is called with."""
-    known: list[tuple[Any, ...]] = []
-    op = kernels.conv
-
-    def call(*args: Any) -> Tensor:
-        known.append(args)
-        return op(*args)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(kernels, "conv", call)
-    return known
+    return record_calls(monkeypatch, kernels.conv)
 
 
 def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:
@@ -113,9 +106,9 @@ def test_inputs_that_are_no_floats_or_no_tensors(build: Any) -> None:
 @pytest.mark.parametrize("build", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d])
 @pytest.mark.parametrize(("channels", "groups"), [((8, 6), 3), ((6, 8), 3), ((4, 4), 0)])
 def test_channels_that_cannot_be_split(build: Any, channels: tuple[int, int], groups: int) -> None:
-    with pytest.raises(InputValueError, match="cannot be split into groups") as caught:
+    with pytest.raises(InputValueError, match="^groups is not valid") as caught:
         build(*channels, 3, groups=groups)
-    assert caught.value.expected == f"groups, a divisor of {channels[0]} and {channels[1]}"
+    assert str(caught.value.expected).startswith(f"a divisor of {channels[0]} and {channels[1]}")
     assert caught.value.found == groups
 
 
@@ -225,7 +218,7 @@ def test_sizes_may_vary_in_an_exported_program() -> None:
     ],
 )
 def test_sizes_are_checked(build: Any, name: str, found: str) -> None:
-    with pytest.raises(InputValueError, match=f"the {name} of a convolution is not valid") as caught:
+    with pytest.raises(InputValueError, match=f"^{name} is not valid") as caught:
         build()
     assert caught.value.found == found
     least = int("padding" not in name)

@@ -94,7 +94,7 @@ def test_bad_arguments(kind: Any) -> None:
     with pytest.raises(InputValueError) as caught:
         kind(-0.5)
     assert caught.value.found == -0.5
-    assert kind.__name__ in caught.value.what
+    assert caught.value.where == kind.__name__
     if kind is not nn.GaussianNoise:
-        with pytest.raises(InputValueError, match="p from 0 to 1, the part that is dropped"):
+        with pytest.raises(InputValueError, match="expected +a probability from 0 to 1"):
             kind(1.5)

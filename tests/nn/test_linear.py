@@ -12,22 +12,15 @@ from torch import Tensor
 from burnt import kernels, nn
 from burnt.errors import InputRuntimeError
 from tests import processors
+from tests.nn.case import record_calls
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The candidates that are called."""
-    known: list[str] = []
-    op = kernels.linear
-
-    def call(*args: Any) -> Tensor:
-        known.append(op.chosen(*args).candidate.name)
-        return op(*args)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(kernels, "linear", lambda *args: call(*args, None, None))
-    return known
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The arguments of the calls for which a candidate is chosen."""
+    return record_calls(monkeypatch, kernels.linear)
 
 
 def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:
@@ -38,13 +31,17 @@ def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:
 
 @needs_onednn
 @pytest.mark.parametrize("bias", [True, False])
-def test_large_products_are_the_best_candidates(processor: str, calls: list[str], bias: bool) -> None:
+def test_large_products_are_the_best_candidates(
+    processor: str, calls: list[tuple[Any, ...]], bias: bool
+) -> None:
     layer, x = nn.Linear(128, 200, bias), torch.randn(3, 40, 128)
     exact = torch.nn.Linear(128, 200, bias, dtype=torch.float64)
     exact.load_state_dict(layer.state_dict())
     for ours, theirs in zip(gradients(layer, x), gradients(exact, x.double()), strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-4)
-    assert calls == ["onednn" if processor == "AMD AVX-512" else "library"]
+    (args,) = calls
+    chosen = kernels.linear.chosen(*args).candidate.name
+    assert chosen == ("onednn" if processor == "AMD AVX-512" else "library")
 
 
 def test_mkl_is_left_where_the_processor_has_more() -> None:
@@ -54,7 +51,7 @@ def test_mkl_is_left_where_the_processor_has_more() -> None:
     assert not any(replace(p, has_mkl=False).mkl_is_slow for p in known)
 
 
-def test_small_ones_and_what_is_recorded_are_torchs(processor: str, calls: list[str]) -> None:
+def test_small_ones_and_what_is_recorded_are_torchs(processor: str, calls: list[tuple[Any, ...]]) -> None:
     layer, x = nn.Linear(128, 200), torch.randn(120, 128)
     expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
     assert torch.equal(layer(x[:2]), torch.nn.functional.linear(x[:2], layer.weight, layer.bias))

@@ -217,10 +217,10 @@ def test_a_single_value_of_a_sample_is_refused_as_in_torch(training: bool) -> No
 @pytest.mark.parametrize(
     ("build", "expected"),
     [
-        (lambda: nn.GroupNorm(3, 4), "num_groups, a divisor of 4 channels"),
-        (lambda: nn.GroupNorm(0, 4), "num_groups, a divisor of 4 channels"),
-        (lambda: nn.GroupNorm(-2, 4), "num_groups, a divisor of 4 channels"),
-        (lambda: nn.LocalResponseNorm(0), "size of at least 1"),
+        (lambda: nn.GroupNorm(3, 4), "a divisor of 4 channels"),
+        (lambda: nn.GroupNorm(0, 4), "a divisor of 4 channels"),
+        (lambda: nn.GroupNorm(-2, 4), "a divisor of 4 channels"),
+        (lambda: nn.LocalResponseNorm(0), "at least 1 channel in a sum"),
     ],
 )
 def test_arguments_are_checked(build: Any, expected: str) -> None:
@@ -319,7 +319,7 @@ def test_a_dict_that_is_no_normalisation() -> None:
     )
     with pytest.raises(ConfigError, match="did you mean 'LayerNorm'"):
         nn.build_normalization({"type": "LayersNorm"}, 64)
-    with pytest.raises(InputValueError, match="the channels cannot be split into groups"):
+    with pytest.raises(InputValueError, match="num_groups is not valid"):
         nn.build_normalization({"type": "GroupNorm", "num_groups": 32}, 48)
 
 

@@ -57,7 +57,7 @@ def test_unpooling_inverts_pooling(axes: int) -> None:
 @pytest.mark.parametrize("norm_type", [0, -1.0, math.inf, math.nan])
 def test_a_norm_must_be_positive_and_finite(norm_type: float) -> None:
     for kind in (nn.LpPool1d, nn.LpPool2d, nn.LpPool3d):
-        with pytest.raises(InputValueError, match="the norm of a pooling layer is not valid") as caught:
+        with pytest.raises(InputValueError, match="norm_type is not valid") as caught:
             kind(norm_type, 2)
         assert caught.value.where == kind.__name__
         assert bool(caught.value.hint) == (norm_type == math.inf)

@@ -86,6 +86,8 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         examples: takes a device; returns argument tuples for the tuner and the tests, typical ones first.
         features: takes the arguments; returns the sizes and settings by name that the op's facts in
             `burnt.torch_speed` ask for, in addition to those that all ops have.
+        small: takes the arguments; returns whether a call is so small that selecting a candidate takes longer
+            than any can save; layers then call the library (`in_layer`).
         random: results differ from call to call.
         autocast: takes the autocast dtype and all arguments by position; returns the arguments as autocast
             casts them (`burnt.kernels.interface.autocast`). The call continues with these, autocast disabled.
@@ -111,6 +113,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         pair: str | None = None,
         examples: Callable[[torch.device], Sequence[tuple[Any, ...]]] | None = None,
         features: Callable[..., dict[str, Any]] | None = None,
+        small: Callable[..., bool] | None = None,
         random: bool = False,
         autocast: Callable[..., tuple[Any, ...]] | None = None,
         parts: Callable[..., Sequence[Part] | None] | None = None,
@@ -134,7 +137,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self.name = reference.__name__
         self.signature = inspect.signature(reference)
         self.check, self.look = check, look
-        self.examples, self.random = examples, random
+        self.examples, self.random, self.small = examples, random, small
         self.features = features
         self.autocast, self.parts = autocast, parts
         parameters = list(self.signature.parameters.values())
@@ -157,7 +160,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self.gradient_functions: dict[tuple[Any, ...], Function] = {}
         self.candidates: dict[str, Candidate] = {}
         # Strides are part of a call's meaning; where library and reference differ, the reference's are right.
-        library_call = library or reference
+        library_call = self.library = library or reference
         checks_values = not always_looks
         self._add(
             Candidate(
@@ -207,6 +210,19 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         if is_compiling() or not _torch.is_plain_call():
             return self.call_torch_op(full)  # type: ignore[no-any-return]
         return self.run(full, args)  # type: ignore[no-any-return]
+
+    def in_layer(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Compute the op as a layer of `burnt.nn` does.
+
+        Where a compiler, an export or ``torch.jit.trace`` records the call, the library is called: compilers
+        fuse torch's ops with their neighbours, and programs without burnt can load them. An op with `small`
+        calls it for small arguments, too, and under modes and transforms, such as a counter of FLOPs.
+        """
+        if is_compiling() or torch._C._get_tracing_state() is not None:
+            return self.library(*args, **kwargs)
+        if self.small is not None and (not _torch.is_plain_call() or self.small(*args, **kwargs)):
+            return self.library(*args, **kwargs)
+        return self(*args, **kwargs)
 
     def run(self, args: Sequence[Any], call_args: tuple[Any, ...] | None = None) -> Any:
         """Compute the op with the selected candidate, outside of tracing and transforms.

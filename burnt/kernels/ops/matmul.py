@@ -94,6 +94,7 @@ def _autocast_linear(
 @op(
     check=_check_linear,
     examples=_linear_examples,
+    small=lambda x, weight, *_: x.numel() * weight.shape[0] < 1 << 20,
     autocast=_autocast_linear,
 )
 def linear(

@@ -10,21 +10,7 @@ from torch.nn import functional as F
 
 from burnt.errors import InputRuntimeError
 from burnt.module import Module
-from burnt.nn.loss.checks import (
-    Reduction,
-    as_class_weight,
-    as_weight,
-    check_class_weight,
-    check_floating,
-    check_label_dtype,
-    check_labels,
-    check_probabilities,
-    check_range,
-    check_reduction,
-    check_same_shape,
-    check_signs,
-    reduce_losses,
-)
+from burnt.nn.loss import checks
 from burnt.nn.loss.classification import focus
 
 
@@ -67,16 +53,16 @@ class BinaryCrossEntropy(Module, torch.nn.BCELoss):
         self,
         weight: Sequence[float] | Tensor | None = None,
         *,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(as_weight(weight), reduction=check_reduction(self, reduction))
-        self.label_smoothing = check_range(self, "label_smoothing", label_smoothing, 0.0, 1.0)
+        super().__init__(checks.as_weight(weight), reduction=checks.known_reduction(self, reduction))
+        self.label_smoothing = checks.in_range(self, "label_smoothing", label_smoothing, 0.0, 1.0)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of probabilities ``[*]`` and targets ``[*]``."""
-        check_same_shape(self, input, target=target)
-        check_floating(self, input=input, target=target)
+        checks.same_shape(self, input, target=target)
+        checks.floating(self, input=input, target=target)
         try:
             return super().forward(input, _smoothed(target, self.label_smoothing))
         except RuntimeError as error:
@@ -125,20 +111,22 @@ class BinaryCrossEntropyWithLogits(Module, torch.nn.BCEWithLogitsLoss):
         self,
         weight: Sequence[float] | Tensor | None = None,
         *,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
         pos_weight: Sequence[float] | Tensor | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(
-            as_weight(weight), reduction=check_reduction(self, reduction), pos_weight=as_weight(pos_weight)
+            checks.as_weight(weight),
+            reduction=checks.known_reduction(self, reduction),
+            pos_weight=checks.as_weight(pos_weight),
         )
-        self.label_smoothing = check_range(self, "label_smoothing", label_smoothing, 0.0, 1.0)
+        self.label_smoothing = checks.in_range(self, "label_smoothing", label_smoothing, 0.0, 1.0)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits ``[*]`` and targets ``[*]``."""
-        check_same_shape(self, input, target=target)
-        check_floating(self, input=input, target=target)
-        check_probabilities(self, target)
+        checks.same_shape(self, input, target=target)
+        checks.floating(self, input=input, target=target)
+        checks.probabilities(self, target)
         return super().forward(input, _smoothed(target, self.label_smoothing))
 
 
@@ -173,17 +161,19 @@ class BinaryFocal(Module):
     alpha: float | None
     reduction: str
 
-    def __init__(self, gamma: float = 2.0, alpha: float | None = 0.25, reduction: Reduction = "mean") -> None:
+    def __init__(
+        self, gamma: float = 2.0, alpha: float | None = 0.25, reduction: checks.Reduction = "mean"
+    ) -> None:
         super().__init__()
-        self.gamma = check_range(self, "gamma", gamma, 0.0)
-        self.alpha = None if alpha is None else check_range(self, "alpha", alpha, 0.0, 1.0)
-        self.reduction = check_reduction(self, reduction)
+        self.gamma = checks.in_range(self, "gamma", gamma, 0.0)
+        self.alpha = None if alpha is None else checks.in_range(self, "alpha", alpha, 0.0, 1.0)
+        self.reduction = checks.known_reduction(self, reduction)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits ``[*]`` and targets ``[*]``."""
-        check_same_shape(self, input, target=target)
-        check_floating(self, input=input)
-        check_probabilities(self, target)
+        checks.same_shape(self, input, target=target)
+        checks.floating(self, input=input)
+        checks.probabilities(self, target)
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         target = target.to(x.dtype)
         losses = F.binary_cross_entropy_with_logits(x, target, reduction="none")
@@ -192,7 +182,7 @@ class BinaryFocal(Module):
         losses = focus(doubt, self.gamma) * losses
         if self.alpha is not None:
             losses = losses * (self.alpha * target + (1 - self.alpha) * (1 - target))
-        return reduce_losses(losses, self.reduction).to(input.dtype)
+        return checks.reduce_losses(losses, self.reduction).to(input.dtype)
 
 
 class SoftMargin(Module, torch.nn.SoftMarginLoss):
@@ -216,14 +206,14 @@ class SoftMargin(Module, torch.nn.SoftMarginLoss):
 
     reduction: str
 
-    def __init__(self, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=check_reduction(self, reduction))
+    def __init__(self, reduction: checks.Reduction = "mean") -> None:
+        super().__init__(reduction=checks.known_reduction(self, reduction))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[*]`` and targets ``[*]``, 1 or -1."""
-        check_same_shape(self, input, target=target)
-        check_floating(self, input=input)
-        check_signs(self, target)
+        checks.same_shape(self, input, target=target)
+        checks.floating(self, input=input)
+        checks.signs(self, target)
         return super().forward(input, target)
 
 
@@ -251,16 +241,20 @@ class MultiLabelSoftMargin(Module, torch.nn.MultiLabelSoftMarginLoss):
 
     reduction: str
 
-    def __init__(self, weight: Sequence[float] | Tensor | None = None, reduction: Reduction = "mean") -> None:
-        super().__init__(as_class_weight(self, weight), reduction=check_reduction(self, reduction))
+    def __init__(
+        self, weight: Sequence[float] | Tensor | None = None, reduction: checks.Reduction = "mean"
+    ) -> None:
+        super().__init__(
+            checks.as_class_weight(self, weight), reduction=checks.known_reduction(self, reduction)
+        )
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits and targets ``[batch, num_labels]``."""
-        check_same_shape(self, input, target=target)
+        checks.same_shape(self, input, target=target)
         if input.dim():
-            check_class_weight(self, self.weight, input.shape[-1])
-        check_floating(self, input=input)
-        check_probabilities(self, target)
+            checks.class_weight(self, self.weight, input.shape[-1])
+        checks.floating(self, input=input)
+        checks.probabilities(self, target)
         return super().forward(input, target)
 
 
@@ -287,18 +281,18 @@ class MultiLabelMargin(Module, torch.nn.MultiLabelMarginLoss):
 
     reduction: str
 
-    def __init__(self, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=check_reduction(self, reduction))
+    def __init__(self, reduction: checks.Reduction = "mean") -> None:
+        super().__init__(reduction=checks.known_reduction(self, reduction))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[batch, num_classes]`` and labels, -1 at their end."""
-        check_same_shape(self, input, target=target)
-        check_floating(self, input=input)
-        check_label_dtype(self, target, (torch.int64,))
+        checks.same_shape(self, input, target=target)
+        checks.floating(self, input=input)
+        checks.label_dtype(self, target, (torch.int64,))
         if input.dim() == 2 and not input.shape[0]:  # torch returns what is in memory
-            return reduce_losses(input.sum(1), self.reduction)
+            return checks.reduce_losses(input.sum(1), self.reduction)
         try:
             return super().forward(input, target)
         except RuntimeError:
-            check_labels(self, input, target, ignore_index=-1)
+            checks.labels(self, input, target, ignore_index=-1)
             raise

@@ -22,12 +22,8 @@ from burnt.errors import (
 Reduction = Literal["mean", "sum", "none"]
 
 
-def check_reduction(loss: nn.Module, reduction: str, allowed: Sequence[str] = ("mean", "sum", "none")) -> str:
-    """Return a reduction that exists.
-
-    Raises:
-        InputValueError: there is no such reduction.
-    """
+def known_reduction(loss: nn.Module, reduction: str, allowed: Sequence[str] = ("mean", "sum", "none")) -> str:
+    """Return a reduction that exists."""
     if reduction not in allowed:
         raise InputValueError(
             f"there is no reduction {reduction!r}",
@@ -38,14 +34,8 @@ def check_reduction(loss: nn.Module, reduction: str, allowed: Sequence[str] = ("
     return reduction
 
 
-def check_range(
-    loss: nn.Module, name: str, value: Any, smallest: float, largest: float = float("inf")
-) -> float:
-    """Return a number that is in a range, both ends included.
-
-    Raises:
-        InputValueError: it is outside.
-    """
+def in_range(loss: nn.Module, name: str, value: Any, smallest: float, largest: float = float("inf")) -> float:
+    """Return a number that is in a range, both ends included."""
     is_number = isinstance(value, numbers.Real)
     if not is_number or not smallest <= value <= largest:
         raise InputValueError(
@@ -58,12 +48,8 @@ def check_range(
     return number
 
 
-def check_ignore_index(loss: nn.Module, ignore_index: Any) -> int:
-    """Return the label to leave out.
-
-    Raises:
-        InputValueError: it is not an integer.
-    """
+def label_to_ignore(loss: nn.Module, ignore_index: Any) -> int:
+    """Return the label to leave out, an integer."""
     is_integer = isinstance(ignore_index, numbers.Integral)
     if not is_integer:
         raise InputValueError(
@@ -77,12 +63,8 @@ def check_ignore_index(loss: nn.Module, ignore_index: Any) -> int:
     return label
 
 
-def check_ignored_probabilities(loss: nn.Module, ignore_index: int) -> None:
-    """Check that no label is ignored where the targets are probabilities.
-
-    Raises:
-        InputRuntimeError: one is; negative numbers such as the default are no label.
-    """
+def no_ignored_probabilities(loss: nn.Module, ignore_index: int) -> None:
+    """Check that no label is ignored where the targets are probabilities."""
     if ignore_index >= 0:
         raise InputRuntimeError(
             "ignore_index is a label, and the target is probabilities",
@@ -93,12 +75,8 @@ def check_ignored_probabilities(loss: nn.Module, ignore_index: int) -> None:
         )
 
 
-def check_same_shape(loss: nn.Module, input: Tensor, **others: Tensor) -> None:
-    """Check that tensors have the input's shape, which torch would broadcast.
-
-    Raises:
-        ShapeError: they differ.
-    """
+def same_shape(loss: nn.Module, input: Tensor, **others: Tensor) -> None:
+    """Check that tensors have the input's shape, which torch would broadcast."""
     for name, other in others.items():
         if other.shape != input.shape:
             raise ShapeError(
@@ -110,12 +88,8 @@ def check_same_shape(loss: nn.Module, input: Tensor, **others: Tensor) -> None:
             )
 
 
-def check_floating(loss: nn.Module, **tensors: Tensor) -> None:
-    """Check that inputs are floating-point numbers: the loss of integers would be rounded, without gradient.
-
-    Raises:
-        InputUnsupportedError: one is not.
-    """
+def floating(loss: nn.Module, **tensors: Tensor) -> None:
+    """Check that inputs are floating-point: the loss of integers would be rounded, without gradient."""
     for name, x in tensors.items():
         if not x.is_floating_point():
             raise InputUnsupportedError(
@@ -127,17 +101,13 @@ def check_floating(loss: nn.Module, **tensors: Tensor) -> None:
             )
 
 
-def check_label_dtype(
+def label_dtype(
     loss: nn.Module,
     target: Tensor,
     dtypes: Sequence[torch.dtype] = (torch.int64, torch.uint8, torch.int32, torch.bool),
     hint: str = "target.long()",
 ) -> None:
-    """Check that labels have one of these dtypes; converting numbers would truncate them.
-
-    Raises:
-        InputRuntimeError: they have not.
-    """
+    """Check that labels have one of these dtypes; converting numbers would truncate them."""
     if target.dtype not in dtypes:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes[:2])
         raise InputRuntimeError(
@@ -149,12 +119,8 @@ def check_label_dtype(
         )
 
 
-def check_probabilities(loss: nn.Module, target: Tensor) -> None:
-    """Check that targets are numbers from 0 to 1, on the CPU: on a GPU, reading them would wait for it.
-
-    Raises:
-        InputValueError: one is not.
-    """
+def probabilities(loss: nn.Module, target: Tensor) -> None:
+    """Check that targets are numbers from 0 to 1, on the CPU: on a GPU, reading them would wait for it."""
     if not target.is_cpu or not target.numel() or target.dtype == torch.bool or not has_values(target):
         return
     smallest, largest = (float(number) for number in target.detach().aminmax())
@@ -168,12 +134,8 @@ def check_probabilities(loss: nn.Module, target: Tensor) -> None:
         )
 
 
-def check_signs(loss: nn.Module, target: Tensor) -> None:
-    """Check that targets are 1 or -1, on the CPU.
-
-    Raises:
-        InputValueError: one is not.
-    """
+def signs(loss: nn.Module, target: Tensor) -> None:
+    """Check that targets are 1 or -1, on the CPU."""
     if not target.is_cpu or not has_values(target):
         return
     signs = target.detach().float()  # abs() takes no booleans
@@ -189,12 +151,8 @@ def check_signs(loss: nn.Module, target: Tensor) -> None:
     )
 
 
-def check_class_weight(loss: nn.Module, weight: Tensor | None, classes: int) -> None:
-    """Check that there is a weight for each class.
-
-    Raises:
-        ShapeError: there are more or fewer.
-    """
+def class_weight(loss: nn.Module, weight: Tensor | None, classes: int) -> None:
+    """Check that there is a weight for each class."""
     if weight is not None and weight.shape != (classes,):
         raise ShapeError(
             "the weight has not one number for each class",
@@ -216,12 +174,8 @@ def _axis_hint(input: Tensor, name: str, other: Tensor) -> str | None:
     return f"{names[0]}.squeeze({axis}), or {names[1]}.unsqueeze({axis})?"
 
 
-def check_label_shape(loss: nn.Module, input: Tensor, target: Tensor) -> None:
-    """Check that there is a label for each element: the input's shape without its classes, the second axis.
-
-    Raises:
-        ShapeError: there are more or fewer.
-    """
+def label_shape(loss: nn.Module, input: Tensor, target: Tensor) -> None:
+    """Check that there is a label for each element: the input's shape without its classes, axis 1."""
     shape = input.shape[:1] + input.shape[2:] if input.dim() > 1 else input.shape[1:]
     if target.shape != shape or not input.dim():
         hint = None
@@ -238,12 +192,8 @@ def check_label_shape(loss: nn.Module, input: Tensor, target: Tensor) -> None:
         )
 
 
-def check_labels(loss: nn.Module, input: Tensor, target: Tensor, ignore_index: int | None = None) -> None:
-    """Check that labels are classes, the second axis of the input, or `ignore_index`.
-
-    Raises:
-        InputIndexError: a label is none of these.
-    """
+def labels(loss: nn.Module, input: Tensor, target: Tensor, ignore_index: int | None = None) -> None:
+    """Check that labels are classes, the second axis of the input, or `ignore_index`."""
     labels = target if ignore_index is None else target[target.long() != ignore_index]
     classes = input.shape[min(1, input.dim() - 1)]
     if not labels.numel():
@@ -276,11 +226,7 @@ def as_weight(weight: Sequence[float] | Tensor | None) -> Tensor | None:
 
 
 def as_class_weight(loss: nn.Module, weight: Sequence[float] | Tensor | None) -> Tensor | None:
-    """Return the weights of classes as a tensor, as `as_weight`.
-
-    Raises:
-        InputValueError: they are not numbers, or a tensor with one axis.
-    """
+    """Return the weights of classes as a tensor, as `as_weight`."""
     try:
         tensor = as_weight(weight)
     except (TypeError, ValueError):

@@ -10,22 +10,7 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.module import Module
-from burnt.nn.loss.checks import (
-    Reduction,
-    as_class_weight,
-    check_class_weight,
-    check_floating,
-    check_ignore_index,
-    check_ignored_probabilities,
-    check_label_dtype,
-    check_label_shape,
-    check_labels,
-    check_probabilities,
-    check_range,
-    check_reduction,
-    check_same_shape,
-    reduce_losses,
-)
+from burnt.nn.loss import checks
 
 
 class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
@@ -66,29 +51,26 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         weight: Sequence[float] | Tensor | None = None,
         *,
         ignore_index: int = -100,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(
-            as_class_weight(self, weight),
-            ignore_index=check_ignore_index(self, ignore_index),
-            reduction=check_reduction(self, reduction),
-            label_smoothing=check_range(self, "label_smoothing", label_smoothing, 0.0, 1.0),
+            checks.as_class_weight(self, weight),
+            ignore_index=checks.label_to_ignore(self, ignore_index),
+            reduction=checks.known_reduction(self, reduction),
+            label_smoothing=checks.in_range(self, "label_smoothing", label_smoothing, 0.0, 1.0),
         )
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of logits ``[batch, num_classes, *]``; see the class for the target."""
         if not target.is_floating_point():
-            check_label_shape(self, input, target)
+            checks.label_shape(self, input, target)
         elif target.shape == input.shape:
-            check_ignored_probabilities(self, self.ignore_index)
+            checks.no_ignored_probabilities(self, self.ignore_index)
         if input.dim():
-            check_class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
+            checks.class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
         try:
-            if torch.compiler.is_compiling():
-                # In uint8, torch's label smoothing ignores the class that equals ignore_index modulo 256.
-                return super().forward(input, target if target.is_floating_point() else target.long())
-            return kernels.cross_entropy(
+            return kernels.cross_entropy.in_layer(
                 input,
                 target,
                 self.weight,
@@ -97,7 +79,7 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
                 label_smoothing=self.label_smoothing,
             )
         except IndexError:
-            check_labels(self, input, target, self.ignore_index)
+            checks.labels(self, input, target, self.ignore_index)
             raise
 
 
@@ -135,24 +117,24 @@ class Nll(Module, torch.nn.NLLLoss):
         weight: Sequence[float] | Tensor | None = None,
         *,
         ignore_index: int = -100,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
     ) -> None:
         super().__init__(
-            as_class_weight(self, weight),
-            ignore_index=check_ignore_index(self, ignore_index),
-            reduction=check_reduction(self, reduction),
+            checks.as_class_weight(self, weight),
+            ignore_index=checks.label_to_ignore(self, ignore_index),
+            reduction=checks.known_reduction(self, reduction),
         )
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of log-probabilities ``[batch, num_classes, *]`` and labels ``[batch, *]``."""
-        check_floating(self, input=input)
-        check_label_shape(self, input, target)
-        check_label_dtype(self, target, (torch.int64, torch.uint8))
-        check_class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
+        checks.floating(self, input=input)
+        checks.label_shape(self, input, target)
+        checks.label_dtype(self, target, (torch.int64, torch.uint8))
+        checks.class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
         try:
             return super().forward(input, target)
         except (IndexError, RuntimeError):
-            check_labels(self, input, target, self.ignore_index)
+            checks.labels(self, input, target, self.ignore_index)
             raise
 
 
@@ -195,35 +177,32 @@ class Focal(Module):
         weight: Sequence[float] | Tensor | None = None,
         *,
         ignore_index: int = -100,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
     ) -> None:
         super().__init__()
-        self.gamma = check_range(self, "gamma", gamma, 0.0)
-        self.ignore_index = check_ignore_index(self, ignore_index)
-        self.reduction = check_reduction(self, reduction)
-        self.weight = as_class_weight(self, weight)
+        self.gamma = checks.in_range(self, "gamma", gamma, 0.0)
+        self.ignore_index = checks.label_to_ignore(self, ignore_index)
+        self.reduction = checks.known_reduction(self, reduction)
+        self.weight = checks.as_class_weight(self, weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of logits ``[batch, num_classes, *]`` and labels ``[batch, *]``."""
-        check_floating(self, input=input)
+        checks.floating(self, input=input)
         hint = "probabilities.argmax(1), or BinaryFocal for targets from 0 to 1 of independent outputs"
-        check_label_dtype(self, target, hint=hint)
-        check_label_shape(self, input, target)
-        check_class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
-        cross_entropy = torch.nn.functional.cross_entropy
-        if not torch.compiler.is_compiling():
-            cross_entropy = kernels.cross_entropy  # type: ignore[assignment]
+        checks.label_dtype(self, target, hint=hint)
+        checks.label_shape(self, input, target)
+        checks.class_weight(self, self.weight, input.shape[min(1, input.dim() - 1)])
         target = target.long()
         try:
             # In 16 bits, 1 - p would round to 0 or to a few values.
-            losses = cross_entropy(
+            losses = kernels.cross_entropy.in_layer(
                 input.to(torch.promote_types(input.dtype, torch.float32)),
                 target,
                 ignore_index=self.ignore_index,
                 reduction="none",
             )
         except IndexError:
-            check_labels(self, input, target, self.ignore_index)
+            checks.labels(self, input, target, self.ignore_index)
             raise
         is_counted = target != self.ignore_index
         weight = is_counted.to(losses.dtype)
@@ -232,7 +211,7 @@ class Focal(Module):
         losses = weight * focus(-torch.expm1(-losses), self.gamma) * losses
         if self.reduction == "mean":
             return (losses.sum() / weight.sum()).to(input.dtype)
-        return reduce_losses(losses, self.reduction).to(input.dtype)
+        return checks.reduce_losses(losses, self.reduction).to(input.dtype)
 
 
 def focus(doubt: Tensor, gamma: float) -> Tensor:
@@ -273,14 +252,14 @@ class KlDiv(Module, torch.nn.KLDivLoss):
         self, reduction: Literal["mean", "sum", "none", "batchmean"] = "mean", log_target: bool = False
     ) -> None:
         allowed = ("mean", "sum", "none", "batchmean")
-        super().__init__(reduction=check_reduction(self, reduction, allowed), log_target=log_target)
+        super().__init__(reduction=checks.known_reduction(self, reduction, allowed), log_target=log_target)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the divergence of `target` ``[*]`` from log-probabilities `input` ``[*]``."""
-        check_same_shape(self, input, target=target)
-        check_floating(self, input=input, target=target)
+        checks.same_shape(self, input, target=target)
+        checks.floating(self, input=input, target=target)
         if not self.log_target:
-            check_probabilities(self, target)
+            checks.probabilities(self, target)
         if self.reduction == "mean":  # torch warns that this is not the divergence's definition
             return torch.kl_div(input, target, 1, log_target=self.log_target)
         return super().forward(input, target)
@@ -321,21 +300,23 @@ class MultiMargin(Module, torch.nn.MultiMarginLoss):
         p: Literal[1, 2] = 1,
         margin: float = 1.0,
         weight: Sequence[float] | Tensor | None = None,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
     ) -> None:
-        check_range(self, "p", p, 1, 2)
-        super().__init__(p, margin, as_class_weight(self, weight), reduction=check_reduction(self, reduction))
+        checks.in_range(self, "p", p, 1, 2)
+        super().__init__(
+            p, margin, checks.as_class_weight(self, weight), reduction=checks.known_reduction(self, reduction)
+        )
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[batch, num_classes]`` and labels ``[batch]``."""
-        check_floating(self, input=input)
-        check_label_shape(self, input, target)
-        check_label_dtype(self, target, (torch.int64,))
-        check_class_weight(self, self.weight, input.shape[-1])
+        checks.floating(self, input=input)
+        checks.label_shape(self, input, target)
+        checks.label_dtype(self, target, (torch.int64,))
+        checks.class_weight(self, self.weight, input.shape[-1])
         if not input.shape[0]:  # torch returns what is in memory
-            return reduce_losses(input.sum(1), self.reduction)
+            return checks.reduce_losses(input.sum(1), self.reduction)
         try:
             return super().forward(input, target)
         except RuntimeError:
-            check_labels(self, input, target)
+            checks.labels(self, input, target)
             raise

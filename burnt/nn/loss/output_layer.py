@@ -15,19 +15,7 @@ from burnt import kernels
 from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
 from burnt.nn.linear import Linear
-from burnt.nn.loss.checks import (
-    Reduction,
-    as_class_weight,
-    check_class_weight,
-    check_floating,
-    check_ignore_index,
-    check_ignored_probabilities,
-    check_label_dtype,
-    check_labels,
-    check_range,
-    check_reduction,
-    has_values,
-)
+from burnt.nn.loss import checks
 
 
 class LinearCrossEntropy(Module):
@@ -85,30 +73,30 @@ class LinearCrossEntropy(Module):
         dtype: torch.dtype | None = None,
         weight: Sequence[float] | Tensor | None = None,
         ignore_index: int = -100,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
         rows = num_classes * math.prod(out_features)
         self.linear = Linear(in_features, rows, bias, device=device, dtype=dtype)
         self.num_classes, self.out_features = num_classes, tuple(out_features)
-        self.ignore_index = check_ignore_index(self, ignore_index)
-        self.reduction = check_reduction(self, reduction)
-        self.label_smoothing = check_range(self, "label_smoothing", label_smoothing, 0.0, 1.0)
-        weight = as_class_weight(self, weight)
-        check_class_weight(self, weight, num_classes)
+        self.ignore_index = checks.label_to_ignore(self, ignore_index)
+        self.reduction = checks.known_reduction(self, reduction)
+        self.label_smoothing = checks.in_range(self, "label_smoothing", label_smoothing, 0.0, 1.0)
+        weight = checks.as_class_weight(self, weight)
+        checks.class_weight(self, weight, num_classes)
         self.weight = None if weight is None else weight.to(device=device, dtype=dtype)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Compute the loss of inputs ``[*, in_features]``; see the class for the target."""
         self._check_shapes(input, target)
         if target.is_floating_point():
-            check_ignored_probabilities(self, self.ignore_index)
+            checks.no_ignored_probabilities(self, self.ignore_index)
         linear = self.linear
         is_plain = self.weight is None and not self.out_features and not target.is_floating_point()
         try:
-            if is_plain and not torch.compiler.is_compiling():
-                loss: Tensor = kernels.linear_cross_entropy(
+            if is_plain:
+                loss: Tensor = kernels.linear_cross_entropy.in_layer(
                     input,
                     linear.weight,
                     target,
@@ -120,7 +108,7 @@ class LinearCrossEntropy(Module):
                 return loss
             return self._of_logits(input, target)
         except IndexError:
-            check_labels(self, linear.weight.new_empty(1, self.num_classes), target, self.ignore_index)
+            checks.labels(self, linear.weight.new_empty(1, self.num_classes), target, self.ignore_index)
             raise
 
     def _of_logits(self, input: Tensor, target: Tensor) -> Tensor:
@@ -226,15 +214,15 @@ class AdaptiveLogSoftmax(Module, torch.nn.AdaptiveLogSoftmaxWithLoss):
                 f"or [{self.in_features}] and []",
                 found=f"{tuple(input_.shape)} and {tuple(target_.shape)}",
             )
-        check_floating(self, input_=input_)
-        check_label_dtype(self, target_, (torch.int64,), "target_.long()")
+        checks.floating(self, input_=input_)
+        checks.label_dtype(self, target_, (torch.int64,), "target_.long()")
         rows, labels = input_.reshape(-1, self.in_features), target_.reshape(-1)
         head = self.head(rows).log_softmax(1)
         columns, output = labels, head.new_zeros(rows.shape[0])
         for i, (start, stop) in enumerate(pairwise(self.cutoffs)):
             is_inside = (labels >= start) & (labels < stop)
             columns = torch.where(is_inside, self.shortlist_size + i, columns)
-            if has_values(rows):
+            if checks.has_values(rows):
                 index = is_inside.nonzero().squeeze(1)
                 if len(index):
                     logs = self.tail[i](rows[index]).log_softmax(1)
@@ -248,6 +236,6 @@ class AdaptiveLogSoftmax(Module, torch.nn.AdaptiveLogSoftmaxWithLoss):
         try:
             output = output + head.gather(1, columns.unsqueeze(1)).squeeze(1)
         except RuntimeError:
-            check_labels(self, rows.new_empty(1, self.n_classes), labels)
+            checks.labels(self, rows.new_empty(1, self.n_classes), labels)
             raise
         return _Output(output.reshape(target_.shape), -output.mean())

@@ -9,14 +9,7 @@ from torch import Tensor
 
 from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
-from burnt.nn.loss.checks import (
-    Reduction,
-    check_range,
-    check_reduction,
-    check_same_shape,
-    has_values,
-    reduce_losses,
-)
+from burnt.nn.loss import checks
 
 
 class L1(Module, torch.nn.L1Loss):
@@ -38,12 +31,12 @@ class L1(Module, torch.nn.L1Loss):
 
     reduction: str
 
-    def __init__(self, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=check_reduction(self, reduction))
+    def __init__(self, reduction: checks.Reduction = "mean") -> None:
+        super().__init__(reduction=checks.known_reduction(self, reduction))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the error of `input` ``[*]`` against `target` ``[*]``."""
-        check_same_shape(self, input, target=target)
+        checks.same_shape(self, input, target=target)
         return super().forward(input, target)
 
 
@@ -67,12 +60,12 @@ class Mse(Module, torch.nn.MSELoss):
 
     reduction: str
 
-    def __init__(self, reduction: Reduction = "mean") -> None:
-        super().__init__(reduction=check_reduction(self, reduction))
+    def __init__(self, reduction: checks.Reduction = "mean") -> None:
+        super().__init__(reduction=checks.known_reduction(self, reduction))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the error of `input` ``[*]`` against `target` ``[*]``."""
-        check_same_shape(self, input, target=target)
+        checks.same_shape(self, input, target=target)
         return super().forward(input, target)
 
 
@@ -100,18 +93,18 @@ class Lp(Module):
     p: float
     reduction: str
 
-    def __init__(self, p: float, reduction: Reduction = "mean") -> None:
+    def __init__(self, p: float, reduction: checks.Reduction = "mean") -> None:
         super().__init__()
         if not p > 0:
             raise InputValueError(
                 "the power of a distance must be positive", where="Lp", expected="p > 0", found=p
             )
         self.p = p
-        self.reduction = check_reduction(self, reduction)
+        self.reduction = checks.known_reduction(self, reduction)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the error of `input` ``[*]`` against `target` ``[*]``."""
-        check_same_shape(self, input, target=target)
+        checks.same_shape(self, input, target=target)
         error = (input - target).abs()
         if self.p < 1:
             # The slope at 0 is infinite, and infinity times the slope 0 of abs would be NaN.
@@ -119,7 +112,7 @@ class Lp(Module):
             losses = torch.where(is_positive, torch.where(is_positive, error, 1.0).pow(self.p), error)
         else:
             losses = error.pow(self.p)
-        return reduce_losses(losses, self.reduction)
+        return checks.reduce_losses(losses, self.reduction)
 
 
 class SmoothL1(Module, torch.nn.SmoothL1Loss):
@@ -149,14 +142,14 @@ class SmoothL1(Module, torch.nn.SmoothL1Loss):
     reduction: str
     beta: float
 
-    def __init__(self, reduction: Reduction = "mean", beta: float = 1.0) -> None:
+    def __init__(self, reduction: checks.Reduction = "mean", beta: float = 1.0) -> None:
         super().__init__(
-            reduction=check_reduction(self, reduction), beta=check_range(self, "beta", beta, 0.0)
+            reduction=checks.known_reduction(self, reduction), beta=checks.in_range(self, "beta", beta, 0.0)
         )
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the error of `input` ``[*]`` against `target` ``[*]``."""
-        check_same_shape(self, input, target=target)
+        checks.same_shape(self, input, target=target)
         return super().forward(input, target)
 
 
@@ -187,16 +180,16 @@ class Huber(Module, torch.nn.HuberLoss):
     reduction: str
     delta: float
 
-    def __init__(self, reduction: Reduction = "mean", delta: float = 1.0) -> None:
+    def __init__(self, reduction: checks.Reduction = "mean", delta: float = 1.0) -> None:
         if not delta > 0:
             raise InputValueError(
                 "delta must be positive", where="Huber", expected="delta > 0", found=delta, hint="0 is L1()"
             )
-        super().__init__(reduction=check_reduction(self, reduction), delta=delta)
+        super().__init__(reduction=checks.known_reduction(self, reduction), delta=delta)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the error of `input` ``[*]`` against `target` ``[*]``."""
-        check_same_shape(self, input, target=target)
+        checks.same_shape(self, input, target=target)
         return super().forward(input, target)
 
 
@@ -230,29 +223,31 @@ class GaussianNll(Module, torch.nn.GaussianNLLLoss):
     eps: float
     reduction: str
 
-    def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: Reduction = "mean") -> None:
+    def __init__(
+        self, *, full: bool = False, eps: float = 1e-6, reduction: checks.Reduction = "mean"
+    ) -> None:
         super().__init__(
             full=full,
-            eps=check_range(self, "eps", eps, 0.0),
-            reduction=check_reduction(self, reduction),
+            eps=checks.in_range(self, "eps", eps, 0.0),
+            reduction=checks.known_reduction(self, reduction),
         )
 
     def forward(self, input: Tensor, target: Tensor, var: Tensor | float) -> Tensor:
         """Return the loss of means `input` ``[*]`` and variances `var` for numbers `target` ``[*]``."""
-        check_same_shape(self, input, target=target)
+        checks.same_shape(self, input, target=target)
         var = self._variance(input, var)
         # The clamp has no gradient, as in torch: a variance that is too small must be able to grow.
         var = torch.where(var < self.eps, self.eps + (var - var.detach()), var)
         losses = (var.log() + (input - target).square() / var) / 2
         if self.full:
             losses = losses + math.log(2 * math.pi) / 2
-        return reduce_losses(losses, self.reduction)
+        return checks.reduce_losses(losses, self.reduction)
 
     def _variance(self, input: Tensor, var: Tensor | float) -> Tensor:
         """Return variances that broadcast with the input, and check them."""
         if not isinstance(var, Tensor):
             var = torch.full_like(input, var)
-        if has_values(var) and var.numel() and var.min() < 0:
+        if checks.has_values(var) and var.numel() and var.min() < 0:
             raise InputValueError(
                 "a variance is negative",
                 where="GaussianNll",
@@ -307,16 +302,16 @@ class PoissonNll(Module, torch.nn.PoissonNLLLoss):
         log_input: bool = True,
         full: bool = False,
         eps: float = 1e-8,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
     ) -> None:
         super().__init__(
             log_input=log_input,
             full=full,
-            eps=check_range(self, "eps", eps, 0.0),
-            reduction=check_reduction(self, reduction),
+            eps=checks.in_range(self, "eps", eps, 0.0),
+            reduction=checks.known_reduction(self, reduction),
         )
 
     def forward(self, log_input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of log rates (or rates) ``[*]`` for counts `target` ``[*]``."""
-        check_same_shape(self, log_input, target=target)
+        checks.same_shape(self, log_input, target=target)
         return super().forward(log_input, target)

@@ -10,18 +10,7 @@ from torch import Tensor
 
 from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
-from burnt.nn.loss.checks import (
-    Reduction,
-    as_class_weight,
-    check_class_weight,
-    check_floating,
-    check_ignore_index,
-    check_label_dtype,
-    check_labels,
-    check_probabilities,
-    check_range,
-    check_reduction,
-)
+from burnt.nn.loss import checks
 
 
 class Dice(Module):
@@ -75,7 +64,7 @@ class Dice(Module):
         smooth: float = 1.0,
         weight: Sequence[float] | Tensor | None = None,
         ignore_index: int = -100,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
     ) -> None:
         super().__init__()
         if activation not in ("softmax", "sigmoid"):
@@ -86,10 +75,10 @@ class Dice(Module):
                 found=repr(activation),
             )
         self.activation = activation
-        self.ignore_index = check_ignore_index(self, ignore_index)
-        self.smooth = check_range(self, "smooth", smooth, 0.0)
-        self.reduction = check_reduction(self, reduction)
-        self.weight = as_class_weight(self, weight)
+        self.ignore_index = checks.label_to_ignore(self, ignore_index)
+        self.smooth = checks.in_range(self, "smooth", smooth, 0.0)
+        self.reduction = checks.known_reduction(self, reduction)
+        self.weight = checks.as_class_weight(self, weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of logits ``[batch, num_classes, *]``; see the class for the target."""
@@ -106,9 +95,9 @@ class Dice(Module):
                 found=tuple(input.shape),
                 hint='Dice("sigmoid") for one mask',
             )
-        check_floating(self, input=input)
+        checks.floating(self, input=input)
         self._check_target(input, target)
-        check_class_weight(self, self.weight, input.shape[1])
+        checks.class_weight(self, self.weight, input.shape[1])
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         probabilities = x.softmax(1) if self.activation == "softmax" else x.sigmoid()
         if target.shape != input.shape:
@@ -125,12 +114,12 @@ class Dice(Module):
 
     def _check_target(self, input: Tensor, target: Tensor) -> None:
         if target.shape == input.shape:
-            check_probabilities(self, target)
+            checks.probabilities(self, target)
             return
         labels = input.shape[:1] + input.shape[2:]
         is_one_mask = self.activation == "sigmoid" and input.shape[1] == 1
         if target.shape == labels and not is_one_mask:
-            check_label_dtype(self, target, hint="target.long(), or masks of the input's shape")
+            checks.label_dtype(self, target, hint="target.long(), or masks of the input's shape")
             return
         hint = None
         if is_one_mask and target.shape == labels:
@@ -154,7 +143,7 @@ class Dice(Module):
         try:
             return torch.zeros_like(input).scatter(1, labels, is_counted.to(input.dtype))
         except RuntimeError:
-            check_labels(self, input, target, self.ignore_index)
+            checks.labels(self, input, target, self.ignore_index)
             raise
 
     def _reduced(self, losses: Tensor) -> Tensor:

@@ -10,14 +10,7 @@ from torch.nn import functional as F
 
 from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, ShapeError
 from burnt.module import Module
-from burnt.nn.loss.checks import (
-    Reduction,
-    check_floating,
-    check_label_dtype,
-    check_labels,
-    check_reduction,
-    has_values,
-)
+from burnt.nn.loss import checks
 
 _NEVER = -1e30  # log-probability of what cannot be; minus infinity would make gradients NaN
 
@@ -58,12 +51,14 @@ class Ctc(Module, torch.nn.CTCLoss):
     reduction: str
     zero_infinity: bool
 
-    def __init__(self, blank: int = 0, reduction: Reduction = "mean", zero_infinity: bool = False) -> None:
+    def __init__(
+        self, blank: int = 0, reduction: checks.Reduction = "mean", zero_infinity: bool = False
+    ) -> None:
         if isinstance(blank, bool) or not isinstance(blank, int) or blank < 0:
             raise InputValueError(
                 "the blank is a class", where="Ctc", expected="an integer of at least 0", found=repr(blank)
             )
-        super().__init__(blank, check_reduction(self, reduction), zero_infinity)
+        super().__init__(blank, checks.known_reduction(self, reduction), zero_infinity)
 
     def forward(
         self,
@@ -76,9 +71,9 @@ class Ctc(Module, torch.nn.CTCLoss):
         input_lengths, target_lengths = torch.as_tensor(input_lengths), torch.as_tensor(target_lengths)
         self._check_shapes(log_probs, targets, input_lengths, target_lengths)
         self._check_dtypes(log_probs, targets, input_lengths, target_lengths)
-        if log_probs.is_cpu and has_values(log_probs):
+        if log_probs.is_cpu and checks.has_values(log_probs):
             self._check_values(log_probs, targets, input_lengths, target_lengths)
-        if has_values(log_probs) or targets.dim() < log_probs.dim() - 1:
+        if checks.has_values(log_probs) or targets.dim() < log_probs.dim() - 1:
             # torch has it for float32 and float64 only.
             x = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
             return super().forward(x, targets, input_lengths, target_lengths).to(log_probs.dtype)
@@ -151,8 +146,8 @@ class Ctc(Module, torch.nn.CTCLoss):
     def _check_dtypes(
         self, log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor
     ) -> None:
-        check_floating(self, log_probs=log_probs)
-        check_label_dtype(self, targets, (torch.int64, torch.int32, torch.uint8), "targets.long()")
+        checks.floating(self, log_probs=log_probs)
+        checks.label_dtype(self, targets, (torch.int64, torch.int32, torch.uint8), "targets.long()")
         for name, lengths in {"input_lengths": input_lengths, "target_lengths": target_lengths}.items():
             if lengths.is_floating_point():
                 raise InputRuntimeError(
@@ -186,7 +181,7 @@ class Ctc(Module, torch.nn.CTCLoss):
                 )
         if targets.dim() == 2:
             targets = targets[torch.arange(targets.shape[1]) < target_lengths.unsqueeze(1)]
-        check_labels(self, log_probs.flatten(0, -2), targets)
+        checks.labels(self, log_probs.flatten(0, -2), targets)
         if (targets == self.blank).any():
             raise InputValueError(
                 "a label is the blank, which stands between labels",

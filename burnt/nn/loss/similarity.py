@@ -10,14 +10,7 @@ from torch.nn import functional as F
 
 from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
-from burnt.nn.loss.checks import (
-    Reduction,
-    check_floating,
-    check_range,
-    check_reduction,
-    check_same_shape,
-    check_signs,
-)
+from burnt.nn.loss import checks
 
 
 class HingeEmbedding(Module, torch.nn.HingeEmbeddingLoss):
@@ -43,13 +36,13 @@ class HingeEmbedding(Module, torch.nn.HingeEmbeddingLoss):
     margin: float
     reduction: str
 
-    def __init__(self, margin: float = 1.0, reduction: Reduction = "mean") -> None:
-        super().__init__(margin, reduction=check_reduction(self, reduction))
+    def __init__(self, margin: float = 1.0, reduction: checks.Reduction = "mean") -> None:
+        super().__init__(margin, reduction=checks.known_reduction(self, reduction))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of distances ``[*]`` and targets ``[*]``, 1 or -1."""
-        check_same_shape(self, input, target=target)
-        check_signs(self, target)
+        checks.same_shape(self, input, target=target)
+        checks.signs(self, target)
         return super().forward(input, target)
 
 
@@ -80,14 +73,15 @@ class CosineEmbedding(Module, torch.nn.CosineEmbeddingLoss):
     margin: float
     reduction: str
 
-    def __init__(self, margin: float = 0.0, reduction: Reduction = "mean") -> None:
+    def __init__(self, margin: float = 0.0, reduction: checks.Reduction = "mean") -> None:
         super().__init__(
-            check_range(self, "margin", margin, -1.0, 1.0), reduction=check_reduction(self, reduction)
+            checks.in_range(self, "margin", margin, -1.0, 1.0),
+            reduction=checks.known_reduction(self, reduction),
         )
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
         """Return the loss of pairs ``[batch, features]`` and targets ``[batch]``, 1 or -1."""
-        check_same_shape(self, input1, input2=input2)
+        checks.same_shape(self, input1, input2=input2)
         if input1.dim() not in (1, 2) or target.shape != input1.shape[:-1]:
             raise ShapeError(
                 "the targets are not one for each pair",
@@ -95,7 +89,7 @@ class CosineEmbedding(Module, torch.nn.CosineEmbeddingLoss):
                 expected="inputs [batch, features] and a target [batch], or [features] and []",
                 found=f"inputs {tuple(input1.shape)} and a target {tuple(target.shape)}",
             )
-        check_signs(self, target)
+        checks.signs(self, target)
         return super().forward(input1, input2, target)
 
 
@@ -122,12 +116,12 @@ class MarginRanking(Module, torch.nn.MarginRankingLoss):
     margin: float
     reduction: str
 
-    def __init__(self, margin: float = 0.0, reduction: Reduction = "mean") -> None:
-        super().__init__(margin, reduction=check_reduction(self, reduction))
+    def __init__(self, margin: float = 0.0, reduction: checks.Reduction = "mean") -> None:
+        super().__init__(margin, reduction=checks.known_reduction(self, reduction))
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[*]``, ``[*]`` and targets ``[*]``, 1 or -1."""
-        check_same_shape(self, input1, input2=input2, target=target)
+        checks.same_shape(self, input1, input2=input2, target=target)
         return super().forward(input1, input2, target)
 
 
@@ -169,14 +163,14 @@ class TripletMargin(Module, torch.nn.TripletMarginLoss):
         p: float = 2.0,
         eps: float = 1e-6,
         swap: bool = False,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
     ) -> None:
         _check_margin(self, margin)
-        super().__init__(margin, p, eps, swap, reduction=check_reduction(self, reduction))
+        super().__init__(margin, p, eps, swap, reduction=checks.known_reduction(self, reduction))
 
     def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """Return the loss of triplets ``[*, features]``."""
-        check_same_shape(self, anchor, positive=positive, negative=negative)
+        checks.same_shape(self, anchor, positive=positive, negative=negative)
         return super().forward(anchor, positive, negative)
 
 
@@ -216,19 +210,19 @@ class TripletMarginWithDistance(Module, torch.nn.TripletMarginWithDistanceLoss):
         distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
         margin: float = 1.0,
         swap: bool = False,
-        reduction: Reduction = "mean",
+        reduction: checks.Reduction = "mean",
     ) -> None:
         _check_margin(self, margin)
         super().__init__(
             distance_function=distance_function,
             margin=margin,
             swap=swap,
-            reduction=check_reduction(self, reduction),
+            reduction=checks.known_reduction(self, reduction),
         )
 
     def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         """Return the loss of triplets ``[*, features]``."""
-        check_same_shape(self, anchor, positive=positive, negative=negative)
+        checks.same_shape(self, anchor, positive=positive, negative=negative)
         return super().forward(anchor, positive, negative)
 
 
@@ -272,7 +266,7 @@ class InfoNce(Module):
     reduction: str
 
     def __init__(
-        self, temperature: float = 0.07, symmetric: bool = False, reduction: Reduction = "mean"
+        self, temperature: float = 0.07, symmetric: bool = False, reduction: checks.Reduction = "mean"
     ) -> None:
         super().__init__()
         if not temperature > 0:
@@ -280,11 +274,11 @@ class InfoNce(Module):
                 "the temperature must be positive", where="InfoNce", expected="more than 0", found=temperature
             )
         self.temperature, self.symmetric = temperature, symmetric
-        self.reduction = check_reduction(self, reduction)
+        self.reduction = checks.known_reduction(self, reduction)
 
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
         """Return the loss of embeddings ``[batch, features]``, whose rows i belong together."""
-        check_same_shape(self, input1, input2=input2)
+        checks.same_shape(self, input1, input2=input2)
         if input1.dim() != 2:
             raise ShapeError(
                 "a batch of embeddings has two axes",
@@ -292,7 +286,7 @@ class InfoNce(Module):
                 expected="[batch, features]",
                 found=tuple(input1.shape),
             )
-        check_floating(self, input1=input1, input2=input2)
+        checks.floating(self, input1=input1, input2=input2)
         logits = F.normalize(input1, dim=1) @ F.normalize(input2, dim=1).t() / self.temperature
         labels = torch.arange(logits.shape[0], device=logits.device)
         loss = F.cross_entropy(logits, labels, reduction=self.reduction)

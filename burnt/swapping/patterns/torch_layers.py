@@ -1,4 +1,4 @@
-"""Kinds for the layers of `torch.nn`.
+"""Kinds for the layers of `torch.nn`, most of which get the forward of their subclass in `burnt.nn`.
 
 A kind matches a torch class and subclasses that inherit its ``forward``. A subclass that overrides it may
 compute anything, and is not swapped.
@@ -10,9 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+import burnt.nn as burnt_nn
 from burnt import kernels
+from burnt.nn.conv import convolve
+from burnt.nn.norm import batch_norm
+from burnt.nn.pool import adaptive_size, avg_pool, max_pool
 from burnt.swapping.kind import Kind
 
 Method = Callable[..., Any]
@@ -58,10 +61,6 @@ def _inplace_reason(module: Any) -> str | None:
 # --- matmuls, convolutions and gathers --------------------------------------------------------------------
 
 
-def _linear(self: nn.Linear, input: Tensor) -> Tensor:
-    return kernels.linear(input, self.weight, self.bias)
-
-
 def _linear_reason(module: nn.Linear) -> str | None:
     if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
         return "is never called: torch.nn.MultiheadAttention reads its parameters"
@@ -73,19 +72,7 @@ def is_lazy(module: nn.Module) -> bool:
     return any(isinstance(p, nn.UninitializedParameter) for p in module._parameters.values())
 
 
-_kind("linear", "kernels.linear", nn.Linear, _linear, _linear_reason)
-
-
-def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
-    return kernels.conv(
-        input,
-        self.weight,
-        self.bias,
-        stride=self.stride,
-        padding=padding_of(self),
-        dilation=self.dilation,
-        groups=self.groups,
-    )
+_kind("linear", "kernels.linear", nn.Linear, burnt_nn.Linear.forward, _linear_reason)
 
 
 def conv_reason(module: nn.Conv2d) -> str | None:
@@ -115,7 +102,7 @@ def padding_of(module: Any) -> Any:
     return module.padding
 
 
-_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, conv_reason, _conv_setting_reason)
+_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), convolve, conv_reason, _conv_setting_reason)
 
 
 def _conv_transpose(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -145,10 +132,6 @@ _kind(
 )
 
 
-def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
-    return kernels.embedding(input, self.weight, self.padding_idx)
-
-
 def _embedding_reason(module: nn.Embedding) -> str | None:
     if module.max_norm is not None:
         return "max_norm= changes the table while it is read"
@@ -157,27 +140,21 @@ def _embedding_reason(module: nn.Embedding) -> str | None:
     return None
 
 
-_kind("embedding", "kernels.embedding", nn.Embedding, _embedding, _embedding_reason, _embedding_reason)
+_kind(
+    "embedding",
+    "kernels.embedding",
+    nn.Embedding,
+    burnt_nn.Embedding.forward,
+    _embedding_reason,
+    _embedding_reason,
+)
 
 
 # --- normalisations ---------------------------------------------------------------------------------------
 
 
-def _layer_norm(self: nn.LayerNorm, input: Tensor) -> Tensor:
-    if _is_refused(self, input):
-        return F.layer_norm(input, list(self.normalized_shape), None, None, self.eps)  # raises
-    return kernels.layer_norm(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
-
-
-def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
-    if _is_refused(self, x):
-        return F.rms_norm(x, list(self.normalized_shape), None, self.eps)  # raises
-    return kernels.rms_norm(x, self.weight, self.eps)  # type: ignore[return-value]
-
-
-def _is_refused(module: Any, x: Tensor) -> bool:
-    """Whether a norm without weight gets a last axis of the wrong size, which the ops would accept."""
-    return module.weight is None and x.shape[-1:] != module.normalized_shape
+def _rms_norm(self: Any, x: Tensor) -> Tensor:
+    return burnt_nn.RmsNorm.forward(self, x)
 
 
 def _no_weight_reason(module: Any) -> str | None:
@@ -193,7 +170,7 @@ _kind(
     "layer_norm",
     "kernels.layer_norm",
     nn.LayerNorm,
-    _layer_norm,
+    burnt_nn.LayerNorm.forward,
     _no_weight_reason,
     _no_weight_reason,
 )
@@ -205,27 +182,6 @@ def _group_norm(self: nn.GroupNorm, input: Tensor) -> Tensor:
 
 
 _kind("group_norm", "kernels.group_norm", nn.GroupNorm, _group_norm)
-
-
-def _batch_norm(self: nn.BatchNorm2d, input: Tensor) -> Tensor:
-    self._check_input_dim(input)
-    # In evaluation, the running averages are used and not updated; without them, the batch's statistics.
-    by_batch = self.training or self.running_mean is None
-    uses_averages = not self.training or self.track_running_stats
-    assert self.momentum is not None
-    out = kernels.batch_norm(
-        input,
-        self.running_mean if uses_averages else None,
-        self.running_var if uses_averages else None,
-        self.weight,
-        self.bias,
-        by_batch,
-        self.momentum,
-        self.eps,
-    )
-    if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-        self.num_batches_tracked.add_(1)
-    return out
 
 
 def _batch_norm_reason(module: nn.BatchNorm2d) -> str | None:
@@ -242,7 +198,7 @@ _kind(
     "batch_norm",
     "kernels.batch_norm",
     (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-    _batch_norm,
+    batch_norm,
     _batch_norm_reason,
     _momentum_reason,
 )
@@ -251,25 +207,13 @@ _kind(
 # --- elementwise ------------------------------------------------------------------------------------------
 
 
-def _gelu(self: nn.GELU, input: Tensor) -> Tensor:
-    return kernels.gelu(input, self.approximate)
-
-
-def _silu(self: nn.SiLU, input: Tensor) -> Tensor:
-    return kernels.silu(input)
-
-
-def _dropout(self: nn.Dropout, input: Tensor) -> Tensor:
-    return kernels.dropout(input, self.p, self.training)
-
-
-_kind("gelu", "kernels.gelu", nn.GELU, _gelu)
-_kind("silu", "kernels.silu", nn.SiLU, _silu, _inplace_reason, _inplace_reason)
+_kind("gelu", "kernels.gelu", nn.GELU, burnt_nn.Gelu.forward)
+_kind("silu", "kernels.silu", nn.SiLU, burnt_nn.Silu.forward, _inplace_reason, _inplace_reason)
 _kind(
     "dropout",
     "kernels.dropout",
     nn.Dropout,
-    _dropout,
+    burnt_nn.Dropout.forward,
     _inplace_reason,
     _inplace_reason,
     random=True,
@@ -280,22 +224,19 @@ _kind(
 # --- along an axis, and losses ----------------------------------------------------------------------------
 
 
-def _softmax(self: nn.Softmax, input: Tensor) -> Tensor:
-    assert self.dim is not None
-    return kernels.softmax(input, self.dim)
-
-
-def _log_softmax(self: nn.LogSoftmax, input: Tensor) -> Tensor:
-    assert self.dim is not None
-    return kernels.log_softmax(input, self.dim)
-
-
 def _axis_reason(module: Any) -> str | None:
     return "has no dim=" if module.dim is None else None
 
 
-_kind("softmax", "kernels.softmax", nn.Softmax, _softmax, _axis_reason, _axis_reason)
-_kind("log_softmax", "kernels.log_softmax", nn.LogSoftmax, _log_softmax, _axis_reason, _axis_reason)
+_kind("softmax", "kernels.softmax", nn.Softmax, burnt_nn.Softmax.forward, _axis_reason, _axis_reason)
+_kind(
+    "log_softmax",
+    "kernels.log_softmax",
+    nn.LogSoftmax,
+    burnt_nn.LogSoftmax.forward,
+    _axis_reason,
+    _axis_reason,
+)
 
 
 def _cross_entropy(self: nn.CrossEntropyLoss, input: Tensor, target: Tensor) -> Tensor:
@@ -312,39 +253,22 @@ _kind("cross_entropy", "kernels.cross_entropy", nn.CrossEntropyLoss, _cross_entr
 
 def _max_pool(cls: type) -> Method:
     axes = _axes(cls)
-
-    def forward(self: nn.MaxPool2d, input: Tensor) -> Any:
-        size = _size_per_axis(self.kernel_size, axes)
-        rest = self.padding, self.dilation, self.ceil_mode, self.return_indices
-        return kernels.max_pool(input, size, self.stride, *rest)
-
-    return forward
+    return lambda self, input: max_pool(self, input, axes)
 
 
 def _avg_pool(cls: type) -> Method:
     axes = _axes(cls)
-
-    def forward(self: nn.AvgPool2d, input: Tensor) -> Tensor:
-        size = _size_per_axis(self.kernel_size, axes)
-        rest = self.padding, self.ceil_mode, self.count_include_pad, getattr(self, "divisor_override", None)
-        return kernels.avg_pool(input, size, self.stride, *rest)
-
-    return forward
+    return lambda self, input: avg_pool(self, input, axes)
 
 
 def _adaptive_avg_pool(cls: type) -> Method:
     axes = _axes(cls)
-    return lambda self, input: kernels.adaptive_avg_pool(input, _size_per_axis(self.output_size, axes))
+    return lambda self, input: kernels.adaptive_avg_pool(input, adaptive_size(self, input, axes))
 
 
 def _adaptive_max_pool(cls: type) -> Method:
     axes = _axes(cls)
-    return lambda self, input: kernels.adaptive_max_pool(input, _size_per_axis(self.output_size, axes))
-
-
-def _size_per_axis(size: Any, axes: int) -> Any:
-    """Expand a size to one per axis, from which the ops recognise an input without a batch axis."""
-    return [size] * axes if isinstance(size, int) else list(size)
+    return lambda self, input: kernels.adaptive_max_pool(input, adaptive_size(self, input, axes))
 
 
 def _axes(cls: type) -> int:

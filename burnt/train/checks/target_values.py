@@ -23,7 +23,7 @@ from burnt.data.files.table import Table
 from burnt.data.views import Selection
 from burnt.errors import BurntError, InputIndexError, InputValueError, range_hint
 from burnt.inspect.specs import map_tensors, named_tensors, tensors_in
-from burnt.nn.loss.checks import check_labels, check_probabilities, check_signs
+from burnt.nn.loss import checks as loss_checks
 
 _MOST_ELEMENTS = 1 << 24
 """Of the tensors whose values are followed through an op."""
@@ -134,15 +134,15 @@ def _check_targets(name: str, arguments: Mapping[str, Any], values: Mapping[int,
     elif name in ("cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss"):
         if not target.is_floating_point():  # which are probabilities
             ignored = -1 if name == "multilabel_margin_loss" else arguments.get("ignore_index", -100)
-            check_labels(loss, input, target, ignored)
+            loss_checks.labels(loss, input, target, ignored)
     elif name == "linear_cross_entropy":
-        check_labels(loss, arguments["weight"].t(), target, arguments["ignore_index"])
+        loss_checks.labels(loss, arguments["weight"].t(), target, arguments["ignore_index"])
     elif name in ("binary_cross_entropy", "binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"):
         if target.min() < -0.5 or target.max() > 1.5:  # not what resizing a mask adds at its edges
-            check_probabilities(loss, target)
+            loss_checks.probabilities(loss, target)
     elif name.endswith("_embedding_loss") or name in ("margin_ranking_loss", "soft_margin_loss"):
         if not (target == -1).any() or not ((target == 0) | (target.abs() == 1)).all():  # 0 leaves out
-            check_signs(loss, target)
+            loss_checks.signs(loss, target)
     elif name == "poisson_nll_loss" or (name == "kl_div" and not arguments.get("log_target")):
         smallest = float(target.min())
         if smallest >= 0:

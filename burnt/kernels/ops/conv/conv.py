@@ -230,6 +230,12 @@ def _autocast_conv(
     return (*cast_all(dtype, x, weight, bias, scale), *rest)
 
 
+def _is_small(x: Tensor, weight: Tensor, *rest: Any) -> bool:
+    """Whether selecting a faster convolution takes longer than it saves; for complex numbers none exists."""
+    multiplications = x.numel() * weight.numel() // max(x.shape[1 - weight.dim()], 1)
+    return multiplications < 1 << 20 or weight.is_complex()
+
+
 class _OpWithNamedPadding(Op[P, R]):
     """An op whose argument `padding` may be ``"same"`` or ``"valid"``, as in torch's functions."""
 
@@ -285,6 +291,7 @@ def _resolve_padding(
     _OpWithNamedPadding,
     check=_check_conv,
     examples=_conv_examples,
+    small=_is_small,
     autocast=_autocast_conv,
 )
 def conv(
@@ -453,6 +460,7 @@ def _conv_transpose_examples(device: torch.device) -> list[tuple[object, ...]]:
 @op(
     check=_check_conv_transpose,
     examples=_conv_transpose_examples,
+    small=_is_small,
     autocast=cast_all,
 )
 def conv_transpose(
