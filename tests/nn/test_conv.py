@@ -106,7 +106,7 @@ def test_inputs_that_are_no_floats_or_no_tensors(build: Any) -> None:
 @pytest.mark.parametrize("build", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d])
 @pytest.mark.parametrize(("channels", "groups"), [((8, 6), 3), ((6, 8), 3), ((4, 4), 0)])
 def test_channels_that_cannot_be_split(build: Any, channels: tuple[int, int], groups: int) -> None:
-    with pytest.raises(InputValueError, match="^groups is not valid") as caught:
+    with pytest.raises(InputValueError, match="groups is not valid") as caught:
         build(*channels, 3, groups=groups)
     assert str(caught.value.expected).startswith(f"a divisor of {channels[0]} and {channels[1]}")
     assert caught.value.found == groups
