@@ -220,7 +220,6 @@ class Bert(Pretrained[BertConfig]):
     Devlin et al., 2018, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding";
     Liu et al., 2019, "RoBERTa: A Robustly Optimized BERT Pretraining Approach".
 
-    >>> import torch
     >>> config = BertConfig(vocab_size=50, d_model=8, d_ff=16, num_layers=2, num_heads=2, head="tokens")
     >>> config.init()(torch.tensor([[3, 14, 15, 9]])).shape
     torch.Size([1, 4, 2])

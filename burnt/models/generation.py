@@ -222,7 +222,6 @@ def filter_logits(
     Returns:
         ``[..., V]``, float32.
 
-    >>> import torch
     >>> filter_logits(torch.tensor([1.0, 4.0, 3.0]), top_k=2)
     tensor([-inf, 4., 3.])
     """

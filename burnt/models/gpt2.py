@@ -151,7 +151,6 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
 
     Radford et al., 2019, "Language Models are Unsupervised Multitask Learners".
 
-    >>> import torch
     >>> config = Gpt2Config(vocab_size=50, max_len=16, d_model=8, num_layers=2, num_heads=2)
     >>> config.init()(torch.tensor([[3, 14, 15, 9]])).shape
     torch.Size([1, 4, 50])

@@ -273,7 +273,6 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
 
     Touvron et al., 2023; Jiang et al., 2023 (Mistral); Yang et al., 2024 (Qwen2).
 
-    >>> import torch
     >>> from burnt.models import LlamaConfig
     >>> config = LlamaConfig(vocab_size=100, d_model=32, d_ff=64, num_layers=2, num_heads=4, num_kv_heads=2)
     >>> config.init()(torch.tensor([[5, 17, 99]])).shape

@@ -193,7 +193,6 @@ class ResNet(Pretrained[ResNetConfig]):
 
     He et al., 2015 (https://arxiv.org/abs/1512.03385).
 
-    >>> import torch
     >>> from burnt.models import ResNetConfig
     >>> model = ResNetConfig.resnet18(num_classes=10).init()
     >>> model(torch.zeros(2, 3, 64, 64)).shape

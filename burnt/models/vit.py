@@ -169,7 +169,6 @@ class ViT(Pretrained[ViTConfig]):
 
     Dosovitskiy et al., 2020 (https://arxiv.org/abs/2010.11929).
 
-    >>> import torch
     >>> from burnt.models import ViTConfig
     >>> config = ViTConfig(image_size=32, patch_size=8, d_model=24, d_ff=48, num_layers=2, num_heads=2)
     >>> model = config.init()

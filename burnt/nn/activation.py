@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -11,8 +11,14 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.config import Config, suggest_value
-from burnt.errors import ConfigError, InputValueError, nearest
+from burnt.errors import ConfigError, nearest
 from burnt.module import Module
+from burnt.nn.checks import require
+
+
+class _WithoutArguments(Module):
+    def __init__(self) -> None:
+        super().__init__()
 
 
 class Relu(Module, torch.nn.ReLU, init=False):
@@ -21,24 +27,19 @@ class Relu(Module, torch.nn.ReLU, init=False):
     Args:
         inplace: overwrite the input.
 
-    >>> import torch
     >>> Relu()(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
 
 
-class Relu2(Module):
+class Relu2(_WithoutArguments):
     r"""The square of the positive part: :math:`y = \max(x, 0)^2`, of any shape.
 
     So et al., 2021.
 
-    >>> import torch
     >>> Relu2()(torch.tensor([-1.0, 3.0]))
     tensor([0., 9.])
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]``, activated."""
@@ -53,7 +54,6 @@ class Relu6(Module, torch.nn.ReLU6, init=False):
 
     Krizhevsky, 2010.
 
-    >>> import torch
     >>> Relu6()(torch.tensor([-1.0, 2.0, 8.0]))
     tensor([0., 2., 6.])
     """
@@ -68,7 +68,6 @@ class LeakyRelu(Module, torch.nn.LeakyReLU, init=False):
 
     Maas et al., 2013.
 
-    >>> import torch
     >>> LeakyRelu(0.1)(torch.tensor([-1.0, 2.0]))
     tensor([-0.1000,  2.0000])
     """
@@ -89,7 +88,6 @@ class Prelu(Module, torch.nn.PReLU):
 
     As :class:`torch.nn.PReLU`. Weight decay pulls the slopes to 0, which is rarely wanted. He et al., 2015.
 
-    >>> import torch
     >>> Prelu()(torch.tensor([-1.0, 2.0])).tolist()
     [-0.25, 2.0]
     """
@@ -121,16 +119,12 @@ class Rrelu(Module, torch.nn.RReLU):
 
     Xu et al., 2015.
 
-    >>> import torch
     >>> Rrelu(0.1, 0.3).eval()(torch.tensor([-1.0, 2.0]))
     tensor([-0.2000,  2.0000])
     """
 
     def __init__(self, lower: float = 1 / 8, upper: float = 1 / 3, inplace: bool = False) -> None:
-        if lower > upper:
-            raise InputValueError(
-                "the slopes of a Rrelu have no range", expected="lower <= upper", found=f"{lower} and {upper}"
-            )
+        require(lower <= upper, "Rrelu", "lower", f"at most upper, {upper}", lower)
         super().__init__(lower, upper, inplace)
 
 
@@ -142,7 +136,6 @@ class ThresholdedRelu(Module):
 
     `Threshold` gives another value than 0. Konda et al., 2014.
 
-    >>> import torch
     >>> ThresholdedRelu()(torch.tensor([-1.0, 0.5, 2.0]))
     tensor([0., 0., 2.])
     """
@@ -169,7 +162,6 @@ class Threshold(Module, torch.nn.Threshold, init=False):
     Shapes:
         any; the output has the input's shape.
 
-    >>> import torch
     >>> Threshold(0.1, 20.0)(torch.tensor([-1.0, 2.0]))
     tensor([20.,  2.])
     """
@@ -184,7 +176,6 @@ class Elu(Module, torch.nn.ELU, init=False):
 
     Clevert et al., 2015.
 
-    >>> import torch
     >>> Elu()(torch.tensor([-1.0, 2.0]))
     tensor([-0.6321,  2.0000])
     """
@@ -202,7 +193,6 @@ class Celu(Module, torch.nn.CELU, init=False):
 
     Barron, 2017.
 
-    >>> import torch
     >>> Celu(2.0)(torch.tensor([-1.0, 2.0]))
     tensor([-0.7869,  2.0000])
     """
@@ -219,7 +209,6 @@ class Selu(Module, torch.nn.SELU, init=False):
 
     Klambauer et al., 2017.
 
-    >>> import torch
     >>> Selu()(torch.tensor([-1.0, 2.0]))
     tensor([-1.1113,  2.1014])
     """
@@ -233,7 +222,6 @@ class Gelu(Module, torch.nn.GELU):
 
     Hendrycks and Gimpel, 2016.
 
-    >>> import torch
     >>> Gelu()(torch.tensor([-1.0, 2.0]))
     tensor([-0.1587,  1.9545])
     """
@@ -256,7 +244,6 @@ class Silu(Module, torch.nn.SiLU):
 
     Elfwing et al., 2017.
 
-    >>> import torch
     >>> Silu()(torch.tensor([-1.0, 2.0]))
     tensor([-0.2689,  1.7616])
     """
@@ -279,7 +266,6 @@ class Mish(Module, torch.nn.Mish, init=False):
 
     Misra, 2019.
 
-    >>> import torch
     >>> Mish()(torch.tensor([-1.0, 2.0]))
     tensor([-0.3034,  1.9440])
     """
@@ -293,7 +279,6 @@ class Hardswish(Module, torch.nn.Hardswish, init=False):
 
     Howard et al., 2019.
 
-    >>> import torch
     >>> Hardswish()(torch.tensor([-1.0, 2.0]))
     tensor([-0.3333,  1.6667])
     """
@@ -310,34 +295,25 @@ class Glu(Module, torch.nn.GLU, init=False):
 
     Dauphin et al., 2016.
 
-    >>> import torch
     >>> Glu()(torch.tensor([1.0, 2.0, 0.0, 8.0]))
     tensor([0.5000, 1.9993])
     """
 
 
-class Sigmoid(Module, torch.nn.Sigmoid):
+class Sigmoid(_WithoutArguments, torch.nn.Sigmoid, init=False):
     r"""The logistic function: :math:`y = 1 / (1 + e^{-x})`, of any shape.
 
-    >>> import torch
     >>> Sigmoid()(torch.tensor([-1.0, 2.0]))
     tensor([0.2689, 0.8808])
     """
 
-    def __init__(self) -> None:
-        super().__init__()
 
-
-class LogSigmoid(Module, torch.nn.LogSigmoid):
+class LogSigmoid(_WithoutArguments, torch.nn.LogSigmoid, init=False):
     r"""The logarithm of the logistic function: :math:`y = -\log(1 + e^{-x})`, of any shape.
 
-    >>> import torch
     >>> LogSigmoid()(torch.tensor([-1.0, 2.0]))
     tensor([-1.3133, -0.1269])
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
 
 class Hardsigmoid(Module, torch.nn.Hardsigmoid, init=False):
@@ -348,22 +324,17 @@ class Hardsigmoid(Module, torch.nn.Hardsigmoid, init=False):
 
     (Burn and ONNX have slope and offset as arguments, 0.2 and 0.5 by default.) Courbariaux et al., 2015.
 
-    >>> import torch
     >>> Hardsigmoid()(torch.tensor([-3.0, 0.0, 2.0]))
     tensor([0.0000, 0.5000, 0.8333])
     """
 
 
-class Tanh(Module, torch.nn.Tanh):
+class Tanh(_WithoutArguments, torch.nn.Tanh, init=False):
     r"""The hyperbolic tangent: :math:`y = \tanh x`, of any shape.
 
-    >>> import torch
     >>> Tanh()(torch.tensor([-1.0, 2.0]))
     tensor([-0.7616,  0.9640])
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
 
 class Hardtanh(Module, torch.nn.Hardtanh):
@@ -379,29 +350,21 @@ class Hardtanh(Module, torch.nn.Hardtanh):
 
     As :class:`torch.nn.Hardtanh` without its deprecated arguments.
 
-    >>> import torch
     >>> Hardtanh()(torch.tensor([-2.0, 0.5, 2.0]))
     tensor([-1.0000,  0.5000,  1.0000])
     """
 
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
-        if min_val >= max_val:
-            raise InputValueError(
-                "a Hardtanh has no range", expected="min_val < max_val", found=f"{min_val} and {max_val}"
-            )
+        require(min_val < max_val, "Hardtanh", "min_val", f"less than max_val, {max_val}", min_val)
         super().__init__(min_val, max_val, inplace)
 
 
-class Tanhshrink(Module, torch.nn.Tanhshrink):
+class Tanhshrink(_WithoutArguments, torch.nn.Tanhshrink, init=False):
     r"""What the hyperbolic tangent takes away: :math:`y = x - \tanh x`, of any shape.
 
-    >>> import torch
     >>> Tanhshrink()(torch.tensor([-1.0, 2.0]))
     tensor([-0.2384,  1.0360])
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
 
 class Softplus(Module, torch.nn.Softplus, init=False):
@@ -411,22 +374,17 @@ class Softplus(Module, torch.nn.Softplus, init=False):
         beta: sharpness of the bend at 0.
         threshold: where :math:`\beta x` is above, `y` is `x`. (Burn computes without a threshold.)
 
-    >>> import torch
     >>> Softplus()(torch.tensor([-1.0, 2.0]))
     tensor([0.3133, 2.1269])
     """
 
 
-class Softsign(Module, torch.nn.Softsign):
+class Softsign(_WithoutArguments, torch.nn.Softsign, init=False):
     r"""A slow saturation: :math:`y = x / (1 + |x|)`, of any shape.
 
-    >>> import torch
     >>> Softsign()(torch.tensor([-1.0, 3.0]))
     tensor([-0.5000,  0.7500])
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
 
 class Shrink(Module):
@@ -443,7 +401,6 @@ class Shrink(Module):
 
     As in Burn and ONNX.
 
-    >>> import torch
     >>> Shrink(0.5, bias=0.25)(torch.tensor([-1.0, 0.4, 2.0]))
     tensor([-0.7500,  0.0000,  1.7500])
     """
@@ -452,7 +409,7 @@ class Shrink(Module):
     bias: float
 
     def __init__(self, lambd: float = 0.5, bias: float = 0.0) -> None:
-        _check_lambd("Shrink", lambd)
+        require(lambd >= 0, "Shrink", "lambd", "at least 0", lambd)
         super().__init__()
         self.lambd = lambd
         self.bias = bias
@@ -472,7 +429,6 @@ class Hardshrink(Module, torch.nn.Hardshrink):
     Raises:
         InputValueError: a negative `lambd`.
 
-    >>> import torch
     >>> Hardshrink()(torch.tensor([-1.0, 0.4, 2.0]))
     tensor([-1.,  0.,  2.])
     """
@@ -480,7 +436,7 @@ class Hardshrink(Module, torch.nn.Hardshrink):
     lambd: float
 
     def __init__(self, lambd: float = 0.5) -> None:
-        _check_lambd("Hardshrink", lambd)
+        require(lambd >= 0, "Hardshrink", "lambd", "at least 0", lambd)
         super().__init__(lambd)
 
 
@@ -496,7 +452,6 @@ class Softshrink(Module, torch.nn.Softshrink):
     Raises:
         InputValueError: a negative `lambd`.
 
-    >>> import torch
     >>> Softshrink()(torch.tensor([-1.0, 0.4, 2.0]))
     tensor([-0.5000,  0.0000,  1.5000])
     """
@@ -504,16 +459,18 @@ class Softshrink(Module, torch.nn.Softshrink):
     lambd: float
 
     def __init__(self, lambd: float = 0.5) -> None:
-        _check_lambd("Softshrink", lambd)
+        require(lambd >= 0, "Softshrink", "lambd", "at least 0", lambd)
         super().__init__(lambd)
 
 
-def _check_lambd(name: str, lambd: float) -> None:
-    if lambd < 0:
-        raise InputValueError(f"{name} has a negative limit", expected="lambd >= 0", found=lambd)
+class _AlongAxis(Module):
+    dim: int
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
 
 
-class Softmax(Module, torch.nn.Softmax):
+class Softmax(_AlongAxis, torch.nn.Softmax, init=False):  # type: ignore[misc]
     r"""Positive values with the sum 1 along an axis: :math:`y_i = e^{x_i} / \sum_j e^{x_j}`.
 
     Args:
@@ -522,22 +479,16 @@ class Softmax(Module, torch.nn.Softmax):
     Shapes:
         any with that axis; the output has the input's shape.
 
-    >>> import torch
     >>> Softmax(-1)(torch.tensor([0.0, 1.0]))
     tensor([0.2689, 0.7311])
     """
-
-    dim: int
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]``, exponentiated and divided by the sums along the axis."""
         return kernels.softmax.in_layer(input, self.dim)
 
 
-class LogSoftmax(Module, torch.nn.LogSoftmax):
+class LogSoftmax(_AlongAxis, torch.nn.LogSoftmax, init=False):  # type: ignore[misc]
     r"""The logarithm of a softmax: :math:`y_i = x_i - \log \sum_j e^{x_j}`.
 
     Args:
@@ -548,22 +499,16 @@ class LogSoftmax(Module, torch.nn.LogSoftmax):
 
     `CrossEntropy` takes logits, and needs no LogSoftmax before it.
 
-    >>> import torch
     >>> LogSoftmax(-1)(torch.tensor([0.0, 1.0]))
     tensor([-1.3133, -0.3133])
     """
-
-    dim: int
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]`` less the logarithms of the sums of exponentials along the axis."""
         return kernels.log_softmax.in_layer(input, self.dim)
 
 
-class Softmin(Module, torch.nn.Softmin):
+class Softmin(_AlongAxis, torch.nn.Softmin, init=False):  # type: ignore[misc]
     r"""The softmax of negated values: :math:`y_i = e^{-x_i} / \sum_j e^{-x_j}`.
 
     Args:
@@ -572,34 +517,24 @@ class Softmin(Module, torch.nn.Softmin):
     Shapes:
         any with that axis; the output has the input's shape.
 
-    >>> import torch
     >>> Softmin(-1)(torch.tensor([0.0, 1.0]))
     tensor([0.7311, 0.2689])
     """
-
-    dim: int
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*]``, negated, exponentiated and divided by the sums along the axis."""
         return kernels.softmax.in_layer(-input, self.dim)
 
 
-class Softmax2d(Module, torch.nn.Softmax2d):
+class Softmax2d(_WithoutArguments, torch.nn.Softmax2d, init=False):
     r"""The softmax over the channels of each pixel.
 
     Shapes:
         input ``[batch, channels, height, width]`` or without batch, output the same.
 
-    >>> import torch
     >>> Softmax2d()(torch.zeros(1, 4, 2, 2)).unique()
     tensor([0.2500])
     """
-
-    def __init__(self) -> None:
-        super().__init__()
 
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[batch, channels, height, width]``, exponentiated and divided by the channels' sums."""
@@ -680,33 +615,10 @@ All but `Glu`, which halves an axis. A Config writes its class as ``"type"``:
 NetConfig(activation=LeakyRelu.Config(negative_slope=0.2, inplace=False))
 """
 
+_CONFIGS = {kind.__struct_config__.tag.lower(): kind for kind in get_args(ActivationConfig)[1:]}
 _BY_NAME: dict[str, Config] = {
-    "celu": Celu.Config(),
-    "elu": Elu.Config(),
-    "gelu": Gelu.Config(),
-    "gelu_tanh": Gelu.Config(approximate="tanh"),
-    "hardshrink": Hardshrink.Config(),
-    "hardsigmoid": Hardsigmoid.Config(),
-    "hardswish": Hardswish.Config(),
-    "hardtanh": Hardtanh.Config(),
-    "leaky_relu": LeakyRelu.Config(),
-    "log_sigmoid": LogSigmoid.Config(),
-    "mish": Mish.Config(),
-    "prelu": Prelu.Config(),
-    "relu": Relu.Config(),
-    "relu2": Relu2.Config(),
-    "relu6": Relu6.Config(),
-    "rrelu": Rrelu.Config(),
-    "selu": Selu.Config(),
-    "shrink": Shrink.Config(),
-    "sigmoid": Sigmoid.Config(),
-    "silu": Silu.Config(),
-    "softplus": Softplus.Config(),
-    "softshrink": Softshrink.Config(),
-    "softsign": Softsign.Config(),
-    "tanh": Tanh.Config(),
-    "tanhshrink": Tanhshrink.Config(),
-    "thresholded_relu": ThresholdedRelu.Config(),
+    name: Gelu.Config(approximate="tanh") if name == "gelu_tanh" else _CONFIGS[name.replace("_", "")]()
+    for name in get_args(ActivationName)
 }
 
 

@@ -406,7 +406,6 @@ class MultiHeadAttention(_Attention):
     MultiHeadAttention has four Linears and a dropout of 0.1.) Vaswani et al., 2017; Ainslie et al., 2023;
     Miller, 2023 (quiet softmax).
 
-    >>> import torch
     >>> MultiHeadAttention(8, num_heads=4, num_kv_heads=2)(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
     """
@@ -626,7 +625,6 @@ class CrossAttention(_Attention):
 
     Vaswani et al., 2017; torch has only the general layer.
 
-    >>> import torch
     >>> CrossAttention(8, num_heads=2, context_dim=6)(torch.zeros(2, 5, 8), torch.zeros(2, 9, 6)).shape
     torch.Size([2, 5, 8])
     """

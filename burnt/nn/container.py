@@ -16,7 +16,6 @@ class Sequential(Module, torch.nn.Sequential, init=False):
     As :class:`torch.nn.Sequential`, with indices and slices, and with the methods of a burnt Module. It has
     no derived Config: write a Config class whose ``init`` builds it, annotated ``-> nn.Sequential``.
 
-    >>> import torch
     >>> from burnt import nn
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.Relu(), nn.Linear(8, 2))
     >>> model(torch.zeros(3, 4)).shape, model.num_params(), len(model[:2])

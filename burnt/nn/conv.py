@@ -156,7 +156,6 @@ class Conv1d(_Conv[tuple[int], tuple[Sides]], torch.nn.Conv1d, init=False):
         ``l = (length + before + after - dilation (kernel_size - 1) - 1) // stride + 1``; ``weight`` is
         ``[out_channels, in_channels / groups, kernel_size]``, ``bias`` ``[out_channels]``.
 
-    >>> import torch
     >>> Conv1d(1, 8, 3, padding=((2, 0),))(torch.zeros(2, 1, 10)).shape
     torch.Size([2, 8, 10])
     """
@@ -199,7 +198,6 @@ class Conv2d(_Conv[tuple[int, int], tuple[Sides, Sides]], torch.nn.Conv2d, init=
     channels as a pair, and padding as an enum). The convolution is `burnt.kernels.conv`'s, torch's own where
     calls are recorded instead of run, and for small inputs.
 
-    >>> import torch
     >>> Conv2d(1, 8, 3, stride=2, padding="same")(torch.zeros(2, 1, 7, 8)).shape
     torch.Size([2, 8, 4, 4])
     """
@@ -219,7 +217,6 @@ class Conv3d(_Conv[tuple[int, int, int], tuple[Sides, Sides, Sides]], torch.nn.C
         ``[batch, out_channels, d, h, w]``, by the formula of `Conv2d`; ``weight`` is
         ``[out_channels, in_channels / groups, *kernel_size]``, ``bias`` ``[out_channels]``.
 
-    >>> import torch
     >>> Conv3d(1, 8, 3, padding=(1, 1, (2, 0)))(torch.zeros(2, 1, 4, 5, 6)).shape
     torch.Size([2, 8, 4, 5, 6])
     """

@@ -139,7 +139,6 @@ class ConvTranspose1d(_ConvTranspose[tuple[int], tuple[Sides]], torch.nn.ConvTra
         formula of `ConvTranspose2d`; ``weight`` is ``[in_channels, out_channels / groups, kernel_size]``,
         ``bias`` ``[out_channels]``.
 
-    >>> import torch
     >>> ConvTranspose1d(4, 8, 3, stride=2, padding="same")(torch.zeros(2, 4, 10)).shape
     torch.Size([2, 8, 20])
     """
@@ -184,7 +183,6 @@ class ConvTranspose2d(
     As :class:`torch.nn.ConvTranspose2d`, which has neither pairs nor names. The convolution is
     `burnt.kernels.conv_transpose`'s, torch's own where calls are recorded, and for small inputs.
 
-    >>> import torch
     >>> ConvTranspose2d(4, 8, 2, stride=2)(torch.zeros(2, 4, 5, 6)).shape
     torch.Size([2, 8, 10, 12])
     """
@@ -204,7 +202,6 @@ class ConvTranspose3d(
         ``[batch, out_channels, d, h, w]``, by the formula of `ConvTranspose2d`; ``weight`` is
         ``[in_channels, out_channels / groups, *kernel_size]``, ``bias`` ``[out_channels]``.
 
-    >>> import torch
     >>> ConvTranspose3d(4, 8, 2, stride=2)(torch.zeros(2, 4, 3, 5, 6)).shape
     torch.Size([2, 8, 6, 10, 12])
     """

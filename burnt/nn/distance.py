@@ -19,7 +19,6 @@ class CosineSimilarity(Module, torch.nn.CosineSimilarity, init=False):
     Shapes:
         two inputs ``[*, d, *]`` of shapes that broadcast, with ``d`` on axis `dim`; output ``[*, *]``.
 
-    >>> import torch
     >>> CosineSimilarity()(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
     tensor([0.7071])
     """
@@ -36,7 +35,6 @@ class PairwiseDistance(Module, torch.nn.PairwiseDistance, init=False):
     Shapes:
         two inputs ``[*, d]`` of shapes that broadcast; output ``[*]``, or ``[*, 1]``.
 
-    >>> import torch
     >>> PairwiseDistance()(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0]]))
     tensor([5.0000])
     """

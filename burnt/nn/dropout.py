@@ -41,7 +41,6 @@ class Dropout(_Dropout, torch.nn.Dropout, init=False):
     As :class:`torch.nn.Dropout`. Where kernels are generated, a seed gives other zeros than torch's.
     Srivastava et al., 2014.
 
-    >>> import torch
     >>> Dropout(0.5).eval()(torch.ones(3))
     tensor([1., 1., 1.])
     """
@@ -70,7 +69,6 @@ class Dropout1d(_Dropout, torch.nn.Dropout1d, init=False):
 
     Tompson et al., 2014.
 
-    >>> import torch
     >>> Dropout1d(0.5)(torch.ones(2, 3, 8)).sum(-1).unique().tolist() in ([0.0, 16.0], [0.0], [16.0])
     True
     """
@@ -92,7 +90,6 @@ class Dropout2d(_Dropout, torch.nn.Dropout2d, init=False):
 
     Tompson et al., 2014.
 
-    >>> import torch
     >>> Dropout2d(0.5)(torch.ones(2, 3, 4, 4)).sum((2, 3)).unique().tolist() in ([0.0, 32.0], [0.0], [32.0])
     True
     """
@@ -114,7 +111,6 @@ class Dropout3d(_Dropout, torch.nn.Dropout3d, init=False):
 
     Tompson et al., 2014.
 
-    >>> import torch
     >>> Dropout3d(0.5).eval()(torch.ones(1, 2, 1, 1, 1)).shape
     torch.Size([1, 2, 1, 1, 1])
     """
@@ -138,7 +134,6 @@ class AlphaDropout(_Dropout, torch.nn.AlphaDropout, init=False):
 
     Klambauer et al., 2017.
 
-    >>> import torch
     >>> AlphaDropout(0.5).eval()(torch.ones(3))
     tensor([1., 1., 1.])
     """
@@ -157,7 +152,6 @@ class FeatureAlphaDropout(_Dropout, torch.nn.FeatureAlphaDropout, init=False):
     Raises:
         InputValueError: `p` is no probability.
 
-    >>> import torch
     >>> FeatureAlphaDropout(0.5).eval()(torch.ones(1, 2, 3)).shape
     torch.Size([1, 2, 3])
     """
@@ -177,7 +171,6 @@ class GaussianNoise(Module):
 
     As in Burn.
 
-    >>> import torch
     >>> noise = GaussianNoise(0.1)
     >>> round(float(noise(torch.zeros(10_000)).std()), 2)
     0.1

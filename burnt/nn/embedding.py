@@ -34,7 +34,6 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
     Raises:
         InputIndexError: an id outside the table, on the CPU; a GPU reports it later, as a failed assertion.
 
-    >>> import torch
     >>> Embedding(10, 4)(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 4])
     """
@@ -121,7 +120,6 @@ class EmbeddingBag(Module, torch.nn.EmbeddingBag):
     Raises:
         InputIndexError: an id outside the table, on the CPU; a GPU reports it later, as a failed assertion.
 
-    >>> import torch
     >>> EmbeddingBag(10, 4)(torch.tensor([1, 2, 4, 5, 4]), torch.tensor([0, 3])).shape
     torch.Size([2, 4])
     """

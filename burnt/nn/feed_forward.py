@@ -93,7 +93,6 @@ class PositionWiseFeedForward(FeedForwardBase):
     (Burn's default activation is Gelu, its dropout 0.1; its Linears are ``linear_inner`` and
     ``linear_outer``.) Vaswani et al., 2017; Shazeer, 2020 (gated units).
 
-    >>> import torch
     >>> PositionWiseFeedForward(8, 32, activation="swiglu")(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
     """

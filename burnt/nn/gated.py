@@ -58,7 +58,6 @@ class SwiGlu(Module):
     `GatedFeedForward` is this with a third Linear. (Burn names the Linears ``linear_inner`` and
     ``linear_outer``.) Shazeer, 2020.
 
-    >>> import torch
     >>> SwiGlu(3, 2)(torch.zeros(4, 3)).shape
     torch.Size([4, 2])
     """
@@ -103,7 +102,6 @@ class GeGlu(Module):
 
     Shazeer, 2020.
 
-    >>> import torch
     >>> GeGlu(3, 2)(torch.zeros(4, 3)).shape
     torch.Size([4, 2])
     """
@@ -159,7 +157,6 @@ class GatedFeedForward(Module):
 
     Shazeer, 2020.
 
-    >>> import torch
     >>> GatedFeedForward(8, 24)(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
     """

@@ -3,7 +3,6 @@
 The values for a seed are those of `torch.nn.init`, whose functions have the same names and arguments. An
 initializer is called with a tensor, and may be a field of a Config (annotate it `Initializer`).
 
->>> import torch
 >>> Constant(val=0.5)(torch.empty(2))
 tensor([0.5000, 0.5000])
 """
@@ -11,15 +10,15 @@ tensor([0.5000, 0.5000])
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
 from burnt._hints import no_attribute
 from burnt._patterns import matches, near, warn_unmatched
-from burnt.config import Config
+from burnt.config import Config, field_values
 from burnt.errors import ConfigError, ShapeError
 from burnt.nn.moe import MoeFeedForward
 
@@ -101,43 +100,55 @@ class Initializer(Config, tag=True, open=True):
             )
 
 
-class Constant(Initializer):
+class _Function(Initializer):
+    """A function of `torch.nn.init` with arguments of the same names."""
+
+    _function: ClassVar[Callable[..., Any]]
+    _draws: ClassVar[bool] = True
+    """Whether the function takes a generator."""
+
+    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
+        """Fill the tensor."""
+        generators = {"generator": generator} if self._draws else {}
+        type(self)._function(tensor, **field_values(self), **generators)
+
+
+class Constant(_Function):
     """One value everywhere.
 
     Args:
         val: the value.
     """
 
+    _function = staticmethod(torch.nn.init.constant_)
+    _draws = False
+
     val: float
 
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.constant_(tensor, self.val)
 
-
-class Zeros(Initializer):
+class Zeros(_Function):
     """Zeros."""
 
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.zeros_(tensor)
+    _function = staticmethod(torch.nn.init.zeros_)
+    _draws = False
 
 
-class Ones(Initializer):
+class Ones(_Function):
     """Ones."""
 
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.ones_(tensor)
+    _function = staticmethod(torch.nn.init.ones_)
+    _draws = False
 
 
-class Uniform(Initializer):
+class Uniform(_Function):
     """Uniform numbers from `a` to `b`.
 
     Args:
         a: lower bound.
         b: upper bound.
     """
+
+    _function = staticmethod(torch.nn.init.uniform_)
 
     a: float = 0.0
     b: float = 1.0
@@ -146,18 +157,16 @@ class Uniform(Initializer):
         super().__post_init__()
         self._require(self.a <= self.b, "b", f"at least a = {self.a}")
 
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.uniform_(tensor, self.a, self.b, generator)
 
-
-class Normal(Initializer):
+class Normal(_Function):
     """Numbers from a normal distribution.
 
     Args:
         mean: its mean.
         std: its standard deviation.
     """
+
+    _function = staticmethod(torch.nn.init.normal_)
 
     mean: float = 0.0
     std: float = 1.0
@@ -166,12 +175,8 @@ class Normal(Initializer):
         super().__post_init__()
         self._require(self.std >= 0, "std", "at least 0")
 
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.normal_(tensor, self.mean, self.std, generator)
 
-
-class TruncatedNormal(Initializer):
+class TruncatedNormal(_Function):
     """Numbers from a normal distribution, drawn again until they are between `a` and `b`.
 
     Args:
@@ -180,6 +185,8 @@ class TruncatedNormal(Initializer):
         a: lower bound; a value, not a number of deviations.
         b: upper bound.
     """
+
+    _function = staticmethod(torch.nn.init.trunc_normal_)
 
     mean: float = 0.0
     std: float = 1.0
@@ -191,17 +198,21 @@ class TruncatedNormal(Initializer):
         self._require(self.std > 0, "std", "above 0")
         self._require(self.a < self.b, "b", f"above a = {self.a}")
 
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.trunc_normal_(tensor, self.mean, self.std, self.a, self.b, generator)
 
-
-class _ByFan(Initializer):
+class _ByFan(_Function):
     """An initializer that needs the numbers of inputs and outputs of a weight ``[out, in, *]``."""
 
     def expected_shape(self, shape: Sequence[int]) -> str | None:
         """Return which shapes would fit, if this one does not; else None."""
         return None if len(shape) >= 2 else "at least two axes, (out, in, ...)"
+
+
+class _Matrix(Initializer):
+    """An initializer of matrices."""
+
+    def expected_shape(self, shape: Sequence[int]) -> str | None:
+        """Return which shapes would fit, if this one does not; else None."""
+        return None if len(shape) == 2 else "two axes"
 
 
 class XavierUniform(_ByFan):
@@ -213,11 +224,9 @@ class XavierUniform(_ByFan):
     Glorot and Bengio, 2010.
     """
 
-    gain: float = 1.0
+    _function = staticmethod(torch.nn.init.xavier_uniform_)
 
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.xavier_uniform_(tensor, self.gain, generator)
+    gain: float = 1.0
 
 
 class XavierNormal(_ByFan):
@@ -229,11 +238,9 @@ class XavierNormal(_ByFan):
     Glorot and Bengio, 2010.
     """
 
-    gain: float = 1.0
+    _function = staticmethod(torch.nn.init.xavier_normal_)
 
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.xavier_normal_(tensor, self.gain, generator)
+    gain: float = 1.0
 
 
 Nonlinearity = Literal["linear", "sigmoid", "tanh", "relu", "leaky_relu", "selu"]
@@ -251,13 +258,11 @@ class KaimingUniform(_ByFan):
     2015.
     """
 
+    _function = staticmethod(torch.nn.init.kaiming_uniform_)
+
     a: float = 0.0
     mode: Literal["fan_in", "fan_out"] = "fan_in"
     nonlinearity: Nonlinearity = "leaky_relu"
-
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.kaiming_uniform_(tensor, self.a, self.mode, self.nonlinearity, generator)
 
 
 class KaimingNormal(_ByFan):
@@ -271,16 +276,14 @@ class KaimingNormal(_ByFan):
     He et al., 2015.
     """
 
+    _function = staticmethod(torch.nn.init.kaiming_normal_)
+
     a: float = 0.0
     mode: Literal["fan_in", "fan_out"] = "fan_in"
     nonlinearity: Nonlinearity = "leaky_relu"
 
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.kaiming_normal_(tensor, self.a, self.mode, self.nonlinearity, generator)
 
-
-class Orthogonal(Initializer):
+class Orthogonal(_ByFan):
     """Orthonormal rows, or columns if there are fewer of them; axes after the first one count as one.
 
     Args:
@@ -290,10 +293,6 @@ class Orthogonal(Initializer):
     """
 
     gain: float = 1.0
-
-    def expected_shape(self, shape: Sequence[int]) -> str | None:
-        """Return which shapes would fit, if this one does not; else None."""
-        return None if len(shape) >= 2 else "at least two axes"
 
     def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
         """Fill the tensor."""
@@ -305,7 +304,7 @@ class Orthogonal(Initializer):
         tensor.copy_(torch.nn.init.orthogonal_(exact, self.gain, generator))
 
 
-class Sparse(Initializer):
+class Sparse(_Matrix):
     """Normal numbers, of which a fraction of each column is zero.
 
     Args:
@@ -323,10 +322,6 @@ class Sparse(Initializer):
         self._require(0 <= self.sparsity <= 1, "sparsity", "from 0 to 1")
         self._require(self.std >= 0, "std", "at least 0")
 
-    def expected_shape(self, shape: Sequence[int]) -> str | None:
-        """Return which shapes would fit, if this one does not; else None."""
-        return None if len(shape) == 2 else "two axes"
-
     def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
         """Fill the tensor."""
         # torch's function draws the rows without the generator.
@@ -340,24 +335,23 @@ class Sparse(Initializer):
             tensor[order[: math.ceil(self.sparsity * rows)], column] = 0
 
 
-class Eye(Initializer):
+class Eye(_Matrix):
     """The identity: ones on the diagonal of a matrix."""
-
-    def expected_shape(self, shape: Sequence[int]) -> str | None:
-        """Return which shapes would fit, if this one does not; else None."""
-        return None if len(shape) == 2 else "two axes"
 
     def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
         """Fill the tensor."""
         tensor.zero_().diagonal().fill_(1)
 
 
-class Dirac(Initializer):
+class Dirac(_Function):
     """The identity of a convolution: a one in the middle of the kernel from channel i to channel i.
 
     Args:
         groups: groups of the convolution.
     """
+
+    _function = staticmethod(torch.nn.init.dirac_)
+    _draws = False
 
     groups: int = 1
 
@@ -370,10 +364,6 @@ class Dirac(Initializer):
         if len(shape) not in (3, 4, 5):
             return "three to five axes, the weight of a convolution"
         return None if shape[0] % self.groups == 0 else f"a first axis that is a multiple of {self.groups}"
-
-    def fill(self, tensor: Tensor, generator: Generator | None = None) -> None:
-        """Fill the tensor."""
-        torch.nn.init.dirac_(tensor, self.groups)
 
 
 class Gates(Initializer, kw_only=False):

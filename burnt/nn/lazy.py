@@ -43,7 +43,6 @@ class LazyLinear(_Lazy, torch.nn.LazyLinear, Linear, init=False):
 
     Before the first call, or `load_state_dict`, an optimizer has no parameters to take.
 
-    >>> import torch
     >>> layer = LazyLinear(2)
     >>> layer(torch.zeros(4, 3)).shape, layer
     (torch.Size([4, 2]), Linear(in_features=3, out_features=2, bias=True))
@@ -97,7 +96,6 @@ class LazyConv1d(  # type: ignore[misc]
 
     Arguments are those of `Conv1d` without `in_channels`.
 
-    >>> import torch
     >>> layer = LazyConv1d(4, 2)
     >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
     (torch.Size([1, 4, 4]), 3)
@@ -114,7 +112,6 @@ class LazyConv2d(  # type: ignore[misc]
 
     Arguments are those of `Conv2d` without `in_channels`.
 
-    >>> import torch
     >>> layer = LazyConv2d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
     (torch.Size([1, 4, 4, 4]), 3)
@@ -131,7 +128,6 @@ class LazyConv3d(  # type: ignore[misc]
 
     Arguments are those of `Conv3d` without `in_channels`.
 
-    >>> import torch
     >>> layer = LazyConv3d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
     (torch.Size([1, 4, 4, 4, 4]), 3)
@@ -148,7 +144,6 @@ class LazyConvTranspose1d(  # type: ignore[misc]
 
     Arguments are those of `ConvTranspose1d` without `in_channels`.
 
-    >>> import torch
     >>> layer = LazyConvTranspose1d(4, 2)
     >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
     (torch.Size([1, 4, 6]), 3)
@@ -168,7 +163,6 @@ class LazyConvTranspose2d(  # type: ignore[misc]
 
     Arguments are those of `ConvTranspose2d` without `in_channels`.
 
-    >>> import torch
     >>> layer = LazyConvTranspose2d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
     (torch.Size([1, 4, 6, 6]), 3)
@@ -188,7 +182,6 @@ class LazyConvTranspose3d(  # type: ignore[misc]
 
     Arguments are those of `ConvTranspose3d` without `in_channels`.
 
-    >>> import torch
     >>> layer = LazyConvTranspose3d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
     (torch.Size([1, 4, 6, 6, 6]), 3)
@@ -203,7 +196,6 @@ class LazyBatchNorm(_Lazy, torch.nn.LazyBatchNorm1d, BatchNorm):
 
     Arguments are those of `BatchNorm` without `num_features`.
 
-    >>> import torch
     >>> layer = LazyBatchNorm()
     >>> layer(torch.randn(4, 3, 8, 8)).shape, layer.num_features
     (torch.Size([4, 3, 8, 8]), 3)
@@ -234,7 +226,6 @@ class LazyInstanceNorm(_Lazy, torch.nn.LazyInstanceNorm1d, InstanceNorm):
     Arguments and defaults are those of `InstanceNorm` without `num_features`; torch's lazy layers are affine
     and have running averages by default.
 
-    >>> import torch
     >>> layer = LazyInstanceNorm()
     >>> layer(torch.randn(4, 3, 8, 8)).shape, layer.num_features
     (torch.Size([4, 3, 8, 8]), 3)

@@ -27,7 +27,6 @@ class Linear(Module, torch.nn.Linear):
     The product is `burnt.kernels.linear`'s, torch's own where calls are recorded instead of run (compilers,
     transforms, `burnt.summary`).
 
-    >>> import torch
     >>> Linear(3, 2)(torch.zeros(4, 3)).shape
     torch.Size([4, 2])
     """
@@ -63,7 +62,6 @@ class Bilinear(Module, torch.nn.Bilinear):
         ``[*, out_features]``; ``weight`` is ``[out_features, in1_features, in2_features]``, ``bias``
         ``[out_features]``.
 
-    >>> import torch
     >>> Bilinear(3, 4, 2)(torch.zeros(5, 3), torch.zeros(5, 4)).shape
     torch.Size([5, 2])
     """

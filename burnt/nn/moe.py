@@ -107,7 +107,6 @@ class TopKRouter(Module):
         input ``[T, D]``, output a `Routing`; ``weight`` is ``[N, D]``. For 16 bits the softmax is computed
         in float32.
 
-    >>> import torch
     >>> TopKRouter(8, num_experts=4, top_k=2)(torch.zeros(3, 8)).weights.shape
     torch.Size([3, 2])
     """
@@ -187,7 +186,6 @@ class MoeFeedForward(Module):
     For auxiliary losses see `record_routing`. Shazeer et al., 2017; Jiang et al., 2024 (Mixtral); Dai et al.,
     2024 (shared experts).
 
-    >>> import torch
     >>> MoeFeedForward(8, 16, num_experts=4, top_k=2)(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
     """

@@ -51,7 +51,6 @@ class BatchNorm(Module, BatchNormBase):
 
     Ioffe and Szegedy, 2015.
 
-    >>> import torch
     >>> BatchNorm(3)(torch.randn(4, 3, 8, 8)).shape
     torch.Size([4, 3, 8, 8])
     """
@@ -165,7 +164,6 @@ class GroupNorm(Module, torch.nn.GroupNorm):
 
     As :class:`torch.nn.GroupNorm` (Burn names the parameters gamma and beta). Wu and He, 2018.
 
-    >>> import torch
     >>> GroupNorm(2, 4)(torch.tensor([[1.0, 3.0, 2.0, 6.0]]))
     tensor([[-1.0000,  1.0000, -1.0000,  1.0000]], grad_fn=<NativeGroupNormBackward0>)
     """
@@ -221,7 +219,6 @@ class InstanceNorm(Module, InstanceNormBase):
     One class for InstanceNorm1d, 2d and 3d of torch, whose state loads unchanged. (Burn has no running
     averages.) Ulyanov, Vedaldi and Lempitsky, 2016.
 
-    >>> import torch
     >>> InstanceNorm(1)(torch.tensor([[[1.0, 3.0]], [[2.0, 6.0]]])).flatten()
     tensor([-1.0000,  1.0000, -1.0000,  1.0000])
     """
@@ -283,7 +280,6 @@ class LocalResponseNorm(Module, torch.nn.LocalResponseNorm):
     As :class:`torch.nn.LocalResponseNorm`, and with the defaults of Burn. Krizhevsky et al., 2012, where the
     sum is not divided by :math:`n`.
 
-    >>> import torch
     >>> LocalResponseNorm(1, alpha=1.0)(torch.full((1, 1, 1), 2.0))
     tensor([[[0.5981]]])
     """
@@ -316,7 +312,6 @@ class LayerNorm(Module, torch.nn.LayerNorm):
 
     As :class:`torch.nn.LayerNorm` (Burn normalises the last axis only). Ba, Kiros and Hinton, 2016.
 
-    >>> import torch
     >>> LayerNorm(3)(torch.tensor([1.0, 2.0, 3.0]))
     tensor([-1.2247,  0.0000,  1.2247], grad_fn=<NativeLayerNormBackward0>)
     """
@@ -359,7 +354,6 @@ class RmsNorm(Module, torch.nn.RMSNorm):
 
     As :class:`torch.nn.RMSNorm`. Zhang and Sennrich, 2019.
 
-    >>> import torch
     >>> RmsNorm(2)(torch.tensor([3.0, 4.0]))
     tensor([0.8485, 1.1314], grad_fn=<MulBackward0>)
     """
@@ -411,7 +405,6 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
     ``convert_sync_batchnorm(model)`` replaces every BatchNorm of a model, also burnt's; parameters, averages
     and their names stay.
 
-    >>> import torch
     >>> SyncBatchNorm(3)(torch.randn(4, 3, 8, 8)).shape
     torch.Size([4, 3, 8, 8])
     """

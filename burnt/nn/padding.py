@@ -17,7 +17,6 @@ class CircularPad1d(Module, torch.nn.CircularPad1d, init=False):
     Shapes:
         input ``[batch, channels, length]`` or without batch, output the same with longer axes.
 
-    >>> import torch
     >>> CircularPad1d(2)(torch.arange(4.0).view(1, 1, 4))
     tensor([[[2., 3., 0., 1., 2., 3., 0., 1.]]])
     """
@@ -33,7 +32,6 @@ class CircularPad2d(Module, torch.nn.CircularPad2d, init=False):
     Shapes:
         input ``[batch, channels, height, width]`` or without batch, output the same with longer axes.
 
-    >>> import torch
     >>> CircularPad2d((1, 1, 2, 0))(torch.zeros(1, 1, 4, 5)).shape
     torch.Size([1, 1, 6, 7])
     """
@@ -49,7 +47,6 @@ class CircularPad3d(Module, torch.nn.CircularPad3d, init=False):
     Shapes:
         input ``[batch, channels, depth, height, width]`` or without batch, output the same with longer axes.
 
-    >>> import torch
     >>> CircularPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
     """
@@ -65,7 +62,6 @@ class ConstantPad1d(Module, torch.nn.ConstantPad1d, init=False):
     Shapes:
         input ``[*, length]``, output the same with longer axes.
 
-    >>> import torch
     >>> ConstantPad1d((1, 2), 9.0)(torch.zeros(1, 1, 2))
     tensor([[[9., 0., 0., 9., 9.]]])
     """
@@ -81,7 +77,6 @@ class ConstantPad2d(Module, torch.nn.ConstantPad2d, init=False):
     Shapes:
         input ``[*, height, width]``, output the same with longer axes.
 
-    >>> import torch
     >>> ConstantPad2d((1, 1, 2, 0), 9.0)(torch.zeros(1, 1, 4, 5)).shape
     torch.Size([1, 1, 6, 7])
     """
@@ -97,7 +92,6 @@ class ConstantPad3d(Module, torch.nn.ConstantPad3d, init=False):
     Shapes:
         input ``[*, depth, height, width]``, output the same with longer axes.
 
-    >>> import torch
     >>> ConstantPad3d((1, 1, 2, 0, 0, 1), 9.0)(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
     """
@@ -113,7 +107,6 @@ class ReflectionPad1d(Module, torch.nn.ReflectionPad1d, init=False):
     Shapes:
         input ``[batch, channels, length]`` or without batch, output the same with longer axes.
 
-    >>> import torch
     >>> ReflectionPad1d(2)(torch.arange(4.0).view(1, 1, 4))
     tensor([[[2., 1., 0., 1., 2., 3., 2., 1.]]])
     """
@@ -129,7 +122,6 @@ class ReflectionPad2d(Module, torch.nn.ReflectionPad2d, init=False):
     Shapes:
         input ``[batch, channels, height, width]`` or without batch, output the same with longer axes.
 
-    >>> import torch
     >>> ReflectionPad2d((1, 1, 2, 0))(torch.zeros(1, 1, 4, 5)).shape
     torch.Size([1, 1, 6, 7])
     """
@@ -145,7 +137,6 @@ class ReflectionPad3d(Module, torch.nn.ReflectionPad3d, init=False):
     Shapes:
         input ``[batch, channels, depth, height, width]`` or without batch, output the same with longer axes.
 
-    >>> import torch
     >>> ReflectionPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
     """
@@ -160,7 +151,6 @@ class ReplicationPad1d(Module, torch.nn.ReplicationPad1d, init=False):
     Shapes:
         input ``[batch, channels, length]`` or without batch, output the same with longer axes.
 
-    >>> import torch
     >>> ReplicationPad1d((1, 2))(torch.arange(3.0).view(1, 1, 3))
     tensor([[[0., 0., 1., 2., 2., 2.]]])
     """
@@ -175,7 +165,6 @@ class ReplicationPad2d(Module, torch.nn.ReplicationPad2d, init=False):
     Shapes:
         input ``[batch, channels, height, width]`` or without batch, output the same with longer axes.
 
-    >>> import torch
     >>> ReplicationPad2d((1, 1, 2, 0))(torch.zeros(1, 1, 4, 5)).shape
     torch.Size([1, 1, 6, 7])
     """
@@ -190,7 +179,6 @@ class ReplicationPad3d(Module, torch.nn.ReplicationPad3d, init=False):
     Shapes:
         input ``[batch, channels, depth, height, width]`` or without batch, output the same with longer axes.
 
-    >>> import torch
     >>> ReplicationPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
     """
@@ -205,7 +193,6 @@ class ZeroPad1d(Module, torch.nn.ZeroPad1d, init=False):
     Shapes:
         input ``[*, length]``, output the same with longer axes.
 
-    >>> import torch
     >>> ZeroPad1d((1, 2))(torch.ones(1, 1, 2))
     tensor([[[0., 1., 1., 0., 0.]]])
     """
@@ -220,7 +207,6 @@ class ZeroPad2d(Module, torch.nn.ZeroPad2d, init=False):
     Shapes:
         input ``[*, height, width]``, output the same with longer axes.
 
-    >>> import torch
     >>> ZeroPad2d((1, 1, 2, 0))(torch.zeros(1, 1, 4, 5)).shape
     torch.Size([1, 1, 6, 7])
     """
@@ -235,7 +221,6 @@ class ZeroPad3d(Module, torch.nn.ZeroPad3d, init=False):
     Shapes:
         input ``[*, depth, height, width]``, output the same with longer axes.
 
-    >>> import torch
     >>> ZeroPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
     """

@@ -87,7 +87,6 @@ class MaxPool1d(_MaxPool[tuple[int]], torch.nn.MaxPool1d, init=False):  # type: 
         input ``[batch, channels, length]`` or without batch; output ``[batch, channels, l]``, by
         the formula of `MaxPool2d`.
 
-    >>> import torch
     >>> MaxPool1d(2, return_indices=True)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     (tensor([[3., 4.]]), tensor([[0, 3]]))
     """
@@ -113,7 +112,6 @@ class MaxPool2d(_MaxPool[tuple[int, int]], torch.nn.MaxPool2d, init=False):  # t
     Raises:
         ShapeError: the input has another number of axes.
 
-    >>> import torch
     >>> MaxPool2d(2)(torch.arange(16.0).reshape(1, 1, 4, 4)).flatten()
     tensor([ 5.,  7., 13., 15.])
     """
@@ -130,7 +128,6 @@ class MaxPool3d(_MaxPool[tuple[int, int, int]], torch.nn.MaxPool3d, init=False):
         input ``[batch, channels, depth, height, width]`` or without batch; output
         ``[batch, channels, d, h, w]``, by the formula of `MaxPool2d`.
 
-    >>> import torch
     >>> MaxPool3d(2)(torch.arange(8.0).reshape(1, 1, 2, 2, 2)).flatten()
     tensor([7.])
     """
@@ -156,7 +153,6 @@ class MaxUnpool1d(_MaxUnpool[tuple[int]], torch.nn.MaxUnpool1d, init=False):
 
     Arguments and shapes are those of `MaxUnpool2d`, for one axis.
 
-    >>> import torch
     >>> maxima, indices = MaxPool1d(2, return_indices=True)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     >>> MaxUnpool1d(2)(maxima, indices)
     tensor([[3., 0., 0., 4.]])
@@ -178,7 +174,6 @@ class MaxUnpool2d(_MaxUnpool[tuple[int, int]], torch.nn.MaxUnpool2d, init=False)
         without batch; output ``[batch, channels, height, width]`` with
         ``height = (h - 1) stride - 2 padding + kernel_size``, or the `output_size` of the call.
 
-    >>> import torch
     >>> maxima, indices = MaxPool2d(2, return_indices=True)(torch.arange(4.0).reshape(1, 2, 2))
     >>> MaxUnpool2d(2)(maxima, indices)
     tensor([[[0., 0.],
@@ -193,7 +188,6 @@ class MaxUnpool3d(_MaxUnpool[tuple[int, int, int]], torch.nn.MaxUnpool3d, init=F
 
     Arguments and shapes are those of `MaxUnpool2d`, for three axes.
 
-    >>> import torch
     >>> maxima, indices = MaxPool3d(2, return_indices=True)(torch.arange(8.0).reshape(1, 2, 2, 2))
     >>> MaxUnpool3d(2)(maxima, indices).flatten()
     tensor([0., 0., 0., 0., 0., 0., 0., 7.])
@@ -248,7 +242,6 @@ class AvgPool1d(_Pool, Module, torch.nn.AvgPool1d):
         input ``[batch, channels, length]`` or without batch; output ``[batch, channels, l]``, by
         the formula of `AvgPool2d`.
 
-    >>> import torch
     >>> AvgPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[2., 3.]])
     """
@@ -294,7 +287,6 @@ class AvgPool2d(_AvgPool[tuple[int, int]], torch.nn.AvgPool2d, init=False):
     Raises:
         ShapeError: the input has another number of axes.
 
-    >>> import torch
     >>> AvgPool2d(2)(torch.arange(16.0).reshape(1, 1, 4, 4)).flatten()
     tensor([ 2.5000,  4.5000, 10.5000, 12.5000])
     """
@@ -311,7 +303,6 @@ class AvgPool3d(_AvgPool[tuple[int, int, int]], torch.nn.AvgPool3d, init=False):
         input ``[batch, channels, depth, height, width]`` or without batch; output
         ``[batch, channels, d, h, w]``, by the formula of `AvgPool2d`.
 
-    >>> import torch
     >>> AvgPool3d(2)(torch.arange(8.0).reshape(1, 1, 2, 2, 2)).flatten()
     tensor([3.5000])
     """
@@ -356,7 +347,6 @@ class LpPool1d(_LpPool[tuple[int]], torch.nn.LPPool1d, init=False):  # type: ign
 
     Arguments, shapes and errors are those of `LpPool2d`, for one axis.
 
-    >>> import torch
     >>> LpPool1d(2, 2)(torch.tensor([[3.0, 4.0, 6.0, 8.0]]))
     tensor([[ 5., 10.]])
     """
@@ -386,7 +376,6 @@ class LpPool2d(_LpPool[tuple[int, int]], torch.nn.LPPool2d, init=False):  # type
     As :class:`torch.nn.LPPool2d`, also in that a negative sum, as odd powers may have, gives NaN, and in that
     a window cut off by the end in `ceil_mode` counts as a whole one. (Burn has no such layer.)
 
-    >>> import torch
     >>> LpPool2d(2, 2)(torch.ones(1, 2, 2))
     tensor([[[2.]]])
     """
@@ -399,7 +388,6 @@ class LpPool3d(_LpPool[tuple[int, int, int]], torch.nn.LPPool3d, init=False):  #
 
     Arguments, shapes and errors are those of `LpPool2d`, for three axes.
 
-    >>> import torch
     >>> LpPool3d(3, 2)(torch.ones(1, 2, 2, 2))
     tensor([[[[2.]]]])
     """
@@ -454,7 +442,6 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool[int | tuple[int]], torch.nn.AdaptiveAvg
         input ``[batch, channels, length]`` or without batch; output
         ``[batch, channels, *output_size]``.
 
-    >>> import torch
     >>> AdaptiveAvgPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[2., 3.]])
     """
@@ -477,7 +464,6 @@ class AdaptiveAvgPool2d(  # type: ignore[misc]
     Raises:
         ShapeError: the input has another number of axes.
 
-    >>> import torch
     >>> AdaptiveAvgPool2d(1)(torch.zeros(2, 3, 7, 5)).shape
     torch.Size([2, 3, 1, 1])
     """
@@ -499,7 +485,6 @@ class AdaptiveAvgPool3d(  # type: ignore[misc]
         input ``[batch, channels, depth, height, width]`` or without batch; output
         ``[batch, channels, *output_size]``.
 
-    >>> import torch
     >>> AdaptiveAvgPool3d((1, None, 2))(torch.zeros(2, 3, 7, 5, 4)).shape
     torch.Size([2, 3, 1, 5, 2])
     """
@@ -520,7 +505,6 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool[int | tuple[int]], torch.nn.AdaptiveMax
 
     (Burn has no such layer.)
 
-    >>> import torch
     >>> AdaptiveMaxPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[3., 4.]])
     """
@@ -546,7 +530,6 @@ class AdaptiveMaxPool2d(  # type: ignore[misc]
 
     (Burn has no such layer.)
 
-    >>> import torch
     >>> AdaptiveMaxPool2d(1)(torch.zeros(2, 3, 7, 5)).shape
     torch.Size([2, 3, 1, 1])
     """
@@ -571,7 +554,6 @@ class AdaptiveMaxPool3d(  # type: ignore[misc]
 
     (Burn has no such layer.)
 
-    >>> import torch
     >>> AdaptiveMaxPool3d((1, None, 2))(torch.zeros(2, 3, 7, 5, 4)).shape
     torch.Size([2, 3, 1, 5, 2])
     """

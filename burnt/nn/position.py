@@ -38,7 +38,6 @@ class PositionalEncoding(Module):
 
     Vaswani et al., 2017; torch has no such layer.
 
-    >>> import torch
     >>> PositionalEncoding(4)(torch.zeros(2, 4))
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
             [0.8415, 0.5403, 0.0100, 0.9999]])
@@ -106,7 +105,6 @@ class LearnedPositionalEncoding(Module):
 
     Gehring et al., 2017; torch and Burn have no such layer.
 
-    >>> import torch
     >>> LearnedPositionalEncoding(4, max_len=16)(torch.zeros(2, 3, 4)).shape
     torch.Size([2, 3, 4])
     """
@@ -172,7 +170,6 @@ class RotaryEncoding(Module):
 
     There is no longest sequence. Su et al., 2021; torch has no such layer.
 
-    >>> import torch
     >>> RotaryEncoding(2)(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
     tensor([[1.0000, 0.0000],
             [0.5403, 0.8415]])

@@ -260,7 +260,6 @@ class QuantizedLinear(QuantizedMap):
     Gradients flow to the input and the bias; through the rounding of inputs they pass unchanged
     (straight-through).
 
-    >>> import torch
     >>> layer = QuantizedLinear(torch.nn.Linear(64, 8), QuantScheme.parse("int4-block32"))
     >>> layer(torch.zeros(2, 64)).shape, layer.values.shape, layer.values.dtype
     (torch.Size([2, 8]), torch.Size([8, 32]), torch.uint8)
@@ -341,7 +340,6 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
     Shapes:
         as those of the original layer.
 
-    >>> import torch
     >>> layer = QuantizedConv(torch.nn.Conv2d(3, 8, 3), QuantScheme.parse("int8"))
     >>> layer(torch.zeros(2, 3, 5, 5)).shape
     torch.Size([2, 8, 3, 3])
@@ -435,7 +433,6 @@ class QuantizedEmbedding(Quantized):
     Shapes:
         input integers ``[*]``, output ``[*, embedding_dim]``.
 
-    >>> import torch
     >>> QuantizedEmbedding(torch.nn.Embedding(10, 4), QuantScheme())(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 4])
     """

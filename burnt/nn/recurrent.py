@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from burnt import kernels
 from burnt.errors import InputError, InputRuntimeError, InputTypeError, InputValueError, ShapeError
 from burnt.module import Module
-from burnt.nn.checks import check_dtype
+from burnt.nn.checks import check_dtype, require
 from burnt.nn.masks import length_mask
 
 
@@ -54,45 +54,37 @@ class _Recurrent(Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        integers: dict[str, Any] = {
+        sizes: dict[str, Any] = {
             "input_size": input_size,
             "hidden_size": hidden_size,
             "num_layers": num_layers,
         }
-        for argument, number in integers.items():
-            if not isinstance(number, numbers.Integral):
+        for argument, size in sizes.items():
+            if not isinstance(size, numbers.Integral):
                 raise InputTypeError(
                     f"{argument} of a recurrent layer is an integer",
                     where=name,
                     expected="an integer",
-                    found=repr(number),
+                    found=repr(size),
                 )
-        for argument, size in (("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if size < 1:
-                raise InputValueError(
-                    f"{argument} of a recurrent layer must be positive",
-                    where=name,
-                    expected=f"{argument} of at least 1",
-                    found=size,
-                )
+            least = int(argument != "input_size")
+            require(int(size) >= least, name, argument, f"at least {least}", size)
         is_number = isinstance(dropout, numbers.Real)
-        if not is_number or not 0 <= dropout <= 1:
-            raise InputValueError(
-                "dropout of a recurrent layer is a probability", where=name, expected="0 to 1", found=dropout
-            )
+        is_probability = is_number and 0 <= dropout <= 1
+        require(is_probability, name, "dropout", "a probability from 0 to 1", dropout)
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.dropout, self.bidirectional = bias, dropout, bidirectional
         rows, outputs = self._GATES * hidden_size, proj_size or hidden_size
         for layer in range(num_layers):
             columns = input_size if layer == 0 else outputs * self.num_directions
-            sizes: dict[str, tuple[int, ...]] = {
+            shapes: dict[str, tuple[int, ...]] = {
                 "weight_ih": (rows, columns),
                 "weight_hh": (rows, outputs),
             }
-            sizes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
-            sizes |= {"weight_hr": (proj_size, hidden_size)} if proj_size else {}
+            shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
+            shapes |= {"weight_hr": (proj_size, hidden_size)} if proj_size else {}
             for suffix in self._suffixes(layer):
-                for parameter, shape in sizes.items():
+                for parameter, shape in shapes.items():
                     tensor = torch.empty(shape, device=device, dtype=dtype)
                     self.register_parameter(parameter + suffix, Parameter(tensor))
         self.reset_parameters()
@@ -128,7 +120,12 @@ class _Recurrent(Module):
         )
 
     @classmethod
-    def _from_torch(cls, layer: torch.nn.RNNBase) -> Self:
+    def from_torch(cls, layer: torch.nn.RNNBase) -> Self:
+        """Build a copy of torch's layer of the same kind; its input has the batch axis first.
+
+        Raises:
+            InputTypeError: a layer of another kind.
+        """
         if not isinstance(layer, cls._TORCH):
             raise InputTypeError(
                 "the layer is of another kind",
@@ -138,10 +135,8 @@ class _Recurrent(Module):
             )
         weight = layer.weight_ih_l0
         assert isinstance(weight, Tensor)
-        arguments: dict[str, Any] = {
-            name: getattr(layer, name)
-            for name in ("num_layers", "bias", "dropout", "bidirectional", *cls._OWN)
-        }
+        names = ("num_layers", "bias", "dropout", "bidirectional", *cls._OWN)
+        arguments: dict[str, Any] = {name: getattr(layer, name) for name in names}
         copy = cls(layer.input_size, layer.hidden_size, **arguments, device=weight.device, dtype=weight.dtype)
         copy.load_state_dict(layer.state_dict())
         return copy.train(layer.training)
@@ -155,7 +150,6 @@ class _Recurrent(Module):
 
     def _run(
         self,
-        op: Any,
         input: Tensor | PackedSequence,
         start: tuple[Tensor, ...] | None,
         lengths: Tensor | None,
@@ -166,7 +160,7 @@ class _Recurrent(Module):
                 raise InputValueError(
                     "a packed input has its lengths itself", where=self._name(), expected="lengths=None"
                 )
-            return self._run_packed(op, input, start)
+            return self._run_packed(input, start)
         batched = input.dim() == 3
         self._check(input, start, lengths)
         x = input if batched else input.unsqueeze(0)
@@ -174,7 +168,7 @@ class _Recurrent(Module):
             start = tuple(state.unsqueeze(1) for state in start)
         hx = start if start is None or len(self._STATES) > 1 else start[0]
         try:
-            output, end = op(
+            output, end = self._op()(
                 x,
                 self.all_weights,
                 hx,
@@ -229,14 +223,18 @@ class _Recurrent(Module):
         """Return the states of a layer after one step, the output first."""
         raise NotImplementedError
 
+    def _op(self) -> Any:
+        """Return the function that runs the layer over sequences."""
+        raise NotImplementedError
+
     def _biases(self, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
         return weights[2:4] if self.bias else (None, None)
 
     def _run_packed(
-        self, op: Any, input: PackedSequence, start: tuple[Tensor, ...] | None
+        self, input: PackedSequence, start: tuple[Tensor, ...] | None
     ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
         padded, lengths = pad_packed_sequence(input, batch_first=True)
-        output, last = self._run(op, padded, start, lengths)
+        output, last = self._run(padded, start, lengths)
         if input.sorted_indices is not None:
             output = output.index_select(0, input.sorted_indices)
             lengths = lengths.index_select(0, input.sorted_indices.cpu())
@@ -364,7 +362,6 @@ class Lstm(_Recurrent):
     unchanged; `from_torch` takes the whole layer. The batch always comes first. (Burn's Lstm has one layer,
     eight Linears, and one bias for each gate too many.) Hochreiter and Schmidhuber, 1997.
 
-    >>> import torch
     >>> output, (h, c) = Lstm(8, 6, num_layers=2)(torch.zeros(3, 5, 8))
     >>> output.shape, h.shape
     (torch.Size([3, 5, 6]), torch.Size([2, 3, 6]))
@@ -389,22 +386,12 @@ class Lstm(_Recurrent):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if not 0 <= proj_size < max(hidden_size, 1):
-            raise InputValueError(
-                "proj_size is out of range",
-                where="Lstm",
-                expected=f"less than hidden_size, {hidden_size}, or 0 for no projection",
-                found=proj_size,
-            )
+        expected = f"less than hidden_size, {hidden_size}, or 0 for no projection"
+        require(0 <= proj_size < max(hidden_size, 1), "Lstm", "proj_size", expected, proj_size)
         super().__init__(
             input_size, hidden_size, num_layers, bias, dropout, bidirectional, device, dtype, proj_size
         )
         self.proj_size = proj_size
-
-    @classmethod
-    def from_torch(cls, layer: torch.nn.LSTM) -> Self:
-        """Build a copy of torch's layer; its input has the batch axis first."""
-        return cls._from_torch(layer)
 
     def forward(
         self,
@@ -429,7 +416,7 @@ class Lstm(_Recurrent):
             InputValueError: an input with one axis, or with more than three.
             ShapeError: `lengths` are not one for each sequence.
         """
-        output, (h, c) = self._run(self._op(), input, hx, lengths)
+        output, (h, c) = self._run(input, hx, lengths)
         return output, (h, c)
 
     def step(
@@ -448,7 +435,6 @@ class Lstm(_Recurrent):
         Raises:
             InputValueError: the layer is bidirectional, or the input is no step.
 
-        >>> import torch
         >>> layer, state = Lstm(8, 6), None
         >>> for x in torch.zeros(5, 3, 8):
         ...     output, state = layer.step(x, state)
@@ -476,7 +462,53 @@ class Lstm(_Recurrent):
         return functools.partial(_run_torch, torch.lstm, self._cell) if self.proj_size else kernels.lstm
 
 
-class Gru(_Recurrent):
+class _OneState(_Recurrent, init=False):
+    """The layers whose state is h alone."""
+
+    _STATES = ("h0",)
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Any, Tensor]:
+        """Run the layer over sequences.
+
+        Args:
+            input: ``[B, T, I]`` or ``[T, I]``, or a PackedSequence of ``[*, I]``.
+            hx: the state to begin with, ``[D * N, B, H]`` or, for one sequence, ``[D * N, H]``; None is
+                zeros.
+            lengths: ``[B]``, int64: steps of each sequence, in any order; None is T. Outputs beyond are zero.
+
+        Returns:
+            The states after each step, ``[B, T, D * H]``, or ``[T, D * H]``, or a PackedSequence of
+            ``[*, D * H]``; and the last state of each sequence, as `hx`.
+
+        Raises:
+            InputRuntimeError: another number of features, a state of another shape, or a length out of range.
+            InputValueError: an input with one axis, or with more than three.
+            ShapeError: `lengths` are not one for each sequence.
+        """
+        output, (h,) = self._run(input, None if hx is None else (hx,), lengths)
+        return output, h
+
+    def step(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Run the layer over one step of sequences, with the state of the step before.
+
+        Args:
+            input: ``[B, I]`` or ``[I]``.
+            hx: the state that the last call returned; None is zeros, at the start of a sequence.
+
+        Returns:
+            The output ``[B, H]`` or ``[H]``, and the state, for the next call. All steps in turn give what
+            `forward` gives for the sequence.
+
+        Raises:
+            InputValueError: the layer is bidirectional, or the input is no step.
+        """
+        output, (h,) = self._run_step(input, None if hx is None else (hx,))
+        return output, h
+
+
+class Gru(_OneState):
     r"""Gated recurrent units: a state, carried through a sequence by two gates.
 
     .. math:: r, z &= \sigma(x_t W_{ih}^\top + b_{ih} + h_{t-1} W_{hh}^\top + b_{hh}) \\
@@ -507,7 +539,6 @@ class Gru(_Recurrent):
     unchanged; `from_torch` takes the whole layer. The batch always comes first. (Burn's Gru has one layer;
     with ``reset_after=True``, its default, it computes the same.) Cho et al., 2014.
 
-    >>> import torch
     >>> output, h = Gru(8, 6, bidirectional=True)(torch.zeros(3, 5, 8))
     >>> output.shape, h.shape
     (torch.Size([3, 5, 12]), torch.Size([2, 3, 6]))
@@ -515,7 +546,6 @@ class Gru(_Recurrent):
 
     _GATES = 3
     _TORCH = torch.nn.GRU
-    _STATES = ("h0",)
 
     def __init__(
         self,
@@ -530,56 +560,14 @@ class Gru(_Recurrent):
     ) -> None:
         super().__init__(input_size, hidden_size, num_layers, bias, dropout, bidirectional, device, dtype)
 
-    @classmethod
-    def from_torch(cls, layer: torch.nn.GRU) -> Self:
-        """Build a copy of torch's layer; its input has the batch axis first."""
-        return cls._from_torch(layer)
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Any, Tensor]:
-        """Run the layer over sequences.
-
-        Args:
-            input: ``[B, T, I]`` or ``[T, I]``, or a PackedSequence of ``[*, I]``.
-            hx: the state to begin with, ``[D * N, B, H]`` or, for one sequence, ``[D * N, H]``; None is
-                zeros.
-            lengths: ``[B]``, int64: steps of each sequence, in any order; None is T. Outputs beyond are zero.
-
-        Returns:
-            The states after each step, ``[B, T, D * H]``, or ``[T, D * H]``, or a PackedSequence of
-            ``[*, D * H]``; and the last state of each sequence, as `hx`.
-
-        Raises:
-            InputRuntimeError: another number of features, a state of another shape, or a length out of range.
-            InputValueError: an input with one axis, or with more than three.
-            ShapeError: `lengths` are not one for each sequence.
-        """
-        output, (h,) = self._run(kernels.gru, input, None if hx is None else (hx,), lengths)
-        return output, h
-
-    def step(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Run the layer over one step of sequences, with the state of the step before.
-
-        Args:
-            input: ``[B, I]`` or ``[I]``.
-            hx: the state that the last call returned; None is zeros, at the start of a sequence.
-
-        Returns:
-            The output ``[B, H]`` or ``[H]``, and the state, for the next call. All steps in turn give what
-            `forward` gives for the sequence.
-
-        Raises:
-            InputValueError: the layer is bidirectional, or the input is no step.
-        """
-        output, (h,) = self._run_step(input, None if hx is None else (hx,))
-        return output, h
-
     def _cell(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (torch.gru_cell(x, states[0], *weights[:2], *self._biases(weights)),)
 
+    def _op(self) -> Any:
+        return kernels.gru
 
-class Rnn(_Recurrent):
+
+class Rnn(_OneState):
     r"""Plain recurrent layer: a state, carried through a sequence.
 
     .. math:: h_t = \tanh(x_t W_{ih}^\top + b_{ih} + h_{t-1} W_{hh}^\top + b_{hh})
@@ -608,7 +596,6 @@ class Rnn(_Recurrent):
     Parameters, their names, initial values and the computation are those of :class:`torch.nn.RNN`;
     `from_torch` takes the whole layer. The batch always comes first. Elman, 1990. (Burn's Rnn has one layer.)
 
-    >>> import torch
     >>> output, h = Rnn(8, 6, bidirectional=True)(torch.zeros(3, 5, 8))
     >>> output.shape, h.shape
     (torch.Size([3, 5, 12]), torch.Size([2, 3, 6]))
@@ -616,7 +603,6 @@ class Rnn(_Recurrent):
 
     _GATES = 1
     _TORCH = torch.nn.RNN
-    _STATES = ("h0",)
     _OWN: ClassVar = {"nonlinearity": "tanh"}
 
     nonlinearity: str
@@ -637,39 +623,6 @@ class Rnn(_Recurrent):
         super().__init__(input_size, hidden_size, num_layers, bias, dropout, bidirectional, device, dtype)
         self.nonlinearity = nonlinearity
 
-    @classmethod
-    def from_torch(cls, layer: torch.nn.RNN) -> Self:
-        """Build a copy of torch's layer; its input has the batch axis first."""
-        return cls._from_torch(layer)
-
-    def forward(
-        self, input: Tensor | PackedSequence, hx: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Any, Tensor]:
-        """Run the layer over sequences.
-
-        Args:
-            input: ``[B, T, I]`` or ``[T, I]``, or a PackedSequence of ``[*, I]``.
-            hx: the state to begin with, ``[D * N, B, H]`` or, for one sequence, ``[D * N, H]``; None is
-                zeros.
-            lengths: ``[B]``, int64: steps of each sequence, in any order; None is T. Outputs beyond are zero.
-
-        Returns:
-            The states after each step, ``[B, T, D * H]``, or ``[T, D * H]``, or a PackedSequence of
-            ``[*, D * H]``; and the last state of each sequence, as `hx`.
-
-        Raises:
-            InputRuntimeError: another number of features, a state of another shape, or a length out of range.
-            InputValueError: an input with one axis, or with more than three.
-            ShapeError: `lengths` are not one for each sequence.
-        """
-        output, (h,) = self._run(self._op(), input, None if hx is None else (hx,), lengths)
-        return output, h
-
-    def step(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Run the layer over one step of sequences, with the state of the step before: as `Gru.step`."""
-        output, (h,) = self._run_step(input, None if hx is None else (hx,))
-        return output, h
-
     def _cell(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         call = torch.rnn_tanh_cell if self.nonlinearity == "tanh" else torch.rnn_relu_cell
         return (call(x, states[0], *weights[:2], *self._biases(weights)),)
@@ -680,13 +633,7 @@ class Rnn(_Recurrent):
 
 
 def _check_nonlinearity(name: str, nonlinearity: str) -> None:
-    if nonlinearity not in ("tanh", "relu"):
-        raise InputValueError(
-            f"there is no nonlinearity {nonlinearity!r}",
-            where=name,
-            expected="'tanh', 'relu'",
-            found=repr(nonlinearity),
-        )
+    require(nonlinearity in ("tanh", "relu"), name, "nonlinearity", "'tanh', 'relu'", repr(nonlinearity))
 
 
 def _run_torch(
@@ -802,7 +749,6 @@ class RnnCell(Module, torch.nn.RNNCell):
 
     As :class:`torch.nn.RNNCell`. `Rnn.step` runs one step of a layer that also takes whole sequences.
 
-    >>> import torch
     >>> RnnCell(8, 6)(torch.zeros(3, 8)).shape
     torch.Size([3, 6])
     """
@@ -837,7 +783,6 @@ class LstmCell(Module, torch.nn.LSTMCell, init=False):
 
     As :class:`torch.nn.LSTMCell`. `Lstm.step` runs one step of a layer that also takes whole sequences.
 
-    >>> import torch
     >>> h, c = LstmCell(8, 6)(torch.zeros(3, 8))
     >>> h.shape, c.shape
     (torch.Size([3, 6]), torch.Size([3, 6]))
@@ -861,7 +806,6 @@ class GruCell(Module, torch.nn.GRUCell, init=False):
 
     As :class:`torch.nn.GRUCell`. `Gru.step` runs one step of a layer that also takes whole sequences.
 
-    >>> import torch
     >>> GruCell(8, 6)(torch.zeros(3, 8)).shape
     torch.Size([3, 6])
     """

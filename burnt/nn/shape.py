@@ -13,7 +13,6 @@ class Identity(Module, torch.nn.Identity):
 
     As :class:`torch.nn.Identity`, which ignores arguments that this one does not take.
 
-    >>> import torch
     >>> Identity()(torch.ones(2))
     tensor([1., 1.])
     """
@@ -32,7 +31,6 @@ class Flatten(Module, torch.nn.Flatten):
     Shapes:
         input ``[*, S_start, ..., S_end, *]``, output ``[*, S_start * ... * S_end, *]``.
 
-    >>> import torch
     >>> Flatten()(torch.zeros(2, 3, 4, 5)).shape
     torch.Size([2, 60])
     """
@@ -54,7 +52,6 @@ class Unflatten(Module, torch.nn.Unflatten):
     Shapes:
         input ``[*, prod(unflattened_size), *]``, output ``[*, *unflattened_size, *]``.
 
-    >>> import torch
     >>> Unflatten(1, (3, -1))(torch.zeros(2, 12)).shape
     torch.Size([2, 3, 4])
     """
@@ -80,7 +77,6 @@ class PixelShuffle(Module, torch.nn.PixelShuffle):
 
     After a convolution, an upsampling that learns its filter. Shi et al., 2016.
 
-    >>> import torch
     >>> PixelShuffle(2)(torch.zeros(1, 8, 3, 5)).shape
     torch.Size([1, 2, 6, 10])
     """
@@ -104,7 +100,6 @@ class PixelUnshuffle(Module, torch.nn.PixelUnshuffle):
     Raises:
         InputValueError: a factor below 1.
 
-    >>> import torch
     >>> PixelUnshuffle(2)(torch.zeros(1, 2, 6, 10)).shape
     torch.Size([1, 8, 3, 5])
     """
@@ -130,7 +125,6 @@ class ChannelShuffle(Module, torch.nn.ChannelShuffle):
 
     Zhang et al., 2018.
 
-    >>> import torch
     >>> ChannelShuffle(2)(torch.arange(4.0).view(1, 4, 1, 1)).flatten()
     tensor([0., 2., 1., 3.])
     """
@@ -157,7 +151,6 @@ class Unfold(Module, torch.nn.Unfold):
 
     (Burn: ``Unfold4d``.)
 
-    >>> import torch
     >>> Unfold((2, 3))(torch.zeros(1, 4, 5, 6)).shape
     torch.Size([1, 24, 16])
     """
@@ -188,7 +181,6 @@ class Fold(Module, torch.nn.Fold):
 
     Not the inverse of `Unfold`, since pixels in several blocks are added. (Burn: ``Fold4d``.)
 
-    >>> import torch
     >>> Fold((4, 5), (2, 3))(torch.zeros(1, 24, 9)).shape
     torch.Size([1, 4, 4, 5])
     """

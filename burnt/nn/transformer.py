@@ -57,7 +57,6 @@ class TransformerEncoder(Module):
     Each layer draws its own initial values; torch's layers all start as copies of one. (Burn's default
     activation is Gelu.)
 
-    >>> import torch
     >>> encoder = TransformerEncoder(d_model=8, num_heads=2, d_ff=16, num_layers=2)
     >>> encoder(torch.zeros(2, 5, 8), is_causal=True).shape
     torch.Size([2, 5, 8])
@@ -199,7 +198,6 @@ class TransformerDecoder(Module):
     the self-attention is causal by default. Each layer draws its own initial values; torch's layers all start
     as copies of one. (Burn's default activation is Gelu.)
 
-    >>> import torch
     >>> decoder = TransformerDecoder(d_model=8, num_heads=2, d_ff=16, num_layers=2).eval()
     >>> tokens, memory, cache = torch.randn(1, 5, 8), torch.randn(1, 9, 8), decoder.new_cache()
     >>> steps = [decoder(tokens[:, i : i + 1], memory, cache=cache) for i in range(5)]
@@ -353,7 +351,6 @@ class Transformer(Module):
     matrices start Xavier uniform. The batch comes first, the decoder is causal by default, and its attention
     to the memory ignores the source's padding (in torch only with masks). Vaswani et al., 2017.
 
-    >>> import torch
     >>> model = Transformer(8, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, d_ff=16)
     >>> model(torch.zeros(2, 9, 8), torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])

@@ -65,7 +65,6 @@ class TransformerEncoderLayer(FeedForwardBase):
     Parameters, their names and initial values are those of :class:`torch.nn.TransformerEncoderLayer`; the
     batch comes first. (Burn's default activation is Gelu.) Vaswani et al., 2017; Xiong et al., 2020.
 
-    >>> import torch
     >>> TransformerEncoderLayer(8, num_heads=2, d_ff=16)(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
     """
@@ -209,7 +208,6 @@ class TransformerDecoderLayer(FeedForwardBase):
     with a mask). Without a memory, a decoder is a `TransformerEncoderLayer` with ``is_causal=True``. (Burn's
     default activation is Gelu.) Vaswani et al., 2017; Xiong et al., 2020.
 
-    >>> import torch
     >>> layer = TransformerDecoderLayer(8, num_heads=2, d_ff=16)
     >>> layer(torch.zeros(2, 5, 8), torch.zeros(2, 9, 8)).shape
     torch.Size([2, 5, 8])

@@ -49,7 +49,6 @@ class Upsample(Module, torch.nn.Upsample):
     ``Interpolate2d``). :class:`torch.nn.UpsamplingNearest2d` is the default mode, and
     :class:`torch.nn.UpsamplingBilinear2d` is ``mode="bilinear", align_corners=True``.
 
-    >>> import torch
     >>> Upsample(scale_factor=2, mode="bilinear")(torch.zeros(1, 3, 4, 5)).shape
     torch.Size([1, 3, 8, 10])
     """

@@ -126,7 +126,7 @@ def test_bad_arguments_are_refused(build: Callable[[], Any], field: str, expecte
     [
         (init.KaimingNormal(), (3,), "at least two axes, (out, in, ...)"),
         (init.XavierUniform(), (), "at least two axes, (out, in, ...)"),
-        (init.Orthogonal(), (3,), "at least two axes"),
+        (init.Orthogonal(), (3,), "at least two axes, (out, in, ...)"),
         (init.Sparse(sparsity=0.1), (3, 2, 1), "two axes"),
         (init.Eye(), (3,), "two axes"),
         (init.Dirac(), (3, 3), "three to five axes, the weight of a convolution"),
@@ -257,7 +257,7 @@ def test_gates() -> None:
     for gates, shape, expected in (
         (forget, (6,), "a first axis that is a multiple of 4"),
         (forget, (), "a first axis that is a multiple of 4"),
-        (recurrent, (8,), "4 gates for Orthogonal, each of at least two axes"),
+        (recurrent, (8,), "4 gates for Orthogonal, each of at least two axes, (out, in, ...)"),
     ):
         with pytest.raises(ShapeError) as caught:
             gates(torch.empty(shape))

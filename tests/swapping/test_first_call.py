@@ -218,7 +218,7 @@ def test_what_stayed_undecided_is_measured_again_unless_it_is_given(give_times, 
 def test_a_layer_that_differs_is_compared_again_and_no_other_is_measured(
     always, folder, measured, monkeypatch
 ):
-    monkeypatch.setattr("burnt.kernels.gelu", lambda x, approximate: nn.functional.gelu(x) * 1.01)
+    monkeypatch.setattr("burnt.kernels.gelu.in_layer", lambda x, approximate: nn.functional.gelu(x) * 1.01)
     for _ in range(2):
         measured.clear()
         report = swapped()
@@ -230,7 +230,7 @@ def test_a_layer_that_differs_is_compared_again_and_no_other_is_measured(
 def test_verify_checks_the_errors_of_kept_decisions(always, folder, measured, monkeypatch):
     swapped()
     measured.clear()
-    monkeypatch.setattr("burnt.kernels.gelu", lambda x, approximate: nn.functional.gelu(x) * 1.01)
+    monkeypatch.setattr("burnt.kernels.gelu.in_layer", lambda x, approximate: nn.functional.gelu(x) * 1.01)
     report = burnt.swap(build(), verify=X)
     assert report.swapped == ["0", "2"]
     assert report.left["1"].startswith("off by ")

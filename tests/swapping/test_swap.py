@@ -362,7 +362,7 @@ def test_what_is_slower_is_left_alone(monkeypatch):
 
 
 def test_what_differs_is_left_alone(always, monkeypatch):
-    monkeypatch.setattr("burnt.kernels.linear", lambda x, w, b: nn.functional.linear(x, w, b) * 1.001)
+    monkeypatch.setattr("burnt.kernels.linear.in_layer", lambda x, w, b: nn.functional.linear(x, w, b) * 1.001)
     model = Block()
     report = burnt.swap(model, verify=TOKENS)
     assert report.left["up"].startswith("off by ")
@@ -373,7 +373,7 @@ def test_gradients_that_differ_are_seen(always, monkeypatch):
     def wrong(x, approximate):
         return nn.functional.gelu(x.detach()) + 0 * x
 
-    monkeypatch.setattr("burnt.kernels.gelu", wrong)
+    monkeypatch.setattr("burnt.kernels.gelu.in_layer", wrong)
     model = Block()
     assert burnt.swap(model, verify=TOKENS).left["act"].startswith("off by ")
     burnt.unswap(model)
@@ -384,7 +384,7 @@ def test_what_fails_swapped_is_left_alone(always, monkeypatch):
     def fail(*args):
         raise RuntimeError("no such luck\nat all")
 
-    monkeypatch.setattr("burnt.kernels.layer_norm", fail)
+    monkeypatch.setattr("burnt.kernels.layer_norm.in_layer", fail)
     report = burnt.swap(Block(), verify=TOKENS)
     assert report.left == {"norm": "swapped, it fails: RuntimeError: no such luck"}
 

@@ -41,7 +41,6 @@ class BinaryCrossEntropy(Module, torch.nn.BCELoss):
     accurate, and the one to use under autocast. (Burn's class does both, by ``logits``, and smooths towards
     one over the number of labels.)
 
-    >>> import torch
     >>> BinaryCrossEntropy()(torch.tensor([0.5, 0.9]), torch.tensor([0.0, 1.0]))
     tensor(0.3993)
     """
@@ -99,7 +98,6 @@ class BinaryCrossEntropyWithLogits(Module, torch.nn.BCEWithLogitsLoss):
 
     As :class:`torch.nn.BCEWithLogitsLoss`, which has no smoothing.
 
-    >>> import torch
     >>> BinaryCrossEntropyWithLogits()(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
     tensor(0.4100)
     """
@@ -152,7 +150,6 @@ class BinaryFocal(Module):
     Lin et al., 2017, with the paper's defaults. Targets may lie between 0 and 1; factors and logarithms are
     interpolated, as in torchvision's sigmoid_focal_loss.
 
-    >>> import torch
     >>> BinaryFocal()(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
     tensor(0.0652)
     """
@@ -199,7 +196,6 @@ class SoftMargin(Module, torch.nn.SoftMarginLoss):
 
     `BinaryCrossEntropyWithLogits` is the same for targets that are 1 or 0, and does not overflow.
 
-    >>> import torch
     >>> SoftMargin()(torch.tensor([0.0, 2.0]), torch.tensor([-1.0, 1.0]))
     tensor(0.4100)
     """
@@ -234,7 +230,6 @@ class MultiLabelSoftMargin(Module, torch.nn.MultiLabelSoftMarginLoss):
     Raises:
         ShapeError: input and target differ in shape. (torch broadcasts.)
 
-    >>> import torch
     >>> MultiLabelSoftMargin()(torch.tensor([[0.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
     tensor(0.4100)
     """
@@ -274,7 +269,6 @@ class MultiLabelMargin(Module, torch.nn.MultiLabelMarginLoss):
         InputIndexError: a label that is no class, on the CPU.
         ShapeError: input and target differ in shape.
 
-    >>> import torch
     >>> MultiLabelMargin()(torch.tensor([[0.1, 0.2, 0.4, 0.8]]), torch.tensor([[3, 0, -1, 1]]))
     tensor(0.8500)
     """

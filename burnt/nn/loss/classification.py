@@ -37,7 +37,6 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
     As :class:`torch.nn.CrossEntropyLoss` without its deprecated arguments. The mean is NaN, as torch's, where
     all labels are ignored.
 
-    >>> import torch
     >>> CrossEntropy()(torch.zeros(2, 10), torch.tensor([3, 7]))
     tensor(2.3026)
     """
@@ -104,7 +103,6 @@ class Nll(Module, torch.nn.NLLLoss):
 
     `CrossEntropy` of logits is the same as this of their log-softmax, and faster.
 
-    >>> import torch
     >>> Nll()(torch.zeros(2, 10).log_softmax(1), torch.tensor([3, 7]))
     tensor(2.3026)
     """
@@ -161,7 +159,6 @@ class Focal(Module):
 
     Lin et al., 2017, for several classes; `BinaryFocal` is the paper's own. Neither torch nor Burn has it.
 
-    >>> import torch
     >>> Focal()(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]))
     tensor(0.8259)
     """
@@ -239,7 +236,6 @@ class KlDiv(Module, torch.nn.KLDivLoss):
 
     Kullback and Leibler, 1951. The default is torch's; burnt does not warn about it.
 
-    >>> import torch
     >>> prediction, target = torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]])
     >>> KlDiv("batchmean")(prediction.log(), target)
     tensor(0.6931)
@@ -286,7 +282,6 @@ class MultiMargin(Module, torch.nn.MultiMarginLoss):
 
     Crammer and Singer, 2001.
 
-    >>> import torch
     >>> MultiMargin()(torch.tensor([[0.1, 0.2, 0.4, 0.8]]), torch.tensor([3]))
     tensor(0.3250)
     """

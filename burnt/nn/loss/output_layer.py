@@ -49,7 +49,6 @@ class LinearCrossEntropy(Module):
     `burnt.kernels.linear_cross_entropy`; class weights, probabilities and `out_features` need all logits. For
     tied weights set ``loss.linear.weight = embedding.weight``.
 
-    >>> import torch
     >>> LinearCrossEntropy(8, 100)(torch.zeros(2, 5, 8), torch.zeros(2, 5, dtype=torch.int64)).detach()
     tensor(4.6052)
     """
@@ -174,7 +173,6 @@ class AdaptiveLogSoftmax(Module, torch.nn.AdaptiveLogSoftmaxWithLoss):
     As :class:`torch.nn.AdaptiveLogSoftmaxWithLoss`, whose methods `log_prob` and `predict` it has; clusters
     without a label are not computed, but where a compiler records it. Grave et al., 2017.
 
-    >>> import torch
     >>> loss = AdaptiveLogSoftmax(16, 1000, cutoffs=[10, 100])
     >>> loss(torch.randn(4, 16), torch.tensor([0, 5, 50, 500])).output.shape
     torch.Size([4])

@@ -24,7 +24,6 @@ class L1(Module, torch.nn.L1Loss):
     Raises:
         ShapeError: input and target differ in shape. (torch broadcasts, with a warning.)
 
-    >>> import torch
     >>> L1()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(1.)
     """
@@ -53,7 +52,6 @@ class Mse(Module, torch.nn.MSELoss):
         ShapeError: input and target differ in shape. (torch broadcasts, with a warning: ``[n]`` against
             ``[n, 1]`` would give the mean over ``n * n`` pairs.)
 
-    >>> import torch
     >>> Mse()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(2.)
     """
@@ -85,7 +83,6 @@ class Lp(Module):
 
     Burn's LpLoss; torch has none. Where input and target are equal, the gradient is 0 for every `p`.
 
-    >>> import torch
     >>> Lp(3)(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(4.)
     """
@@ -134,7 +131,6 @@ class SmoothL1(Module, torch.nn.SmoothL1Loss):
 
     Girshick, 2015 (Fast R-CNN). `Huber` divided by `beta`.
 
-    >>> import torch
     >>> SmoothL1()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(0.7500)
     """
@@ -172,7 +168,6 @@ class Huber(Module, torch.nn.HuberLoss):
 
     Huber, 1964.
 
-    >>> import torch
     >>> Huber()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(0.7500)
     """
@@ -214,7 +209,6 @@ class GaussianNll(Module, torch.nn.GaussianNLLLoss):
 
     Nix and Weigend, 1994. As in torch, the gradient of a variance below `eps` is that of `eps`.
 
-    >>> import torch
     >>> GaussianNll()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]), torch.tensor([1.0, 4.0]))
     tensor(0.5966)
     """
@@ -287,7 +281,6 @@ class PoissonNll(Module, torch.nn.PoissonNLLLoss):
     Raises:
         ShapeError: input and target differ in shape. (torch broadcasts.)
 
-    >>> import torch
     >>> PoissonNll()(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0]))
     tensor(0.3591)
     """

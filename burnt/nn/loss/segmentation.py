@@ -44,7 +44,6 @@ class Dice(Module):
     Milletari et al., 2016, without squares in the denominator, as Sudre et al., 2017. Often added to
     `CrossEntropy`. Neither torch nor Burn has it.
 
-    >>> import torch
     >>> logits = torch.tensor([[[20.0, 20.0, -20.0, -20.0]]])
     >>> mask = torch.tensor([[[1.0, 0.0, 0.0, 1.0]]])
     >>> Dice("sigmoid", smooth=0.0)(logits, mask)

@@ -41,7 +41,6 @@ class Ctc(Module, torch.nn.CTCLoss):
     ``log_probs.transpose(0, 1)``. Where a compiler records it, the recursion is written out, a few ops for
     each step, of targets ``[batch, longest]``.
 
-    >>> import torch
     >>> log_probs = torch.zeros(4, 1, 3).log_softmax(2)
     >>> Ctc()(log_probs, torch.tensor([[1, 2]]), torch.tensor([4]), torch.tensor([2]))
     tensor(0.8432)

@@ -28,7 +28,6 @@ class HingeEmbedding(Module, torch.nn.HingeEmbeddingLoss):
     Raises:
         ShapeError: input and target differ in shape. (torch broadcasts.)
 
-    >>> import torch
     >>> HingeEmbedding()(torch.tensor([0.5, 0.5]), torch.tensor([1, -1]))
     tensor(0.5000)
     """
@@ -64,7 +63,6 @@ class CosineEmbedding(Module, torch.nn.CosineEmbeddingLoss):
         InputValueError: `margin` is not from -1 to 1.
         ShapeError: the inputs differ in shape, or the target is not one for each pair. (torch broadcasts.)
 
-    >>> import torch
     >>> x = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     >>> CosineEmbedding()(x, torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([1, -1]))
     tensor(0.3536)
@@ -108,7 +106,6 @@ class MarginRanking(Module, torch.nn.MarginRankingLoss):
     Raises:
         ShapeError: the inputs and the target differ in shape. (torch broadcasts.)
 
-    >>> import torch
     >>> MarginRanking(0.5)(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0]), torch.tensor([1, 1]))
     tensor(0.7500)
     """
@@ -145,7 +142,6 @@ class TripletMargin(Module, torch.nn.TripletMarginLoss):
         InputValueError: `margin` is not positive.
         ShapeError: the three differ in shape. (torch broadcasts.)
 
-    >>> import torch
     >>> anchor, near, far = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 5.0]]).split(1)
     >>> TripletMargin()(anchor, near, far)
     tensor(1.0000)
@@ -194,7 +190,6 @@ class TripletMarginWithDistance(Module, torch.nn.TripletMarginWithDistanceLoss):
 
     A Config holds no function: it builds the layer with the default one.
 
-    >>> import torch
     >>> loss = TripletMarginWithDistance(distance_function=lambda a, b: (a - b).abs().amax(-1))
     >>> loss(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 5.0]]))
     tensor(0.)
@@ -256,7 +251,6 @@ class InfoNce(Module):
 
     van den Oord et al., 2018; symmetric: Radford et al., 2021. Neither torch nor Burn has it.
 
-    >>> import torch
     >>> InfoNce(temperature=1.0)(torch.eye(2), torch.eye(2))
     tensor(0.3133)
     """
