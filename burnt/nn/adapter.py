@@ -349,7 +349,7 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
     for target in targets:
         if target not in modules or not _is_adaptable(modules[target]):
             kind = type(modules[target]).__name__ if target in modules else "nothing"
-            raise _misfit(model, path, target, f"an adapter in the file, {kind} in the model")
+            raise _mismatch(model, path, target, f"an adapter in the file, {kind} in the model")
     names = {name for name, _ in model.named_parameters()}
     for target, group in targets.items():
         dtypes = (t.dtype for name, t in tensors.items() if name.startswith(_join(target, "lora_")))
@@ -360,7 +360,7 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
         if here != there:
             if targets:
                 remove_lora(model)
-            raise _misfit(model, path, name, f"{there} in the file, {here} in the model")
+            raise _mismatch(model, path, name, f"{there} in the file, {here} in the model")
     model.requires_grad_(False)
     for name, value in tensors.items():
         parameters[name].detach().copy_(value)
@@ -752,7 +752,7 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _misfit(model: nn.Module, path: str | os.PathLike[str], name: str, found: str) -> RecordError:
+def _mismatch(model: nn.Module, path: str | os.PathLike[str], name: str, found: str) -> RecordError:
     return RecordError(
         f"the adapters do not fit {type(model).__name__}",
         where=f"{os.fspath(path)}: {name}",

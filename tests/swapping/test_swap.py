@@ -362,7 +362,9 @@ def test_what_is_slower_is_left_alone(monkeypatch):
 
 
 def test_what_differs_is_left_alone(always, monkeypatch):
-    monkeypatch.setattr("burnt.kernels.linear.in_layer", lambda x, w, b: nn.functional.linear(x, w, b) * 1.001)
+    monkeypatch.setattr(
+        "burnt.kernels.linear.in_layer", lambda x, w, b: nn.functional.linear(x, w, b) * 1.001
+    )
     model = Block()
     report = burnt.swap(model, verify=TOKENS)
     assert report.left["up"].startswith("off by ")
