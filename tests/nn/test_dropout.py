@@ -96,5 +96,5 @@ def test_bad_arguments(kind: Any) -> None:
     assert caught.value.found == -0.5
     assert caught.value.where == kind.__name__
     if kind is not nn.GaussianNoise:
-        with pytest.raises(InputValueError, match="expected +a probability from 0 to 1"):
+        with pytest.raises(InputValueError, match=r"expected +a probability from 0 to 1"):
             kind(1.5)
