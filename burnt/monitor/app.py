@@ -123,7 +123,6 @@ class MonitorApp(App[None]):
     # --- screens
 
     async def on_mount(self) -> None:
-        """Open the list of runs, or the run of the attached training, and start reading."""
         await self.push_screen(RunsScreen(self.library))
         if self.training_pid is not None:
             self.library.refresh(rescan=True)  # read now, so that the list never flashes first
@@ -134,13 +133,11 @@ class MonitorApp(App[None]):
             self.attachment.start(self)
 
     def compare(self, views: Sequence[RunView]) -> None:
-        """Open the comparison of several runs."""
         from burnt.monitor.screens.compare import CompareScreen
 
         self.push_screen(CompareScreen(views))
 
     def on_unmount(self) -> None:
-        """Stop the reader thread."""
         self.refresher.stop()
 
     def read_for(self, screen: Screen[Any]) -> None:
@@ -152,7 +149,6 @@ class MonitorApp(App[None]):
             screen.call_after_refresh(self.read_for, screen)
 
     def open_run(self, view: RunView) -> None:
-        """Open the screen of a run."""
         from burnt.monitor.screens.run import (
             RunScreen,  # imported late: the first screen does not need it
         )
@@ -160,7 +156,6 @@ class MonitorApp(App[None]):
         self.push_screen(RunScreen(view, self.library))
 
     async def on_monitor_app_loaded(self, message: Loaded) -> None:
-        """Display what the reader thread has read."""
         try:
             # The screen may have been closed meanwhile, or the app may be exiting.
             if self.is_running and message.screen in cast(list[object], self.screen_stack):
@@ -185,7 +180,6 @@ class MonitorApp(App[None]):
             self.open_run(views[0])
 
     def on_monitor_app_read_failed(self, message: ReadFailed) -> None:
-        """Report an error of the reader thread."""
         if self.is_running:
             self._report_error(message.error, "cannot read data")
 
@@ -210,7 +204,6 @@ class MonitorApp(App[None]):
             self.push_screen(EndScreen(view))  # fits any terminal size
 
     def on_resize(self, event: events.Resize) -> None:
-        """Show a message while the terminal is too small, and the previous screen again afterwards."""
         # The first resize event precedes the first screen; the message must not end up below it.
         if any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
             self._check_size(event.size)
@@ -269,7 +262,6 @@ class MonitorApp(App[None]):
             self.post_message(self.KeyHandled())
 
     async def on_monitor_app_key_handled(self) -> None:
-        """Send the next queued key."""
         self._key_sent_at = -math.inf
         await self._next_key()
 
@@ -298,7 +290,6 @@ class MonitorApp(App[None]):
         return active
 
     def action_help(self) -> None:
-        """Show the help screen with the active keys."""
         from burnt.monitor.ui.dialogs import HelpScreen
 
         self.push_screen(HelpScreen([key for _, key in self.active_keys()]))
@@ -308,7 +299,6 @@ class MonitorApp(App[None]):
         self.exit()
 
     def action_toggle_theme(self) -> None:
-        """Switch between the dark and the light theme."""
         if self.no_color:
             self.notify("Colours are off because NO_COLOR is set.")
         else:
@@ -319,7 +309,6 @@ class MonitorApp(App[None]):
                 self._report_error(error, "cannot remember the theme")
 
     def action_rescan(self) -> None:
-        """Search for new runs and drop deleted ones."""
         self.refresher.wake(rescan=True)
 
     def action_interrupt(self) -> None:

@@ -2,6 +2,7 @@
 
 drawing  Plot: a drawing of a few curves, as text for a terminal and as SVG
 scatter  Scatter: a drawing of named points on logarithmic axes, likewise
+axes     the axes of both
 styles   colours and dash patterns
 braille  drawing lines in braille characters
 ticks    axis ticks and their labels

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from burnt.plot.axes import (
+    DIGIT_WIDTH,
+    LEGEND_HEIGHT,
+    LETTER_WIDTH,
+    TOP,
+    SvgFrame,
+    shorten,
+    svg_text,
+    text_axes,
+)
 from burnt.plot.braille import CHARACTERS, line_masks, line_sample
 from burnt.plot.styles import DASH_PATTERNS, PALETTE
 from burnt.plot.ticks import Tick, linear_ticks, log_ticks
 
-_LEGEND_HEIGHT, _TOP, _RIGHT, _BOTTOM = 20, 14, 18, 42  # pixels
-_DIGIT_WIDTH, _LETTER_WIDTH = 7, 7.2  # pixels in 12 px sans-serif, wide fonts included
-# The colours of the text suit a light and a dark page; browsers and GitHub apply the second one.
-_STYLE = (
-    "text{font:12px sans-serif;fill:#57606a}.grid{stroke:#8886;stroke-width:.5}.axis{stroke:#888}"
-    "polyline{fill:none;stroke-width:2;stroke-linejoin:round}"
-    "@media(prefers-color-scheme:dark){text{fill:#9da7b3}}"
-)
+_STYLE = "polyline{fill:none;stroke-width:2;stroke-linejoin:round}"
 
 
 class Line(NamedTuple):
@@ -86,25 +88,15 @@ class Plot:
                     dots[row][column] |= first | second << 4
         labels = {round((high - tick.at) / (high - low) * (4 * rows - 1)) // 4: tick.text for tick in y_ticks}
         text = [
-            f"{'':{margin}} {line_sample(dashes[number % len(dashes)], 3)} {_shorten(line.name, columns - 4)}"
+            f"{'':{margin}} {line_sample(dashes[number % len(dashes)], 3)} {shorten(line.name, columns - 4)}"
             for number, line in enumerate(self.lines)
         ]
-        for row in range(rows):
-            edge = "┤" if row in labels else "│"
-            cells = "".join(CHARACTERS[bits] if bits else " " for bits in dots[row])
-            text.append(f"{labels.get(row, ''):>{margin}}{edge}{cells}")
+        cells = ["".join(CHARACTERS[bits] if bits else " " for bits in row) for row in dots]
         x_ticks = {
             round((at - left) / (right - left) * (2 * columns - 1)) // 2: text
             for at, text in self._x_ticks(max(columns // 8, 3))
         }
-        axis = "".join("┬" if column in x_ticks else "─" for column in range(columns))
-        names = list(" " * columns)
-        for column, name in x_ticks.items():
-            start = max(column - len(name) // 2, 0)
-            if start + len(name) <= columns - len(self.x) - 1:
-                names[start : start + len(name)] = name
-        names[columns - len(self.x) :] = self.x
-        text += [f"{'':{margin}}└{axis}", f"{'':{margin}} {''.join(names)}"]
+        text += text_axes(cells, labels, x_ticks, self.x, margin)
         return "\n".join(line.rstrip() for line in text)
 
     def svg(self, width: int = 640, height: int = 320) -> str:
@@ -116,39 +108,28 @@ class Plot:
         """
         (left, right), (low, high) = self._x_range(), self._y_range()
         y_ticks = linear_ticks(low, high, max(height // 50, 2))
-        margin = 16 + _DIGIT_WIDTH * max(len(tick.text) for tick in y_ticks)
-        top = _TOP + _LEGEND_HEIGHT * len(self.lines)
-        bottom = height - _BOTTOM
+        margin = 16 + DIGIT_WIDTH * max(len(tick.text) for tick in y_ticks)
+        frame = SvgFrame(width, height, margin, TOP + LEGEND_HEIGHT * len(self.lines))
 
-        def x_at(x: float) -> float:
-            return margin + (self._x_at(x) - left) / (right - left) * (width - margin - _RIGHT)
+        def x_share(at: float) -> float:
+            return (at - left) / (right - left)
 
-        def y_at(y: float) -> float:
-            return bottom - (y - low) / (high - low) * (bottom - top)
+        def y_share(y: float) -> float:
+            return (y - low) / (high - low)
 
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}"><style>{_STYLE}</style>'
-        ]
-        for tick in y_ticks:
-            parts.append(_rule(margin, y_at(tick.at), width - _RIGHT, y_at(tick.at), "grid"))
-            parts.append(_label(margin - 8, y_at(tick.at) + 4, tick.text, "end"))
-        parts.append(_rule(margin, bottom, width - _RIGHT, bottom, "axis"))
-        for position, text in self._x_ticks(max(width // 80, 2)):
-            x = margin + (position - left) / (right - left) * (width - margin - _RIGHT)
-            parts.append(_rule(x, bottom, x, bottom + 4, "axis"))
-            parts.append(_label(x, bottom + 17, text, "middle"))
-        parts.append(_label((margin + width - _RIGHT) / 2, height - 8, self.x, "middle"))
+        x_ticks = [(x_share(at), text) for at, text in self._x_ticks(max(width // 80, 2))]
+        parts = [frame.start(_STYLE)]
+        parts += frame.axes([(y_share(tick.at), tick.text) for tick in y_ticks], x_ticks, self.x)
         for number, line in enumerate(self.lines):
             color = PALETTE[number % len(PALETTE)]
             for segment in _segments(line):
-                points = _without_collinear([(x_at(x), y_at(y)) for x, y in segment])
-                text = " ".join(f"{x:.5g},{y:.5g}" for x, y in points)
+                points = [(frame.x_at(x_share(self._x_at(x))), frame.y_at(y_share(y))) for x, y in segment]
+                text = " ".join(f"{x:.5g},{y:.5g}" for x, y in _without_collinear(points))
                 parts.append(f'<polyline stroke="{color}" points="{text}"/>')
-            at = _TOP + _LEGEND_HEIGHT * number
+            at = TOP + LEGEND_HEIGHT * number
             parts.append(f'<polyline stroke="{color}" points="{margin},{at} {margin + 22},{at}"/>')
-            name = _shorten(line.name, int((width - margin - 28) / _LETTER_WIDTH))
-            parts.append(_label(margin + 28, at + 4, name, "start"))
+            name = shorten(line.name, int((width - margin - 28) / LETTER_WIDTH))
+            parts.append(svg_text(margin + 28, at + 4, name, "start"))
         return "\n".join([*parts, "</svg>\n"])
 
     def _x_range(self) -> tuple[float, float]:
@@ -169,10 +150,6 @@ class Plot:
         ys = [y for line in self.lines for y in line.ys if math.isfinite(y)]
         low, high = min([0.0, *ys]), max([0.0, *ys])
         return low, high if high > low else low + 1
-
-
-def _shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _gap(value: float, shown: float) -> float:
@@ -203,11 +180,3 @@ def _without_collinear(points: Sequence[tuple[float, float]]) -> list[tuple[floa
             skipped = []
         skipped.append(point)
     return kept + skipped[-1:]
-
-
-def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.5g}" y1="{y1:.5g}" x2="{x2:.5g}" y2="{y2:.5g}"/>'
-
-
-def _label(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.5g}" y="{y:.5g}" text-anchor="{anchor}">{html.escape(text)}</text>'

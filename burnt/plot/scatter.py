@@ -9,16 +9,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from burnt.plot.drawing import (
-    _BOTTOM,
-    _DIGIT_WIDTH,
-    _LEGEND_HEIGHT,
-    _LETTER_WIDTH,
-    _RIGHT,
-    _TOP,
-    _label,
-    _rule,
-    _shorten,
+from burnt.plot.axes import (
+    DIGIT_WIDTH,
+    LEGEND_HEIGHT,
+    LETTER_WIDTH,
+    TOP,
+    SvgFrame,
+    shorten,
+    svg_text,
+    text_axes,
 )
 from burnt.plot.styles import PALETTE
 from burnt.plot.ticks import log_ticks
@@ -26,11 +25,7 @@ from burnt.plot.ticks import log_ticks
 _MARKERS = "●○▲△■□◆◇"
 _TITLE_HEIGHT = 18  # pixels above the axes, for the name of the y axis
 _LABEL_WIDTH = 6.6  # pixels of a letter of a point's label, in 11 px sans-serif
-_STYLE = (
-    "text{font:12px sans-serif;fill:#57606a}.grid{stroke:#8886;stroke-width:.5}.axis{stroke:#888}"
-    ".point{font-size:11px}circle{fill-opacity:.75}"
-    "@media(prefers-color-scheme:dark){text{fill:#9da7b3}}"
-)
+_STYLE = ".point{font-size:11px}circle{fill-opacity:.75}"
 
 
 class Points(NamedTuple):
@@ -122,24 +117,15 @@ class Scatter:
             for tick in y_ticks
         }
         lines = [
-            f"  {_MARKERS[i % len(_MARKERS)]} {_shorten(group.name, width - 4)}"
+            f"  {_MARKERS[i % len(_MARKERS)]} {shorten(group.name, width - 4)}"
             for i, group in enumerate(self.groups)
         ]
         lines.append(f"{'':{margin}}  {self.y}")
-        for row, line in enumerate(cells):
-            lines.append(f"{names.get(row, ''):>{margin}}{'┤' if row in names else '│'}{''.join(line)}")
         x_ticks = {
             round((math.log10(tick.at) - left) / (right - left) * (columns - 1)): tick.text
             for tick in log_ticks(10**left, 10**right, max(columns // 9, 3))
         }
-        axis = "".join("┬" if column in x_ticks else "─" for column in range(columns))
-        below = list(" " * columns)
-        for column, name in x_ticks.items():
-            start = max(column - len(name) // 2, 0)
-            if start + len(name) < columns - len(self.x):
-                below[start : start + len(name)] = name
-        below[columns - len(self.x) :] = self.x
-        lines += [f"{'':{margin}}└{axis}", f"{'':{margin}} {''.join(below)}"]
+        lines += text_axes(["".join(row) for row in cells], names, x_ticks, self.x, margin)
         return "\n".join(line.rstrip() for line in lines)
 
     def svg(self, width: int = 720, height: int = 400) -> str:
@@ -151,50 +137,39 @@ class Scatter:
         """
         (left, right), (low, high) = self._ranges()
         y_ticks = log_ticks(10**low, 10**high, max(height // 50, 2))
-        margin = 16 + _DIGIT_WIDTH * max(len(tick.text) for tick in y_ticks)
-        top = _TOP + _LEGEND_HEIGHT * len(self.groups) + _TITLE_HEIGHT
-        bottom = height - _BOTTOM
-
-        def x_at(share: float) -> float:
-            return margin + share * (width - margin - _RIGHT)
-
-        def y_at(share: float) -> float:
-            return bottom - share * (bottom - top)
-
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}"><style>{_STYLE}</style>'
-        ]
+        margin = 16 + DIGIT_WIDTH * max(len(tick.text) for tick in y_ticks)
+        top = TOP + LEGEND_HEIGHT * len(self.groups) + _TITLE_HEIGHT
+        frame = SvgFrame(width, height, margin, top)
+        parts = [frame.start(_STYLE)]
         for number, group in enumerate(self.groups):
-            at = _TOP + _LEGEND_HEIGHT * number
+            at = TOP + LEGEND_HEIGHT * number
             parts.append(_circle(margin + 6, at, number, group.name))
-            name = _shorten(group.name, int((width - margin - 18) / _LETTER_WIDTH))
-            parts.append(_label(margin + 18, at + 4, name, "start"))
-        parts.append(_label(8, top - 12, self.y, "start"))
-        for tick in y_ticks:
-            y = y_at((math.log10(tick.at) - low) / (high - low))
-            parts.append(_rule(margin, y, width - _RIGHT, y, "grid"))
-            parts.append(_label(margin - 8, y + 4, tick.text, "end"))
-        parts.append(_rule(margin, bottom, width - _RIGHT, bottom, "axis"))
-        for tick in log_ticks(10**left, 10**right, max(width // 80, 2)):
-            x = x_at((math.log10(tick.at) - left) / (right - left))
-            parts.append(_rule(x, bottom, x, bottom + 4, "axis"))
-            parts.append(_label(x, bottom + 17, tick.text, "middle"))
-        parts.append(_label((margin + width - _RIGHT) / 2, height - 8, self.x, "middle"))
-        points = [(g, label, x_at(x), y_at(y)) for g, label, x, y in self._points(left, right, low, high)]
+            name = shorten(group.name, int((width - margin - 18) / LETTER_WIDTH))
+            parts.append(svg_text(margin + 18, at + 4, name, "start"))
+        parts.append(svg_text(8, top - 12, self.y, "start"))
+        x_ticks = log_ticks(10**left, 10**right, max(width // 80, 2))
+        parts += frame.axes(
+            [((math.log10(tick.at) - low) / (high - low), tick.text) for tick in y_ticks],
+            [((math.log10(tick.at) - left) / (right - left), tick.text) for tick in x_ticks],
+            self.x,
+        )
+        points = [
+            (number, name, frame.x_at(x), frame.y_at(y))
+            for number, name, x, y in self._points(left, right, low, high)
+        ]
         taken = [_Box(x - 4, y - 4, x + 4, y + 4) for *_, x, y in points]
-        for rank, (group_number, label, x, y) in enumerate(points):
-            parts.append(_circle(x, y, group_number, label))
+        for rank, (group_number, name, x, y) in enumerate(points):
+            parts.append(_circle(x, y, group_number, name))
             if rank >= self.labelled:
                 continue
-            length = _LABEL_WIDTH * len(label)
+            length = _LABEL_WIDTH * len(name)
             # To the right, to the left, above or below: where nothing is yet.
             for start, base in ((x + 7, y + 4), (x - 7 - length, y + 4), (x + 4, y - 7), (x + 4, y + 15)):
                 box = _Box(start, base - 10, start + length, base + 3)
                 inside = margin <= start and box.right <= width - 2 and top - 8 <= box.top
                 if inside and not any(box.overlaps(other) for other in taken):
                     taken.append(box)
-                    text = html.escape(label)
+                    text = html.escape(name)
                     parts.append(f'<text class="point" x="{start:.5g}" y="{base:.5g}">{text}</text>')
                     break
         return "\n".join([*parts, "</svg>\n"])

@@ -50,11 +50,9 @@ class Picture(ScrollView, can_focus=False):
             self._redraw()
 
     def on_resize(self) -> None:
-        """Redraw for the new size."""
         self._redraw()
 
     def notify_style_update(self) -> None:
-        """Redraw with the new theme's colours."""
         super().notify_style_update()
         self._styles = {}
         if self._draw_function is not None and self._drawn_for != (self.size, self._colors):
@@ -75,7 +73,6 @@ class Picture(ScrollView, can_focus=False):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render a line of the widget."""
         number = y + int(self.scroll_offset.y)
         if number >= len(self._lines):
             return Strip.blank(self.size.width, self.rich_style)
@@ -126,14 +123,9 @@ class Slider(Widget, can_focus=False):
     class Moved(Message):
         """Another position was selected with the mouse."""
 
-        def __init__(self, slider: Slider, position: int) -> None:
-            self.slider, self.position = slider, position
+        def __init__(self, position: int) -> None:
             super().__init__()
-
-        @property
-        def control(self) -> Slider:
-            """The slider that posted the message."""
-            return self.slider
+            self.position = position
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,13 +134,11 @@ class Slider(Widget, can_focus=False):
         self._is_dragging = False
 
     def show(self, position: int, count: int, label: str) -> None:
-        """Set the position, the number of positions and the label."""
         if (position, count, label) != self._state:
             self._state = position, count, label
             self.refresh()
 
     def render(self) -> Content:
-        """Render the label, the line and the position."""
         position, count, label = self._state
         if count < 2:
             return Content.assemble((label, "$dim"))
@@ -165,18 +155,15 @@ class Slider(Widget, can_focus=False):
         )
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Start dragging."""
         self._is_dragging = True
         self.capture_mouse()
         self._move(event)
 
     def on_mouse_up(self) -> None:
-        """Stop dragging."""
         self._is_dragging = False
         self.release_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Move while dragging."""
         if self._is_dragging:
             self._move(event)
 
@@ -186,4 +173,4 @@ class Slider(Widget, can_focus=False):
         fraction = (event.x - self.gutter.left - start) / max(length - 1, 1)
         new_position = round(min(max(fraction, 0.0), 1.0) * (count - 1))
         if count > 1 and new_position != position:
-            self.post_message(self.Moved(self, new_position))
+            self.post_message(self.Moved(new_position))

@@ -86,7 +86,6 @@ class Refresher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the read in progress."""
         self._is_stopping = True
         self._wake_event.set()
         self._shown_event.set()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import get_args
 
 from textual import on
 from textual.containers import Grid
 
 from burnt.monitor.plotting.chart_widget import Chart
-from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import Range, XAxis
+from burnt.monitor.plotting.plot import PlotView, Range, XAxis
 
 AXIS_NAMES: dict[XAxis, str] = {"step": "steps", "epoch": "epochs", "time": "training time"}
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
@@ -22,39 +21,27 @@ class ChartGrid(Grid):
 
     @property
     def charts(self) -> list[Chart]:
-        """The charts, in order."""
         return list(self.query(Chart))
 
-    async def show(
-        self, charts: Mapping[str, Sequence[Curve]], num_columns: int, x_range: Range | None, **settings: Any
-    ) -> None:
-        """Show a chart for each title, in at most `num_columns` columns.
-
-        Args:
-            charts: title -> curves.
-            num_columns: as many charts side by side.
-            x_range: the range of the x axis; None shows everything.
-            settings: of `Chart.show`.
-        """
-        for chart in self.charts[len(charts) :]:
+    async def show(self, views: Sequence[PlotView], num_columns: int, x_range: Range | None) -> None:
+        """Show a chart for each view, in at most `num_columns` columns; `x_range` None shows everything."""
+        for chart in self.charts[len(views) :]:
             await chart.remove()
-        await self.mount_all(Chart() for _ in range(len(charts) - len(self.charts)))
-        num_columns = min(num_columns, len(charts)) or 1
+        await self.mount_all(Chart() for _ in range(len(views) - len(self.charts)))
+        num_columns = min(num_columns, len(views)) or 1
         self.styles.grid_size_columns = num_columns
-        self.styles.grid_size_rows = -(-len(charts) // num_columns) or None
-        for chart, (title, curves) in zip(self.charts, charts.items(), strict=True):
-            chart.show(curves, title=title, **settings)
+        self.styles.grid_size_rows = -(-len(views) // num_columns) or None
+        for chart, view in zip(self.charts, views, strict=True):
+            chart.show(view)
             chart.zoom(x_range)
 
     @on(Chart.Zoomed)
     def zoom_all(self, message: Chart.Zoomed) -> None:
-        """Zoom all charts to the same range."""
         for chart in self.charts:
             chart.zoom(message.range)
 
     @on(Chart.CrosshairMoved)
     def move_crosshairs(self, message: Chart.CrosshairMoved) -> None:
-        """Move the crosshair of all charts."""
         message.stop()
         for chart in self.charts:
             chart.move_crosshair(message.x)
@@ -77,7 +64,6 @@ class CurveKeys:
         """Read again soon."""
 
     def action_axis(self) -> None:
-        """Switch to the next unit of the x axis."""
         axes = get_args(XAxis)
         self.axis = axes[(axes.index(self.axis) + 1) % len(axes)]
         if self.axis == "epoch" and not self.has_epochs():
@@ -87,12 +73,10 @@ class CurveKeys:
         self.request_read()
 
     def action_log(self) -> None:
-        """Switch between a linear and a logarithmic y axis."""
         self.log_y = not self.log_y
         self.request_read()
 
     def action_smooth(self) -> None:
-        """Switch to the next smoothing strength."""
         self.smoothing = _SMOOTHING[(_SMOOTHING.index(self.smoothing) + 1) % len(_SMOOTHING)]
         self.request_read()
 

@@ -19,7 +19,6 @@ no release since 2024.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -34,8 +33,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from burnt.errors import clean
-from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import Plot, PlotView, Range, Span, XAxis
+from burnt.monitor.plotting.plot import Plot, PlotView, Range, Span
 from burnt.monitor.ui.keymap import CHART, bindings
 
 _ZOOM_FACTOR = 1.25  # per notch of the wheel; a key zooms by two notches
@@ -49,36 +47,22 @@ class Chart(Widget, can_focus=True):
     Keys: `burnt.monitor.ui.keymap.CHART`. Mouse: the wheel zooms the x axis around the pointer (with ctrl the
     y axis), dragging pans, a double click resets the zoom, and the crosshair follows the pointer.
 
-    To synchronize several charts, pass the messages of one to the others::
-
-        def on_chart_zoomed(self, message: Chart.Zoomed) -> None:
-            for chart in self.query(Chart):
-                chart.zoom(message.range)
+    `burnt.monitor.plotting.chart_grid` synchronizes several charts.
     """
 
     class CrosshairMoved(Message):
         """The crosshair moved to `x`; None if it is hidden."""
 
-        def __init__(self, chart: Chart, x: float | None) -> None:
+        def __init__(self, x: float | None) -> None:
             super().__init__()
-            self.chart, self.x = chart, x
-
-        @property
-        def control(self) -> Chart:
-            """The chart that posted the message."""
-            return self.chart
+            self.x = x
 
     class Zoomed(Message):
         """The x axis was zoomed or panned to a range; None if it shows everything."""
 
-        def __init__(self, chart: Chart, range: Range | None) -> None:
+        def __init__(self, range: Range | None) -> None:
             super().__init__()
-            self.chart, self.range = chart, range
-
-        @property
-        def control(self) -> Chart:
-            """The chart that posted the message."""
-            return self.chart
+            self.range = range
 
     DEFAULT_CSS = """
     Chart {
@@ -116,48 +100,27 @@ class Chart(Widget, can_focus=True):
 
     # --- called by the app
 
-    def show(
-        self,
-        curves: Sequence[Curve],
-        *,
-        x: XAxis = "step",
-        log_y: bool = False,
-        smoothing: float = 0.0,
-        title: str = "",
-        markers: bool = True,
-        short_legend: bool = False,
-    ) -> None:
-        """Show curves; does not redraw if nothing changed.
+    def show(self, view: PlotView) -> None:
+        """Show curves; keeps zoom and crosshair, and does not redraw if nothing changed.
 
         Args:
-            curves: the curves; a few points per column suffice, more cost time without being visible.
-            x: the unit of the curves' `xs`; a change resets zoom and crosshair.
-            log_y: whether the y axis is logarithmic.
-            smoothing: weight of the past in the moving average, from 0 (none) to less than 1.
-            title: the metric's name.
-            markers: whether to mark the lowest and the highest value.
-            short_legend: whether the legend shows only the curves' tags and values.
+            view: its ranges and crosshair are ignored. Another x axis resets zoom and crosshair. A
+                few points per column suffice; more cost time without being visible.
         """
-        view = self._view
-        if x != view.x:
-            view = view._replace(range_x=None, crosshair=None)
-        if log_y != view.log_y:
-            view = view._replace(range_y=None)
+        old = self._view
+        is_same_x = view.x == old.x
         self._set_view(
             view._replace(
-                curves=tuple(curve._replace(label=clean(curve.label)) for curve in curves),
-                x=x,
-                log_y=log_y,
-                smoothing=smoothing,
-                title=clean(title),
-                markers=markers,
-                short_legend=short_legend,
+                curves=tuple(curve._replace(label=clean(curve.label)) for curve in view.curves),
+                title=clean(view.title),
+                range_x=old.range_x if is_same_x else None,
+                range_y=old.range_y if view.log_y == old.log_y else None,
+                crosshair=old.crosshair if is_same_x else None,
             )
         )
 
     @property
     def view(self) -> PlotView:
-        """The current view: curves, axes, zoom and crosshair."""
         return self._view
 
     def zoom(self, range: Range | None) -> None:
@@ -187,7 +150,6 @@ class Chart(Widget, can_focus=True):
     # --- drawing
 
     def render_line(self, y: int) -> Strip:
-        """Render a line of the widget."""
         if self._plot is None or (self._plot.width, self._plot.height) != self.size:
             self._paint()
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
@@ -222,14 +184,12 @@ class Chart(Widget, can_focus=True):
         return self._styles[""] + Style(color=color.rich_color)
 
     def notify_style_update(self) -> None:
-        """Redraw with the new theme's colours."""
         super().notify_style_update()
         self._plot = None
 
     # --- keys
 
     def action_zoom_x(self, direction: int) -> None:
-        """Zoom the x axis around the crosshair, or around its centre."""
         if self._plot is not None:
             low, high = self._plot.range_x
             at = self._view.crosshair
@@ -237,13 +197,11 @@ class Chart(Widget, can_focus=True):
             self._zoom_x(around, _ZOOM_FACTOR ** (2 * direction))
 
     def action_zoom_y(self, direction: int) -> None:
-        """Zoom the y axis around its centre."""
         if self._plot is not None:
             low, high = self._plot.range_y
             self._zoom_y(low / 2 + high / 2, _ZOOM_FACTOR ** (2 * direction))
 
     def action_pan(self, direction: int) -> None:
-        """Pan the x axis by a quarter of the visible range."""
         if self._plot is not None:
             low, high = self._plot.range_x
             self._pan((high - low) / 4 * direction)
@@ -274,19 +232,18 @@ class Chart(Widget, can_focus=True):
         self._set_crosshair(None)
 
     def action_reset(self) -> None:
-        """Reset the zoom of both axes."""
         self._set_view(self._view._replace(range_y=None))
         self._set_range_x(None)
 
     def _set_crosshair(self, x: float | None) -> None:
         if x != self._view.crosshair:
             self.move_crosshair(x)
-            self.post_message(self.CrosshairMoved(self, x))
+            self.post_message(self.CrosshairMoved(x))
 
     def _set_range_x(self, range: Range | None) -> None:
         if range != self._view.range_x:
             self.zoom(range)
-            self.post_message(self.Zoomed(self, range))
+            self.post_message(self.Zoomed(range))
 
     def _zoom_x(self, around: float, factor: float) -> None:
         """Zoom the x axis by a factor, limited to the range of the values."""
@@ -331,11 +288,9 @@ class Chart(Widget, can_focus=True):
         return None
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Zoom in."""
         self._zoom_by_wheel(event, _ZOOM_FACTOR)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Zoom out."""
         self._zoom_by_wheel(event, 1 / _ZOOM_FACTOR)
 
     def _zoom_by_wheel(self, event: events.MouseEvent, factor: float) -> None:
@@ -349,13 +304,11 @@ class Chart(Widget, can_focus=True):
             self._zoom_x(self._plot.x_at(at[0]), factor)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Start panning."""
         if self._plot_position(event) is not None and self._plot is not None:
             self.capture_mouse()
             self._drag_start = (event.screen_x, event.screen_y, self._plot.range_x, self._plot.range_y)
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
-        """Stop panning."""
         if self._drag_start is not None:
             self._drag_start = None
             self.release_mouse()
@@ -380,12 +333,10 @@ class Chart(Widget, can_focus=True):
             self._set_view(self._view._replace(range_y=(bottom + by, top + by)))
 
     def on_click(self, event: events.Click) -> None:
-        """Reset the zoom on a double click."""
         if event.chain == 2:
             self.action_reset()
 
     def on_leave(self, event: events.Leave) -> None:
-        """Hide the crosshair when the pointer leaves."""
         self._set_crosshair(None)
 
 

@@ -43,7 +43,7 @@ class PlotView(NamedTuple):
         short_legend: whether the legend shows only the curves' tags and values, for small charts.
     """
 
-    curves: tuple[Curve, ...] = ()
+    curves: Sequence[Curve] = ()
     x: XAxis = "step"
     log_y: bool = False
     smoothing: float = 0.0

@@ -52,21 +52,18 @@ class ChooseColumnsScreen(ModalScreen[None]):
         self._matches = matcher("")
 
     def compose(self) -> ComposeResult:
-        """Compose the title, the table of columns and the filter input."""
         with Vertical(classes="window"):
             yield Static("Columns", classes="window-title")
             yield Table(_COLUMNS, empty_text="No column matches the filter.")
             yield FilterInput("part of a name, or /regular expression/")
 
     def on_mount(self) -> None:
-        """Show the columns, the chosen ones first."""
         window = self.query_one(".window", Vertical)
         window.border_subtitle = "space shows or hides, < and > move, / filters, r resets, esc closes"
         self._show()
         self.set_focus(self.query_one(Table))
 
     def on_resize(self, event: events.Resize) -> None:
-        """Leave a part of the list in sight."""
         lines = min(len(self._candidates) + 1, max(event.size.height // 2, _MIN_LINES))
         self.query_one(Table).styles.height = lines
 
@@ -119,27 +116,22 @@ class ChooseColumnsScreen(ModalScreen[None]):
             self._change()
 
     def action_reset(self) -> None:
-        """Return to the usual columns."""
         self._chosen = list(self._reset())
         self._show()
 
     def action_close(self) -> None:
-        """Close the window."""
         self.dismiss()
 
     def action_filter(self) -> None:
-        """Open the filter input."""
         self.query_one(FilterInput).open()
 
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
-        """Show or hide a column with enter or a double click."""
         message.stop()
         self.action_toggle_column()
 
     @on(FilterInput.Changed)
     def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Apply the filter while it is typed."""
         message.stop()
         matches = self.query_one(FilterInput).current_matcher()
         if matches is not None:
@@ -148,6 +140,5 @@ class ChooseColumnsScreen(ModalScreen[None]):
 
     @on(FilterInput.Closed)
     def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Return the focus to the table."""
         message.stop()
         self.query_one(Table).focus()

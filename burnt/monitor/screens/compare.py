@@ -30,7 +30,7 @@ from burnt.monitor.plotting.comparison import (
     differences,
 )
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import XAxis
+from burnt.monitor.plotting.plot import PlotView, XAxis
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keybar import KeyBar
@@ -112,7 +112,6 @@ class CompareScreen(Screen[None], CurveKeys):
             view.follow()
 
     def compose(self) -> ComposeResult:
-        """Compose the title, the charts, the tables of values and settings, and the key bar."""
         yield Static(id="title")
         with ChartGrid():
             yield Chart()
@@ -122,7 +121,6 @@ class CompareScreen(Screen[None], CurveKeys):
         yield KeyBar()
 
     def on_mount(self) -> None:
-        """Focus the first chart."""
         self.query_one("#values").styles.height = len(self.views) + 1
         self.query_one(Chart).focus()
         self._fit_grid()
@@ -133,7 +131,6 @@ class CompareScreen(Screen[None], CurveKeys):
             view.unfollow()
 
     def on_resize(self) -> None:
-        """Fit the settings to the new width."""
         if self._differing:
             self._show_configs(self._differing)
         self.call_after_refresh(self._fit_grid)
@@ -148,7 +145,6 @@ class CompareScreen(Screen[None], CurveKeys):
             self.request_read()
 
     def on_screen_resume(self) -> None:
-        """Start reading when the screen becomes visible."""
         self.request_read()
 
     # --- in the reader thread
@@ -213,28 +209,22 @@ class CompareScreen(Screen[None], CurveKeys):
         grid = self.query_one(ChartGrid)
         takes_focus = isinstance(self.focused, Chart) or self.focused is None
         charts = {series_label(series): curves for series, curves in page.curves.items()}
-        await grid.show(
-            charts or {"no metric has been logged yet": ()},
-            self._grid_shape[0],
-            self.x_range,
-            x=page.axis,
-            log_y=self.log_y,
-            smoothing=self.smoothing,
-            short_legend=len(charts) > 1,
-        )
+        views = [
+            PlotView(curves, page.axis, self.log_y, self.smoothing, title, short_legend=len(charts) > 1)
+            for title, curves in (charts or {"no metric has been logged yet": ()}).items()
+        ]
+        await grid.show(views, self._grid_shape[0], self.x_range)
         self._shown_series = list(page.curves)
         if takes_focus:
             self.selected_chart.focus()
 
     @property
     def selected_chart(self) -> Chart:
-        """The chart of the selected metric."""
         charts = self.query_one(ChartGrid).charts
         index = self._shown_series.index(self.metric) if self.metric in self._shown_series else 0
         return charts[min(index, len(charts) - 1)]
 
     def on_click(self, event: events.Click) -> None:
-        """Select the metric of a clicked chart."""
         if isinstance(event.widget, Chart):
             self._select_chart(event.widget)
 
@@ -304,12 +294,10 @@ class CompareScreen(Screen[None], CurveKeys):
     # --- keys
 
     def request_read(self) -> None:
-        """Read again soon."""
         self._num_requests += 1
         app_of(self).read_for(self)
 
     def action_back(self) -> None:
-        """Return to the list of runs."""
         self.app.pop_screen()
 
     def action_metric(self, direction: int) -> None:
@@ -325,12 +313,10 @@ class CompareScreen(Screen[None], CurveKeys):
             self.request_read()
 
     def action_choose(self) -> None:
-        """Open the input that selects a metric by name."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
     def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Select the first matching metric while the name is typed."""
         message.stop()
         field = self.query_one(FilterInput)
         matches = field.current_matcher()
@@ -343,23 +329,19 @@ class CompareScreen(Screen[None], CurveKeys):
 
     @on(FilterInput.Closed)
     def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Return the focus to the chart."""
         message.stop()
         self.query_one(FilterInput).close()
         self.selected_chart.focus()
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """Read the range in more detail."""
         self.x_range = message.range
         self.request_read()
 
     def has_epochs(self) -> bool:
-        """Whether every run has finished an epoch."""
         return all(view.epoch_ends for view in self.views)
 
     def action_full(self) -> None:
-        """Show the selected chart alone, or all with the tables."""
         self.toggle_class("full")
         self.selected_chart.focus()
         self.request_read()
@@ -370,7 +352,6 @@ class CompareScreen(Screen[None], CurveKeys):
             self._select_chart(chart)
 
     def action_focus_previous(self) -> None:
-        """Move the focus to the previous chart or table."""
         if isinstance(chart := self.focus_previous(), Chart):
             self._select_chart(chart)
 

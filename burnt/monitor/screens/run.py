@@ -79,7 +79,6 @@ class Tabs(Static):
         self._current = 0
 
     def show(self, current: int) -> None:
-        """Highlight the current pane's title."""
         self._current = current
         is_narrow = self.size.width < _SHORT_TITLES_WIDTH
         parts: list[tuple[str, str]] = []
@@ -95,11 +94,9 @@ class Tabs(Static):
         update_if_changed(self, Content.assemble(*parts))
 
     def on_resize(self) -> None:
-        """Use short titles on a narrow screen."""
         self.show(self._current)
 
     def on_click(self, event: events.Click) -> None:
-        """Post `Chosen` for the clicked title."""
         number = next((i for i, end in enumerate(self._title_ends) if event.x < end), None)
         if number is not None:
             self.post_message(self.Chosen(number))
@@ -129,7 +126,6 @@ class RunScreen(Screen[None]):
         view.follow()
 
     def compose(self) -> ComposeResult:
-        """Compose a header of two lines, the tabs, the pane, the command status and the key bar."""
         yield Static(id="title")
         yield Static(id="about")
         yield Tabs()
@@ -138,7 +134,6 @@ class RunScreen(Screen[None]):
         yield KeyBar()
 
     async def on_mount(self) -> None:
-        """Show the plots first."""
         await self._show_pane(0)
         self._show_header()
 
@@ -147,7 +142,6 @@ class RunScreen(Screen[None]):
         self.view.unfollow()
 
     def on_screen_resume(self) -> None:
-        """Start reading when the screen becomes visible."""
         app_of(self).read_for(self)
 
     # --- showing
@@ -263,31 +257,25 @@ class RunScreen(Screen[None]):
     # --- panes
 
     async def action_pane(self, number: int) -> None:
-        """Show a pane by its number, counted from 1."""
         if number <= len(_PANES):
             await self._show_pane(number - 1)
 
     async def action_next_pane(self) -> None:
-        """Show the next pane."""
         await self._show_pane((self.current + 1) % len(_PANES))
 
     async def action_previous_pane(self) -> None:
-        """Show the previous pane."""
         await self._show_pane((self.current - 1) % len(_PANES))
 
     @on(Tabs.Chosen)
     async def tab_chosen(self, message: Tabs.Chosen) -> None:
-        """Show the pane whose tab was clicked."""
         await self._show_pane(message.number)
 
     def palette(self) -> Iterator[SystemCommand]:
-        """Yield a palette entry for each pane."""
         for number, pane in enumerate(_PANES):
             show = partial(self.call_later, self._show_pane, number)
             yield SystemCommand(pane.TITLE, f"show the {pane.TITLE.lower()} pane", show)
 
     def action_back(self) -> None:
-        """Return to the list of runs."""
         self.app.pop_screen()
 
     # --- commands
@@ -334,7 +322,6 @@ class RunScreen(Screen[None]):
         return None if head is None else head.point.value
 
     async def action_pause(self) -> None:
-        """Ask whether to pause or resume the training."""
         if not self._can_send_commands():
             return
         if self._paused():
@@ -345,13 +332,11 @@ class RunScreen(Screen[None]):
         await self._confirm(ConfirmScreen(question, detail, kind.capitalize()), kind)
 
     async def action_save(self) -> None:
-        """Ask whether to write a checkpoint now."""
         if self._can_send_commands():
             detail = "It is written after the current step; the training continues."
             await self._confirm(ConfirmScreen("Write a checkpoint now?", detail, "Write"), "save")
 
     async def action_stop(self) -> None:
-        """Ask whether to stop the training with a checkpoint."""
         if self._can_send_commands():
             detail = (
                 "The training finishes the current step, writes a checkpoint and exits. "
@@ -362,7 +347,6 @@ class RunScreen(Screen[None]):
             )
 
     async def action_learning_rate(self) -> None:
-        """Ask for a new learning rate."""
         if not self._can_send_commands():
             return
         current, manual_rate = self._current_rate(), manual_learning_rate(self.view)

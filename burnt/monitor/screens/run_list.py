@@ -22,6 +22,7 @@ from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import clock_text, series_label, size_text
 from burnt.monitor.plotting.comparison import MAX_RUNS
 from burnt.monitor.plotting.curves import Curve
+from burnt.monitor.plotting.plot import PlotView
 from burnt.monitor.plotting.run_curves import curves_of
 from burnt.monitor.screens.choose_columns import ChooseColumnsScreen
 from burnt.monitor.screens.list_columns import (
@@ -89,7 +90,6 @@ class RunsScreen(Screen[None]):
         self._cursor_view: RunView | None = None
 
     def compose(self) -> ComposeResult:
-        """Compose the title, the table, a preview chart, details of the selected run and the key bar."""
         yield Static(id="title")
         yield Table([*FIRST_COLUMNS, *USUAL_COLUMNS.values()], empty_text="reading ...", id="runs")
         yield Container(id="preview")
@@ -106,7 +106,6 @@ class RunsScreen(Screen[None]):
         self.query_one(Table).focus()
 
     def on_screen_resume(self) -> None:
-        """Start reading when the screen becomes visible."""
         self._shown_at = -math.inf
         app_of(self).read_for(self)
 
@@ -157,7 +156,7 @@ class RunsScreen(Screen[None]):
             await container.mount(chart)
         container.display = bool(curves)
         metric = None if view is None else view.metric
-        container.query_one(Chart).show(curves, title="" if metric is None else clean(metric.name))
+        container.query_one(Chart).show(PlotView(curves, title="" if metric is None else metric.name))
 
     def on_resize(self) -> None:
         """Show the preview only if the screen is high enough."""
@@ -309,13 +308,11 @@ class RunsScreen(Screen[None]):
 
     @on(Table.CursorMoved)
     def cursor_moved(self) -> None:
-        """Show details of the run under the cursor."""
         self._show_details()
         self._update_preview()
 
     @on(Table.RowOpened)
     def row_opened(self) -> None:
-        """Open a run with enter or a double click."""
         self.action_open()
 
     @on(Table.HeadingClicked)
@@ -326,13 +323,11 @@ class RunsScreen(Screen[None]):
             self._sort_by(key, self._sort_column == key and not self._descending)
 
     def action_open(self) -> None:
-        """Open the run under the cursor."""
         view = self.query_one(Table).cursor_key
         if isinstance(view, RunView):
             app_of(self).open_run(view)
 
     def action_sort(self) -> None:
-        """Sort by the next column."""
         shown = list(self._column_keys.values())
         names = [*(key for key in SORT_KEYS if key in shown or key == "run"), *shown]
         names = list(dict.fromkeys(names))
@@ -340,7 +335,6 @@ class RunsScreen(Screen[None]):
         self._sort_by(names[following % len(names)], False)
 
     def action_reverse(self) -> None:
-        """Reverse the sort order."""
         self._sort_by(self._sort_column, not self._descending)
 
     def _sort_by(self, key: str, descending: bool) -> None:
@@ -357,7 +351,6 @@ class RunsScreen(Screen[None]):
             self.notify(clean(f"The columns are not remembered: {error}"), severity="warning", markup=False)
 
     def action_columns(self) -> None:
-        """Open the window that chooses the columns."""
         shown = self._ordered_keys
         usual = [
             Candidate(key, column.name, "", USUAL_HELP.get(key, "")) for key, column in USUAL_COLUMNS.items()
@@ -380,7 +373,6 @@ class RunsScreen(Screen[None]):
         return self._ordered_keys
 
     def action_mark(self) -> None:
-        """Mark or unmark the run under the cursor."""
         view = self.query_one(Table).cursor_key
         if isinstance(view, RunView):
             if view in self.marked:
@@ -390,7 +382,6 @@ class RunsScreen(Screen[None]):
             self._show()
 
     def action_compare(self) -> None:
-        """Compare the marked runs."""
         readable = [view for view in self.marked if view.error is None]
         if not 2 <= len(readable) <= MAX_RUNS:
             self.notify(
@@ -407,11 +398,9 @@ class RunsScreen(Screen[None]):
         return list(self.marked) or ([view] if isinstance(view, RunView) else [])
 
     async def action_tag(self) -> None:
-        """Ask for tags to add."""
         await self._ask_for_tags("Add tags to", add=True)
 
     async def action_untag(self) -> None:
-        """Ask for tags to remove."""
         await self._ask_for_tags("Remove tags from", add=False)
 
     async def _ask_for_tags(self, question: str, *, add: bool) -> None:
@@ -450,7 +439,6 @@ class RunsScreen(Screen[None]):
         app_of(self).refresher.wake()
 
     def action_remove(self) -> None:
-        """Ask whether to remove the selected runs."""
         if views := self._selected_views():
             self._examine(views)
 
@@ -507,12 +495,10 @@ class RunsScreen(Screen[None]):
         self._show()
 
     def action_filter(self) -> None:
-        """Open the filter input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
     def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Apply the filter while it is typed."""
         message.stop()
         found = self.query_one(FilterInput).parsed(run_matcher)
         if found is not None:
@@ -522,5 +508,4 @@ class RunsScreen(Screen[None]):
 
     @on(FilterInput.Closed)
     def filter_closed(self) -> None:
-        """Return the focus to the table."""
         self.query_one(Table).focus()

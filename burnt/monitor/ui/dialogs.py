@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -19,6 +19,8 @@ from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.ui.keymap import Key, key_text
 from burnt.monitor.ui.theme import state_cell
+
+T = TypeVar("T")
 
 _CLOSE_SECONDS = 10
 _WINDOW_LINES = 7  # border, padding and title of the window, and one line above it
@@ -44,7 +46,6 @@ class _TextDialog(ModalScreen[None]):
         """Return the text to show."""
 
     def compose(self) -> ComposeResult:
-        """Compose the title and the text."""
         with Vertical(classes="window wide" if self._wide else "window"):
             yield Static(clean(self._title), classes="window-title", markup=False)
             with VerticalScroll():
@@ -74,11 +75,9 @@ class _TextDialog(ModalScreen[None]):
         self.query_one(".window", Vertical).border_subtitle = f"{hint}esc closes"
 
     def action_close(self) -> None:
-        """Close the window."""
         self.dismiss()
 
     def on_click(self, event: events.Click) -> None:
-        """Close the window on a click outside of it."""
         if event.widget is self:
             self.dismiss()
 
@@ -97,7 +96,6 @@ class HelpScreen(_TextDialog):
         self._keys = keys
 
     def text(self) -> Content:
-        """Return one line per key."""
         width = max(len(key_text(key.keys)) for key in self._keys)
         lines = [
             Content.assemble((f"{key_text(key.keys):>{width}}", "bold $primary"), f"  {key.help}")
@@ -120,11 +118,33 @@ class TextScreen(_TextDialog):
         self._text = text
 
     def text(self) -> Content:
-        """Return the text with control characters escaped."""
         return Content("\n".join(clean(line) for line in self._text.expandtabs(4).splitlines()))
 
 
-class ConfirmScreen(ModalScreen[bool]):
+class _Question(ModalScreen[T]):
+    """A question with a button that confirms and one that cancels."""
+
+    def __init__(self, question: str, detail: str, confirm_label: str, *, dangerous: bool = False) -> None:
+        super().__init__()
+        self._question, self._detail = clean(question), clean(detail)
+        self._confirm_label, self._dangerous = confirm_label, dangerous
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="window narrow"):
+            yield Static(self._question, classes="window-title", markup=False)
+            yield Static(self._detail, markup=False)
+            yield from self.inputs()
+            with Horizontal(classes="buttons"):
+                variant = "error" if self._dangerous else "primary"
+                yield Button(self._confirm_label, id="yes", compact=True, variant=variant)  # type: ignore[arg-type]
+                yield Button("Cancel (esc)", id="no", compact=True)
+
+    def inputs(self) -> ComposeResult:
+        """Yield the widgets above the buttons."""
+        yield from ()
+
+
+class ConfirmScreen(_Question[bool]):
     """Asks for confirmation, such as before a command is sent to a training.
 
     Args:
@@ -141,47 +161,23 @@ class ConfirmScreen(ModalScreen[bool]):
     ]
 
     def __init__(self, question: str, detail: str, confirm_label: str, *, dangerous: bool = False) -> None:
-        super().__init__()
-        self._question, self._detail, self._confirm_label, self._dangerous = (
-            question,
-            detail,
-            confirm_label,
-            dangerous,
-        )
-
-    def compose(self) -> ComposeResult:
-        """Compose the question and two buttons."""
-        with Vertical(classes="window narrow"):
-            yield Static(clean(self._question), classes="window-title", markup=False)
-            yield Static(clean(self._detail), markup=False)
-            with Horizontal(classes="buttons"):
-                yield Button(
-                    f"{self._confirm_label} (y)",
-                    id="yes",
-                    compact=True,
-                    variant="error" if self._dangerous else "primary",
-                )
-                yield Button("Cancel (esc)", id="no", compact=True)
+        super().__init__(question, detail, f"{confirm_label} (y)", dangerous=dangerous)
 
     def on_mount(self) -> None:
-        """Focus the default button."""
         self.set_focus(self.query_one("#no" if self._dangerous else "#yes"))  # before the next key
 
     def action_answer(self, answer: bool) -> None:
-        """Close the window with an answer."""
         self.dismiss(answer)
 
     def action_switch_button(self) -> None:
-        """Focus the other button."""
         self.focus_next()
 
     @on(Button.Pressed)
     def button_pressed(self, message: Button.Pressed) -> None:
-        """A button."""
         self.dismiss(message.button.id == "yes")
 
 
-class PromptScreen(ModalScreen[str | None]):
+class PromptScreen(_Question[str | None]):
     """Asks for a text; the result is None if it is cancelled.
 
     Args:
@@ -197,28 +193,14 @@ class PromptScreen(ModalScreen[str | None]):
     def __init__(
         self, question: str, detail: str, placeholder: str, confirm_label: str, check: Callable[[str], object]
     ) -> None:
-        super().__init__()
-        self._check = check
-        self._question, self._detail, self._placeholder, self._confirm_label = (
-            question,
-            detail,
-            placeholder,
-            confirm_label,
-        )
+        super().__init__(question, detail, f"{confirm_label} (enter)")
+        self._placeholder, self._check = placeholder, check
 
-    def compose(self) -> ComposeResult:
-        """Compose the question, the input and two buttons."""
-        with Vertical(classes="window narrow"):
-            yield Static(clean(self._question), classes="window-title", markup=False)
-            yield Static(clean(self._detail), markup=False)
-            yield Input(placeholder=self._placeholder, compact=True)
-            yield Static(id="fault", markup=False)
-            with Horizontal(classes="buttons"):
-                yield Button(f"{self._confirm_label} (enter)", id="yes", compact=True, variant="primary")
-                yield Button("Cancel (esc)", id="no", compact=True)
+    def inputs(self) -> ComposeResult:
+        yield Input(placeholder=self._placeholder, compact=True)
+        yield Static(id="fault", markup=False)
 
     def on_mount(self) -> None:
-        """Focus the input."""
         self.set_focus(self.query_one(Input))  # before the next key
 
     def action_cancel(self) -> None:
@@ -232,7 +214,6 @@ class PromptScreen(ModalScreen[str | None]):
 
     @on(Button.Pressed)
     def button_pressed(self, message: Button.Pressed) -> None:
-        """A button."""
         if message.button.id == "yes":
             self._submit(self.query_one(Input).value)
         else:
@@ -264,7 +245,6 @@ class EndScreen(ModalScreen[None]):
         self._seconds_left = _CLOSE_SECONDS
 
     def compose(self) -> ComposeResult:
-        """Compose the final state and the countdown."""
         text, style = state_cell(self._view)
         with Vertical(classes="window narrow"):
             yield Static(
@@ -275,7 +255,6 @@ class EndScreen(ModalScreen[None]):
             yield Static(id="countdown", classes="hint")
 
     def on_mount(self) -> None:
-        """Start the countdown."""
         self._update_countdown()
         self.set_interval(1.0, self._update_countdown)
 
@@ -288,12 +267,10 @@ class EndScreen(ModalScreen[None]):
         self._seconds_left -= 1
 
     def on_key(self, event: events.Key) -> None:
-        """Close the app on any key."""
         event.stop()
         self.app.exit()
 
     def on_click(self) -> None:
-        """Close the app on a click."""
         self.app.exit()
 
 
@@ -308,7 +285,6 @@ class TooSmallScreen(ModalScreen[None]):
     ]
 
     def compose(self) -> ComposeResult:
-        """Compose the message."""
         yield Static(
             "burnt monitor needs a terminal of at least 80x24.\nMake it larger, or press q to quit.",
             id="small",

@@ -33,16 +33,7 @@ class FilterInput(Input):
     """
 
     class Closed(Message):
-        """Editing has ended: with enter (`submitted` is true), or with escape, which clears the text."""
-
-        def __init__(self, field: FilterInput, submitted: bool) -> None:
-            self.field, self.submitted = field, submitted
-            super().__init__()
-
-        @property
-        def control(self) -> FilterInput:
-            """The input that posted the message."""
-            return self.field
+        """Editing has ended: with enter, or with escape, which clears the text."""
 
     def __init__(self, placeholder: str) -> None:
         super().__init__(placeholder=placeholder, compact=True)
@@ -84,7 +75,6 @@ class FilterInput(Input):
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Render the input and the error or remark at its end."""
         strip = super().render_line(y)
         message = self._error or self._remark
         # The typed text has priority: the message is cut if there is little room.
@@ -101,16 +91,14 @@ class FilterInput(Input):
         self.focus()
 
     def close(self) -> None:
-        """Hide the input and clear its text."""
         self.remove_class("open")
         self.value = ""
 
     def action_cancel(self) -> None:
-        """Close on escape."""
         self.close()
-        self.post_message(self.Closed(self, False))
+        self.post_message(self.Closed())
 
     async def action_submit(self) -> None:
         """Submit on enter; the input stays visible unless it is empty."""
         self.set_class(bool(self.value), "open")
-        self.post_message(self.Closed(self, True))
+        self.post_message(self.Closed())

@@ -29,7 +29,6 @@ class KeyBar(Static):
         self._click_ranges: list[tuple[int, int, object, Key]] = []
 
     def on_mount(self) -> None:
-        """Update the keys whenever the focus changes the active bindings."""
         self.screen.bindings_updated_signal.subscribe(self, self.update_keys)
         self.update_keys()
 
@@ -45,7 +44,6 @@ class KeyBar(Static):
         return key if displayed_key is None else displayed_key(key)
 
     def on_resize(self) -> None:
-        """Fit the keys to the new width."""
         self._draw_keys()
 
     def _draw_keys(self) -> None:
@@ -63,7 +61,6 @@ class KeyBar(Static):
         self.update(Content.assemble(*parts))
 
     async def on_click(self, event: events.Click) -> None:
-        """Run the action of the clicked key."""
         for start, stop, node, key in self._click_ranges:
             if start <= event.x < stop:
                 await self.app.run_action(key.action, node)  # type: ignore[arg-type]

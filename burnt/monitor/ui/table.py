@@ -59,7 +59,6 @@ class _TableMessage(Message):
 
     @property
     def control(self) -> Table:
-        """The table."""
         return self.table
 
 
@@ -191,7 +190,6 @@ class Table(ScrollView, can_focus=True):
     # --- drawing
 
     def on_resize(self) -> None:
-        """Fit the columns to the new width."""
         self._lay_out_columns()
         self._scroll_to_cursor()
 
@@ -234,7 +232,6 @@ class Table(ScrollView, can_focus=True):
         return 2 if self._sorted_by is not None and self._sorted_by[0] == column.name else 0
 
     def render_line(self, y: int) -> Strip:
-        """Render a line of the widget."""
         width = self.size.width
         if y < self.header_height:
             style = self.get_visual_style("rows--head")
@@ -275,7 +272,6 @@ class Table(ScrollView, can_focus=True):
     # --- the cursor
 
     def watch_cursor(self, old: int, new: int) -> None:
-        """Repaint the old and the new row, and post `CursorMoved`."""
         top = int(self.scroll_offset.y)
         for line in (old, new):
             self.refresh(Region(0, line - top + self.header_height, self.size.width, 1))
@@ -291,35 +287,27 @@ class Table(ScrollView, can_focus=True):
             self.scroll_to(y=self.cursor - rows + 1, animate=False, force=True)
 
     def validate_cursor(self, cursor: int) -> int:
-        """Clamp the cursor to the rows."""
         return max(0, min(cursor, len(self.row_keys) - 1))
 
     def action_cursor_up(self) -> None:
-        """Move the cursor up."""
         self.cursor -= 1
 
     def action_cursor_down(self) -> None:
-        """Move the cursor down."""
         self.cursor += 1
 
     def action_page_up(self) -> None:
-        """Move the cursor up one page."""
         self.cursor -= max(self.size.height - self.header_height - 1, 1)
 
     def action_page_down(self) -> None:
-        """Move the cursor down one page."""
         self.cursor += max(self.size.height - self.header_height - 1, 1)
 
     def action_first(self) -> None:
-        """Move the cursor to the first row."""
         self.cursor = 0
 
     def action_last(self) -> None:
-        """Move the cursor to the last row."""
         self.cursor = len(self.row_keys) - 1
 
     def action_open_line(self) -> None:
-        """Post `RowOpened` for the row under the cursor."""
         if self.row_keys:
             self.post_message(self.RowOpened(self, self.cursor_key))
 

@@ -260,8 +260,8 @@ def drive(
         app = Charts()
         async with app.run_test(size=size) as pilot:
             one, two = app.query_one("#one", Chart), app.query_one("#two", Chart)
-            one.show([curve([math.cos(i / 9) for i in range(201)])], title="loss")
-            two.show([curve([i * 2.0 for i in range(201)])], title="accuracy")
+            one.show(PlotView([curve([math.cos(i / 9) for i in range(201)])], title="loss"))
+            two.show(PlotView([curve([i * 2.0 for i in range(201)])], title="accuracy"))
             one.focus()
             await pilot.pause()
             await test(app, pilot, one, two)
@@ -381,13 +381,13 @@ def test_nothing_is_drawn_again_when_nothing_changed(monkeypatch: pytest.MonkeyP
     async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
         painted.clear()
         same = [math.cos(i / 9) for i in range(201)]
-        one.show([curve(same)], title="loss")
+        one.show(PlotView([curve(same)], title="loss"))
         await pilot.pause()
         assert painted == []
-        one.show([curve([*same, NAN])], title="loss")
+        one.show(PlotView([curve([*same, NAN])], title="loss"))
         await pilot.pause()
         assert painted == [one]
-        one.show([curve([*same, NAN])], title="loss")
+        one.show(PlotView([curve([*same, NAN])], title="loss"))
         await pilot.pause()
         assert painted == [one]
 
@@ -403,7 +403,7 @@ def test_only_lines_that_changed_are_sent(monkeypatch: pytest.MonkeyPatch) -> No
         )
         ys = [math.cos(i / 9) for i in range(201)]
         ys[100] -= 0.1
-        one.show([curve(ys)], title="loss")
+        one.show(PlotView([curve(ys)], title="loss"))
         await pilot.pause()
         assert 1 <= len(sent) <= 4
 
@@ -418,7 +418,7 @@ def test_a_hidden_chart_costs_nothing_and_is_right_when_shown(monkeypatch: pytes
         two.display = False
         await pilot.pause()
         monkeypatch.setattr(Chart, "_paint", lambda self: (painted.append(self), paint(self))[1])
-        two.show([curve([5.0, 7.0])], title="hidden")
+        two.show(PlotView([curve([5.0, 7.0])], title="hidden"))
         await pilot.pause()
         assert painted == []
         two.display = True
@@ -448,10 +448,10 @@ def test_charts_follow_the_size_and_the_theme() -> None:
 def test_a_new_axis_gives_zoom_and_crosshair_up() -> None:
     async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
         await pilot.press("plus", "left", "shift+up")
-        one.show(one.view.curves, x="epoch", title="loss")
+        one.show(PlotView(one.view.curves, x="epoch", title="loss"))
         assert one.view.range_x is one.view.crosshair is None
         assert one.view.range_y is not None
-        one.show(one.view.curves, x="epoch", log_y=True)
+        one.show(PlotView(one.view.curves, x="epoch", log_y=True))
         assert one.view.range_y is None
 
     drive(test)

@@ -87,7 +87,6 @@ class ArtefactsPane(FilterPane):
         self._last_draw: tuple[int, DrawFunction] | None = None  # id and draw function of the last matrix
 
     def compose(self) -> ComposeResult:
-        """Compose the list of names on the left and the selected artefact on the right."""
         with Horizontal():
             yield Table(
                 [Column("name", expands=True), Column("", align_right=True)],
@@ -102,17 +101,14 @@ class ArtefactsPane(FilterPane):
         yield FilterInput(self.FILTER_HINT)
 
     def on_resize(self) -> None:
-        """Fit the names to the new width."""
         self.request_read()
 
     # --- in the reader thread
 
     def token(self) -> object:
-        """Return the newest artefact, the attempts and the number of requests."""
         return self.view.newest.artefact, len(self.view.attempts), self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """Read the names, and the data of the selected artefact."""
         self._read_names()
         matches = self.matches
         groups = {key: names for key, names in self._groups.items() if matches(key[1])}
@@ -235,7 +231,6 @@ class ArtefactsPane(FilterPane):
 
     @on(Table.CursorMoved, "#names")
     def cursor_moved(self, message: Table.CursorMoved) -> None:
-        """Select the name under the cursor."""
         message.stop()
         if message.key != self._selected and isinstance(message.key, tuple):
             self._selected, self._step_index = message.key, None
@@ -252,7 +247,6 @@ class ArtefactsPane(FilterPane):
 
     @on(Slider.Moved)
     def slider_moved(self, message: Slider.Moved) -> None:
-        """Go to the step chosen with the slider."""
         message.stop()
         self._go_to(message.position)
 
@@ -263,7 +257,6 @@ class ArtefactsPane(FilterPane):
         self.request_read()
 
     def action_step(self, direction: int) -> None:
-        """Go back (negative) or forward by a number of steps."""
         self._go_to((self._num_steps - 1 if self._step_index is None else self._step_index) + direction)
 
     def action_jump(self, direction: int) -> None:
@@ -275,7 +268,6 @@ class ArtefactsPane(FilterPane):
         self._go_to(end if end == 0 else self._num_steps)
 
     def action_scroll(self, direction: int) -> None:
-        """Scroll the artefact."""
         self.query_one(Picture).scroll_relative(y=direction * 4, animate=False)
 
 

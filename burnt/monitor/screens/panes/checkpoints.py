@@ -35,7 +35,6 @@ class CheckpointsPane(Pane):
     SHORT = "Ckpts"
 
     def compose(self) -> ComposeResult:
-        """Compose the table."""
         yield Table(_COLUMNS, empty_text="There are no checkpoints.")
 
     def token(self) -> object:
@@ -44,7 +43,6 @@ class CheckpointsPane(Pane):
         return num_events, self.view.is_live, int(time.monotonic() / _RESCAN_SECONDS)
 
     def read(self) -> Callable[[], Any]:
-        """Read the checkpoint folders, newest first."""
         checkpoints = self.view.checkpoints()
         best, key = best_checkpoint(checkpoints, self.view.config)
         now = time.time()

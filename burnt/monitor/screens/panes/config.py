@@ -24,7 +24,6 @@ class ConfigPane(FilterPane):
     TITLE = "Config"
 
     def compose(self) -> ComposeResult:
-        """Compose the table and its filter input."""
         yield Table(_COLUMNS, empty_text="The run has no configuration.")
         yield FilterInput(self.FILTER_HINT)
 
@@ -47,6 +46,5 @@ class ConfigPane(FilterPane):
 
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
-        """Show the full value of a setting."""
         key = str(message.key)
         self.app.push_screen(TextScreen(key, dict(self._settings()).get(key, "")))

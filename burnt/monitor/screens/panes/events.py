@@ -57,13 +57,11 @@ class EventsPane(FilterPane):
         self._row_cache: dict[int, tuple[str, Sequence[Cell]]] = {}  # (filtered text, cells) by event id
 
     def compose(self) -> ComposeResult:
-        """Compose the early-stopping status, the table and its filter input."""
         yield Static(classes="facts")
         yield Table(_COLUMNS, empty_text="reading ...")
         yield FilterInput(self.FILTER_HINT)
 
     def token(self) -> object:
-        """Return the newest event, the waiting commands and the run's state."""
         events = self.view.events
         newest = events[-1].id if events else 0
         waiting = tuple(command.id for command in self._waiting_commands())
@@ -88,7 +86,6 @@ class EventsPane(FilterPane):
 
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
-        """Show an event's full data, with the traceback of an error."""
         event = next((event for event in self._events() if event.id == message.key), None)
         if event is not None:
             data = dict(event.data)

@@ -40,14 +40,12 @@ class KernelsPane(Pane):
         self._tables: dict[str, Artefact | None] = {}
 
     def compose(self) -> ComposeResult:
-        """Compose two tables with titles."""
         yield Static(id="plans-title", classes="table-title")
         yield Table([Column("")], empty_text="No function has been traced.", id="plans")
         yield Static(id="kernels-title", classes="table-title")
         yield Table([Column("")], empty_text="No kernel has been chosen.", id="kernels")
 
     def token(self) -> object:
-        """Return the newest artefact and the number of attempts."""
         return self.view.newest.artefact, len(self.view.attempts)
 
     @on(Table.RowOpened)
@@ -60,14 +58,12 @@ class KernelsPane(Pane):
             self.app.push_screen(TextScreen(str(message.table.id), "\n".join(lines)))
 
     def read(self) -> Callable[[], Any]:
-        """Read the newest version of both tables."""
         with self.view.reading() as reader:
             ids = {one.name: one.id for one in reader.artefact_names() if one.kind == "table"}
             tables = {name: reader.artefact(ids[name]) for name in TABLES if name in ids}
         return partial(self._show, tables)
 
     def on_resize(self) -> None:
-        """Divide the height between the tables."""
         self._set_heights()
 
     def _set_heights(self) -> None:

@@ -43,16 +43,13 @@ class LogPane(Pane):
         self._match_rows: Sequence[int] = ()  # row numbers of matches
 
     def compose(self) -> ComposeResult:
-        """Compose the lines and the search input."""
         yield Table(_COLUMNS, empty_text="Nothing has been logged yet.", header=False)
         yield FilterInput("search the log")
 
     def token(self) -> object:
-        """Return the newest line and the number of requests."""
         return self.view.newest.log_line, self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """Read the log lines and build their rows."""
         lines = self.view.log_lines()
         return partial(self._show, lines, *self._build_rows(lines))
 
@@ -94,7 +91,6 @@ class LogPane(Pane):
 
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
-        """Show a line in full."""
         line = next((line for line in self._lines if line.id == message.key), None)
         if line is not None:
             title = f"{clock_text(line.time, '%Y-%m-%d %H:%M:%S')} {line.level}"
@@ -108,7 +104,6 @@ class LogPane(Pane):
         self._show_match_count()
 
     def action_follow(self) -> None:
-        """Switch follow mode on or off."""
         self._is_following = not self._is_following
         if self._is_following:
             self.query_one(Table).action_last()
@@ -117,7 +112,6 @@ class LogPane(Pane):
         )
 
     def action_search(self) -> None:
-        """Open the search input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
@@ -129,9 +123,8 @@ class LogPane(Pane):
 
     @on(FilterInput.Closed)
     def search_closed(self, message: FilterInput.Closed) -> None:
-        """Highlight the matches and go to the last one."""
         message.stop()
-        self._search_text = message.field.value.lower()
+        self._search_text = self.query_one(FilterInput).value.lower()
         rows = self.query_one(Table)
         rows.focus()
         self._show(self._lines, *self._build_rows(self._lines))

@@ -25,7 +25,6 @@ class ModelPane(Pane):
     TITLE = "Model"
 
     def compose(self) -> ComposeResult:
-        """Compose the line of settings and the table."""
         yield Static(classes="facts")
         yield Table([Column("")], empty_text="The run has not recorded a model summary.")
 
@@ -34,7 +33,6 @@ class ModelPane(Pane):
         return self.view.newest.artefact, len(self.view.attempts)
 
     def read(self) -> Callable[[], Any]:
-        """Read the newest model summary."""
         with self.view.reading() as reader:
             tables = reader.artefacts("table", "model")
         return partial(self._show, table_rows(tables[-1].data) if tables else None)

@@ -40,7 +40,6 @@ class NumbersPane(FilterPane):
         super().__init__(view)
 
     def compose(self) -> ComposeResult:
-        """Compose the table and its filter input."""
         yield Table(_COLUMNS, empty_text="No metric has been logged yet.")
         yield FilterInput(self.FILTER_HINT)
 

@@ -53,7 +53,6 @@ class Pane(Vertical):
         return self.view.version, self._num_requests
 
     def request_read(self) -> None:
-        """Read again soon, because a key or resize changed what is shown."""
         self._num_requests += 1
         app_of(self).refresher.wake()
 
@@ -115,12 +114,10 @@ class FilterPane(Pane):
         self.matches = matcher("")
 
     def action_filter(self) -> None:
-        """Open the filter input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
     def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Apply the filter while it is typed."""
         message.stop()
         matches = self.query_one(FilterInput).current_matcher()
         if matches is not None:

@@ -18,7 +18,7 @@ from burnt.monitor.data.series_order import metrics_in_order
 from burnt.monitor.plotting.chart_grid import ChartGrid, CurveKeys
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import XAxis
+from burnt.monitor.plotting.plot import PlotView, XAxis
 from burnt.monitor.plotting.run_curves import curves_of
 from burnt.monitor.screens.panes.pane import FilterPane
 from burnt.monitor.ui.filter_input import FilterInput
@@ -46,7 +46,6 @@ class PlotsPane(FilterPane, CurveKeys):
         self._shown_metrics: Sequence[str] = ()
 
     def compose(self) -> ComposeResult:
-        """Compose the grid, a status line and the filter input."""
         yield ChartGrid()
         yield Static(classes="facts")
         yield FilterInput(self.FILTER_HINT)
@@ -54,7 +53,6 @@ class PlotsPane(FilterPane, CurveKeys):
     # --- which charts are shown
 
     def on_resize(self, event: events.Resize) -> None:
-        """Fit the number of charts to the size."""
         num_columns = max(event.size.width // _CHART_WIDTH, 1)
         num_rows = max((event.size.height - 1) // _CHART_HEIGHT, 1)
         if (num_columns, num_rows) != self._grid_shape:
@@ -62,7 +60,6 @@ class PlotsPane(FilterPane, CurveKeys):
             self.request_read()
 
     def token(self) -> object:
-        """Return the number of values per series, the attempts and the number of requests."""
         counts = tuple((series, head.written, head.point.attempt) for series, head in self.view.heads.items())
         return counts, len(self.view.attempts), self._num_requests
 
@@ -78,7 +75,6 @@ class PlotsPane(FilterPane, CurveKeys):
     # --- in the reader thread
 
     def read(self) -> Callable[[], Any]:
-        """Read the curves of the visible charts."""
         names, total = self._visible_metrics()
         axis, x_range, with_means = self.axis, self.x_range, self.smoothing > 0
         curves = {name: curves_of(self.view, name, axis, x_range, with_means=with_means) for name in names}
@@ -89,14 +85,10 @@ class PlotsPane(FilterPane, CurveKeys):
     async def _show(self, curves: Mapping[str, Sequence[Curve]], total: int, axis: XAxis) -> None:
         grid = self.query_one(ChartGrid)
         focused_index = next((i for i, chart in enumerate(grid.charts) if chart.has_focus), None)
-        await grid.show(
-            curves,
-            self._grid_shape[0],
-            self.x_range,
-            x=axis,
-            log_y=self.log_y,
-            smoothing=self.smoothing,
-        )
+        views = [
+            PlotView(lines, axis, self.log_y, self.smoothing, clean(name)) for name, lines in curves.items()
+        ]
+        await grid.show(views, self._grid_shape[0], self.x_range)
         self._shown_metrics = list(curves)
         if curves and (focused_index is None or focused_index >= len(curves)) and self.app.focused is None:
             grid.charts[0].focus()
@@ -130,12 +122,10 @@ class PlotsPane(FilterPane, CurveKeys):
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """Read the range in more detail."""
         self.x_range = message.range
         self.request_read()
 
     def has_epochs(self) -> bool:
-        """Whether an epoch has finished."""
         return bool(self.view.epoch_ends)
 
     # --- keys
@@ -172,5 +162,4 @@ class PlotsPane(FilterPane, CurveKeys):
         return action != "drop_filter" or bool(self.query_one(FilterInput).value)
 
     def action_drop_filter(self) -> None:
-        """Clear the filter."""
         self.query_one(FilterInput).close()

@@ -18,7 +18,7 @@ from burnt.monitor.format import parse_number, size_text
 from burnt.monitor.plotting.chart_grid import ChartGrid
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import Curve, times_to_active_seconds
-from burnt.monitor.plotting.plot import Range
+from burnt.monitor.plotting.plot import PlotView, Range
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.plot.styles import PALETTE
@@ -49,17 +49,14 @@ class SystemPane(Pane):
         self._x_range: Range | None = None
 
     def compose(self) -> ComposeResult:
-        """Compose the line of latest values and the charts."""
         yield Static(classes="facts")
         yield ChartGrid()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Fit the number of columns to the width."""
         self._num_columns = max(event.size.width // _CHART_WIDTH, 1)
         self.request_read()
 
     def token(self) -> object:
-        """Return the newest sample and the number of requests."""
         return self.view.newest.system_sample, self._num_requests
 
     def read(self) -> Callable[[], Any]:
@@ -77,11 +74,11 @@ class SystemPane(Pane):
     async def _show(self, curves: dict[str, list[Curve]], last: dict[str, Any] | None) -> None:
         update_if_changed(self.query_one(Static), Content.assemble(*_latest_values(last)))
         grid = self.query_one(ChartGrid)
-        await grid.show(curves, self._num_columns, self._x_range, x="time", markers=False)
+        views = [PlotView(lines, "time", title=title, markers=False) for title, lines in curves.items()]
+        await grid.show(views, self._num_columns, self._x_range)
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """Keep the range when new samples are shown."""
         self._x_range = message.range
 
 
