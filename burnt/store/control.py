@@ -21,13 +21,14 @@ import stat
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from burnt._json import parse_json
 from burnt.errors import BurntError, RunError, UnsupportedError, nearest
 from burnt.store.reader import RunReader
-from burnt.store.schema import clean_text
+from burnt.store.schema import clean_text, write_errors
 from burnt.store.write_lease import WriteLease
 
 KINDS = ("pause", "resume", "stop", "save", "lr", "note")
@@ -203,19 +204,19 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
     }
     control = Path(folder, _FOLDER)
     temporary = control / f".{id}"
-    try:
-        # No fsync: a power cut that loses the command also ends the training.
-        temporary.write_text(json.dumps(document), encoding="utf-8")
-        temporary.rename(control / f"{id}.json")
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise RunError(
-            "the command cannot be sent",
-            where=str(control),
-            found=error.strerror or str(error),
-            hint="commands are files in that folder; this user needs write permission for it",
-        ) from error
+    with write_errors(
+        "the command cannot be sent",
+        control,
+        "commands are files in that folder; this user needs write permission for it",
+    ):
+        try:
+            # No fsync: a power cut that loses the command also ends the training.
+            temporary.write_text(json.dumps(document), encoding="utf-8")
+            temporary.rename(control / f"{id}.json")
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
     return id
 
 
@@ -346,30 +347,24 @@ def _read(control: str, name: str) -> _AddressedCommand | Refused | None:
     """Return the command in a file, or why it is refused; None if the file is gone."""
     stem = name.removesuffix(".json")
     safe_id = clean_text(stem)[:_MAX_ID]
+    refused = partial(Refused, safe_id, None, None)
     try:
         text = _read_text(os.path.join(control, name))
         document = parse_json(text)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Refused(safe_id, None, None, f"it cannot be read: {error.strerror or error}")
+        return refused(f"it cannot be read: {error.strerror or error}")
     except ValueError:
-        return Refused(safe_id, None, None, "it is not JSON in UTF-8")
+        return refused("it is not JSON in UTF-8")
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        return Refused(safe_id, None, None, "it is not a command")
+        return refused("it is not a command")
     kind, value = clean_text(document["kind"])[:_MAX_ID], document.get("value")
     if document.get("version") != _VERSION:
         found = repr(document.get("version"))[:_MAX_ID]
-        return Refused(
-            safe_id, None, None, f"it has version {found}, but this burnt reads version {_VERSION}"
-        )
+        return refused(f"it has version {found}, but this burnt reads version {_VERSION}")
     if name == stem or document.get("id") != stem or len(stem) > _MAX_ID:
-        return Refused(
-            safe_id,
-            None,
-            None,
-            f"its name must be its id plus .json, the id at most {_MAX_ID} characters long",
-        )
+        return refused(f"its name must be its id plus .json, the id at most {_MAX_ID} characters long")
     try:
         value = check(kind, value)
     except RecursionError:

@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import re
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from burnt.errors import RunError
+from burnt._files import replacing
 from burnt.store import tensorboard
 from burnt.store.reader import Point, RunReader, Series
-from burnt.store.schema import to_json
+from burnt.store.schema import to_json, write_errors
 
 _PAGE = 10_000
 _POLL_SECONDS = 0.5
@@ -106,14 +105,8 @@ def iter_records(
             for attempt in reader.attempts():
                 if attempt.id > after["attempt"]:
                     after["attempt"] = attempt.id
-                    yield {
-                        "type": "attempt",
-                        "id": attempt.id,
-                        "host": attempt.host,
-                        "pid": attempt.pid,
-                        "started": attempt.started,
-                        "resumed_from_step": attempt.resumed_from_step,
-                    }
+                    fields = ("id", "host", "pid", "started", "resumed_from_step")
+                    yield {"type": "attempt", **{name: getattr(attempt, name) for name in fields}}
             for series, points in _pages(reader, seen):
                 for point in points:
                     yield {"type": "metric", **series._asdict(), **point._asdict()}
@@ -155,27 +148,21 @@ def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[st
     files = []
     with RunReader(folder) as reader:
         created = reader.created
-        name = f"events.out.tfevents.{int(created)}.{_as_name(reader.attempts()[0].host)}.burnt"
+        name = f"events.out.tfevents.{int(created)}.{tensorboard.file_name(reader.attempts()[0].host)}.burnt"
         splits: dict[str, list[Series]] = {}
         for series in reader.series():
             splits.setdefault(series.split, []).append(series)
         for split, in_split in sorted(splits.items()):
-            path = Path(out) / _as_name(split) / name
+            path = Path(out) / tensorboard.file_name(split) / name
             if path in files:  # "valid/a" and "valid_a"
                 path = path.parent.with_name(f"{path.parent.name}-{zlib.crc32(split.encode()):08x}") / name
-            with _open_replacement(path, "wb") as file:
+            with _open_target(path, "wb") as file:
                 file.write(tensorboard.file_header(created))
                 for series, points in _pages(reader, {}, in_split):
                     for p in points:
                         file.write(tensorboard.scalar(series.name, p.step, p.time, p.value))
             files.append(path)
     return files
-
-
-def _as_name(text: str) -> str:
-    """Return a text of the run as the name of a file, which cannot lead out of the folder."""
-    name = re.sub(r"[/\\\0]", "_", text)
-    return name if name.strip(".") else name.replace(".", "_")
 
 
 def _pages(
@@ -197,43 +184,16 @@ def _pages(
 
 
 @contextlib.contextmanager
-def _open_target(out: Target, *, directly: bool = False) -> Iterator[IO[str]]:
+def _open_target(out: Target, mode: str = "w", *, directly: bool = False) -> Iterator[IO[Any]]:
+    """Open a file that takes the place of an earlier one when the block completes, or return an open one."""
     if not isinstance(out, str | os.PathLike):
         yield out
-    elif directly or (os.path.exists(out) and not os.path.isfile(out)):
-        # Write directly to a pipe or a device such as /dev/stdout; do not replace it by a file.
-        try:
-            with open(out, "w", encoding="utf-8", newline="") as file:
-                yield file
-        except RunError:
-            raise
-        except OSError as error:
-            raise _unwritable_error(Path(out), error) from error
-    else:
-        with _open_replacement(Path(out), "w") as file:
-            yield file
-
-
-@contextlib.contextmanager
-def _open_replacement(path: Path, mode: str) -> Iterator[IO[Any]]:
-    """Open a temporary file that is renamed to `path` when the block completes."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+        return
+    path = Path(out)
+    options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    with write_errors("the export cannot be written", path), contextlib.ExitStack() as stack:
         path.parent.mkdir(parents=True, exist_ok=True)
-        encoding = None if "b" in mode else "utf-8"
-        with open(draft, mode, encoding=encoding, newline=encoding and "") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except RunError:
-        raise
-    except OSError as error:
-        raise _unwritable_error(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):  # already renamed, or never created
-            draft.unlink()
-
-
-def _unwritable_error(path: Path, error: OSError) -> RunError:
-    return RunError("the export cannot be written", where=str(path), found=error.strerror or str(error))
+        # A pipe or a device such as /dev/stdout is written to, not replaced by a file.
+        if not directly and (path.is_file() or not path.exists()):
+            path = stack.enter_context(replacing(path))
+        yield stack.enter_context(open(path, mode, **options))

@@ -6,12 +6,13 @@ table's meaning increments `SCHEMA_VERSION`; readers reject newer versions.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import shlex
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,20 @@ def unreadable(path: Path, error: Exception) -> RunError:
         hint=f"recover rows with `sqlite3 {path.name} .recover | sqlite3 rescued.db`, or train in a new "
         "folder from the checkpoints; checkpoints/ does not depend on run.db",
     )
+
+
+@contextlib.contextmanager
+def write_errors(
+    what: str, where: Path, hint: str = "its owner can allow it, or free space on the disk"
+) -> Iterator[None]:
+    """Raise a `RunError` for an `OSError` in the block."""
+    try:
+        yield
+    except RunError:
+        raise
+    except OSError as error:
+        found = error.strerror or str(error)
+        raise RunError(what, where=str(error.filename or where), found=found, hint=hint) from error
 
 
 def to_json(value: object) -> str:

@@ -7,14 +7,13 @@ need no lock, and copying or merging folders keeps all of them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from burnt._json import parse_json
 from burnt.errors import RunError
 from burnt.store.control import check, user_name
 from burnt.store.reader import Event, RunReader
-from burnt.store.schema import DATABASE
+from burnt.store.schema import DATABASE, write_errors
 
 _TAGS, _NOTES = "tags", "notes"
 _VERSION = 1
@@ -87,7 +86,7 @@ def change_tags(
     """
     to_add, to_remove = [check_tag(tag) for tag in add], [check_tag(tag) for tag in remove]
     tags = _subfolder(folder, _TAGS)
-    with _writing(folder):
+    with write_errors("the run folder cannot be written", Path(folder)):
         if to_add:
             tags.mkdir(exist_ok=True)
         for tag in to_add:
@@ -119,7 +118,7 @@ def add_note(folder: str | os.PathLike[str], text: str, step: int | None = None)
         "text": text,
         "sender": {"user": user_name(), "host": socket.gethostname()},
     }
-    with _writing(folder):
+    with write_errors("the run folder cannot be written", Path(folder)):
         notes.mkdir(exist_ok=True)
         # The names sort in the order of writing.
         with replacing(notes / f"{now:020d}-{secrets.token_hex(4)}.json") as file:
@@ -193,16 +192,3 @@ def _subfolder(folder: str | os.PathLike[str], name: str) -> Path:
     if not Path(folder, DATABASE).is_file():
         raise RunError(f"{os.fspath(folder)} holds no run", expected=os.path.join(folder, DATABASE))
     return Path(folder, name)
-
-
-@contextlib.contextmanager
-def _writing(folder: str | os.PathLike[str]) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            "the run folder cannot be written",
-            where=os.fspath(error.filename or folder),
-            found=error.strerror or str(error),
-            hint="its owner can allow it, or free space on the disk",
-        ) from error

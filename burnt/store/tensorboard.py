@@ -11,6 +11,7 @@ and tensor = 8 (dtype = 1, shape = 2, string_val = 8), with metadata = 9 that na
 from __future__ import annotations
 
 import itertools
+import re
 import struct
 from collections.abc import Sequence
 
@@ -69,6 +70,12 @@ def _record(data: bytes) -> bytes:
 
 def _wall_time(time: float) -> bytes:
     return _varint(1 << 3 | _FIXED64) + struct.pack("<d", time)
+
+
+def file_name(text: str) -> str:
+    """Return a split or host as the name of a file or folder, which cannot lead out of its folder."""
+    name = re.sub(r"[/\\\0]", "_", text)
+    return name if name.strip(".") else "_" * len(name)
 
 
 def file_header(time: float) -> bytes:

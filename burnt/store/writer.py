@@ -39,7 +39,7 @@ from burnt.store.rows import (
     Row,
     insert,
 )
-from burnt.store.schema import DATABASE, MAX_INTEGER, clean_text, connect, to_json
+from burnt.store.schema import DATABASE, MAX_INTEGER, clean_text, connect, to_json, write_errors
 from burnt.store.write_lease import WriteLease
 
 EndState = Literal["finished", "stopped", "crashed"]
@@ -97,7 +97,7 @@ class RunWriter:
         self._ending: tuple[float, EndState, str | None] | None = None
         self._deadline = float("inf")
         self._series = {
-            (name, split): _OpenSeries(number)
+            (name, split): (number, Pyramid())
             for number, name, split in connection.execute("SELECT id, name, split FROM series")
         }
         self._series_count = len(self._series)
@@ -166,7 +166,11 @@ class RunWriter:
             text = None if config is None else json.dumps(config, indent=2)
         except (TypeError, ValueError) as error:
             raise RunError("the config cannot be written as JSON", found=str(error)) from error
-        try:
+        with write_errors(
+            "the run folder cannot be written",
+            folder,
+            "choose a folder that this user can write to, on a disk with space left",
+        ):
             new = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
             for part in _FOLDERS:
                 (folder / part).mkdir(parents=True, exist_ok=True)
@@ -175,15 +179,6 @@ class RunWriter:
             for changed in (folder, *(made.parent for made in new)):
                 sync_folder(changed)
             connection, attempt = begin_attempt(path, resume, resumed_from_step, text, since)
-        except RunError:
-            raise
-        except OSError as error:
-            raise RunError(
-                "the run folder cannot be written",
-                where=str(error.filename or folder),
-                found=error.strerror or str(error),
-                hint="choose a folder that this user can write to, on a disk with space left",
-            ) from error
         return cls(folder, connection, attempt, on_error=on_error)
 
     def log(self, step: int, epoch: int | None, values: Mapping[str, float], split: str = "train") -> None:
@@ -271,7 +266,7 @@ class RunWriter:
                 expected=f"{len(counts) + 1} edges",
                 found=f"{len(edges)} edges",
             )
-        data = {"counts": _numbers(counts), "edges": _numbers(edges)}
+        data = {"counts": list(map(float, counts)), "edges": list(map(float, edges))}
         self._put_artefact("histogram", name, step, to_json(data))
 
     def record_image(self, name: str, png_bytes: bytes, step: int | None = None) -> None:
@@ -310,15 +305,10 @@ class RunWriter:
         """
         if self._closed:
             raise self._closed_error()
-        self._progress = (
-            *(self.attempt, time.time(), _count(step), _optional_count(epoch)),
-            *(
-                _optional_count(total_steps),
-                _optional_count(total_epochs),
-                clean_text(activity),
-                to_json(data),
-            ),
-        )
+        totals = _optional_count(total_steps), _optional_count(total_epochs)
+        position = _count(step), _optional_count(epoch)
+        now, text = time.time(), clean_text(activity)
+        self._progress = (self.attempt, now, *position, *totals, text, to_json(data))
 
     @property
     def warnings(self) -> list[str]:
@@ -532,19 +522,18 @@ class RunWriter:
         values: list[tuple[str, float]],
     ) -> None:
         for name, value in values:
-            series = self._series.get((name, split)) or self._open_series(batch, name, split)
-            pyramid = series.pyramid
-            batch.add(INTO_POINT, (series.id, self.attempt, pyramid.count, step, epoch, when, value))
+            series, pyramid = self._series.get((name, split)) or self._open_series(batch, name, split)
+            batch.add(INTO_POINT, (series, self.attempt, pyramid.count, step, epoch, when, value))
             for level, position, bucket in pyramid.add(step, when, value):
-                batch.add(INTO_BUCKET, (series.id, self.attempt, level, position, *bucket))
+                batch.add(INTO_BUCKET, (series, self.attempt, level, position, *bucket))
 
-    def _open_series(self, batch: Batch, name: str, split: str) -> _OpenSeries:
+    def _open_series(self, batch: Batch, name: str, split: str) -> tuple[int, Pyramid]:
         key = clean_text(str(name)), clean_text(str(split))
         series = self._series.get(key)
         if series is None:
             self._series_count += 1
-            series = self._series[key] = _OpenSeries(self._series_count)
-            batch.add(INTO_SERIES, (series.id, *key))
+            series = self._series[key] = self._series_count, Pyramid()
+            batch.add(INTO_SERIES, (self._series_count, *key))
         self._series[name, split] = series  # also under the original name
         return series
 
@@ -643,14 +632,6 @@ class RunWriter:
                 self._warnings.append(f"on_error raised {error!r}")
 
 
-class _OpenSeries:
-    """A series' id and its pyramid, on the writing thread."""
-
-    def __init__(self, number: int) -> None:
-        self.id = number
-        self.pyramid = Pyramid()
-
-
 def _rows_of_resumed_step(
     connection: sqlite3.Connection, attempt: int
 ) -> tuple[int | None, set[tuple[str, str]]]:
@@ -699,7 +680,3 @@ def _count(number: int) -> int:
 
 def _optional_count(number: int | None) -> int | None:
     return None if number is None else _count(number)
-
-
-def _numbers(values: Sequence[float]) -> list[float]:
-    return [float(value) for value in values]

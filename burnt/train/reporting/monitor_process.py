@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -174,8 +174,8 @@ class MonitorProcess:
         if self._is_open():
             self._close_reason = (
                 "The monitor was closed because the training asks for input. To open it again: "
+                f"burnt monitor {self.folder}"
             )
-            self._close_reason += f"burnt monitor {self.folder}"
             self._input_requested = True
             self._terminate()
 
@@ -229,9 +229,7 @@ class MonitorProcess:
             self.has_output = self._output_file.seek(0, os.SEEK_END) > self._output_start
             self.showing = False
             if back and not (self._has_pulse or self._input_requested or self._is_closing):
-                self._replay_output(
-                    _REPLAY_BYTES
-                )  # the monitor never drew, so the user has not seen this output
+                self._replay_output(_REPLAY_BYTES)  # the monitor never drew, so nobody has seen this
             self._on_return(why)
             if back and self._input_requested:
                 self._replay_output(_PROMPT_BYTES)
@@ -344,28 +342,10 @@ class _StdinHook:
         self._before = before
 
     def __getattr__(self, name: str) -> Any:
+        # `input` and debuggers ask for the descriptor before they read from it.
+        if name in ("fileno", "read", "readline", "readlines"):
+            self._before()
         return getattr(self._stream, name)
-
-    def fileno(self) -> int:
-        """Return the descriptor; `input` and debuggers call this before they read from it."""
-        self._before()
-        return int(self._stream.fileno())
-
-    def read(self, size: int = -1) -> str:
-        """Read like a text stream."""
-        self._before()
-        return str(self._stream.read(size))
-
-    def readline(self, size: int = -1) -> str:
-        """Read like a text stream."""
-        self._before()
-        return str(self._stream.readline(size))
-
-    def readlines(self, hint: int = -1) -> Sequence[str]:
-        """Read like a text stream."""
-        self._before()
-        lines: list[str] = self._stream.readlines(hint)
-        return lines
 
     def __iter__(self) -> Iterator[str]:
         return self

@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
+from functools import partial
 from typing import Any, Self
 
 import psutil
@@ -59,7 +59,7 @@ class SystemSampler:
         self._interval = interval
         self._folder = folder
         self._process = psutil.Process()
-        self._gpus: list[_Gpu] | None = None
+        self._gpus: list[dict[str, Callable[[], float]]] | None = None
         self._warnings: list[str] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="burnt-system-sampler", daemon=True)
@@ -81,9 +81,7 @@ class SystemSampler:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -137,55 +135,17 @@ class SystemSampler:
         if self._gpus is None:
             self._gpus = list(_find_gpus(cuda, self._warn))
         values: dict[str, float] = {}
-        for number, gpu in enumerate(self._gpus):
-            values.update({f"gpu{number}.{name}": value for name, value in gpu.measure().items()})
+        for number, measures in enumerate(self._gpus):
+            for name, measure in measures.items():
+                try:
+                    values[f"gpu{number}.{name}"] = float(measure())
+                except Exception as error:  # an NVMLError: not every GPU supports every measurement
+                    self._warn(f"gpu{number}.{name} is not sampled: {error}")
         return values
 
 
-class _Gpu:
-    """A GPU measured by torch: the memory of this process."""
-
-    def __init__(self, cuda: Any, number: int) -> None:
-        self._cuda = cuda
-        self._number = number
-        self._total: int = cuda.get_device_properties(number).total_memory
-
-    def measure(self) -> dict[str, float]:
-        # Asking the driver for free memory would create a context on every GPU, about 500 MB each.
-        used = self._cuda.memory_reserved(self._number)
-        return {"memory_used_bytes": used, "memory_total_bytes": self._total}
-
-
-class _NvmlGpu(_Gpu):
-    """A GPU measured by NVML: memory of all processes, use, temperature and power."""
-
-    def __init__(self, cuda: Any, number: int, nvml: Any, warn: Callable[[str], None]) -> None:
-        super().__init__(cuda, number)
-        self._nvml = nvml
-        self._warn = warn
-        # NVML numbers all GPUs of the machine, torch only those in CUDA_VISIBLE_DEVICES, so match by UUID.
-        uuid = cuda.get_device_properties(number).uuid
-        self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        self._measures: dict[str, Callable[[], float]] = {
-            "memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(self._handle).used,
-            "memory_total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(self._handle).total,
-            "percent": lambda: nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu,
-            "celsius": lambda: nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU),
-            "watts": lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000,
-        }
-
-    def measure(self) -> dict[str, float]:
-        values = super().measure()
-        for name, measure in self._measures.items():
-            try:
-                values[name] = float(measure())
-            except self._nvml.NVMLError as error:  # not every GPU supports every measurement
-                self._warn(f"gpu{self._number}.{name} is not sampled: {error}")
-        return values
-
-
-def _find_gpus(cuda: Any, warn: Callable[[str], None]) -> Iterator[_Gpu]:
-    """Iterate over the GPUs visible to torch, measured by NVML where possible."""
+def _find_gpus(cuda: Any, warn: Callable[[str], None]) -> Iterator[dict[str, Callable[[], float]]]:
+    """Iterate over what can be measured of the GPUs visible to torch, by NVML where possible."""
     nvml: Any = None
     try:
         nvml = importlib.import_module("pynvml")
@@ -196,10 +156,27 @@ def _find_gpus(cuda: Any, warn: Callable[[str], None]) -> Iterator[_Gpu]:
         warn(f"use, temperature and power of GPUs are not sampled: {error}")
         nvml = None
     for number in range(cuda.device_count()):
-        if nvml is not None and cuda.get_device_properties(number).uuid is not None:
+        device = cuda.get_device_properties(number)
+        # Asking the driver for free memory would create a context on every GPU, about 500 MB each.
+        measures: dict[str, Callable[[], float]] = {
+            "memory_used_bytes": partial(cuda.memory_reserved, number),
+            "memory_total_bytes": partial(int, device.total_memory),
+        }
+        if nvml is not None and device.uuid is not None:
             try:
-                yield _NvmlGpu(cuda, number, nvml, warn)
-                continue
+                measures |= _nvml_measures(nvml, device.uuid)
             except nvml.NVMLError as error:  # a MIG slice has no UUID known to NVML
                 warn(f"gpu{number} is sampled by torch alone: {error}")
-        yield _Gpu(cuda, number)
+        yield measures
+
+
+def _nvml_measures(nvml: Any, uuid: object) -> dict[str, Callable[[], float]]:
+    """Return measures of all processes; by UUID, as torch numbers only GPUs in CUDA_VISIBLE_DEVICES."""
+    handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    return {
+        "memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "memory_total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total,
+        "percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+    }

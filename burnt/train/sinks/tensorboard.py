@@ -42,7 +42,7 @@ class TensorBoard(Sink):
         """Cut off what an earlier process wrote last without knowing whether it was written."""
         self._folder = run.folder / "tensorboard" if self._given is None else self._given / run.name
         self._run, self._files = run, {}
-        self._names = Names(run.state.setdefault("splits", {}), _clean, report=self.report)
+        self._names = Names(run.state.setdefault("splits", {}), encoding.file_name, report=self.report)
         self._sizes: dict[str, int] = run.state.setdefault("files", {})
         for name, size in self._sizes.items():
             path = Path(name)
@@ -85,10 +85,6 @@ class TensorBoard(Sink):
                 first = 0 if run.resumed_from_step is None else run.resumed_from_step + 1
                 file.write(encoding.session_start(first, now))
         return self._files[split]
-
-
-def _clean(split: str) -> str:
-    return split.replace(os.sep, "_") if split.strip(".") else "_" * len(split)
 
 
 def _event_record(event: Event) -> bytes:
