@@ -33,6 +33,17 @@ EXTENSION: str = torch._C.__file__
 it, such as `omp_get_max_threads`, is the one that torch calls."""
 
 
+@contextlib.contextmanager
+def restored_modes(module: torch.nn.Module) -> Iterator[None]:
+    """Context manager after which each module of a model is in training or evaluation mode as before."""
+    modes = [(inner, inner.training) for inner in module.modules()]
+    try:
+        yield
+    finally:
+        for inner, training in modes:
+            inner.training = training
+
+
 def compiled_in_place(module: torch.nn.Module) -> torch.nn.Module:
     """Unwrap a module from `torch.compile`'s wrapper, compiled as by `module.compile()`; keep others.
 

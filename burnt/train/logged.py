@@ -204,11 +204,8 @@ def log(values: Mapping[str, Any] | None = None, /, *more: object, **named: Any)
 class StepLog:
     """What is logged during a training, until it is written.
 
-    Args:
-        recorder: the run store.
-        taken: the names of the metrics, which cannot be logged.
-        step: returns the step in progress, or the last one between two; whether the metrics are read after
-            it; and whether it is in progress.
+    `taken` are the names of the metrics, which cannot be logged. `step` returns the step in progress, or the
+    last one between two; whether the metrics are read after it; and whether it is in progress.
     """
 
     def __init__(

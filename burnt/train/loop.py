@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt._torch import restored_modes
 from burnt.data import Mover
 from burnt.data.loading.loader import EpochLoader
 from burnt.errors import DataError, DefinitionError, NonFiniteError, quantity
@@ -71,12 +72,7 @@ Observe = Callable[[StepOutput, bool], None]
 class TrainStep:
     """One step of a training: a window of micro-batches becomes one update of the parameters.
 
-    Args:
-        learner: the model with its optimizer.
-        steps: runs the training step.
-        rules: what happens to gradients before the optimizer gets them.
-        precision: of the forward passes.
-        device: of the parameters.
+    `rules` say what happens to gradients before the optimizer gets them.
     """
 
     def __init__(
@@ -164,18 +160,8 @@ class Loop:
     """One training, from a position to its end.
 
     A step is one update of the parameters, by a window of `accumulate` batches; the last window of an epoch
-    has those that are left. Everything between two steps happens at whole windows.
-
-    Args:
-        settings: of the training.
-        learner: the model with its optimizer.
-        steps: runs its steps.
-        metrics: of the run.
-        checkpoints: of the run; None writes none.
-        writer: the run store.
-        control: executes commands.
-        kernels: records which kernels ops have chosen.
-        loaded: the checkpoint that the training goes on from, or nothing.
+    has those that are left. Everything between two steps happens at whole windows. `loaded` is the checkpoint
+    that the training goes on from, or nothing.
     """
 
     def __init__(
@@ -693,17 +679,12 @@ def run_validation(
 
     `log` is given what the steps log. Each module's training mode is restored afterwards.
     """
-    modes = [(module, module.training) for module in steps.modules()]
-    steps.eval()
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                with autocast():
-                    output = steps(batch, validating=True)
-                for metric in metrics:
-                    metric.update(output)
-                if log is not None and output.log:
-                    log(output.log)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with restored_modes(steps), torch.no_grad():
+        steps.eval()
+        for batch in batches:
+            with autocast():
+                output = steps(batch, validating=True)
+            for metric in metrics:
+                metric.update(output)
+            if log is not None and output.log:
+                log(output.log)

@@ -163,12 +163,7 @@ class TrainingSettings:
         )
 
     def _limit(self, train: float | None, valid: float | None, overfit: float | None) -> None:
-        """Replace the loaders by those of a small run.
-
-        Raises:
-            ConfigError: `overfit` is combined with another limit.
-            DataError: a limit is invalid.
-        """
+        """Replace the loaders by those of a small run."""
         if overfit is not None:
             if train is not None or valid is not None:
                 raise ConfigError(
@@ -232,12 +227,7 @@ def check_number(
 
 
 def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
-    """Return the validation loaders by split.
-
-    Raises:
-        DataError: one is not a loader.
-        ConfigError: a name is that of the training split, or not a text; several loaders have no names.
-    """
+    """Return the validation loaders by split."""
     if valid is None:
         return {}
     if not isinstance(valid, Mapping):
@@ -261,11 +251,7 @@ def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:
 
 
 def _validation_intervals(given: Any, splits: Collection[str]) -> dict[str, Duration]:
-    """Return the interval of each validation by split.
-
-    Raises:
-        ConfigError: an interval is not a duration, or there is no validation of a name.
-    """
+    """Return the interval of each validation by split."""
     if not isinstance(given, Mapping):
         return dict.fromkeys(splits, Duration.parse(given, "validate_every"))
     unknown = next((name for name in given if name not in splits), None)

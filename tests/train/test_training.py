@@ -229,18 +229,6 @@ REFUSED = {
         how=lambda model, batch: StepOutput(0.5, targets=batch.y),
         valid=None,
     ),
-    "a keeper alone": Looked(
-        ConfigError,
-        "checkpoints= takes a list of keepers",
-        "found     KeepLast, outside",
-        checkpoints=KeepLast(),
-    ),
-    "a word as keepers": Looked(
-        ConfigError, "checkpoints= takes a list of keepers", "found     'best'", checkpoints="best"
-    ),
-    "the class of a keeper": Looked(
-        ConfigError, "checkpoints= takes a list of keepers", "class", "KeepLast", checkpoints=[KeepLast]
-    ),
     "validation": Looked(
         BurntError,
         "the validation step fails on its first batch",
@@ -313,9 +301,6 @@ REFUSED = {
         strategy="ddp",
     ),
     "monitor": Looked(UnsupportedError, "monitor='web' does not exist", "plain or off", monitor="web"),
-    "duration": Looked(ConfigError, "a duration needs a number and a unit", "'10'", duration="10"),
-    "log_every": Looked(ConfigError, "in        log_every", "above 0", log_every=0),
-    "clip_norm": Looked(ConfigError, "in        clip_norm", "-1.0", clip_norm=-1.0),
     "config": Looked(RunError, "the config cannot be written as JSON", config={"f": step}),
 }
 
@@ -324,12 +309,16 @@ REFUSED = {
     ("settings", "error", "words"),
     [
         ({"log_every": "5 steps"}, ConfigError, ["in        log_every", "a number of steps", "'5 steps'"]),
+        ({"log_every": 0}, ConfigError, ["in        log_every", "above 0"]),
+        ({"duration": "10"}, ConfigError, ["a duration needs a number and a unit", "'10'"]),
         ({"clip_norm": "1"}, ConfigError, ["in        clip_norm", "a number above 0", "'1'"]),
+        ({"clip_norm": -1.0}, ConfigError, ["in        clip_norm", "-1.0"]),
         ({"seed": "a"}, ConfigError, ["in        seed", "a whole number", "'a'"]),
         ({"resume": "last.ckpt"}, ConfigError, ["in        resume", "True: the run in the folder"]),
         ({"checkpoints": "best"}, ConfigError, ["in        checkpoints", "[KeepLast(2),", "'best'"]),
         ({"checkpoints": 3}, ConfigError, ["in        checkpoints", "found     3"]),
-        ({"checkpoints": KeepLast(1)}, ConfigError, ["in        checkpoints", "takes a list of keepers"]),
+        ({"checkpoints": KeepLast(1)}, ConfigError, ["takes a list of keepers", "KeepLast, outside"]),
+        ({"checkpoints": [KeepLast]}, ConfigError, ["takes a list of keepers", "class", "KeepLast"]),
         (
             {"valid": [loader(), loader()]},
             ConfigError,

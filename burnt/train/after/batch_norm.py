@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from burnt._torch import BatchNormBase, compiled_in_place
+from burnt._torch import BatchNormBase, compiled_in_place, restored_modes
 from burnt.data import as_loader, move
 from burnt.train.learner import Learner, StepFunction, Steps, model_step
 from burnt.train.updates.manual import Optimizers
@@ -51,20 +51,17 @@ def update_batch_norm(
     if not norms:
         return
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    modes = [(m, m.training) for m in module.modules()]
     momenta = [(norm, norm.momentum) for norm in norms]
     steps = Steps(module, step, step)
-    try:
-        steps.train()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # a cumulative mean
-        with torch.no_grad():
+    with restored_modes(module), torch.no_grad():
+        try:
+            steps.train()
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # a cumulative mean
             for batch in as_loader(batches, "batches").epoch(0):
                 with autocast(precision, device):
                     steps(move(batch, device))
-    finally:
-        for norm, momentum in momenta:
-            norm.momentum = momentum
-        for m, training in modes:
-            m.training = training
+        finally:
+            for norm, momentum in momenta:
+                norm.momentum = momentum

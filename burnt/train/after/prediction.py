@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from burnt._hints import explain_arguments
-from burnt._torch import compiled_in_place
+from burnt._torch import compiled_in_place, restored_modes
 from burnt.data import Batch, Loader, collate, move
 from burnt.data.batch import clone
 from burnt.errors import BurntError, ConfigError, DataError, DefinitionError, InputTypeError, nearest
@@ -215,18 +215,13 @@ class _Run:
     def __call__(self, batch: Any) -> Any:
         """Return the output of a batch on the CPU."""
         # The modes are changed only during a batch: between two, a stream's consumer may use the model.
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        try:
-            with torch.no_grad(), self._autocast():
-                # In memory of its own, since a model may change its inputs in place.
-                arguments = clone(move(self._find(batch), self._device))
-                if self._hint is not None:
-                    self._check_independence(arguments, self._hint)
-                return to_cpu(self._apply(arguments))
-        finally:
-            for module, training in modes:
-                module.training = training
+        with restored_modes(self._model), torch.no_grad(), self._autocast():
+            self._model.eval()
+            # In memory of its own, since a model may change its inputs in place.
+            arguments = clone(move(self._find(batch), self._device))
+            if self._hint is not None:
+                self._check_independence(arguments, self._hint)
+            return to_cpu(self._apply(arguments))
 
     def _check_independence(self, arguments: Arguments, hint: str) -> None:
         found = measure_item_dependence(self._model, self._apply, arguments)

@@ -18,9 +18,6 @@ ALIGNMENT = 64
 class BufferCopies:
     """Copies of a model's buffers, to undo what forward passes change: in place, or by assigning others.
 
-    Args:
-        model: the model.
-
     >>> model = torch.nn.Linear(1, 1)
     >>> model.register_buffer("calls", torch.zeros(()))
     >>> copies = BufferCopies(model)
@@ -53,19 +50,14 @@ class BufferCopies:
 
 
 class TransientBuffers:
-    """The buffers of a model that are not in its state dict, and whether they changed.
+    """The buffers of a model that are not in its state dict, and whether they changed in a training.
 
-    Tables that are computed once, such as those of rotary encodings, do not, and need not be saved.
-
-    Args:
-        model: the model, at the start of the training.
-        changed: the paths of those that changed before, in the training that is resumed.
+    Tables that are computed once, such as those of rotary encodings, do not, and need not be saved. `changed`
+    are the paths of those that changed before, in the training that is resumed.
 
     >>> model = torch.nn.Linear(1, 1)
     >>> model.register_buffer("calls", torch.zeros(()), persistent=False)
     >>> buffers = TransientBuffers(model)
-    >>> buffers.changed()
-    {}
     >>> _ = model.calls.add_(1)
     >>> buffers.changed()
     {'calls': tensor(1.)}
@@ -100,12 +92,8 @@ def load_buffers(
 
     Values are copied into the model's own buffer, which may be a view or shared by other modules. It is
     replaced by a new one if it lies in memory in another way, or if what shares it was not saved with it:
-    then the training had assigned another tensor.
-
-    Args:
-        model: the model, whose state dict was loaded.
-        buffers: the values of buffers that are not in the state dict.
-        strides: of all buffers that are not contiguous; None if unknown.
+    then the training had assigned another tensor. `strides` are of all buffers that are not contiguous; None
+    if unknown.
     """
 
     def strides_of(path: str, value: Tensor) -> tuple[int, ...]:

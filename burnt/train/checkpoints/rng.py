@@ -13,12 +13,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class RandomStates:
-    """A snapshot of the global random states.
-
-    Args:
-        tensors: the states of torch: CPU and every CUDA device.
-        document: the states of Python and NumPy, as JSON.
-    """
+    """A snapshot of the global random states: of torch (CPU and all CUDA devices), of Python and of NumPy."""
 
     tensors: dict[str, Tensor]
     document: dict[str, Any]

@@ -49,11 +49,7 @@ def dry_run(function: Callable[[], object]) -> Findings:
 
     Only the first training is checked, since what follows may need its results. The parameters of modules
     are meta tensors; if the function or a check needs their values, the function is called a second time
-    with real ones.
-
-    Raises:
-        DefinitionError: the function runs no training.
-        Exception: any error of the function or of the checks.
+    with real ones. Any error of the function or of the checks is raised.
     """
 
     def check() -> Findings:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from burnt import inspect
+from burnt._torch import restored_modes
 from burnt.data import move
 from burnt.data.loading.loader import EpochLoader
 from burnt.errors import BurntError, DataError, MetricError, ShapeError, UnsupportedError
@@ -102,9 +103,8 @@ def check_without_values(settings: TrainingSettings, learner: Learner) -> dict[s
         split -> the shapes of its first batch and of what the step returns.
 
     Raises:
-        ShapeError, MetricError, BurntError, DataError: as `check_first_batches`.
         ValuesNeeded: a step or metric needs values, and the model's parameters are meta tensors.
-        Exception: any exception of a step that needs values.
+        Exception: as `check_first_batches`, and any exception of a step that needs values.
     """
     output = _check_training_step(settings, learner, Loaded()).output
     batch = next(iter(settings.train.epoch(0)))
@@ -121,9 +121,8 @@ def check_without_values(settings: TrainingSettings, learner: Learner) -> dict[s
 def _check_validation_shapes(settings: TrainingSettings, learner: Learner, split: str) -> str:
     loader, message = settings.valid[split], settings.reporter.message
     batch = _first_batch(loader, split)
-    modes = [(module, module.training) for module in learner.model.modules()]
-    learner.model.eval()
-    try:
+    with restored_modes(learner.model):
+        learner.model.eval()
         unchecked, outputs, messages = run_isolated(lambda: _validation_shapes(learner, split, loader, batch))
         for text in messages:
             message(text)
@@ -132,9 +131,6 @@ def _check_validation_shapes(settings: TrainingSettings, learner: Learner, split
         output = checked_output(output, learner.validation_step, "validation")
         _check_loss(output, "validation")
         _check_metrics(settings.metrics, output, with_values, "validation")
-    finally:
-        for module, training in modes:
-            module.training = training
     return _step_text(batch, output)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from burnt._torch import restored_modes
 from burnt.data import as_loader
 from burnt.data.loading.loader import EpochLoader
 from burnt.device import as_device
@@ -197,10 +198,6 @@ def trial_step(
 
     The model is that of the learner, on `device` and in `precision` meanwhile; the optimizer is a copy.
     `rate_factor` multiplies the learning rates that the optimizer schedules itself.
-
-    Raises:
-        UnsupportedError: there is no such precision, or the optimizer does not support it.
-        ConfigError: `checkpoint_activations` matches no module.
     """
     precision = check_precision(precision)
     check_update(learner, precision=precision)
@@ -212,7 +209,6 @@ def trial_step(
     values = [(t, t.data, t.detach().clone()) for t in (*parameters.values(), *model.buffers())]
     buffers = BufferCopies(model)
     buffers.take()
-    modes = [(module, module.training) for module in model.modules()]
     copied = copy.copy(learner)
     # The optimizer refers to the parameters and the model, which are not copied.
     shared = {id(shared): shared for shared in (model, *parameters.values())}
@@ -222,10 +218,14 @@ def trial_step(
     scale = LossScale(device) if precision == "float16" else None
     rules = GradientRules(clip_norm=clip_norm, loss_scale=scale)
     try:
-        model.train()
-        copied.optimizer.train(parameters)  # an earlier run left those to evaluate
-        cast_parameters(precision, model)
-        with float32_matmuls(precision), checkpointed(model, checkpoint_activations):
+        with (
+            restored_modes(model),
+            float32_matmuls(precision),
+            checkpointed(model, checkpoint_activations),
+        ):
+            model.train()
+            copied.optimizer.train(parameters)  # an earlier run left those to evaluate
+            cast_parameters(precision, model)
             yield TrainStep(copied, steps, rules, precision, device)
     finally:
         with torch.no_grad():
@@ -233,7 +233,5 @@ def trial_step(
                 tensor.data = data
                 tensor.copy_(value)
             buffers.restore()
-        for module, training in modes:
-            module.training = training
         model.to(before)
         rng.restore()

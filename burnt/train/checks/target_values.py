@@ -67,8 +67,7 @@ _UNFIT = {
 class TargetValues:
     """Records the losses of a step, and checks what they were given.
 
-    Args:
-        batch: with values, which may be others than those that the step runs on, in the same shapes.
+    The batch has values, which may be others than those that the step runs on, in the same shapes.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -96,12 +95,7 @@ class TargetValues:
         return run
 
     def check(self, step: str, message: Callable[[str], None]) -> None:
-        """Check the recorded losses; `step` names the step.
-
-        Raises:
-            InputIndexError: labels or indices are out of range.
-            InputValueError: targets are not what the loss is defined for.
-        """
+        """Raise if the targets of a recorded loss do not fit it; warn of inputs. `step` names the step."""
         warnings: set[str] = set()
         for name, arguments, values, kinds in self._calls:
             try:
@@ -278,11 +272,8 @@ def _arguments(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
 def batch_of_extremes(loader: Any, batch: Any) -> Any:
     """Return a batch with the smallest and largest numbers of each column of a dataset in memory.
 
-    The second smallest and largest ones are taken, too, because the loss may ignore the first.
-
-    Args:
-        loader: of the dataset.
-        batch: its first batch, which is returned where the columns are not known.
+    The second smallest and largest ones are taken, too, because the loss may ignore the first. Where the
+    columns are not known, `batch`, the loader's first one, is returned.
     """
     dataset: Any = getattr(loader, "dataset", None)
     source: Any = dataset.dataset if isinstance(dataset, Selection) else dataset

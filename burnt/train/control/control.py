@@ -24,9 +24,6 @@ _PAUSED_POLL_SECONDS = 0.05
 class TrainingClock:
     """Measures the seconds spent on training steps; it can be stopped during other work.
 
-    Args:
-        seconds: what it shows at the start.
-
     >>> clock = TrainingClock()
     >>> with clock.stopped():
     ...     before = clock.seconds()
@@ -79,8 +76,6 @@ class Control(AbstractContextManager["Control"]):
         override: the learning rate set by a command, or None.
         override_factor: `override` over the rate that was scheduled for its first step, or 1 if that is 0;
             None before this step.
-        stopped_by: the sender of the stop command, or None.
-        paused_seconds: total seconds paused.
     """
 
     def __init__(

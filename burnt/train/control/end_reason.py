@@ -29,12 +29,7 @@ _OUT_OF_MEMORY_MESSAGES = (
 class Ending(AbstractContextManager["Ending"]):
     """Context manager that closes a run with its end state and reason, and records an error as an event.
 
-    Args:
-        writer: the run's writer.
-        position: the current position of the training.
-
-    Attributes:
-        reason: why the training ended, if no error was raised.
+    `reason` says why the training ended, if no error was raised.
     """
 
     def __init__(self, writer: RunWriter, position: Position) -> None:

@@ -58,19 +58,13 @@ class _RunIntercepted(BaseException):
 def use_first_training(call: Callable[[], object], interceptor: Interceptor[T], name: str) -> T:
     """Call a function up to the first training that it runs, and return what `interceptor` makes of it.
 
-    The function is left there, because its later lines may need the model trained. `name` is that of the
-    function, for the message.
-
-    Raises:
-        DefinitionError: it runs no training.
-        Exception: any error of the two.
+    The function is left there, because its later lines may need the model trained. An error names it `name`.
 
     >>> from burnt import nn, optim
     >>> from burnt.train import Learner, SupervisedTraining
     >>> def program():
-    ...     model = nn.Linear(1, 1)
     ...     training = SupervisedTraining("runs/net", train=[{}], duration="1 epoch")
-    ...     training.run(Learner(model, optim.AdamW(), 1e-3, step=lambda model, batch: None))
+    ...     training.run(Learner(nn.Linear(1, 1), optim.AdamW(), 1e-3, step=lambda model, batch: None))
     ...     print("never reached")
     >>> use_first_training(program, lambda training, learner: training.folder.name, "program")
     'net'

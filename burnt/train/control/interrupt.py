@@ -27,11 +27,8 @@ class Interrupted(SystemExit):
 class Interruption:
     """Context manager that catches SIGINT, SIGTERM and SIGHUP; does nothing outside of the main thread.
 
-    An ignored SIGHUP, as under nohup, stays ignored.
-
-    Args:
-        announce: called with a message at the first signal.
-        should_ignore: called at each signal; if it returns True, the training continues as if there was none.
+    An ignored SIGHUP, as under nohup, stays ignored. `announce` is given a message at the first signal.
+    `should_ignore` is called at each; if it returns True, the training continues as if there was none.
     """
 
     def __init__(

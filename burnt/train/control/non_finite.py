@@ -72,11 +72,8 @@ class RecentLosses:
 class NonFiniteReports:
     """Reports losses and gradients that are not finite: of steps that are skipped, and as errors.
 
-    Args:
-        loader: of the training. One with a method ``samples(epoch, batch)`` can tell which they are.
-        policy: ``"skip"`` or ``"stop"``; with ``"raise"`` no step is skipped but by a loss scale.
-        writer: gets an event ``non_finite`` of each.
-        message: shows the first ones.
+    `loader` can tell which samples they come from if it has a method ``samples(epoch, batch)``. `policy` is
+    ``on_nan=``: with ``"raise"`` no step is skipped but by a loss scale.
     """
 
     def __init__(self, loader: Any, policy: str, writer: RunWriter, message: Callable[[str], None]) -> None:

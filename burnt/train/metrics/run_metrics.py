@@ -9,14 +9,10 @@ from burnt.train.metrics.base import Metric, Sums, intervals, read
 
 
 class RunMetrics:
-    """The metrics of a run.
-
-    Args:
-        metrics: the loss first. Those that are not a single number are computed on validations only.
-        splits: the names of the validations.
+    """The metrics of a run; those that are not a single number are computed on validations only.
 
     Attributes:
-        train: those of the training steps, over the epoch.
+        train: those of the training steps, over the epoch, the loss first.
         valid: those of each validation.
         values: the last values, ``{"valid/loss": 0.1}``.
         logged: the sums of `train` when they were logged last.

@@ -51,13 +51,9 @@ class Past:
 
     @classmethod
     def read(cls, folder: Path, last: int, *, before: int, failed: bool = False) -> Past:
-        """Look up how to get to the state after step `last`.
+        """Look up how to get to the state after step `last`, from a checkpoint of `before` at the latest.
 
-        Args:
-            folder: the run folder.
-            last: the last of the steps to run again.
-            before: the step after which the checkpoint may be at the latest.
-            failed: `last` may be the step that the run did not complete.
+        With `failed`, `last` may be the step that the run did not complete.
 
         Raises:
             RunError: the folder holds no run, or the run did not get that far.
@@ -213,15 +209,9 @@ def train_forward(
 ) -> None:
     """Train again from `past.start` to `past.last`, in silence, and write to `scratch` instead of the run.
 
-    Its callbacks take part, except sinks: what is trained again is no run for a tracker.
-
-    Args:
-        training: the training of the run, with its settings; it is not changed.
-        learner: the learner, as it was given to the run at its start.
-        past: from where to where.
-        scratch: an empty folder, for the run store and the checkpoint.
-        finish: whether to run what is due after the last step, and save a checkpoint there.
-        callbacks: further callbacks.
+    Its callbacks take part, except sinks: what is trained again is no run for a tracker. The learner is as it
+    was given to the run at its start; the training is not changed. With `finish`, what is due after the last
+    step is run, and a checkpoint is saved there.
 
     Raises:
         RunError: the training ended earlier.

@@ -19,14 +19,8 @@ def checkpointed(model: torch.nn.Module, pattern: str | None) -> Iterator[None]:
 
     Only the inputs of such a module are stored; its forward pass runs once more in the backward pass, with
     the same random numbers, under the same autocast, and without a second update of running statistics. Paths
-    and hooks of modules stay as they are.
-
-    Args:
-        model: the model.
-        pattern: a pattern on paths of modules, as in `burnt.freeze`; None checkpoints nothing.
-
-    Raises:
-        ConfigError: the pattern matches nothing, or a module without a forward of its own.
+    and hooks of modules stay as they are. The pattern is one on paths of modules, as in `burnt.freeze`; None
+    checkpoints nothing.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     >>> with checkpointed(model, "0"):
@@ -54,7 +48,7 @@ def select_modules(model: torch.nn.Module, pattern: str) -> dict[str, torch.nn.M
     """Return the outermost modules that a pattern matches, by path.
 
     Raises:
-        ConfigError: see `checkpointed`.
+        ConfigError: the pattern matches nothing, or a module without a forward of its own.
 
     >>> model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2))
     >>> list(select_modules(model, "*"))
@@ -113,9 +107,6 @@ class _SameBuffers:
     The first pass may have changed what its outputs depend on, such as a running codebook. The
     buffers are replaced, not restored: their versions must stay as autograd has saved them. It can be entered
     more than once, since a graph that is retained repeats the pass for each of its gradients.
-
-    Args:
-        module: before its first pass.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:

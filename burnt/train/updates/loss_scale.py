@@ -16,15 +16,8 @@ _LEAST = 2.0**-24
 class LossScale:
     """A dynamic loss scale, with the rules and defaults of :class:`torch.amp.GradScaler`.
 
-    A step that overflows is skipped and halves the scale; `interval` steps in a row that do not, double it.
-    The state stays on the device: neither a step nor `update` waits for it.
-
-    Args:
-        device: where the gradients are.
-        scale: the first scale.
-        growth: the factor after `interval` good steps.
-        backoff: the factor after a skipped step.
-        interval: see `growth`.
+    A step that overflows is skipped and multiplies the scale by `backoff`; `interval` steps in a row that do
+    not, multiply it by `growth`. The state stays on the device: neither a step nor `update` waits for it.
 
     >>> scale = LossScale(torch.device("cpu"), scale=8.0, interval=2)
     >>> for skipped in (True, False, False):

@@ -298,9 +298,7 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
 class CheckedSteps:
     """What the check before the first step finds of several optimizers.
 
-    Args:
-        reached: the paths of the parameters that a loss depends on.
-        error: the first error of an optimizer, which `inspect.check` does not pass on.
+    `error` is the first of an optimizer, which `inspect.check` does not pass on.
     """
 
     reached: set[str] = dataclasses.field(default_factory=set)

@@ -48,13 +48,7 @@ class GradientRules:
 
 
 class OptimizerStep:
-    """Clips gradients, checks them and steps the optimizer, which does itself what its `step` accepts.
-
-    Args:
-        optimizer: the optimizer.
-        params: the parameters by path.
-        rules: of the training.
-    """
+    """Clips gradients, checks them and steps the optimizer, which does itself what its `step` accepts."""
 
     def __init__(
         self, optimizer: Optimizer, params: Mapping[str, torch.nn.Parameter], rules: GradientRules
@@ -77,14 +71,8 @@ class OptimizerStep:
     ) -> StepResult | None:
         """Update the parameters once, unless a gradient is not finite and the training skips such steps.
 
-        Args:
-            learning_rate: of this step.
-            gradients: by path.
-            clip_norm: instead of the training's, or None.
-            is_scaled: whether the gradients are those of the scaled loss.
-
-        Returns:
-            What the optimizer returned; None for a user's optimizer that returns nothing.
+        `clip_norm` replaces the training's. `is_scaled` says whether the gradients are those of the scaled
+        loss. Returns what the optimizer returned: None for a user's optimizer that returns nothing.
         """
         if self._is_plain and clip_norm is None:
             return self.optimizer.step(learning_rate, self.params, gradients)

@@ -73,6 +73,8 @@ class StepOutcomes:
     def end_step(self, results: Iterable[tuple[str, StepResult | None]]) -> NonFinite | None:
         """Store what the optimizers returned, by name; adapt the loss scale; return why it was skipped."""
         rules, scale = self._rules, self._rules.loss_scale
+        if scale is None and self._buffers is None and rules.norm_limit is None:
+            return None
         returned = [(name, result) for name, result in results if result is not None]
         if rules.norm_limit is not None:
             for name, result in returned:
