@@ -27,7 +27,7 @@ from burnt.train.checkpoints.background import BackgroundWriter, copied_tensors
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.metrics import Accuracy, Loss
 from tests.faults import operations
-from tests.train.test_resume import STEPS, Run, assert_same, history
+from tests.train.checkpoints.test_resume import STEPS, Run, assert_same, history
 
 
 @pytest.fixture

@@ -186,7 +186,7 @@ import pathlib, sys, torch
 from burnt import kernels
 from burnt.data import Loader
 from burnt.train import evaluate
-from tests.train.test_precision import Step, data, fp32_settings, train
+from tests.train.updates.test_precision import Step, data, fp32_settings, train
 
 {setting}
 before, during = fp32_settings(), []
