@@ -252,7 +252,7 @@ def test_parquet_is_read_in_forked_processes(parquet):
         )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.floats(width=32, allow_nan=False) | st.none(), min_size=1, max_size=9),
     st.integers(1, 4),

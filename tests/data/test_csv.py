@@ -280,7 +280,7 @@ cells = st.one_of(
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00\r"), max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(cells, texts, st.integers(-9, 9)), min_size=1, max_size=6))
 def test_it_reads_what_python_writes_as_pandas_does(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("csv") / "rows.csv"

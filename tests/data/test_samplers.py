@@ -141,7 +141,7 @@ lengths_of_items = st.lists(st.integers(0, 30), min_size=1, max_size=60)
     st.fixed_dictionaries({}, optional={"count": st.integers(1, 9)})
     | st.fixed_dictionaries({"width": st.integers(1, 9)}),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_buckets_keep_every_item_once_and_similar_lengths_together(
     lengths, batch_size, shuffle, drop_last, how
 ):
@@ -168,7 +168,7 @@ def test_buckets_keep_every_item_once_and_similar_lengths_together(
 
 
 @given(lengths_of_items, st.integers(1, 9), st.integers(30, 90))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_budget_of_tokens_holds_with_padding_in_every_epoch(lengths, batch_size, tokens):
     loader = Loader(
         range(len(lengths)), batch_size, shuffle=True, buckets=Buckets(lengths, count=4, tokens=tokens)
@@ -214,7 +214,7 @@ def documents_of(lengths):
     st.lists(st.integers(0, 25), min_size=1, max_size=20).filter(any),
     st.integers(1, 12), st.integers(1, 4), st.booleans(), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_packing_keeps_every_token_once_with_its_next_token(lengths, length, batch_size, split, shuffle):
     documents = documents_of(lengths)
     loader = Loader(documents, batch_size, shuffle=shuffle, pack=Pack(length, split=split))

@@ -51,7 +51,7 @@ def lists(batches):
     return [batch.flatten().tolist() for batch in batches]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(0, 15), min_size=1, max_size=6),
     batch_size=st.integers(1, 6),

@@ -73,7 +73,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("how", ["full", "refused"])
 @pytest.mark.parametrize("name", CASES)
 def test_an_error_leaves_the_old_or_the_new_content(folders, name, how):

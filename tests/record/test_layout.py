@@ -263,7 +263,7 @@ def layouts_and_tensors(draw):
     return Layout(steps, prefix="body", prefixed=draw(st.booleans())), ours
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(layouts_and_tensors())
 def test_reading_undoes_writing(case):
     layout, ours = case

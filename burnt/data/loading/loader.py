@@ -344,7 +344,7 @@ class Loader(Generic[B]):
             yield number, (epoch, number, order[int(starts[number]) : end])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _Reader:
     """Reads the batches of a `Loader`, in this process or in a worker's.
 
@@ -417,11 +417,12 @@ class _Reader:
 
     def _read(self, epoch: int, indices: Tensor, cell: Cell, items: Sequence[Any] | None) -> list[Any]:
         read = []
+        is_copied = is_changed(self.item_transform, self.batcher)
         for place, index in enumerate(indices.tolist()):
             cell[0] = index
             try:
                 item = self.dataset[index] if items is None else items[place]
-                if is_changed(self.item_transform, self.batcher):
+                if is_copied:
                     item = copy_item(item)
                 if self.item_transform is not None:
                     item = self.item_transform(item, torch_generator(self.seed, epoch, index))

@@ -74,7 +74,7 @@ the lane before it, the items given of it and the batches given in all; the stat
 the dataset has ended, since its state may then be that of a new start."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class StreamReader:
     """Reads the batches of a `StreamLoader`, in this process or in a worker's.
 
@@ -176,6 +176,7 @@ class _ShardReader:
         """Return up to `count` items, and the position after them."""
         reader, self._cell = self._reader, cell
         items: list[Any] = []
+        is_copied = is_changed(reader.item_transform, reader.batcher)
         while len(items) < count:
             if self._given == len(self._block):
                 self._read_block()
@@ -183,7 +184,7 @@ class _ShardReader:
                     break
             number, place, item = self._block[self._given]
             self._given += 1
-            if is_changed(reader.item_transform, reader.batcher):
+            if is_copied:
                 item = copy_item(item)
             if reader.item_transform is not None:
                 cell[0] = number
