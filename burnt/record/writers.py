@@ -18,9 +18,15 @@ from torch import Tensor
 
 from burnt._files import replacing
 from burnt.record.formats.burnpack_file import SUFFIX, write_burnpack
-from burnt.record.formats.safetensors_file import check_storable, name_refused, with_document, write_stored
+from burnt.record.formats.safetensors_file import (
+    check_dense,
+    check_storable,
+    name_refused,
+    with_document,
+    write_stored,
+)
 from burnt.record.record import Record
-from burnt.record.stored import StoredTensor
+from burnt.record.stored import MemoryTensor, StoredTensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,8 @@ def write_torch(path: Path, weights: Weights) -> None:
     """Write a state dict with `torch.save`, for which all tensors are in memory; tied ones share theirs."""
     state: dict[str, Tensor] = {}
     for name, stored in weights.tensors.items():
-        check_storable(name, stored, _TORCH_DTYPES)
+        if isinstance(stored, MemoryTensor):
+            check_dense(name, stored.tensor)
         tensor = stored.read()
         # torch.save writes the whole storage of a view.
         is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -78,14 +85,6 @@ def write_bpk(path: Path, weights: Weights) -> None:
     write_burnpack(path, weights.tensors, weights.record.document())
 
 
-class _All:
-    """Contains everything."""
-
-    def __contains__(self, item: object) -> bool:
-        return True
-
-
-_TORCH_DTYPES = _All()
 _NUMPY_DTYPES = {
     torch.from_numpy(np.empty(0, f"{kind}{size}")).dtype
     for kind, sizes in {"u": [1, 2, 4, 8], "i": [1, 2, 4, 8], "f": [2, 4, 8], "c": [8, 16]}.items()

@@ -34,7 +34,14 @@ from burnt._files import replacing
 from burnt.errors import RecordError
 from burnt.record.formats.cbor import decode_cbor, encode_cbor
 from burnt.record.formats.checksums import check_header, fill_checksums, with_checksums
-from burnt.record.formats.safetensors_file import CUT, FileTensor, bytes_of, parse_document, with_document
+from burnt.record.formats.safetensors_file import (
+    CUT,
+    FileTensor,
+    bytes_of,
+    parse_document,
+    with_document,
+    wrong_size,
+)
 from burnt.record.stored import StoredTensor, read_all
 
 SUFFIX = ".bpk"
@@ -162,13 +169,7 @@ def _read_metadata(file: io.FileIO, path: Path) -> tuple[_Metadata, int, dict[st
     size = os.fstat(file.fileno()).st_size
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
-        raise RecordError(
-            "a burnpack file is truncated",
-            where=str(path),
-            expected=f"a header of {_HEADER.size} bytes",
-            found=f"{size} bytes",
-            hint=CUT,
-        )
+        raise wrong_size("a burnpack file", path, _HEADER.size, size)
     _, version, length = _HEADER.unpack(header)
     if version != _VERSION:
         raise RecordError(
@@ -226,13 +227,8 @@ def _find_data(
     if is_contiguous and size == end + position and not (is_aligned and not any(file.read(start - end))):
         return end
     expected = position + (start if is_aligned else end)
-    raise RecordError(
-        "a burnpack file is truncated" if size < expected else "a burnpack file has bytes too many",
-        where=str(path),
-        expected=f"{expected} bytes",
-        found=f"{size} bytes",
-        hint=CUT + ("; if Burn 0.19 wrote it, save it with a newer Burn" if size == end + position else ""),
-    )
+    hint = "; if Burn 0.19 wrote it, save it with a newer Burn" if size == end + position else ""
+    raise wrong_size("a burnpack file", path, expected, size, hint)
 
 
 def _align(position: int) -> int:

@@ -32,7 +32,7 @@ from torch import Tensor
 from burnt.errors import RecordError
 from burnt.record.arranging.arranged import RearrangedTensor
 from burnt.record.arranging.layout import Drop, Layout
-from burnt.record.formats.safetensors_file import CUT, FileTensor, check_count
+from burnt.record.formats.safetensors_file import CUT, FileTensor, check_count, wrong_size
 from burnt.record.stored import StoredTensor
 from burnt.scheme import QuantScheme
 
@@ -311,13 +311,7 @@ def _check_places(descriptions: list[_Description], start: int, header: _Header)
             raise _damaged(header.path, f"{description.name[:200]!r} overlaps the tensor before it")
         end = description.offset + size
     if start + end > header.size:
-        raise RecordError(
-            "a GGUF file is truncated",
-            where=str(header.path),
-            expected=f"{start + end:,} bytes",
-            found=f"{header.size:,} bytes",
-            hint=CUT,
-        )
+        raise wrong_size("a GGUF file", header.path, start + end, header.size)
 
 
 def _open_tensor(

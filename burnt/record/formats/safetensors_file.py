@@ -351,13 +351,7 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
         raise _damaged_header(path, str(error)) from None
     expected = 8 + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != expected:
-        raise RecordError(
-            "a tensor file is truncated" if size < expected else "a tensor file has bytes too many",
-            where=str(path),
-            expected=f"{expected} bytes",
-            found=f"{size} bytes",
-            hint=CUT,
-        )
+        raise wrong_size("a tensor file", path, expected, size)
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         dtype = _DTYPES.get(entry.dtype)
@@ -374,6 +368,17 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
             )
         position = entry.data_offsets[1]
     return _Header(entries, metadata, 8 + length, check_header(text, metadata, list(entries), str(path)))
+
+
+def wrong_size(what: str, path: Path, expected: int, size: int, hint: str = "") -> RecordError:
+    """Return the error for a file that is shorter or longer than its header says."""
+    return RecordError(
+        f"{what} is truncated" if size < expected else f"{what} has bytes too many",
+        where=str(path),
+        expected=f"{expected} bytes",
+        found=f"{size} bytes",
+        hint=CUT + hint,
+    )
 
 
 def check_count(count: int, where: str) -> None:

@@ -17,7 +17,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burnt.data import DataframeDataset, HuggingFaceDataset, Loader, ParquetDataset, collate, select
+from burnt.data import (
+    CsvDataset,
+    DataframeDataset,
+    HuggingFaceDataset,
+    Loader,
+    ParquetDataset,
+    collate,
+    select,
+)
 from burnt.errors import DataError
 
 FRAME = pandas.DataFrame(
@@ -232,11 +240,12 @@ def test_damaged_parquet_files(parquet, tmp_path):
     assert "there is no such file" in problem(ParquetDataset, tmp_path / "none.parquet")
 
 
-def test_without_pyarrow_the_extra_is_named(monkeypatch):
+@pytest.mark.parametrize("kind", [DataframeDataset, CsvDataset, ParquetDataset])
+def test_without_pyarrow_the_extra_is_named(kind, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    message = problem(DataframeDataset, FRAME)
+    message = problem(kind, FRAME)
     assert message == (
-        "a DataframeDataset needs a further package\n"
+        f"a {kind.__name__} needs a further package\n"
         "  expected  pyarrow\n"
         '  hint      pip install "burnt[data]"'
     )
