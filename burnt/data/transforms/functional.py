@@ -2,7 +2,8 @@
 
 An image is ``[..., C, H, W]``, uint8 from 0 to 255 or floating point from 0 to 1; a mask is ``[..., H, W]``.
 Results have the dtype of the image, and no function changes its argument. Values are those of the functions
-of the same names in torchvision v2; where they differ, the docstring says so.
+of the same names in torchvision v2; where they differ, the docstring says so. torchvision itself is not
+called: it runs with one build of torch only, and weights fillings at edges twice.
 
 The last of 2 or 4 channels is alpha, which functions of colours and tones leave unchanged, unlike those of
 torchvision; functions that move, resize or blur pixels treat it as any channel.

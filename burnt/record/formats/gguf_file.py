@@ -12,6 +12,9 @@ A string is its length (u64) and its bytes. Q4_0 and Q8_0 store 32 adjacent valu
 float16 scale and 16 bytes with two values each, or 32 int8 values. They become the ``values`` and ``scale``
 of quantized layers, ``int4-block32`` and ``int8-block32``, without being rounded again. In files of Llama
 models the tensors get the names that Hugging Face uses, and the rows of queries and keys its order.
+
+The package gguf reads these files too, but builds an object for each element of the metadata's arrays (16 s
+for a tokenizer of 128,000 tokens, 0.4 s here), as many as a damaged file asks for.
 """
 
 from __future__ import annotations

@@ -217,6 +217,23 @@ def test_types_of_long_files(write):
     assert large[0]["a"] == str(2**63)
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "line"),
+    [
+        ("\n\na,b\n1,2\n", {}, 4),
+        ('a,"b\nc"\n1,2\n', {}, 3),
+        ("a,b\r1,2\r", {}, 2),
+        ("\r\na,b\r\n\r\n1,2", {}, 4),
+        ("\n1,2\n", {"header": False}, 2),
+        ('"odd\nmore\na,b\n1,2\n', {"skip": 2}, 4),
+    ],
+)
+def test_rows_begin_after_the_header_wherever_it_is(write, text, options, line):
+    rows = CsvDataset(write(text), **options)
+    assert list(rows[0].values()) == [1, 2]
+    assert (len(rows), rows.place(0)[-6:]) == (1, f"line {line}")
+
+
 def test_several_files_and_where_rows_are(write, tmp_path):
     write("a,b\n1,x\n2,y\n", "part-1.csv")
     write('b,a\nz,3\n\n"\nw",4\nv,5\n', "part-2.csv")
