@@ -356,14 +356,6 @@ def _load(
     partial: bool,
     dtype: torch.dtype | Literal["stored"] | None,
 ) -> LoadReport:
-    if not (
-        dtype is None or dtype == "stored" or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
-    ):
-        raise RecordError(
-            f"weights are not loaded in {dtype!r}",
-            expected="a floating-point dtype such as torch.bfloat16, 'stored' or None",
-            found=repr(dtype),
-        )
     inner = unwrapped(model)
     source = incoming.source
     targets = _targets(inner)
