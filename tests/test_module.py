@@ -682,7 +682,7 @@ class TestRecord:
             def get_extra_state(self) -> Any:
                 return {"a": 1}
 
-        with pytest.raises(RecordError, match="state that is no tensor") as caught:
+        with pytest.raises(RecordError, match="state that is not a tensor") as caught:
             Odd().into_record()
         assert caught.value.where == "_extra_state"
 
@@ -950,12 +950,12 @@ class TestDamagedFiles:
     @pytest.mark.parametrize("size", [0, 1, 7, 8, 100, 5000])
     def test_random_bytes(self, tmp_path: Path, size: int) -> None:
         (tmp_path / "m").write_bytes(torch.randint(256, (size,), dtype=torch.uint8).numpy().tobytes())
-        with pytest.raises(RecordError, match=r"no tensor file|header"):
+        with pytest.raises(RecordError, match=r"not a tensor file|header"):
             burnt.Record.load(tmp_path / "m")
 
     def test_a_pickle_is_not_opened(self, tmp_path: Path) -> None:
         torch.save(mlp().state_dict(), tmp_path / "m.pt")
-        with pytest.raises(RecordError, match="no tensor file") as caught:
+        with pytest.raises(RecordError, match="not a tensor file") as caught:
             burnt.Record.load(tmp_path / "m.pt")
         assert "b'PK" in str(caught.value)
 

@@ -36,7 +36,7 @@ def as_dataset(source: Any) -> Any:
         return DataframeDataset(source)
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise DataError(
-            "this is no dataset",
+            "this is not a dataset",
             expected="a length and items by index",
             found=type(source).__name__,
             hint="list(...) makes one of an iterable" if hasattr(source, "__iter__") else None,

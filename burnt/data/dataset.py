@@ -60,7 +60,7 @@ class TensorDataset:
         columns: tensors, ``[n, ...]`` each.
 
     Raises:
-        DataError: no columns, a column that is no tensor, or columns of different lengths.
+        DataError: no columns, a column that is not a tensor, or columns of different lengths.
 
     >>> import torch
     >>> dataset = TensorDataset(images=torch.zeros(9, 1, 8, 8), labels=torch.arange(9))

@@ -163,7 +163,9 @@ def _decoding(source: Any) -> Iterator[tuple[Image.Image, _Samples]]:
     pillow = import_pillow(name)
     if not isinstance(source, bytes | bytearray | memoryview | pillow.Image) and name is None:
         raise DataError(
-            "this is no picture", expected="a path, bytes or an image of Pillow", found=type(source).__name__
+            "this is not a picture",
+            expected="a path, bytes or an image of Pillow",
+            found=type(source).__name__,
         )
     try:
         if isinstance(source, pillow.Image):

@@ -38,7 +38,9 @@ class ItemStore:
             (application,) = database.execute("PRAGMA application_id").fetchone()
             if tables and application != _APPLICATION_ID:
                 database.execute("ROLLBACK")
-                raise DataError("the file is no cache of items", where=self._path, hint="choose another path")
+                raise DataError(
+                    "the file is not a cache of items", where=self._path, hint="choose another path"
+                )
             if not tables:
                 database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
                 database.execute("CREATE TABLE dataset (length INTEGER, key TEXT)")

@@ -103,7 +103,7 @@ def select(
     chosen = np.asarray(indices)
     if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iub"):
         raise DataError(
-            "these are no indices",
+            "invalid indices",
             expected="a slice, integers [k] or a mask [n] of bool",
             found=f"{chosen.dtype} of shape {list(chosen.shape)}",
         )
@@ -443,7 +443,7 @@ def _weights(weights: ArrayLike, length: int) -> NDArray[np.float64]:
     values = np.asarray(weights, np.float64)
     if values.shape != (length,) or not np.isfinite(values).all() or (values < 0).any():
         raise DataError(
-            "these are no weights of the items",
+            "invalid weights of the items",
             expected=f"{length} finite numbers that are not negative",
             found=f"shape {list(values.shape)}, from {values.min()} to {values.max()}"
             if values.size

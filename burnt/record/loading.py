@@ -171,7 +171,7 @@ def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:
     known = _layout_names(inner)
     if not isinstance(layout, str):
         raise RecordError(
-            "layout= is no layout",
+            "layout= is not a layout",
             expected="a Layout, or one of " + ", ".join(map(repr, known)),
             found=repr(layout),
             hint="burnt.record.Layout([...]) takes a list of steps",

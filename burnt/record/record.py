@@ -54,8 +54,7 @@ class Record:
         config: that Config's values.
         static: static fields by module path and name.
         quantized: of quantized layers, by path, the scheme and what else is needed to build them.
-        constants: numbers and texts of torch's layers that are no static fields, such as ``eps``, in the same
-            way.
+        constants: numbers and texts of torch's layers that are not static fields, such as ``eps``.
 
     >>> import burnt, tempfile, pathlib
     >>> record = burnt.nn.Linear(2, 3).into_record()
@@ -248,7 +247,7 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
     call it together, and the tensors are whole copies.
 
     Raises:
-        RecordError: the module has extra state that is no tensor.
+        RecordError: the module has extra state that is not a tensor.
     """
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -258,7 +257,7 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
         path = without_wrappers(path)
         if not isinstance(value, Tensor):
             raise RecordError(
-                "the module has state that is no tensor",
+                "the module has state that is not a tensor",
                 where=path,
                 expected="parameters and buffers",
                 found=type(value).__name__,

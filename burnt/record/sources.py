@@ -149,7 +149,7 @@ def _refuse_other_formats(start: bytes, where: str) -> None:
             hint="where you trust the file: load it with pickle, and torch.save its tensors as a dict",
         )
     raise RecordError(
-        "this is no tensor file, or only its beginning",
+        "this is not a tensor file, or only its beginning",
         where=where,
         expected=_FORMATS,
         found=f"bytes that start with {start[:4]!r}",

@@ -142,7 +142,7 @@ def test_an_image_that_pillow_has_only_opened_is_read(tmp_path: Path) -> None:
     with Image.open(path) as image, pytest.raises(DataError, match="a picture cannot be decoded") as error:
         read_image(image)
     assert error.value.where == str(path)
-    with pytest.raises(DataError, match="this is no picture") as error:
+    with pytest.raises(DataError, match="this is not a picture") as error:
         read_image(5)  # type: ignore[arg-type]
     assert error.value.found == "int"
 

@@ -135,7 +135,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     database = sqlite3.connect(other)
     database.execute("CREATE TABLE runs (a)")
     database.close()
-    with pytest.raises(DataError, match="the file is no cache of items"):
+    with pytest.raises(DataError, match="the file is not a cache of items"):
         data.cache(range(3), other)
     (tmp_path / "text.db").write_text("no database, but long enough to be one " * 20)
     with pytest.raises(DataError, match="file is not a database"):

@@ -151,9 +151,9 @@ class TestSources:
             (b"\x80\x04\x95\x1c\0\0\0\0\0\0\0", "a pickle that torch.save did not write"),
             (
                 b"some text",
-                "no tensor file(?s:.)*PyTorch(?s:.)*b'some'(?s:.)*numpy.savez; or the file was cut",
+                "not a tensor file(?s:.)*PyTorch(?s:.)*b'some'(?s:.)*numpy.savez; or the file was cut",
             ),
-            (b"", "no tensor file, or only its beginning"),
+            (b"", "not a tensor file, or only its beginning"),
         ],
     )
     def test_other_formats_are_named(self, tmp_path, content, message):
@@ -256,7 +256,7 @@ class TestFolders:
 
     def test_a_dict_of_arrays(self, fresh):
         arrays = {"weight": np.ones((2, 3))}
-        assert "torch.from_numpy makes tensors" in refused("no state dict", fresh, arrays)
+        assert "torch.from_numpy makes tensors" in refused("not a state dict", fresh, arrays)
 
 
 class TestNestedKeysAndPrefixes:
@@ -279,12 +279,12 @@ class TestNestedKeysAndPrefixes:
         assert "['g']" in text
 
     def test_what_is_no_state_dict(self, fresh):
-        assert "no tensors" in refused("no state dict", fresh, {"epoch": 3})
+        assert "no tensors" in refused("not a state dict", fresh, {"epoch": 3})
 
     def test_values_that_are_no_tensors_are_named(self, net, fresh):
         state = collections.OrderedDict(net.state_dict(), version=2, _extra_state=None)
         assert load_weights(fresh, state).notes == (
-            "ignored, as they are no tensors: 'version', '_extra_state'",
+            "ignored, as they are not tensors: 'version', '_extra_state'",
         )
 
     def test_prefixes_of_wrappers(self, net, fresh):

@@ -154,7 +154,7 @@ def _expected(text: str | None, kind: Kind, is_declared: bool) -> str | None:
 def _check_literals(
     fields: Fields, values: Fields, name: str, dtype: np.dtype[Any], where: Callable[[int], str]
 ) -> None:
-    """Refuse integers that a dtype rounds, also next to fractions, and 1e999, which is no infinity."""
+    """Refuse integers that a dtype rounds, also next to fractions, and 1e999, which is not infinity."""
     numbers = values.fill_null(0).to_numpy()
     rows = np.flatnonzero(np.abs(numbers) >= 2.0 ** (np.finfo(dtype).nmant + 1))
     with np.errstate(over="ignore"):

@@ -65,7 +65,7 @@ class DataframeDataset(Table):
         arrow = import_pyarrow("a DataframeDataset")
         if not hasattr(frame, "__arrow_c_stream__"):
             raise DataError(
-                "this is no dataframe",
+                "this is not a dataframe",
                 expected="a DataFrame of pandas or polars, or a table of pyarrow",
                 found=type(frame).__name__,
                 hint="frame.collect() makes one of a LazyFrame" if hasattr(frame, "collect") else None,

@@ -18,7 +18,7 @@ _SPLIT = re.compile(
 def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str]:
     """Return the classes of a folder: the names of its folders, sorted, or `classes` if each has a folder.
 
-    Hidden folders, whose names begin with a dot, are no classes.
+    Hidden folders, whose names begin with a dot, are not classes.
     """
     _check_folder(folder)
     found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))

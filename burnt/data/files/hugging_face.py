@@ -34,7 +34,7 @@ class HuggingFaceDataset(Labelled):
         label: the column of type `ClassLabel` that `classes` are of, if there are several.
 
     Raises:
-        DataError: it is no `datasets.Dataset`, or has no such column.
+        DataError: it is not a `datasets.Dataset`, or has no such column.
 
     >>> import datasets
     >>> posts = datasets.Dataset.from_dict({"text": ["hello", "bye", "no"], "stars": [3, 5, 1]})
@@ -54,7 +54,7 @@ class HuggingFaceDataset(Labelled):
         if not hasattr(dataset, "select_columns") or not hasattr(dataset, "features"):
             splits = list(dataset) if isinstance(dataset, Mapping) else []
             raise DataError(
-                "this is no dataset of Hugging Face",
+                "this is not a dataset of Hugging Face",
                 expected="a datasets.Dataset",
                 found=type(dataset).__name__,
                 hint=f"take one of its splits: dataset[{splits[0]!r}]" if splits else None,
@@ -86,7 +86,7 @@ class HuggingFaceDataset(Labelled):
             )
         scalar = {"Value", "ClassLabel"}
         is_custom = dataset.format["type"] == "custom"
-        # In another format, such as numpy's, whole columns are no tensors.
+        # In another format, such as numpy's, whole columns are not tensors.
         self._has_take = dataset.format["type"] in (None, "torch") and all(
             type(features.get(name)).__name__ in scalar for name in self._fields.values()
         )

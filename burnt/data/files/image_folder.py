@@ -78,7 +78,7 @@ class ImageFolder(_Images):
         classes: the names of the classes; ``labels`` index them.
         paths: the pictures' paths, relative to `folder`.
         labels: the pictures' labels.
-        others: files that are no pictures by their suffix, relative to `folder`.
+        others: files that are not pictures by their suffix, relative to `folder`.
 
     Raises:
         DataError: there is no such folder, it has no classes, or a class has no pictures; of an item, that

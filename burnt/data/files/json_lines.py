@@ -104,7 +104,7 @@ class JsonLinesDataset(RowDataset):
             return bad_cell(self.place(index), None, "text in UTF-8", repr(data.strip()))
         if isinstance(error, RecursionError):
             return bad_cell(self.place(index), None, "JSON of less depth", repr(data.strip()))
-        hint = "a JSON array is no file of JSON lines" if data[:1] == b"[" and start == 0 else None
+        hint = "a JSON array is not a file of JSON lines" if data[:1] == b"[" and start == 0 else None
         return bad_cell(self.place(index), None, "a JSON object", str(error), hint)
 
     def _range(self, index: int) -> tuple[int, int, int]:

@@ -112,7 +112,7 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
         name: what it is called in messages, ``"train"``.
 
     Raises:
-        DataError: a dataset, whose items are no batches; an iterator, which ends after one epoch; nothing
+        DataError: a dataset, whose items are not batches; an iterator, which ends after one epoch; nothing
             that can be iterated; or no batches.
     """
     if callable(getattr(source, "epoch", None)) and callable(getattr(source, "num_batches", None)):
@@ -126,7 +126,7 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
     else:
         what, hint = "gives no batches", None
         if _is_dataset(source):
-            what = "is a dataset, whose items are no batches"
+            what = "is a dataset, whose items are not batches"
             hint = "Loader(dataset, batch_size=32) makes batches of it"
         elif isinstance(source, Iterator):
             what = "is an iterator, which can be gone through only once"
@@ -142,7 +142,7 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
 
 
 def _is_dataset(source: object) -> bool:
-    """Whether this has items by index and is no sequence of batches.
+    """Whether this has items by index and is not a sequence of batches.
 
     Datasets of Hugging Face and dataframes can be iterated too, by rows and by columns.
     """

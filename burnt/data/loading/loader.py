@@ -155,7 +155,7 @@ class Loader(Generic[B]):
     ) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise DataError(
-                "batch_size is no number of items",
+                "batch_size is not a number of items",
                 expected="batch_size of at least 1",
                 found=repr(batch_size),
             )

@@ -76,7 +76,7 @@ def _copy(url: str, out: IO[bytes], file: RemoteFile) -> None:
     digest, count = hashlib.sha256(), 0
     try:
         response = urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: this is no address
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: this is not an address
         raise _Failed(str(error) or type(error).__name__) from error
     with response:
         while True:

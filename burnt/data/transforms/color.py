@@ -53,7 +53,7 @@ class ToImage(Transform):
             return image
         if isinstance(image, np.ndarray):
             if image.ndim not in (2, 3):
-                raise DataError("an array is no image", expected="[H, W, C] or [H, W]", found=image.shape)
+                raise DataError("an array is not an image", expected="[H, W, C] or [H, W]", found=image.shape)
             tensor = torch.from_numpy(image)
             return tensor[None] if image.ndim == 2 else tensor.permute(2, 0, 1).contiguous()
         return read_image(image, mode=self.mode, dtype=self.dtype, background=self.background)

@@ -356,12 +356,12 @@ def draw_rectangle(
 def check_range(
     name: str, values: Range, low: float = -math.inf, high: float = math.inf, *, positive: bool = False
 ) -> None:
-    """Refuse what is no least and greatest value."""
+    """Check that values are the least and the greatest of a range."""
     is_pair = isinstance(values, tuple | list) and len(values) == 2
     if not is_pair or not low <= values[0] <= values[1] <= high or (positive and values[0] <= 0):
         within = f", from {low:g} to {high:g}" if low > -math.inf else ", above 0" if positive else ""
         raise DataError(
-            f"{name} is no range", expected=f"the least and the greatest value{within}", found=values
+            f"{name} is not a range", expected=f"the least and the greatest value{within}", found=values
         )
 
 

@@ -95,8 +95,9 @@ class MixUp(_Mix):
     ``[N, classes]`` of float32, which `nn.CrossEntropy` takes. Zhang et al., 2017.
 
     Raises:
-        DataError: the batch has other fields, shapes or dtypes, or labels that are no class.
+        DataError: the batch has other fields, shapes or dtypes, or labels that are not classes.
 
+    >>> import torch
     >>> images, labels = MixUp(classes=3)((torch.rand(2, 3, 8, 8), torch.tensor([0, 2])), torch.Generator())
     >>> labels.shape, labels.sum(1)
     (torch.Size([2, 3]), tensor([1., 1.]))
@@ -123,6 +124,7 @@ class CutMix(_Mix):
     Raises:
         DataError: as of `MixUp`.
 
+    >>> import torch
     >>> images, labels = CutMix(classes=3)((torch.rand(2, 3, 8, 8), torch.tensor([0, 2])), torch.Generator())
     >>> labels.shape, labels.sum(1)
     (torch.Size([2, 3]), tensor([1., 1.]))

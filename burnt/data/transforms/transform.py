@@ -32,7 +32,7 @@ class Transform:
     A subclass defines `transform_image`; `transform_mask`, if it moves pixels; and `draw`, if it is random.
 
     Raises:
-        DataError: the item has no images, they are no tensors or have other axes; or a random transform is
+        DataError: the item has no images, they are not tensors or have other axes; or a random transform is
             called without a generator.
 
     >>> class RandomInvert(Transform):
@@ -285,9 +285,9 @@ def integer(generator: Generator, end: int) -> int:
 
 
 def check_probability(p: float) -> None:
-    """Refuse what is no probability."""
+    """Check that a probability is from 0 to 1."""
     if not 0 <= p <= 1:
-        raise DataError("p is no probability", expected="from 0 to 1", found=p)
+        raise DataError("p must be between 0 and 1", expected="from 0 to 1", found=p)
 
 
 def _functions(transforms: Iterable[Any]) -> list[Any]:

@@ -103,7 +103,7 @@ def open_burnpack(
     notes = []
     if names := list(metadata.scalars):
         shown = ", ".join(repr(name)[:80] for name in names[:5]) + (", ..." if len(names) > 5 else "")
-        notes.append(f"ignored, as they are no tensors: {shown}")
+        notes.append(f"ignored, as they are not tensors: {shown}")
     return tensors, parse_document(metadata.metadata, path), tuple(notes)
 
 

@@ -95,7 +95,7 @@ class Gguf(NamedTuple):
     Args:
         tensors: by name; of a quantized weight its values and scales.
         quantized: what a record would say of the quantized layers, by path.
-        metadata: the entries that are no arrays, and the numbers of heads.
+        metadata: the entries that are not arrays, and the numbers of heads.
         notes: what was renamed.
     """
 
@@ -330,7 +330,7 @@ def _open_tensor(
     layer, _, last = name.rpartition(".")
     if last != "weight" or len(shape) != 2:
         raise RecordError(
-            "a quantized tensor of a GGUF file is no weight of a linear layer or embedding",
+            "a quantized tensor of a GGUF file is not the weight of a linear layer or embedding",
             where=f"{path}: {name[:200]}",
             expected="the name of a layer, '.weight', and two axes",
             found=f"{shape}",

@@ -335,7 +335,7 @@ def _read_header(file: io.FileIO, path: Path) -> _Header:
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 2 <= length <= min(size - 8, MOST_HEADER_BYTES):
         raise RecordError(
-            "this is no tensor file, or only its beginning",
+            "this is not a tensor file, or only its beginning",
             where=str(path),
             expected="a safetensors file",
             found=f"{size} bytes" + (f" starting with {start[:4]!r}" if start else ""),

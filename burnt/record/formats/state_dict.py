@@ -25,7 +25,7 @@ def find_state_dict(value: Any, where: str) -> tuple[dict[str, Tensor], tuple[st
     for _ in range(_DEEPEST):
         if not isinstance(value, Mapping):
             raise RecordError(
-                "this is no state dict",
+                "this is not a state dict",
                 where=where,
                 expected="tensors by name",
                 found=type(value).__name__,
@@ -50,7 +50,7 @@ def find_state_dict(value: Any, where: str) -> tuple[dict[str, Tensor], tuple[st
     state = {key: item for key, item in value.items() if isinstance(item, Tensor) and isinstance(key, str)}
     if value and not state:
         raise RecordError(
-            "this is no state dict",
+            "this is not a state dict",
             where=where,
             expected="tensors by name",
             found="no tensors",
@@ -61,7 +61,7 @@ def find_state_dict(value: Any, where: str) -> tuple[dict[str, Tensor], tuple[st
     ignored = [repr(key)[:80] for key in value if key not in state]
     if ignored:
         shown = ", ".join(ignored[:5]) + (", ..." if len(ignored) > 5 else "")
-        notes.append(f"ignored, as they are no tensors: {shown}")
+        notes.append(f"ignored, as they are not tensors: {shown}")
     return state, tuple(notes)
 
 

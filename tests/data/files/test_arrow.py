@@ -145,7 +145,7 @@ def test_missing_values_are_filled_in():
 
 
 def test_what_is_no_dataframe():
-    assert "this is no dataframe" in problem(DataframeDataset, {"a": [1]})
+    assert "this is not a dataframe" in problem(DataframeDataset, {"a": [1]})
     lazy = polars.LazyFrame({"a": [1]})
     assert "frame.collect() makes one of a LazyFrame" in problem(DataframeDataset, lazy)
     assert repr(DataframeDataset(polars.DataFrame({"a": [1, 2]}))) == "DataframeDataset(2 rows)"
@@ -332,7 +332,7 @@ def test_what_is_no_map_style_dataset_of_hugging_face():
     splits = datasets.DatasetDict(train=posts())
     assert problem(HuggingFaceDataset, splits).endswith("hint      take one of its splits: dataset['train']")
     assert "load it without streaming=True" in problem(HuggingFaceDataset, posts().to_iterable_dataset())
-    assert "this is no dataset of Hugging Face" in problem(HuggingFaceDataset, [1])
+    assert "this is not a dataset of Hugging Face" in problem(HuggingFaceDataset, [1])
     assert problem(HuggingFaceDataset, posts(), columns=["txt"]).endswith("did you mean 'text'?")
     assert "dataset.class_encode_column('n') makes it one" in problem(HuggingFaceDataset, posts(), label="n")
     with pytest.raises(AttributeError):

@@ -143,7 +143,7 @@ def test_keys_that_the_first_rows_lack_have_declared_types(write):
 
 
 def test_files_that_are_none_of_json_lines(write):
-    assert "a JSON array is no file of JSON lines" in problem(write("[\n{}\n]\n"))
+    assert "a JSON array is not a file of JSON lines" in problem(write("[\n{}\n]\n"))
     assert "there are no rows" in problem(write("\n\r\n\n"))
     assert "decompress it" in problem(write(b"\x1f\x8b\x08"))
     assert "column 'meta'\n  expected  text or a number, as a category" in problem(write(POSTS), label="meta")

@@ -283,9 +283,12 @@ def test_tensors_arrays_and_frames_have_rows_as_items():
             lambda: Loader(TensorDataset(x=torch.zeros(0, 3)), 2),
             ["the dataset is empty", "a TensorDataset of length 0"],
         ),
-        (lambda: Loader(range(3), 0), ["batch_size is no number of items", "batch_size of at least 1", "0"]),
-        (lambda: Loader(range(3), -1), ["batch_size is no number of items", "-1"]),
-        (lambda: Loader(range(3), None), ["batch_size is no number of items", "None"]),
+        (
+            lambda: Loader(range(3), 0),
+            ["batch_size is not a number of items", "batch_size of at least 1", "0"],
+        ),
+        (lambda: Loader(range(3), -1), ["batch_size is not a number of items", "-1"]),
+        (lambda: Loader(range(3), None), ["batch_size is not a number of items", "None"]),
         (
             lambda: Loader(range(3), 4, drop_last=True),
             ["an epoch would have no batch", "at least 4 items, with drop_last", "3 items"],
@@ -302,7 +305,7 @@ def test_tensors_arrays_and_frames_have_rows_as_items():
         (
             lambda: as_loader(TensorDataset(x=torch.zeros(3)), "train"),
             [
-                "train= is a dataset, whose items are no batches",
+                "train= is a dataset, whose items are not batches",
                 "TensorDataset",
                 "Loader(dataset, batch_size",
             ],
@@ -320,7 +323,7 @@ def test_messages(make, words):
 def test_tables_that_could_be_iterated_are_no_batches():
     rows = pytest.importorskip("datasets").Dataset.from_dict({"x": [1, 2]})
     for table in (rows, pytest.importorskip("pandas").DataFrame({"x": [1, 2]})):
-        with pytest.raises(DataError, match="valid= is a dataset, whose items are no batches"):
+        with pytest.raises(DataError, match="valid= is a dataset, whose items are not batches"):
             as_loader(table, "valid")
 
 

@@ -171,12 +171,12 @@ def test_a_generator_is_needed_only_for_what_is_random() -> None:
         (lambda: transforms.Resize(0), ["size is not of this form", "found     0"]),
         (lambda: transforms.Resize(8, "lanczos"), ["unknown interpolation", "bilinear, bicubic, nearest"]),
         (lambda: transforms.RandomRotation(8, "bicubic"), ["unknown interpolation", "bilinear, nearest"]),
-        (lambda: transforms.RandomHorizontalFlip(1.5), ["p is no probability", "1.5"]),
-        (lambda: transforms.RandomResizedCrop(8, (0.5, 0.1)), ["scale is no range", "from 0 to 1"]),
-        (lambda: transforms.RandomResizedCrop(8, ratio=(0, 1)), ["ratio is no range", "above 0"]),
+        (lambda: transforms.RandomHorizontalFlip(1.5), ["p must be between 0 and 1", "1.5"]),
+        (lambda: transforms.RandomResizedCrop(8, (0.5, 0.1)), ["scale is not a range", "from 0 to 1"]),
+        (lambda: transforms.RandomResizedCrop(8, ratio=(0, 1)), ["ratio is not a range", "above 0"]),
         (lambda: transforms.Pad((1, 2, 3)), ["padding is not of this form", "(1, 2, 3)"]),
         (lambda: transforms.GaussianBlur(4), ["kernel_size must be odd"]),
-        (lambda: transforms.ColorJitter(hue=0.7), ["hue is no range", "from -0.5 to 0.5"]),
+        (lambda: transforms.ColorJitter(hue=0.7), ["hue is not a range", "from -0.5 to 0.5"]),
         (lambda: transforms.RandomErasing(value="noise"), ["unknown value", "'noise'"]),
         (lambda: transforms.Normalize(std=[0.5, 0]), ["std must be positive"]),
         (lambda: transforms.Grayscale(2), ["1 or 3 channels"]),
@@ -394,7 +394,7 @@ def test_arrays_and_pictures_become_tensors() -> None:
     assert torch.equal(to_image((array[..., 0], 3))[0], PICTURE[:1])
     palette = Image.fromarray(MASK.numpy()).convert("P")
     assert to_image({"image": array, "mask": palette})["mask"].shape == MASK.shape
-    with pytest.raises(DataError, match="an array is no image"):
+    with pytest.raises(DataError, match="an array is not an image"):
         to_image(np.zeros(3))
 
 

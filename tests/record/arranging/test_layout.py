@@ -573,7 +573,7 @@ class TestHints:
 
     @pytest.mark.parametrize("layout", [[("a", "b")], 3])
     def test_what_is_no_layout(self, layout):
-        text = refused("layout= is no layout", load_weights, WithLayouts(), {}, layout=layout)
+        text = refused("layout= is not a layout", load_weights, WithLayouts(), {}, layout=layout)
         assert "expected  a Layout, or one of 'gpt', 'timm', 'burn'" in text
         assert "hint      burnt.record.Layout([...]) takes a list of steps" in text
 

@@ -139,7 +139,7 @@ class TestReading:
         model.fc = torch.nn.Linear(3, 2)
         model.register_buffer("mask", torch.zeros(3, dtype=torch.bool))
         report = load_weights(model, tmp_path / "model")
-        assert report.notes == ("ignored, as they are no tensors: 'lr', 'offset', 'step'",)
+        assert report.notes == ("ignored, as they are not tensors: 'lr', 'offset', 'step'",)
         assert report.cast == {"fc.bias": (torch.float16, torch.float32)}
         assert model.fc.bias.tolist() == [0.5, -2]
         assert model.mask.tolist() == [True, False, True]
@@ -262,7 +262,7 @@ class TestHostileFiles:
     @pytest.mark.parametrize("contents", [BURN_0_22, BURN_0_19, packed({"a": entry(0, 4)}, b"abcd")])
     def test_cut_off_anywhere_and_longer(self, tmp_path, contents, step):
         for length in {*range(1, len(contents), step), len(contents) - 1}:
-            refused(tmp_path / "m", contents[:length], "damaged|truncated|no tensor file")
+            refused(tmp_path / "m", contents[:length], "damaged|truncated|not a tensor file")
         text = refused(tmp_path / "m", contents + b"\0", "bytes too many")
         assert f"expected  {len(contents)} bytes\n  found     {len(contents) + 1} bytes" in text
 
