@@ -695,10 +695,7 @@ def onednn_conv(
         weight: ``[out_channels, channels / groups, *kernel]``, or the result of `onednn_packed_conv`; then
             the output is channels-last.
         bias: ``[out_channels]``.
-        padding: per axis, as are the next two.
-        stride: of the outputs.
-        dilation: of the kernel.
-        groups: of the channels.
+        padding, stride, dilation, groups: as in `torch.nn.functional.conv2d`, a number for each axis.
         epilogue: ``"none"``, ``"gelu"``, ``"swish"`` or ``"hardswish"``.
         kind: of the gelu, ``"none"`` or ``"tanh"``.
     """
@@ -721,17 +718,8 @@ def onednn_conv_transpose(
 ) -> torch.Tensor:
     """Compute ``epilogue(conv_transpose(x, weight) + bias)`` with oneDNN, as in `onednn_conv`.
 
-    Args:
-        x: ``[batch, channels, *axes]``, images or volumes.
-        weight: ``[channels, out_channels / groups, *kernel]``, or the result of `onednn_packed_conv`.
-        bias: ``[out_channels]``.
-        padding: cut off on each side of an axis.
-        output_padding: added at the end of each axis.
-        stride: of the inputs.
-        dilation: of the kernel.
-        groups: of the channels.
-        epilogue: as in `onednn_conv`.
-        kind: of the gelu.
+    The weight is ``[channels, out_channels / groups, *kernel]``, or the result of `onednn_packed_conv`; the
+    padding is cut off on each side of an axis, and `output_padding` added at its end.
     """
     call = torch.ops.mkldnn._convolution_transpose_pointwise
     sizes = (padding, output_padding, stride, dilation, groups)
