@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import random
 import statistics
 import time
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from burnt.swapping.api import as_arguments, swap
+from burnt.swapping.model_timing import loss_or_output
 from burnt.swapping.report import Report
 
 RIVALS = ("eager", "inductor", "swapped")
@@ -107,24 +109,27 @@ def compare(
     """
     patches = patches or {}
     shared = {id(p): p for p in model.parameters()}
+
+    def copied() -> nn.Module:
+        return copy.deepcopy(model, dict(shared))
+
     say("swapping, and measuring what is swapped")
-    swapped = copy.deepcopy(model, dict(shared))
+    swapped, eager = copied(), copied()
     mode: Any = "train" if train else "infer"
     report = swap(swapped, mode=mode, verify=batch, defer_logits=defer_logits, remeasure=True)
     comparison = Comparison(train, report)
-    eager = copy.deepcopy(model, dict(shared))
-    models: dict[str, Callable[..., Any]] = {"swapped": swapped.train(train), "eager": eager.train(train)}
+    models: dict[str, Any] = {"swapped": swapped.train(train), "eager": eager.train(train)}
     args, kwargs = as_arguments(batch)
-    outputs = {name: _tensors_in(_forward(models[name], args, kwargs)) for name in ("eager", "swapped")}
+    outputs = {
+        name: _tensors_in(torch.no_grad()(models[name])(*args, **kwargs)) for name in ("eager", "swapped")
+    }
     comparison.error = None if train else _difference(outputs["swapped"], outputs["eager"])
     if "inductor" in rivals:
-        compiled = copy.deepcopy(model, dict(shared)).train(train)
-        models["inductor"] = torch.compile(compiled)
+        models["inductor"] = torch.compile(copied().train(train))
     for name, patch in patches.items():
-        other = copy.deepcopy(model, dict(shared)).train(train)
-        patch(other)
-        models[name] = other
-    calls: dict[str, Callable[[], None]] = {}
+        models[name] = copied().train(train)
+        patch(models[name])
+    calls: dict[str, Callable[[], object]] = {}
     counts: dict[str, int] = {}
     round_seconds = 0.0
     device = next((t.device for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)), None)
@@ -181,10 +186,8 @@ def _step(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     train: bool,
-) -> Callable[[], None]:
-    def forward() -> None:
-        with torch.no_grad():
-            model(*args, **kwargs)
+) -> Callable[[], object]:
+    """Return a function that runs a training step, or a forward without gradients."""
 
     def step() -> None:
         for parameter in parameters:
@@ -192,18 +195,13 @@ def _step(
         with torch.enable_grad():
             _loss(model(*args, **kwargs)).backward()  # type: ignore[no-untyped-call]
 
-    return step if train else forward
-
-
-def _forward(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    with torch.no_grad():
-        return model(*args, **kwargs)
+    return step if train else torch.no_grad()(functools.partial(model, *args, **kwargs))
 
 
 def _loss(output: Any) -> Tensor:
     """Return the loss in a model's output, or else the mean square of the output."""
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(loss, Tensor):
+    loss = loss_or_output(output)
+    if isinstance(loss, Tensor) and loss is not output:
         return loss
     tensors = [t for t in _tensors_in(output) if t.is_floating_point() and t.requires_grad]
     if len(tensors) == 1 and tensors[0].dim() == 0:
@@ -234,7 +232,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" + (f" {detail}" if detail else "")
 
 
-def _peak(call: Callable[[], None], device: torch.device) -> int:
+def _peak(call: Callable[[], object], device: torch.device) -> int:
     """Return the peak memory of a call in bytes."""
     torch.accelerator.synchronize(device)
     torch.accelerator.reset_peak_memory_stats(device)
@@ -243,7 +241,7 @@ def _peak(call: Callable[[], None], device: torch.device) -> int:
     return int(torch.accelerator.max_memory_allocated(device))
 
 
-def _sample(call: Callable[[], None], count: int, device: torch.device | None) -> float:
+def _sample(call: Callable[[], object], count: int, device: torch.device | None) -> float:
     def wait() -> None:
         if device is not None and device.type != "cpu":
             torch.accelerator.synchronize(device)

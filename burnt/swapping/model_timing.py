@@ -56,7 +56,7 @@ def time_model(
         try:
             inputs = copy_arguments(model, args, kwargs)
             theirs, ours = (
-                Call(shared_copy(model, cls(model), cls), *inputs, backward, select_output=_loss_or_output)
+                Call(shared_copy(model, cls(model), cls), *inputs, backward, select_output=loss_or_output)
                 for cls in (_class_when_restored, _class_now)
             )
             if theirs.leaves:
@@ -107,7 +107,7 @@ def _class_when_restored(module: nn.Module) -> type:
     return type(module) if site is not None and site.requested else original_class(module)
 
 
-def _loss_or_output(output: Any) -> Any:
+def loss_or_output(output: Any) -> Any:
     """Return the loss in a model's output, or else the output."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return loss if isinstance(loss, Tensor) else output

@@ -165,11 +165,8 @@ def _subclass_of(original: Any, kind: Kind, skip_measuring: bool) -> type[nn.Mod
     if kind.inner_kind is not None:
         call = _recording_method(kind, original, eager)
     else:
-        call = (
-            _burnt_method(kind, original, eager)
-            if skip_measuring
-            else _measuring_method(kind, original, eager)
-        )
+        build = _burnt_method if skip_measuring else _measuring_method
+        call = build(kind, original, eager)
     method = property(lambda self: functools.partial(call, self), theirs.fset) if is_property else call
     members = {
         "__module__": original.__module__,
@@ -224,13 +221,12 @@ def _burnt_method(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -
         try:
             return ours(self, *args, **kwargs)
         except InputError:
-            # For inputs that burnt's ops refuse, such as mixed dtypes, the original computes or raises.
-            return theirs(self, *args, **kwargs)
+            pass  # for inputs that burnt's ops refuse, such as mixed dtypes, the original computes or raises
         except RuntimeError as error:
             is_strided = all_strided(pytree.tree_leaves((args, kwargs)))
             if is_strided or _torch.is_raised_by_saved_tensor_hook(error):
                 raise
-            return theirs(self, *args, **kwargs)
+        return theirs(self, *args, **kwargs)
 
     return forward
 
@@ -298,34 +294,32 @@ def measure_and_decide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     if kind.training_only and not module.training:
         return
     original = original_class(module)
+    classes = original, original
     reason = None if kind.call_fallback_reason is None else kind.call_fallback_reason(module, *args, **kwargs)
+    if reason is None:
+        try:
+            classes = original, _subclass_of(original, kind, True)
+        except Exception as error:  # user code may raise any exception
+            reason = f"cannot be swapped: {type(error).__name__}: {error}"
+    if reason is None:
+        site.signature, site.shape = signature_of(module, kind.name, args, kwargs)
+        plan.has_hooks |= _torch.has_saved_tensor_hooks()
+        site.finding = _finding_of(site, module, classes, args, kwargs)
+        reason = site.finding.why
+    site.why = reason
     if reason is not None:
-        site.state, site.why = "left", reason
-        restore_class(module)
-        return
-    try:
-        classes = original, _subclass_of(original, kind, True)
-    except Exception as error:  # user code may raise any exception
-        site.state, site.why = "left", f"cannot be swapped: {type(error).__name__}: {error}"
-        restore_class(module)
-        return
-    site.signature, site.shape = signature_of(module, kind.name, args, kwargs)
-    plan.has_hooks |= _torch.has_saved_tensor_hooks()
-    site.finding = finding = _finding_of(site, module, classes, args, kwargs)
-    site.why = finding.why
-    if finding.why is None:
-        site.state = "swapped"
-        sites = {other.path: other for other in plan.sites}
-        for path, layer in kind.absorbed(module):
-            part = sites.get(f"{site.path}.{path}" if site.path else path)
-            if part is not None and part.state != "swapped":
-                part.state, part.why = "part", f"of {site.path or 'the model'}"
-                if is_swapped(layer):
-                    restore_class(layer)
-        set_class(module, classes[1])
-    else:
         site.state = "left"
         restore_class(module)
+        return
+    site.state = "swapped"
+    sites = {other.path: other for other in plan.sites}
+    for path, layer in kind.absorbed(module):
+        part = sites.get(f"{site.path}.{path}" if site.path else path)
+        if part is not None and part.state != "swapped":
+            part.state, part.why = "part", f"of {site.path or 'the model'}"
+            if is_swapped(layer):
+                restore_class(layer)
+    set_class(module, classes[1])
 
 
 def _finding_of(
