@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from burnt._torch import InstanceNormBase
 from burnt.inspect.shape_mismatch import ShapeMismatch, rank_hint
 from burnt.inspect.specs import shape_text
 from burnt.inspect.torch_layers import SAME_INPUTS, mismatch_by_class
@@ -22,7 +23,6 @@ from burnt.inspect.torch_layers import SAME_INPUTS, mismatch_by_class
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORM_RANKS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
-_INSTANCE_NORM_RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
 
 def describe(module: nn.Module) -> str:
@@ -109,8 +109,6 @@ def find_mismatch(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
             return _trailing(x, shape, f"{name}({{}})")
         case {"num_features": int(a)}:
             return _features_norm(module, x, a)
-        case {"num_parameters": int(a)} if a > 1:
-            return _channels(x, a, None, f"{name}({{}})")
     return mismatch_by_class(module, inputs)
 
 
@@ -144,24 +142,9 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 _SHAPE_ATTRIBUTES = (
-    "in_features",
-    "in1_features",
-    "in2_features",
-    "out_features",
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "num_embeddings",
-    "embedding_dim",
-    "embed_dim",
-    "num_heads",
-    "input_size",
-    "hidden_size",
-    "num_groups",
-    "num_channels",
-    "normalized_shape",
-    "num_features",
-    "num_parameters",
+    *("in_features", "in1_features", "in2_features", "out_features", "in_channels", "out_channels"),
+    *("kernel_size", "num_embeddings", "embedding_dim", "embed_dim", "num_heads", "input_size"),
+    *("hidden_size", "num_groups", "num_channels", "normalized_shape", "num_features"),
 )
 
 
@@ -180,17 +163,14 @@ def _last_axis(x: torch.Tensor, size: int, instead: str) -> ShapeMismatch | None
 
 
 def _channels(
-    x: torch.Tensor, size: int | None, ranks: tuple[int, ...] | None, instead: str, *, unbatched: bool = False
+    x: torch.Tensor, size: int, ranks: tuple[int, ...] | None, instead: str, *, unbatched: bool = False
 ) -> ShapeMismatch | None:
-    """Check the channels on axis 1 of an input with one of these ranks.
-
-    With ``unbatched``, the batch axis may be missing. A size of None accepts any number of channels.
-    """
-    axis, shown = 1, "C" if size is None else size
+    """Check the channels on axis 1 of an input of these ranks; if `unbatched`, the batch may be missing."""
+    axis = 1
     if ranks is None:
-        expected, right_rank = f"(N, {shown}, ...)", x.dim() >= 2
+        expected, right_rank = f"(N, {size}, ...)", x.dim() >= 2
     else:
-        shapes = {2: f"(N, {shown})"} | {n + 2: f"(N, {shown}, {axes})" for n, axes in _AXES.items()}
+        shapes = {2: f"(N, {size})"} | {n + 2: f"(N, {size}, {axes})" for n, axes in _AXES.items()}
         expected, right_rank = " or ".join(shapes[rank] for rank in ranks), x.dim() in ranks
         if unbatched and x.dim() == ranks[0] - 1:
             axis, right_rank = 0, True
@@ -198,7 +178,7 @@ def _channels(
     if not right_rank:
         return ShapeMismatch(expected, shape_text(x), hint=of_rank)
     actual = x.shape[axis]
-    if size is None or actual == size:
+    if actual == size:
         return None
     hint = None
     if axis == 0 and x.shape[1] == size:  # a batch was taken for the channels
@@ -258,16 +238,12 @@ def _attention(
 
 
 def _features_norm(module: nn.Module, x: torch.Tensor, size: int) -> ShapeMismatch | None:
-    instead = f"{type(module).__name__}({{}})"
-    for instance_norm, rank in _INSTANCE_NORM_RANKS.items():
-        if isinstance(module, instance_norm):
-            # Without weights or statistics it takes any number of channels.
-            uses_size = module.affine or module.track_running_stats
-            return _channels(x, size if uses_size else None, (rank,), instead, unbatched=True)
-    for batch_norm, ranks in _BATCH_NORM_RANKS.items():
-        if isinstance(module, batch_norm):
-            return _channels(x, size, ranks, instead)
-    return _channels(x, size, None, instead)
+    if isinstance(
+        module, InstanceNormBase
+    ):  # which also takes inputs without a batch: torch says what is wrong
+        return None
+    ranks = next((r for norm, r in _BATCH_NORM_RANKS.items() if isinstance(module, norm)), None)
+    return _channels(x, size, ranks, f"{type(module).__name__}({{}})")
 
 
 def _sizes(shape: Any) -> str:

@@ -82,20 +82,7 @@ def named_tensors(value: Any, name: str) -> dict[str, Any]:
     >>> list(named_tensors({"x": torch.ones(1), "pair": (torch.ones(2), 3)}, "batch"))
     ["batch['x']", "batch['pair'][0]"]
     """
-    found: dict[int, tuple[str, Any]] = {}
-    seen: set[int] = set()
-
-    def search(value: Any, name: str) -> None:
-        if isinstance(value, (torch.Tensor, TensorSpec)):
-            found.setdefault(id(value), (name, value))
-        elif id(value) not in seen:
-            seen.add(id(value))
-            is_indexed = isinstance(value, (Mapping, list, tuple)) and not hasattr(value, "_fields")
-            for key, part in _parts(value).items():
-                search(part, f"{name}[{key!r}]" if is_indexed else f"{name}.{key}")
-
-    search(value, name)
-    return dict(found.values())
+    return {text: tensor for text, _, tensor in _walk(value, name, (), set())}
 
 
 def tensor_paths(value: Any) -> dict[int, Path]:
@@ -105,19 +92,21 @@ def tensor_paths(value: Any) -> dict[int, Path]:
     >>> tensor_paths({"pair": (x, 3)})[id(x)]
     ('pair', 0)
     """
-    found: dict[int, Path] = {}
-    seen: set[int] = set()
+    found = _walk(value, "", (), set())
+    return {id(tensor): path for _, path, tensor in found if isinstance(tensor, torch.Tensor)}
 
-    def search(value: Any, path: Path) -> None:
-        if isinstance(value, torch.Tensor):
-            found.setdefault(id(value), path)
-        elif id(value) not in seen:
-            seen.add(id(value))
-            for key, part in _parts(value).items():
-                search(part, (*path, key))
 
-    search(value, ())
-    return found
+def _walk(value: Any, name: str, path: Path, seen: set[int]) -> Iterator[tuple[str, Path, Any]]:
+    """Yield the expression, path and value of each tensor and TensorSpec in a nested value, once."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, (torch.Tensor, TensorSpec)):
+        yield name, path, value
+        return
+    is_indexed = isinstance(value, (Mapping, list, tuple)) and not hasattr(value, "_fields")
+    for key, part in _parts(value).items():
+        yield from _walk(part, f"{name}[{key!r}]" if is_indexed else f"{name}.{key}", (*path, key), seen)
 
 
 def at_path(value: Any, path: Path) -> Any:
@@ -175,14 +164,14 @@ def _rebuild(value: Any, parts: dict[Any, Any]) -> Any:
         if hasattr(value, "_fields"):
             return type(value)(*parts.values())
         return type(value)(parts.values())
-    twin = copy.copy(value)
+    new = copy.copy(value)
     if isinstance(value, Mapping):
         # copy.copy of a UserDict shares the dictionary underneath, so items are set on a copy of it.
-        if hasattr(twin, "data") and isinstance(twin.data, dict):
-            twin.data = dict(twin.data)
+        if hasattr(new, "data") and isinstance(new.data, dict):
+            new.data = dict(new.data)
         for key, part in parts.items():
-            twin[key] = part
-        return twin
+            new[key] = part
+        return new
     for name, part in parts.items():
-        object.__setattr__(twin, name, part)  # also on frozen dataclasses
-    return twin
+        object.__setattr__(new, name, part)  # also on frozen dataclasses
+    return new

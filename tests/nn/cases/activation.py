@@ -30,7 +30,7 @@ CASES = [
         lambda: tnn.PReLU(4, 0.1),
         images,
         "-channels",
-        misfit=((torch.zeros(2, 3, 8, 8),), "(N, 4, ...)"),
+        misfit=((torch.zeros(2, 3, 8, 8),), "channel size = 3"),
     ),
     Case("Relu", {}, lambda: tnn.ReLU(), vectors),
     Case("Relu2", {}, None, vectors),
