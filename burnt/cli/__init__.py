@@ -59,9 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments after `burnt`; by default those of the process.
 
-    Returns:
-        The exit code.
-
     Raises:
         SystemExit: the arguments are invalid, or a training was interrupted.
 

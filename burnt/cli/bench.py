@@ -24,9 +24,6 @@ _ROUNDS = 25
 def run(args: argparse.Namespace) -> int:
     """Measure a model and print the results.
 
-    Returns:
-        The exit code.
-
     Raises:
         UsageError: there is no such model, input or device.
     """

@@ -14,9 +14,6 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 def run(args: argparse.Namespace) -> int:
     """Write a run's model as C, and print what was written and what memory it needs.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: there is no such run, or a limit is no size.
         BurntError: the model cannot be loaded or printed, or does not fit.

@@ -35,9 +35,6 @@ class _Evaluation:
 def run(args: argparse.Namespace) -> int:
     """Evaluate a run's model and print the metrics. The code that the run names is imported.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: there is no such run, or an argument is invalid.
         DataError: classes or categories have other numbers in the data than in the training's.

@@ -15,9 +15,6 @@ from burnt.cli.run_model import load_run_model
 def run(args: argparse.Namespace) -> int:
     """Export a run's model and print what was written.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: there is no such run, `out` is no path for a file, or another argument is invalid.
         BurntError: the model cannot be loaded or exported.

@@ -22,9 +22,6 @@ from burnt.monitor.format import size_text
 def run(args: argparse.Namespace) -> int:
     """Import a model, write it, and print what was written.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: there is no such file, the folder has a package already or cannot be imported by its name,
             or `name` is no name of a class.

@@ -18,9 +18,6 @@ from burnt.errors import UnsupportedError
 def run(args: argparse.Namespace) -> int:
     """Show runs.
 
-    Returns:
-        The exit code.
-
     Raises:
         UsageError: there is no such folder, or `fps` or `size` is invalid.
         UnsupportedError: the app is requested, but Textual is not installed.

@@ -13,9 +13,6 @@ from burnt.cli.run_model import RunModel, load_run_model
 def run(args: argparse.Namespace) -> int:
     """Write a run's model as a page and print where.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: there is no such run.
         BurntError: the model cannot be loaded, or cannot run in a page.

@@ -41,9 +41,6 @@ class _Loaded:
 def run(args: argparse.Namespace) -> int:
     """Quantize a model, write it, and print the report. The code that a run or an option names is imported.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: there is no such source, or an argument is invalid.
         BurntError: the model cannot be loaded, quantized or saved, or none of its layers was quantized.

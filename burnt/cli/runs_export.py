@@ -15,9 +15,6 @@ from burnt.store import export_csv, export_jsonl, export_tensorboard
 def run(args: argparse.Namespace) -> int:
     """Export a run.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: there is no such run, or several running runs have that name.
         RunError: the run cannot be read, or a file cannot be written.

@@ -32,9 +32,6 @@ _KEY_VARIABLE = "BURNT_API_KEY"
 def run(args: argparse.Namespace) -> int:
     """Serve models until SIGTERM or Ctrl-C, or write a folder for a container image.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: an argument is wrong, or there is no such run.
         BurntError: a model cannot be loaded, the port is in use, a package is missing.

@@ -17,9 +17,6 @@ def run(path: str, as_json: bool, max_constant_bytes: int | None = None) -> int:
         as_json: whether to print JSON.
         max_constant_bytes: as of `burnt.onnx.load`.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         RecordError: the file is not an ONNX model, or damaged.
     """

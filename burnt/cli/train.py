@@ -30,9 +30,6 @@ _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 def run(args: argparse.Namespace) -> int:
     """Call a training function with its configuration.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.
     """

@@ -339,9 +339,6 @@ def _print_rows(rows: Iterable[Row], stale: Collection[str] = ()) -> None:
 def export(args: argparse.Namespace) -> int:
     """Write the measurements, or those of one op, as JSON.
 
-    Returns:
-        The exit code 0.
-
     Raises:
         UsageError: there is nothing to write, or no such op, device type or folder.
     """
