@@ -37,9 +37,13 @@ class Training(Protocol):
 
     learner: Learner
     position: Position
-    values: dict[str, float]
     writer: RunWriter
     callbacks: Callbacks
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The last metric values."""
+        ...
 
     def stop(self, reason: str) -> None:
         """End the training after the step in progress, for this reason; its checkpoint is saved."""
