@@ -226,9 +226,6 @@ class MonitorApp(App[None]):
     async def wait_until_idle(self, timeout: float) -> None:
         """Wait until everything on the screen has been read and shown; for screenshots and tests.
 
-        Args:
-            timeout: in seconds.
-
         Raises:
             TimeoutError: it took longer than `timeout`.
         """

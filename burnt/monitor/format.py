@@ -111,10 +111,7 @@ def age_text(seconds: float) -> str:
 def rate_change_warning(rate: float, current: float | None, highest_scheduled: float | None = None) -> str:
     """Return a warning if a new learning rate differs from the current one by orders of magnitude; else "".
 
-    Args:
-        rate: the requested learning rate.
-        current: the current one; None if unknown.
-        highest_scheduled: the schedule's highest; a rate between it and the current one gives no warning.
+    A rate between the current one and the highest of the schedule gives no warning.
 
     >>> rate_change_warning(1e9, 1e-3), rate_change_warning(1e-3, 1e-2), rate_change_warning(1e-3, None)
     ('1e+12 times the current 0.001', '', '')
@@ -133,10 +130,7 @@ def rate_change_warning(rate: float, current: float | None, highest_scheduled: f
 
 
 def highest_scheduled_rate(config: Mapping[str, Any] | None) -> float | None:
-    """Return the highest learning rate in a run's schedule; None if it names no rate.
-
-    Args:
-        config: the run's configuration, which holds the schedule as text.
+    """Return the highest rate in the schedule, a text in a run's configuration; None if it names none.
 
     >>> schedule = "Warmup(steps=200, then=Cosine(lr=0.003, steps=5000, end=0.0), start=0.0)"
     >>> highest_scheduled_rate({"schedule": schedule})

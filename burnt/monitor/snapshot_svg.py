@@ -22,12 +22,6 @@ def write_screenshot(
 ) -> None:
     """Run the app headless, press keys, and save a screenshot.
 
-    Args:
-        library: the runs.
-        path: the SVG file to write.
-        size: (columns, lines) of the screen.
-        keys: Textual key names, pressed in order; each waits until the app is idle.
-
     Raises:
         RunError: the file cannot be written, or the runs are not read within 30 s.
     """

@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ pytest.importorskip("textual")
 
 from textual import events
 from textual.command import CommandPalette
-from textual.pilot import Pilot
 from textual.widgets import Input
 
 from burnt.monitor import app as app_module
@@ -49,8 +48,7 @@ from burnt.monitor.ui.table import Table
 from burnt.monitor.ui.theme import LIGHT
 from burnt.store import RunWriter
 from burnt.store.control import Inbox
-
-PATIENCE = 20.0
+from tests.monitor.driving import PATIENCE, opened, press, until
 
 
 def make(folder: Path, state: str = "finished", steps: int = 40, **values: float) -> None:
@@ -95,36 +93,6 @@ def notifications(app: MonitorApp) -> list[str]:
     return [notification.message for notification in app._notifications]
 
 
-def use(
-    folder: Path,
-    steps: Callable[[MonitorApp, Pilot[None]], Awaitable[Any]],
-    size: tuple[int, int] = (120, 40),
-    **options: Any,
-) -> None:
-    """Open the app on a folder, wait for the first picture, and do something."""
-
-    async def session() -> None:
-        app = MonitorApp(RunLibrary([folder]), fps=20, **options)
-        async with app.run_test(size=size) as pilot:
-            await app.wait_until_idle(PATIENCE)
-            await steps(app, pilot)
-
-    asyncio.run(session())
-
-
-async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
-    """Press keys, and wait until what they asked for is on the screen."""
-    await pilot.press(*keys)
-    await app.wait_until_idle(PATIENCE)
-
-
-async def until(app: MonitorApp, condition: Callable[[], bool]) -> None:
-    """Wait until something has become true."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await app.wait_until_idle(PATIENCE)
-
-
 def screen_text(app: MonitorApp) -> str:
     """What is on the screen, without styles."""
     return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
@@ -139,8 +107,8 @@ def table(app: MonitorApp) -> list[str]:
     ]
 
 
-def test_the_list_shows_runs_states_and_why(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_the_list_shows_runs_states_and_why(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         assert isinstance(app.screen, RunsScreen)
         text = screen_text(app)
         for word in ("✓ finished", "✗ crashed", "■ stopped", "valid/loss", "100 %", "0.0125", "3 runs"):
@@ -148,11 +116,9 @@ def test_the_list_shows_runs_states_and_why(runs: Path) -> None:
         await press(app, pilot, "down")
         assert "it was crashed" in screen_text(app)
 
-    use(runs, steps)
 
-
-def test_filter_by_words_and_by_expression(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_filter_by_words_and_by_expression(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "slash", *"alph")
         assert len(table(app)) == 1
         assert screen_text(app).splitlines()[-2].strip() == "alph"
@@ -179,17 +145,14 @@ def test_filter_by_words_and_by_expression(runs: Path) -> None:
         await app.wait_until_idle(PATIENCE)
         assert "No run matches the filter." in screen_text(app)
 
-    use(runs, steps)
 
-
-def test_sorting_by_key_and_by_click(runs: Path) -> None:
+async def test_sorting_by_key_and_by_click(runs: Path) -> None:
     def names(app: MonitorApp) -> list[str]:
         return [line.split()[1] for line in table(app)]
 
     (runs / "odd").mkdir()
     (runs / "odd" / "run.db").write_bytes(b"nothing")
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(runs) as (app, pilot):
         assert names(app) == ["gamma-10", "beta", "alpha", "odd"]
         await press(app, pilot, "S")
         assert names(app) == ["alpha", "beta", "gamma-10", "odd"]
@@ -205,22 +168,17 @@ def test_sorting_by_key_and_by_click(runs: Path) -> None:
         await app.wait_until_idle(PATIENCE)
         assert names(app) == ["beta", "gamma-10", "alpha", "odd"]
 
-    use(runs, steps)
 
-
-def test_sorting_takes_digits_that_are_no_numbers(tmp_path: Path) -> None:
+async def test_sorting_takes_digits_that_are_no_numbers(tmp_path: Path) -> None:
     make(tmp_path / "exp-10²", steps=2)
     make(tmp_path / "exp-9", steps=2)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path) as (app, pilot):
         await press(app, pilot, "s")
         assert [line.split()[1] for line in table(app)] == ["exp-9", "exp-10²"]
 
-    use(tmp_path, steps)
 
-
-def test_marked_runs_are_compared(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_marked_runs_are_compared(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "space", "c")
         assert isinstance(app.screen, RunsScreen)  # one is not enough, and that is said
         await press(app, pilot, "space")
@@ -233,23 +191,18 @@ def test_marked_runs_are_compared(runs: Path) -> None:
         await press(app, pilot, "escape")
         assert isinstance(app.screen, RunsScreen)
 
-    use(runs, steps)
-
 
 @pytest.mark.full
-def test_the_colours_of_runs_come_again_with_another_mark(tmp_path: Path) -> None:
+async def test_the_colours_of_runs_come_again_with_another_mark(tmp_path: Path) -> None:
     for number in range(9):
         with RunWriter.create(tmp_path / f"run-{number}") as run:
             run.log(1, 1, {"loss": 1.0})
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path) as (app, _):
         marks = {line.split()[1]: line.split()[0] for line in table(app)}
         assert (marks["run-0"], marks["run-7"], marks["run-8"]) == ("▐", "▐", "┇")
 
-    use(tmp_path, steps)
 
-
-def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
+async def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
     expected = {
         "1": "loss",
         "2": "accuracy",
@@ -262,8 +215,7 @@ def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
         "9": "recorded",
         "K": "No kernel has been chosen.",
     }
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "enter")
         assert isinstance(app.screen, RunScreen)
         assert [chart.view.title for chart in app.screen.query(Chart)] == ["loss", "accuracy"]
@@ -281,28 +233,23 @@ def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
         await press(app, pilot, "escape")
         assert isinstance(app.screen, RunsScreen)
 
-    use(runs, steps)
 
-
-def test_a_double_click_opens_a_run(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_double_click_opens_a_run(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         await pilot.click(Table, offset=(5, 2), times=2)
         await app.wait_until_idle(PATIENCE)
         assert isinstance(app.screen, RunScreen)
         assert app.screen.view.label == "beta"
 
-    use(runs, steps)
 
-
-def test_why_a_run_ended_is_shown_in_its_head(tmp_path: Path) -> None:
+async def test_why_a_run_ended_is_shown_in_its_head(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run")
     run.log(7, 1, {"loss": float("nan")})
     run.event(
         "error", 7, error="NonFiniteError", message="the loss became nan", cause="nan", traceback="File x"
     )
     run.close("crashed", "NonFiniteError: the loss became nan")
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run") as (app, pilot):
         assert isinstance(app.screen, RunScreen)
         assert "not a number at step 7: NonFiniteError: the loss became nan" in screen_text(app)
         await press(app, pilot, "6", "down", "enter")
@@ -311,11 +258,9 @@ def test_why_a_run_ended_is_shown_in_its_head(tmp_path: Path) -> None:
         await press(app, pilot, "escape")
         assert isinstance(app.screen, RunScreen)
 
-    use(tmp_path / "run", steps)
 
-
-def test_events_are_filtered_and_the_newest_stays_in_sight(live: RunWriter) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_events_are_filtered_and_the_newest_stays_in_sight(live: RunWriter) -> None:
+    async with opened(live.folder) as (app, pilot):
         live.event("note", 1, text="remember this")
         await asyncio.to_thread(live.flush)
         await press(app, pilot, "6")
@@ -330,13 +275,11 @@ def test_events_are_filtered_and_the_newest_stays_in_sight(live: RunWriter) -> N
         await press(app, pilot, "slash", "escape")
         assert len(table(app)) == 3
 
-    use(live.folder, steps)
 
-
-def test_plots_axis_log_smoothing_full_size_and_pages(tmp_path: Path) -> None:
+async def test_plots_axis_log_smoothing_full_size_and_pages(tmp_path: Path) -> None:
     make(tmp_path / "run", **{f"metric{i}": 1.0 for i in range(12)})
+    async with opened(tmp_path / "run") as (app, pilot):
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         def views() -> list[Any]:
             return [chart.view for chart in app.screen.query(Chart)]
 
@@ -361,13 +304,10 @@ def test_plots_axis_log_smoothing_full_size_and_pages(tmp_path: Path) -> None:
         assert [view.title for view in views()] == first
         assert isinstance(app.screen, RunScreen)
 
-    use(tmp_path / "run", steps)
 
-
-def test_zoom_and_crosshair_are_those_of_all_charts(tmp_path: Path) -> None:
+async def test_zoom_and_crosshair_are_those_of_all_charts(tmp_path: Path) -> None:
     make(tmp_path / "run", steps=5000)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run") as (app, pilot):
         loss, accuracy = app.screen.query(Chart)
         before = len(loss.view.curves[0].xs)
         await press(app, pilot, *["plus"] * 12)
@@ -386,11 +326,9 @@ def test_zoom_and_crosshair_are_those_of_all_charts(tmp_path: Path) -> None:
         assert len(loss.view.curves[0].xs) == before
         assert isinstance(app.screen, RunScreen)
 
-    use(tmp_path / "run", steps)
 
-
-def test_a_chart_grows_with_its_run_and_stands_still_without(live: RunWriter) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_chart_grows_with_its_run_and_stands_still_without(live: RunWriter) -> None:
+    async with opened(live.folder) as (app, _):
         chart = app.screen.query(Chart).first()
         assert len(chart.view.curves[0].xs) == 1
         live.log(2, 1, {"loss": 0.25})
@@ -402,18 +340,15 @@ def test_a_chart_grows_with_its_run_and_stands_still_without(live: RunWriter) ->
         await app.wait_until_idle(PATIENCE)
         assert chart.view is view
 
-    use(live.folder, steps)
 
-
-def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
+async def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
     for number in range(200):
         live.log_line(f"line {number}")
     live.log_line("the needle")
     for number in range(200, 400):
         live.log_line(f"line {number}")
     live.flush()
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "4")
         assert "line 399" in screen_text(app)
         live.log_line("one more")
@@ -430,15 +365,12 @@ def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
         await press(app, pilot, "F")
         await until(app, lambda: "does not scroll" in screen_text(app))
 
-    use(live.folder, steps)
 
-
-def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
+async def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
     for number in range(40):
         live.log_line(f"line {number}")
     live.flush()
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "4", "slash", *"line 1", "enter")
         assert "match 11 of 11" in screen_text(app)
         assert app.screen.query_one(Table).cursor == 19
@@ -464,10 +396,8 @@ def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
         await press(app, pilot, "slash", "escape")
         assert "matches" not in screen_text(app)
 
-    use(live.folder, steps)
 
-
-def test_only_what_is_new_is_made_for_the_log_and_the_events(
+async def test_only_what_is_new_is_made_for_the_log_and_the_events(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -482,8 +412,7 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
     live.log_line("second")
     live.event("note", 1, text="first")
     live.flush()
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "enter", "4")
         rows = app.screen.query_one(LogPane).query_one(Table)
         assert calls == ["_line_cells"] * 2
@@ -507,8 +436,6 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
         await until(app, lambda: "another" in screen_text(app))
         assert len(calls) == shown + 1
 
-    use(live.folder, steps)
-
 
 def answer(run: RunWriter, inbox: Inbox, status: str, reason: str | None = None) -> Any:
     """What a training does with the next command."""
@@ -521,10 +448,9 @@ def answer(run: RunWriter, inbox: Inbox, status: str, reason: str | None = None)
     return command
 
 
-def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
+async def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
     inbox = Inbox(live.lease)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "p")
         assert isinstance(app.screen, ConfirmScreen)
         await press(app, pilot, "escape")
@@ -542,17 +468,14 @@ def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
         await until(app, lambda: "refused, it is paused" in screen_text(app))
         assert notifications(app) == ["learning rate 1e-4: refused, it is paused"]
 
-    use(live.folder, steps)
-
 
 @pytest.mark.full
-def test_a_commands_status_goes_away_when_the_run_has_ended(
+async def test_a_commands_status_goes_away_when_the_run_has_ended(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_SHOW_ANSWER_SECONDS", 1.0)
     inbox = Inbox(live.lease)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "p", "y")
         await until(app, lambda: "pause: sent" in screen_text(app))
         await asyncio.to_thread(answer, live, inbox, "done")
@@ -560,23 +483,18 @@ def test_a_commands_status_goes_away_when_the_run_has_ended(
         await until(app, lambda: "pause: done" in screen_text(app) and "■ stopped" in screen_text(app))
         await until(app, lambda: "pause: done" not in screen_text(app))
 
-    use(live.folder, steps)
 
-
-def test_a_paused_run_offers_to_go_on(live: RunWriter) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_paused_run_offers_to_go_on(live: RunWriter) -> None:
+    async with opened(live.folder) as (app, _):
         assert "p pause" in screen_text(app).splitlines()[-1]
         live.progress(1, 1, total_steps=10, activity="paused")
         await asyncio.to_thread(live.flush)
         await until(app, lambda: "p resume" in screen_text(app).splitlines()[-1])
 
-    use(live.folder, steps)
 
-
-def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
+async def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
     inbox = Inbox(live.lease)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "X", "enter")
         assert isinstance(app.screen, RunScreen)
         assert inbox.poll() == []
@@ -585,10 +503,8 @@ def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
         await until(app, lambda: "stop with a checkpoint: sent" in screen_text(app))
         assert [command.kind for command in inbox.poll()] == ["stop"]
 
-    use(live.folder, steps)
 
-
-def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live: RunWriter) -> None:
+async def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live: RunWriter) -> None:
     inbox = Inbox(live.lease)
 
     def type_at_once(app: MonitorApp, *keys: str) -> None:
@@ -597,18 +513,16 @@ def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live: RunW
             event.set_sender(app)
             app.post_message(event)
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, _):
         type_at_once(app, "l", "0", "full_stop", "5", "enter")
         await until(app, lambda: "learning rate 0.5: sent" in screen_text(app))
         type_at_once(app, "n", *"pale", "enter")
         await until(app, lambda: "note pale: sent" in screen_text(app))
         assert [(command.kind, command.value) for command in inbox.poll()] == [("lr", 0.5), ("note", "pale")]
 
-    use(live.folder, steps)
 
-
-def test_keys_keep_their_order_when_the_app_is_slow(live: RunWriter) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_keys_keep_their_order_when_the_app_is_slow(live: RunWriter) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "n")
         field = app.screen.query_one(Input)
         # The first key has waited for so long that others may pass the one before it.
@@ -619,10 +533,10 @@ def test_keys_keep_their_order_when_the_app_is_slow(live: RunWriter) -> None:
         await until(app, lambda: len(field.value) == 3)
         assert field.value == "abc"
 
-    use(live.folder, steps)
 
-
-def test_keys_wait_for_a_window_that_opens_slowly(live: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_wait_for_a_window_that_opens_slowly(
+    live: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside a training that keeps every core busy: else they would do something on the screen behind it."""
     inbox = Inbox(live.lease)
     note = RunScreen.action_note
@@ -633,8 +547,7 @@ def test_keys_wait_for_a_window_that_opens_slowly(live: RunWriter, monkeypatch: 
 
     monkeypatch.setattr(RunScreen, "action_note", slow)
     monkeypatch.setattr(app_module, "_CLOSED_TARGET_SECONDS", 0.05)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, _):
         for key in ("n", *"pale", "enter"):
             event = events.Key(key, key if len(key) == 1 else None)
             event.set_sender(app)
@@ -642,13 +555,10 @@ def test_keys_wait_for_a_window_that_opens_slowly(live: RunWriter, monkeypatch: 
         await until(app, lambda: "note pale: sent" in screen_text(app))
         assert [command.value for command in inbox.poll()] == ["pale"]
 
-    use(live.folder, steps)
 
-
-def test_what_is_typed_after_enter_is_no_part_of_the_answer(live: RunWriter) -> None:
+async def test_what_is_typed_after_enter_is_no_part_of_the_answer(live: RunWriter) -> None:
     inbox = Inbox(live.lease)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "n", *"pale", "6")
         field = app.screen.query_one(Input)
         for _ in range(2):  # enter, pressed twice
@@ -657,11 +567,9 @@ def test_what_is_typed_after_enter_is_no_part_of_the_answer(live: RunWriter) -> 
         assert isinstance(app.screen, RunScreen)
         assert [command.value for command in inbox.poll()] == ["pale"]
 
-    use(live.folder, steps)
 
-
-def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "l", *"fast", "enter")
         assert isinstance(app.screen, PromptScreen)
         text = screen_text(app)
@@ -669,13 +577,10 @@ def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
         assert "a finite number above 0" in text
         assert list((live.folder / "control").iterdir()) == []
 
-    use(live.folder, steps)
 
-
-def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(live: RunWriter) -> None:
+async def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(live: RunWriter) -> None:
     inbox = Inbox(live.lease)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "l")
         assert "It is now 0.1." in screen_text(app).replace("│", "").replace("\n", "")
         await press(app, pilot, *"1e9", "enter")
@@ -688,11 +593,9 @@ def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(live: R
         await until(app, lambda: "sent" in screen_text(app))
         assert [command.value for command in inbox.poll()] == [1e9]
 
-    use(live.folder, steps)
-
 
 @pytest.mark.full
-def test_a_rate_that_a_warm_up_leads_to_is_not_asked_for_once_more(tmp_path: Path) -> None:
+async def test_a_rate_that_a_warm_up_leads_to_is_not_asked_for_once_more(tmp_path: Path) -> None:
     with RunWriter.create(
         tmp_path,
         config={"schedule": "Warmup(steps=200, then=Cosine(lr=0.003, steps=900, end=0.0), start=0.0)"},
@@ -700,19 +603,16 @@ def test_a_rate_that_a_warm_up_leads_to_is_not_asked_for_once_more(tmp_path: Pat
         run.log(1, 1, {"loss": 0.5, "learning_rate": 1.5e-5})
         run.flush()
         inbox = Inbox(run.lease)
-
-        async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        async with opened(tmp_path) as (app, pilot):
             await press(app, pilot, "l", *"0.005", "enter")
             await until(app, lambda: "learning rate 0.005: sent" in screen_text(app))
             assert [command.value for command in inbox.poll()] == [0.005]
             await press(app, pilot, "l", *"0.05", "enter")
             assert "3.33e+03 times the current 1.5e-05" in screen_text(app)
 
-        use(tmp_path, steps)
 
-
-def test_a_learning_rate_set_by_hand_is_in_the_head(live: RunWriter) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_learning_rate_set_by_hand_is_in_the_head(live: RunWriter) -> None:
+    async with opened(live.folder, size=(80, 24)) as (app, _):
         assert "by hand" not in screen_text(app)
         live.event("learning_rate", 1, value=0.002)
         await asyncio.to_thread(live.flush)
@@ -722,11 +622,9 @@ def test_a_learning_rate_set_by_hand_is_in_the_head(live: RunWriter) -> None:
         await until(app, lambda: "learning rate 0.1 " in screen_text(app))
         assert "by hand" not in screen_text(app)
 
-    use(live.folder, steps, size=(80, 24))
 
-
-def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "enter")
         bar = screen_text(app).splitlines()[-1]
         assert "x axis" in bar
@@ -736,24 +634,19 @@ def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
             assert isinstance(app.screen, RunScreen), key
         assert any("Cannot send commands to" in message for message in notifications(app))
 
-    use(runs, steps)
 
-
-def test_a_read_only_folder_refuses_with_the_reason(live: RunWriter) -> None:
+async def test_a_read_only_folder_refuses_with_the_reason(live: RunWriter) -> None:
     control = live.folder / "control"
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         shutil.rmtree(control)
         await press(app, pilot, "w", "y")
         await until(app, lambda: "refused, the command cannot be sent" in screen_text(app))
         assert len(notifications(app)) == 1
         assert notifications(app)[0].startswith("save a checkpoint: refused, the command cannot be sent")
 
-    use(live.folder, steps)
 
-
-def test_help_is_what_can_be_pressed(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_help_is_what_can_be_pressed(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         actions = {key.action for _, key in app.active_keys()}
         assert {key.action for key in (*LIST, *RUNS, *APP)} <= actions
         await press(app, pilot, "question_mark")
@@ -763,12 +656,10 @@ def test_help_is_what_can_be_pressed(runs: Path) -> None:
         await press(app, pilot, "escape", "enter")
         assert {key.action for key in CHART} <= {key.action for _, key in app.active_keys()}
 
-    use(runs, steps)
-
 
 @pytest.mark.full
-def test_a_long_help_says_how_much_of_it_is_out_of_sight(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_long_help_says_how_much_of_it_is_out_of_sight(runs: Path) -> None:
+    async with opened(runs, size=(80, 24)) as (app, pilot):
         await press(app, pilot, "enter", "question_mark")
         assert isinstance(app.screen, HelpScreen)
         assert "more lines below: ↓ or page down   esc closes" in screen_text(app)
@@ -781,12 +672,10 @@ def test_a_long_help_says_how_much_of_it_is_out_of_sight(runs: Path) -> None:
         assert "more line" not in screen_text(app)
         assert "esc closes" in screen_text(app)
 
-    use(runs, steps, size=(80, 24))
-
 
 @pytest.mark.full
-def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "enter")
         for pane in "123456789K":
             await press(app, pilot, pane)
@@ -794,11 +683,9 @@ def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
                 name = key.action.partition("(")[0].rpartition(".")[2]
                 assert hasattr(node, f"action_{name}"), (node, key)
 
-    use(runs, steps)
 
-
-def test_the_palette_finds_actions_and_panes(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_the_palette_finds_actions_and_panes(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "enter")
         titles = {command.title.partition(":")[0] for command in app.get_system_commands(app.screen)}
         assert {"Stop", "Pause", "Checkpoints", "Quit", "Smooth"} <= titles
@@ -817,12 +704,10 @@ def test_the_palette_finds_actions_and_panes(runs: Path) -> None:
         await pilot.press("enter")
         await until(app, lambda: app.theme == LIGHT.name)
 
-    use(runs, steps)
-
 
 @pytest.mark.full
-def test_the_palette_does_what_the_keys_of_the_screen_under_it_do(live: RunWriter) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_the_palette_does_what_the_keys_of_the_screen_under_it_do(live: RunWriter) -> None:
+    async with opened(live.folder) as (app, pilot):
         await pilot.press("ctrl+p")
         await pilot.pause(0.2)
         await pilot.press(*"learning")
@@ -833,11 +718,9 @@ def test_the_palette_does_what_the_keys_of_the_screen_under_it_do(live: RunWrite
         await pilot.press("enter")
         await until(app, lambda: isinstance(app.screen, PromptScreen))
 
-    use(live.folder, steps)
 
-
-def test_too_small_says_so_and_comes_back(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_too_small_says_so_and_comes_back(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "enter")
         await pilot.resize_terminal(79, 24)
         await app.wait_until_idle(PATIENCE)
@@ -852,30 +735,24 @@ def test_too_small_says_so_and_comes_back(runs: Path) -> None:
         assert isinstance(app.screen, RunScreen)
         assert app.screen.query(Chart)
 
-    use(runs, steps)
 
-
-def test_a_terminal_too_small_from_the_start_is_left_or_made_larger(runs: Path) -> None:
-    async def leave(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_terminal_too_small_from_the_start_is_left_or_made_larger(runs: Path) -> None:
+    async with opened(runs, size=(60, 20)) as (app, pilot):
         assert isinstance(app.screen, TooSmallScreen)
         await pilot.press("q")
         async with asyncio.timeout(PATIENCE):
             while app.is_running:
                 await asyncio.sleep(0.01)
-
-    async def enlarge(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(runs / "alpha", size=(60, 20)) as (app, pilot):
         assert isinstance(app.screen, TooSmallScreen)
         await pilot.resize_terminal(100, 30)
         await app.wait_until_idle(PATIENCE)
         await until(app, lambda: isinstance(app.screen, RunScreen))  # a single run is opened at once
         assert not any(isinstance(screen, TooSmallScreen) for screen in app.screen_stack)
 
-    use(runs, leave, size=(60, 20))
-    use(runs / "alpha", enlarge, size=(60, 20))
 
-
-def test_a_training_that_ends_while_there_is_no_room_is_said_to_have_ended(live: RunWriter) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_training_that_ends_while_there_is_no_room_is_said_to_have_ended(live: RunWriter) -> None:
+    async with opened(live.folder, training_pid=os.getpid()) as (app, pilot):
         await pilot.resize_terminal(60, 20)
         await app.wait_until_idle(PATIENCE)
         assert isinstance(app.screen, TooSmallScreen)
@@ -886,13 +763,11 @@ def test_a_training_that_ends_while_there_is_no_room_is_said_to_have_ended(live:
         assert isinstance(app.screen, EndScreen)
         assert not any(isinstance(screen, TooSmallScreen) for screen in app.screen_stack)
 
-    use(live.folder, steps, training_pid=os.getpid())
-
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
-def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> None:
+    async with opened(runs, size) as (app, pilot):
         for keys in ("down", "enter", *"123456789K"):
             await press(app, pilot, keys)
             lines = app.screen._compositor.render_strips()
@@ -900,23 +775,18 @@ def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> 
             assert "?" in lines[-1].text
             assert "quit" in lines[-1].text
 
-    use(runs, steps, size)
 
-
-def test_light_and_dark(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_light_and_dark(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         assert app.current_theme.dark
         await press(app, pilot, "t")
         assert not app.current_theme.dark
 
-    use(runs, steps)
-
 
 @pytest.mark.full
-def test_no_color_sends_no_colour(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_color_sends_no_colour(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(runs) as (app, pilot):
         lines = app.screen._compositor.render_strips()
         reversed_ = [strip.text for strip in lines if any(s.style and s.style.reverse for s in strip)]
         assert len(reversed_) == 1
@@ -932,11 +802,9 @@ def test_no_color_sends_no_colour(runs: Path, monkeypatch: pytest.MonkeyPatch) -
                         segment,
                     )
 
-    use(runs, steps)
 
-
-def test_new_deleted_and_damaged_runs_while_open(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_new_deleted_and_damaged_runs_while_open(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         make(runs / "delta")
         shutil.rmtree(runs / "beta")
         (runs / "alpha" / "run.db").write_bytes(b"x" * 4096)
@@ -945,11 +813,9 @@ def test_new_deleted_and_damaged_runs_while_open(runs: Path) -> None:
         await press(app, pilot, "f5")
         assert "beta" not in screen_text(app)
 
-    use(runs, steps)
 
-
-def test_a_run_deleted_or_damaged_while_it_is_shown(runs: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_a_run_deleted_or_damaged_while_it_is_shown(runs: Path) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "enter")
         folder = app.screen.view.folder
         shutil.rmtree(folder)
@@ -962,56 +828,45 @@ def test_a_run_deleted_or_damaged_while_it_is_shown(runs: Path) -> None:
         for key in "123456789K":
             await press(app, pilot, key)
 
-    use(runs, steps)
 
-
-def test_an_unreadable_run_has_no_pane_that_says_otherwise(runs: Path) -> None:
+async def test_an_unreadable_run_has_no_pane_that_says_otherwise(runs: Path) -> None:
     (runs / "odd").mkdir()
     (runs / "odd" / "run.db").write_bytes(b"x" * 4096)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "end", "enter")
         for key in "1245679":
             await press(app, pilot, key)
             assert "the run cannot be read" in screen_text(app), key
 
-    use(runs, steps)
 
-
-def test_the_events_of_a_killed_training_end_with_that(tmp_path: Path) -> None:
+async def test_the_events_of_a_killed_training_end_with_that(tmp_path: Path) -> None:
     code = (
         "import os, sys; from burnt.store import RunWriter\n"
         "run = RunWriter.create(sys.argv[1]); run.log(1, 1, {'loss': 1.0}); run.flush(); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run") as (app, pilot):
         await press(app, pilot, "6")
         assert "crashed" in table(app)[0]
         assert "ended without closing the run" in table(app)[0]
         assert "start" in table(app)[1]
 
-    use(tmp_path / "run", steps)
 
-
-def test_an_empty_folder_waits_for_a_run(tmp_path: Path) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_an_empty_folder_waits_for_a_run(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (app, pilot):
         assert "No runs in" in screen_text(app)
         make(tmp_path / "first")
         await press(app, pilot, "f5")
         assert "first" in screen_text(app)
 
-    use(tmp_path, steps)
 
-
-def test_names_and_texts_cannot_steer_the_terminal(tmp_path: Path) -> None:
+async def test_names_and_texts_cannot_steer_the_terminal(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "a[bold]b", name="\x1b[31mred", config={"key\x07": "\x1b]0;title\x07"})
     run.log(1, 1, {"lo\x1bss": 1.0})
     run.log_line("\x1b[2J [link=x]gone")
     run.event("note", 1, text="\x1b[2J[/]")
     run.close("crashed", "\x1b[2J [red]")
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path) as (app, pilot):
         for keys in ("down", "enter", *"123456789K"):
             await press(app, pilot, keys)
             text = screen_text(app)
@@ -1020,10 +875,8 @@ def test_names_and_texts_cannot_steer_the_terminal(tmp_path: Path) -> None:
         await press(app, pilot, "6")
         assert "[/]" in screen_text(app)
 
-    use(tmp_path, steps)
 
-
-def test_names_of_a_run_that_goes_on_cannot_steer_the_terminal(tmp_path: Path) -> None:
+async def test_names_of_a_run_that_goes_on_cannot_steer_the_terminal(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "a\x1b]0;b\x07")
     run.log(1, 1, {"lo\x1bss": 1.0}, split="va\x1blid")
     run.log(1, 1, {"lo\x1bss": 2.0})
@@ -1032,19 +885,16 @@ def test_names_of_a_run_that_goes_on_cannot_steer_the_terminal(tmp_path: Path) -
     with sqlite3.connect(run.folder / "run.db", isolation_level=None) as connection:
         connection.execute("UPDATE attempt SET host = 'h\x1b[5most'")
     connection.close()
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path) as (app, pilot):
         for keys in ("down", "enter", "1", "6", "x", "escape", "escape", "slash", *"zz"):
             await press(app, pilot, keys)
             text = screen_text(app)
             assert "\x1b" not in text
             assert "\x07" not in text
-
-    use(tmp_path, steps)
     run.close("finished")
 
 
-def test_events_and_tables_of_other_writers_may_be_odd(tmp_path: Path) -> None:
+async def test_events_and_tables_of_other_writers_may_be_odd(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run", config={"a": [1, {"b": None}], "c": {}})
     run.event("checkpoint", 1, path=None, values=[1])
     run.event("epoch", 1, epoch="x")
@@ -1056,16 +906,13 @@ def test_events_and_tables_of_other_writers_may_be_odd(tmp_path: Path) -> None:
     run.log_line("")
     run.log(1, None, {"": float("inf"), "loss": float("nan")}, split="")
     run.close("crashed", "")
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run") as (app, pilot):
         for keys in (*"123456789K", "6", "down", "enter", "escape", *"1xysf", "plus", "left"):
             await press(app, pilot, keys)
         assert "crashed" in screen_text(app)
 
-    use(tmp_path / "run", steps)
 
-
-def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
+async def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "diverged")
     run.log(1, 1, {"loss": 0.5})
     (run.folder / "checkpoints" / "step-1").mkdir(parents=True)
@@ -1073,8 +920,7 @@ def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
     run.event("checkpoint", 1, path="step-1", values=values)
     run.system({"cpu.percent": math.nan, "memory.used_bytes": math.inf, "gpu0\x1b[5m.watts": -math.inf})
     run.close("finished")
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path) as (app, pilot):
         await press(app, pilot, "enter", "3")
         text = screen_text(app)
         assert all(part in text for part in ("CPU nan", "memory inf", "gpu0\\x1b[5m -inf"))
@@ -1084,20 +930,15 @@ def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
         assert "\x1b" not in text
         assert "★" not in text
 
-    use(tmp_path, steps)
 
-
-def test_a_checkpoint_tells_first_what_it_is_judged_by(live: RunWriter) -> None:
+async def test_a_checkpoint_tells_first_what_it_is_judged_by(live: RunWriter) -> None:
     (live.folder / "checkpoints" / "step-8").mkdir(parents=True)
     values = {"train/loss": 0.1, "train/accuracy": 0.2, "valid/accuracy": 0.3, "valid/loss": 0.4}
     live.event("checkpoint", 8, path="step-8", values=values, bytes=1)
     live.flush()
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "5")
         assert "valid/loss 0.4000  valid/accuracy 0.3000  train/loss 0.1000" in table(app)[0]
-
-    use(live.folder, steps)
 
 
 def test_the_best_checkpoint_is_the_oldest_of_equals() -> None:
@@ -1127,24 +968,21 @@ _ODD = {
 
 @pytest.mark.sample(keep=("all of it",))
 @pytest.mark.parametrize("what", [*_ODD, "all of it"])
-def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, what: str) -> None:
+async def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, what: str) -> None:
     with sqlite3.connect(runs / "beta" / "run.db", isolation_level=None) as connection:
         for statement in _ODD.values() if what == "all of it" else [_ODD[what]]:
             connection.execute(statement)
     connection.close()
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(runs) as (app, pilot):
         assert len(table(app)) == 3
         await press(app, pilot, "down", "enter", *"4567", "escape")
         assert app.is_running
         assert len(table(app)) == 3
-
-    use(runs, steps)
     assert any("gamma-10" in line for line in snapshot_text.snapshot_lines([runs]))
     assert snapshot_text.snapshot_lines([runs / "beta"])
 
 
-def test_what_cannot_be_shown_is_reported_and_the_rest_goes_on(
+async def test_what_cannot_be_shown_is_reported_and_the_rest_goes_on(
     runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
@@ -1153,7 +991,7 @@ def test_what_cannot_be_shown_is_reported_and_the_rest_goes_on(
     def is_notified(app: MonitorApp, text: str) -> bool:
         return any(text in message for message in notifications(app))
 
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(runs) as (app, pilot):
         await press(app, pilot, "enter")
         for place in ("read", "_show"):
             with monkeypatch.context() as patch:
@@ -1166,24 +1004,19 @@ def test_what_cannot_be_shown_is_reported_and_the_rest_goes_on(
             await until(app, lambda: is_notified(app, "cannot read data: ZeroDivisionError"))
         await press(app, pilot, "6")
         assert app.is_running
-
-    use(runs, steps)
     assert "Traceback" in caplog.text
 
 
-def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
+async def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(app_module.os, "kill", lambda pid, number: sent.append((pid, number)))
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder, training_pid=4321) as (app, pilot):
         await press(app, pilot, "ctrl+c")
         assert sent == [(4321, signal.SIGINT)]
         await press(app, pilot, "X", "ctrl+c")
         assert len(sent) == 2
-
-    use(live.folder, steps, training_pid=4321)
 
 
 @pytest.mark.sample(1)
@@ -1199,52 +1032,44 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
         (("4", "slash", "a"), RunScreen),
     ],
 )
-def test_ctrl_c_goes_to_the_training_whatever_is_open(
+async def test_ctrl_c_goes_to_the_training_whatever_is_open(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], shown: type[Any]
 ) -> None:
     sent: list[int] = []
     monkeypatch.setattr(app_module.os, "kill", lambda pid, number: sent.append(number))
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder, training_pid=4321) as (app, pilot):
         await press(app, pilot, *keys)
         assert isinstance(app.screen, shown)
         await press(app, pilot, "ctrl+c")
         assert sent == [signal.SIGINT]
         assert isinstance(app.screen, shown)
 
-    use(live.folder, steps, training_pid=4321)
 
-
-def test_ctrl_c_goes_to_the_training_where_there_is_no_room(
+async def test_ctrl_c_goes_to_the_training_where_there_is_no_room(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
     monkeypatch.setattr(app_module.os, "kill", lambda pid, number: sent.append(number))
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(live.folder, size=(60, 20), training_pid=4321) as (_, pilot):
         await pilot.press("ctrl+c")
         assert sent == [signal.SIGINT]
 
-    use(live.folder, steps, size=(60, 20), training_pid=4321)
 
-
-def test_an_attached_monitor_begins_with_the_run(live: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_attached_monitor_begins_with_the_run(
+    live: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live.flush()
     monkeypatch.setattr(app_module.Refresher, "start", lambda self: None)  # nothing is read later on
-
-    async def session() -> None:
-        app = MonitorApp(RunLibrary([live.folder]), training_pid=4321)
-        async with app.run_test(size=(120, 40)) as pilot:
-            await pilot.pause()
-            assert isinstance(app.screen, RunScreen)
-            await pilot.press("escape")
-            assert isinstance(app.screen, RunsScreen)
-
-    asyncio.run(session())
+    app = MonitorApp(RunLibrary([live.folder]), training_pid=4321)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        assert isinstance(app.screen, RunScreen)
+        await pilot.press("escape")
+        assert isinstance(app.screen, RunsScreen)
 
 
-def test_an_attached_monitor_closes_after_the_end(live: RunWriter) -> None:
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+async def test_an_attached_monitor_closes_after_the_end(live: RunWriter) -> None:
+    async with opened(live.folder, training_pid=os.getpid()) as (app, pilot):
         await asyncio.to_thread(live.close, "finished")
         await until(app, lambda: isinstance(app.screen, EndScreen) and "Press any key" in screen_text(app))
         await pilot.press("x")
@@ -1253,10 +1078,10 @@ def test_an_attached_monitor_closes_after_the_end(live: RunWriter) -> None:
                 await asyncio.sleep(0.01)
         assert app.return_code == 0
 
-    use(live.folder, steps, training_pid=os.getpid())
 
-
-def test_a_disk_that_hangs_does_not_hold_up_the_keys(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_hangs_does_not_hold_up_the_keys(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import threading
 
     hanging = threading.Event()
@@ -1269,8 +1094,7 @@ def test_a_disk_that_hangs_does_not_hold_up_the_keys(runs: Path, monkeypatch: py
         return refresh(self, rescan=rescan)
 
     monkeypatch.setattr(RunLibrary, "refresh", slow)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(runs) as (app, pilot):
         hanging.set()
         app.refresher.wake()
         await pilot.press("down", "enter")
@@ -1280,5 +1104,3 @@ def test_a_disk_that_hangs_does_not_hold_up_the_keys(runs: Path, monkeypatch: py
         assert isinstance(app.screen, HelpScreen)
         hanging.clear()
         release.set()
-
-    use(runs, steps)

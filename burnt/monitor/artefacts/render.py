@@ -1,6 +1,6 @@
 """Draw confusion matrices, scores by class, histograms, images and texts as styled text. No Textual.
 
-Each function draws for a given size. Without colours, shades are drawn as characters.
+Each function draws in at most `width` columns and `height` lines. Without `colors`, shades are characters.
 """
 
 from __future__ import annotations
@@ -24,19 +24,11 @@ _MAX_CONFUSED_PAIRS = 5
 
 
 class StyledText(NamedTuple):
-    """A text with its colours.
-
-    Args:
-        text: the text.
-        color: a colour, or a theme variable such as ``$dim``; "" is the default colour.
-        shade: from 0 to 1, how far the background is blended towards the theme's primary colour.
-        background: the background colour; "" is the default.
-        bold: whether the text is bold.
-    """
+    """A text with its colours; "" is the default colour."""
 
     text: str
-    color: str = ""
-    shade: float = 0.0
+    color: str = ""  # or a theme variable such as $dim
+    shade: float = 0.0  # from 0 to 1: how far the background is blended towards the theme's primary colour
     background: str = ""
     bold: bool = False
 
@@ -64,11 +56,6 @@ def draw_confusion_matrix(table: dict[str, Any], width: int, *, colors: bool = T
 
     Recall and precision are at the margins, the most confused pairs below. If the numbers do not fit, only
     the shades are drawn, with several classes per cell if needed.
-
-    Args:
-        table: the table that `ConfusionMatrix` records.
-        width: maximum width of the lines.
-        colors: whether colours are available; otherwise shades are characters.
     """
     names = [clean(str(name)) for name in table["columns"][1:]]
     counts = [[n if n > 0 else 0 for n in row[1:]] for row in table["rows"]]
@@ -175,12 +162,7 @@ def is_class_scores(table: dict[str, Any]) -> bool:
 
 
 def draw_class_scores(table: dict[str, Any], width: int) -> Lines:
-    """Draw precision, recall and F1 of each class as numbers and bars, and the number of targets.
-
-    Args:
-        table: the table that `ConfusionMatrix` records.
-        width: maximum width of the lines.
-    """
+    """Draw precision, recall and F1 of each class as numbers and bars, and the number of targets."""
     rows = [[clean(str(row[0])), *row[1:]] for row in table["rows"]]
     label_width = max([5, *(min(cell_len(row[0]), 20) for row in rows)])
     count_width = max([5, *(len(_count_text(_parse_number(row[4]))) for row in rows)])
@@ -216,15 +198,7 @@ def draw_histogram(
     *,
     colors: bool = True,
 ) -> Lines:
-    """Draw one histogram in full, and below it the histograms of all steps as one shaded line each.
-
-    Args:
-        histograms: (step, ``{"counts", "edges"}``) pairs by ascending step.
-        selected: index of the one that is drawn in full.
-        width: maximum width of the lines.
-        height: maximum number of lines.
-        colors: whether colours are available; otherwise shades are characters.
-    """
+    """Draw one histogram in full, and below it the histograms of all steps as one shaded line each."""
     parsed = [(step, *_parse_bins(data)) for step, data in histograms]
     finite = [edge for _, _, edges in parsed for edge in edges if math.isfinite(edge)]
     if not finite or width < 12 or height < 3:
@@ -319,14 +293,7 @@ def _draw_axis(low: float, high: float, label_width: int, columns: int) -> Lines
 
 
 def draw_image(image: Image, width: int, height: int, *, colors: bool = True) -> Lines:
-    """Draw an image in half blocks, two pixels per cell; without colours, in characters from dark to light.
-
-    Args:
-        image: the image.
-        width: maximum number of columns.
-        height: maximum number of lines.
-        colors: whether colours are available.
-    """
+    """Draw an image in half blocks, two pixels per cell, or in characters from dark to light."""
     scaled = fit(image, width, 2 * height)
     lines: Lines = []
     for y in range(0, scaled.height, 2):
@@ -397,12 +364,7 @@ def _pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def draw_text(text: str, width: int) -> Lines:
-    """Draw a text with its lines, wrapped at words.
-
-    Args:
-        text: the text.
-        width: maximum width of the lines.
-    """
+    """Draw a text with its lines, wrapped at words."""
     lines: Lines = []
     for line in text.splitlines():
         wrapped = textwrap.wrap(clean(line.expandtabs(4)), width) or [""]

@@ -53,12 +53,7 @@ class DownsampledSeries:
         self._num_final_buckets = 0
 
     def refresh(self, reader: RunReader) -> None:
-        """Read the new points; the first time and after a resume, read the whole series.
-
-        Raises:
-            MetricError: the run has no such series.
-            RunError: the run cannot be read.
-        """
+        """Read the new points; the first time and after a resume, read the whole series."""
         if self._attempt == 0 or reader.newest_attempt() != self._attempt:
             outline = reader.outline(*self.series, _MIN_BUCKETS)
             self._buckets = outline.buckets

@@ -21,16 +21,10 @@ _MAX_BYTES = 1_000_000
 
 
 class ListPreferences(NamedTuple):
-    """How a list of runs is shown.
+    """How a list of runs is shown."""
 
-    Args:
-        columns: keys of the columns after the run's name, in order; None shows the usual ones.
-        sort: the key of the column to sort by.
-        descending: whether the order is reversed.
-    """
-
-    columns: tuple[str, ...] | None = None
-    sort: str = "age"
+    columns: tuple[str, ...] | None = None  # keys after the run's name; None shows the usual ones
+    sort: str = "age"  # the key of a column
     descending: bool = False
 
 

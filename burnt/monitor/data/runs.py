@@ -88,7 +88,8 @@ class RunView:
         style_index: index of its line style in `burnt.monitor.plotting.curves.RUN_STYLES`.
 
     The attributes hold the state at the last `refresh`. `refresh` and the reading methods (`points`, `best`,
-    `reading`, `log_lines`, `system_samples`, `checkpoints`) are thread-safe; call them in a worker.
+    `reading`, `log_lines`, `system_samples`, `checkpoints`) are thread-safe; call them in a worker. They
+    raise `RunError` if the run cannot be read, and `MetricError` if there is no such series.
 
     >>> import tempfile
     >>> from burnt.store import RunWriter
@@ -246,11 +247,7 @@ class RunView:
 
     @property
     def reader(self) -> RunReader:
-        """The run's reader; opens the database if needed.
-
-        Raises:
-            RunError: the run cannot be read.
-        """
+        """The run's reader; opens the database if needed."""
         with self._lock:
             if self._reader is None:
                 self._reader = RunReader(self.folder)
@@ -435,11 +432,7 @@ class RunView:
 
     @contextmanager
     def reading(self) -> Iterator[RunReader]:
-        """Lend the run's reader, which is closed afterwards unless it is needed again soon.
-
-        Raises:
-            RunError: the run cannot be read.
-        """
+        """Lend the run's reader, which is closed afterwards unless it is needed again soon."""
         with self._lock:
             was_closed = self._reader is None
             try:
@@ -463,10 +456,6 @@ class RunView:
             means: return the means of at most 1,024 buckets instead of both ends and the extremes. Smoothed
                 curves need them: the average of extremes depends on the noise, not on the mean.
             steps: read only these steps, first and last, in more detail.
-
-        Raises:
-            MetricError: there is no such series.
-            RunError: the run cannot be read.
         """
         with self.reading() as reader:
             if steps is None:
@@ -482,12 +471,7 @@ class RunView:
         return downsampled
 
     def best(self, series: Series) -> Extreme | None:
-        """Return the best value of a series; None if its better direction is unknown.
-
-        Raises:
-            MetricError: there is no such series.
-            RunError: the run cannot be read.
-        """
+        """Return the best value of a series; None if its better direction is unknown."""
         with self.reading():
             return self._find_best(series)
 
@@ -531,11 +515,7 @@ class RunView:
         return cached[1]
 
     def log_lines(self) -> Sequence[LogLine]:
-        """Return the newest 20,000 log lines (16 million characters at most), oldest first.
-
-        Raises:
-            RunError: the run cannot be read.
-        """
+        """Return the newest 20,000 log lines (16 million characters at most), oldest first."""
         with self.reading() as reader:
             lines = _extend_rows(self._log_lines, self.newest.log_line, reader.log_lines, _MAX_LOG_LINES)
             if lines is not self._log_lines:
@@ -546,11 +526,7 @@ class RunView:
             return self._log_lines
 
     def system_samples(self) -> Sequence[SystemSample]:
-        """Return the system samples of the last hour, oldest first.
-
-        Raises:
-            RunError: the run cannot be read.
-        """
+        """Return the system samples of the last hour, oldest first."""
         with self.reading() as reader:
             newest = self.newest.system_sample
             self._samples = _extend_rows(self._samples, newest, reader.system_samples, _MAX_SAMPLES)

@@ -1,20 +1,8 @@
 """`Chart`: a widget that shows a `Plot`, with zoom, pan and crosshair by key and mouse.
 
 The rest of the monitor draws curves through `Chart.show` only. It is a widget of our own because existing
-ones cost too much: six charts at 2 redraws per second must stay well below a tenth of a core.
-``python benchmarks/chart_widgets.py`` (six plots of 160 and 20 points, 160 x 45 cells, CPU time):
-
-====================  ======  =============  =======  ========  ===========  =========  =================
-widget                redraw  at 2 a second  import   log y     zoom, pan    crosshair  gaps at NaN
-====================  ======  =============  =======  ========  ===========  =========  =================
-this one              19 ms   3.8 %          22 ms    yes       keys, mouse  in step    yes
-textual-plot 0.10.1   83 ms   16.7 %         78 ms    no        keys, mouse  no         no: joined
-textual-plotext 1.0   80 ms   16.0 %         20 ms    yes       no           no         yes
-plotext 5.3.2         81 ms   16.2 %         19 ms    yes       no           no         yes
-====================  ======  =============  =======  ========  ===========  =========  =================
-
-All draw in braille. textual-plot requires numpy and is maintained; textual-plotext pins plotext 5 and has had
-no release since 2024.
+ones cost too much (docs/decisions/training.md): six charts at 2 redraws per second take 3.8 % of a core, with
+textual-plot or textual-plotext 16 % (``python benchmarks/chart_widgets.py``).
 """
 
 from __future__ import annotations

@@ -91,11 +91,7 @@ def best_indices(values: Sequence[float | None], direction: str | None) -> set[i
 
 
 def best_of(views: Sequence[RunView], series: Series) -> list[Extreme | None]:
-    """Return each run's best value of a metric; None where it lacks it or the better direction is unknown.
-
-    Raises:
-        BurntError: a run cannot be read.
-    """
+    """Return each run's best value of a metric; None where it lacks it or the better direction is unknown."""
     return [view.best(series) if series in view.heads else None for view in views]
 
 

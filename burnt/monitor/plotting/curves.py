@@ -17,27 +17,16 @@ RUN_STYLES = tuple((color, style) for style in DASH_PATTERNS for color in PALETT
 
 
 class Curve(NamedTuple):
-    """A curve of a chart.
-
-    Args:
-        label: its name in the legend.
-        color: a Textual colour, such as ``"#4477aa"``.
-        xs: x values, ascending and finite.
-        ys: y values, one per x; NaN is a gap.
-        style: a key of `DASH_PATTERNS`; by default the curves of a chart take them in turn.
-        tag: one or two characters beside the curve's end.
-        means: (xs, ys) to smooth instead, if the curve's own points are extremes of many values.
-        faint: whether it is drawn dimmed and without markers, as context for the others.
-    """
+    """A curve of a chart."""
 
     label: str
-    color: str
-    xs: Sequence[float]
-    ys: Sequence[float]
-    style: str | None = None
-    tag: str = ""
-    means: tuple[Sequence[float], Sequence[float]] | None = None
-    faint: bool = False
+    color: str  # of Textual, such as "#4477aa"
+    xs: Sequence[float]  # ascending and finite
+    ys: Sequence[float]  # NaN is a gap
+    style: str | None = None  # a key of `DASH_PATTERNS`; by default the curves of a chart cycle through them
+    tag: str = ""  # one or two characters next to the curve's end
+    means: tuple[Sequence[float], Sequence[float]] | None = None  # x and y to smooth, if xs, ys are extremes
+    faint: bool = False  # drawn dimmed and without markers, as context for the others
 
 
 def reduce_points(
@@ -52,13 +41,6 @@ def reduce_points(
     Each column keeps, in order, its first and last point (so that lines between columns do not change), its
     lowest and highest finite value, and its first non-finite value. The nearest points outside of the range
     are kept too.
-
-    Args:
-        xs: x values, ascending.
-        ys: y values, one per x.
-        columns: number of columns, at least 1.
-        low: left edge of the plot; by default the first of `xs`.
-        high: right edge; by default the last of `xs`.
 
     >>> reduce_points([0, 1, 2, 3, 4, 5], [3.0, 1.0, 9.0, 2.0, 5.0, 4.0], columns=1)
     ([0, 1, 2, 5], [3.0, 1.0, 9.0, 4.0])

@@ -27,32 +27,18 @@ _SAMPLE_CELLS = 3  # cells of a line sample in the legend
 
 
 class PlotView(NamedTuple):
-    """What a plot shows.
+    """What a plot shows."""
 
-    Args:
-        curves: the curves, drawn in this order, the last on top.
-        x: the unit of the curves' `xs`: steps, epochs, or seconds of training.
-        log_y: whether the y axis is logarithmic; values of zero and below are then omitted, with a note.
-        smoothing: weight of the past in `burnt.monitor.plotting.curves.smooth`; the raw values are drawn
-            faintly.
-        title: text in bold before the legend.
-        markers: whether to mark the lowest and the highest value.
-        range_x: visible range of the x axis; None shows all.
-        range_y: visible range of the y axis (of the logarithms if it is logarithmic); None fits the values.
-        crosshair: x position at which the curves' values are shown.
-        short_legend: whether the legend shows only the curves' tags and values, for small charts.
-    """
-
-    curves: Sequence[Curve] = ()
-    x: XAxis = "step"
-    log_y: bool = False
-    smoothing: float = 0.0
+    curves: Sequence[Curve] = ()  # drawn in this order, the last on top
+    x: XAxis = "step"  # the unit of the curves' xs; "time" is seconds of training
+    log_y: bool = False  # values of zero and below are then omitted, with a note
+    smoothing: float = 0.0  # weight of the past in `curves.smooth`; the raw values are drawn faintly
     title: str = ""
-    markers: bool = True
-    range_x: Range | None = None
-    range_y: Range | None = None
-    crosshair: float | None = None
-    short_legend: bool = False
+    markers: bool = True  # at the lowest and the highest value
+    range_x: Range | None = None  # the visible part; None shows all
+    range_y: Range | None = None  # of the logarithms if the axis is logarithmic; None fits the values
+    crosshair: float | None = None  # the x at which the curves' values are shown
+    short_legend: bool = False  # only tags and values, for small charts
 
 
 class Span(NamedTuple):

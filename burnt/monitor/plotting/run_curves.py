@@ -33,16 +33,6 @@ def curves_of(
     """Read a metric as one curve per split; those of a fork's parent come first, dimmed.
 
     The parent's curves are drawn beyond the step of the fork too, so that what the fork changed can be seen.
-
-    Args:
-        view: the run.
-        name: the metric.
-        axis: the unit of the x axis.
-        x_range: a range of the x axis to read in more detail.
-        with_means: whether to read the curves' means too, which smoothing needs.
-
-    Raises:
-        BurntError: the run cannot be read.
     """
     # A split has the same colour and dash pattern in every chart.
     numbers = {split: number for number, split in enumerate(splits_in_order(view.series()))}
@@ -75,9 +65,6 @@ def history_curve(
 
     Returns:
         None if the run is not a fork, or its parents have no such metric or are gone.
-
-    Raises:
-        BurntError: a parent cannot be read.
     """
     xs: list[float] = []
     ys: list[float] = []
@@ -101,18 +88,7 @@ def history_curve(
 def curve_on_axis(
     view: RunView, series: Series, axis: XAxis, x_range: Range | None, *, means: bool = False
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Read the x and y values of a series, a zoomed range in more detail.
-
-    Args:
-        view: the run.
-        series: the series.
-        axis: the unit of the x axis.
-        x_range: a range of the x axis to read in more detail.
-        means: as in `RunView.points`.
-
-    Raises:
-        BurntError: the run cannot be read.
-    """
+    """Read the x and y values of a series, a zoomed range in more detail."""
     points = view.points(*series, means=means)
     xs = values_on_axis(view, points, axis)
     if x_range is None or not xs:

@@ -61,25 +61,15 @@ _VALUE_COLUMNS = (
 
 
 class _Page(NamedTuple):
-    """What was read for the screen.
-
-    Args:
-        all_series: all metrics of the runs.
-        selected: the metric whose values the table shows.
-        curves: the curves of each metric that has a chart.
-        axis: the unit of the charts' x axis.
-        bests: the best value of the selected metric in each run.
-        differing: the settings that differ.
-        errors: what could not be read.
-    """
+    """What was read for the screen."""
 
     all_series: Sequence[Series]
-    selected: Series | None
-    curves: Mapping[Series, Sequence[Curve]]
+    selected: Series | None  # whose values the table shows
+    curves: Mapping[Series, Sequence[Curve]]  # of each metric that has a chart
     axis: XAxis
-    bests: Sequence[Extreme | None]
-    differing: Mapping[str, Sequence[str | None]]
-    errors: Sequence[str]
+    bests: Sequence[Extreme | None]  # of the selected metric in each run
+    differing: Mapping[str, Sequence[str | None]]  # settings
+    errors: Sequence[str]  # what could not be read
 
 
 class CompareScreen(Screen[None], CurveKeys):

@@ -65,14 +65,7 @@ SORT_KEYS: dict[str, Callable[[RunView], Any]] = {
 
 
 def row_cells(view: RunView, columns: Iterable[str], *, is_marked: bool, is_narrow: bool) -> tuple[Cell, ...]:
-    """Return a run's cells.
-
-    Args:
-        view: the run.
-        columns: the keys of the columns after the first two.
-        is_marked: whether the run is marked.
-        is_narrow: whether to draw a shorter progress bar.
-    """
+    """Return a run's cells."""
     usual = _usual_cells(view, is_narrow)
     first = _first_cells(view, is_marked)
     return (*first, *(usual[key] if key in usual else cell(column_text(view, key)) for key in columns))

@@ -103,12 +103,7 @@ class Tabs(Static):
 
 
 class RunScreen(Screen[None]):
-    """Everything about one run.
-
-    Args:
-        view: the run; the screen follows it while it is open.
-        library: the library it belongs to.
-    """
+    """Everything about one run."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(RUN)]
     KEYS = RUN

@@ -28,12 +28,7 @@ _MOUSE_HELP = "The mouse works too: click, double click, drag, wheel. ctrl+p sea
 
 
 class _TextDialog(ModalScreen[None]):
-    """A scrollable text; closed by a key or by a click outside of the window.
-
-    Args:
-        title: the window's title.
-        wide: whether to use the full width.
-    """
+    """A scrollable text; closed by a key or by a click outside of the window."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close", show=False)]
 
@@ -83,11 +78,7 @@ class _TextDialog(ModalScreen[None]):
 
 
 class HelpScreen(_TextDialog):
-    """The list of active keys, from the same table as their bindings.
-
-    Args:
-        keys: the keys, innermost node first.
-    """
+    """The list of active keys, from the same table as their bindings."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark", "close", "Close", show=False)]
 
@@ -106,12 +97,7 @@ class HelpScreen(_TextDialog):
 
 
 class TextScreen(_TextDialog):
-    """The full text of a table row that shows only its beginning.
-
-    Args:
-        title: the window's title.
-        text: the text; control characters other than newlines are escaped.
-    """
+    """The full text of a table row that shows only its beginning."""
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__(title, wide=True)
@@ -145,14 +131,7 @@ class _Question(ModalScreen[T]):
 
 
 class ConfirmScreen(_Question[bool]):
-    """Asks for confirmation, such as before a command is sent to a training.
-
-    Args:
-        question: the question.
-        detail: what happens on confirmation.
-        confirm_label: label of the button that confirms.
-        dangerous: whether the action cannot be undone; the cancel button then has the focus.
-    """
+    """Asks for confirmation; if it is dangerous, the button that cancels has the focus."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n", "answer(False)", "No", show=False),
@@ -178,15 +157,7 @@ class ConfirmScreen(_Question[bool]):
 
 
 class PromptScreen(_Question[str | None]):
-    """Asks for a text; the result is None if it is cancelled.
-
-    Args:
-        question: the question.
-        detail: which texts are valid.
-        placeholder: hint in the empty input.
-        confirm_label: label of the button that confirms.
-        check: raises `BurntError` for an invalid text; the window then shows the error and stays open.
-    """
+    """Asks for a text until `check` raises no `BurntError`; the result is None if it is cancelled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
 
@@ -233,11 +204,7 @@ class PromptScreen(_Question[str | None]):
 
 
 class EndScreen(ModalScreen[None]):
-    """Says that the attached training has ended; a key press or 10 seconds close the app.
-
-    Args:
-        view: the training's run.
-    """
+    """Says that the attached training has ended; a key press or 10 seconds close the app."""
 
     def __init__(self, view: RunView) -> None:
         super().__init__()

@@ -19,11 +19,7 @@ T = TypeVar("T")
 
 
 class FilterInput(Input):
-    """An input that is hidden until `open` is called; escape hides it again.
-
-    Args:
-        placeholder: hint in the empty input.
-    """
+    """An input that is hidden until `open` is called; escape hides it again."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
     DEFAULT_CSS = """
@@ -44,11 +40,7 @@ class FilterInput(Input):
         return self.parsed(matcher)
 
     def parsed(self, parse: Callable[[str], T]) -> T | None:
-        """Return the parsed text; None, with an error shown, if the text is invalid.
-
-        Args:
-            parse: raises `re.error` or `QueryError` for an invalid text.
-        """
+        """Return the parsed text; None, with an error shown, if the text is invalid."""
         try:
             found = parse(self.value)
         except re.error as error:

@@ -9,22 +9,13 @@ from textual.binding import Binding
 
 
 class Key(NamedTuple):
-    """A key and its action.
+    """A key and its action."""
 
-    Args:
-        keys: Textual key names, separated by commas; ``1-9`` stands for nine keys whose digit is passed to
-            the action.
-        action: name of the ``action_...`` method of the screen or widget.
-        label: one or two words for the key bar and the palette.
-        help: a description for the help screen and the palette.
-        bar_priority: position in the key bar; 0 is never shown, the highest numbers are dropped first.
-    """
-
-    keys: str
-    action: str
-    label: str
-    help: str
-    bar_priority: int = 0
+    keys: str  # Textual's names, separated by commas; 1-9 is nine keys whose digit is passed to the action
+    action: str  # of the method `action_...` of the screen or widget
+    label: str  # one or two words for the key bar and the palette
+    help: str  # for the help screen and the palette
+    bar_priority: int = 0  # in the key bar: 0 is never shown, the highest numbers are dropped first
 
 
 APP = (

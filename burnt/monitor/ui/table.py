@@ -32,22 +32,15 @@ def cell(text: str, style: str = "") -> Cell:
 
 
 class Column(NamedTuple):
-    """A column of a table.
-
-    Args:
-        name: the heading.
-        align_right: whether the cells are right-aligned.
-        expands: whether the column takes the remaining width; other columns are as wide as their content.
-        drop_priority: columns with the highest numbers are dropped first if the table is too wide, of equal
-            ones the last; 0 is never dropped.
-        min_width: minimum width of an expanding column when the table is too narrow.
-    """
+    """A column of a table: its heading, and how it uses the width."""
 
     name: str
     align_right: bool = False
-    expands: bool = False
-    drop_priority: int = 0
-    min_width: int = 18
+    expands: bool = False  # takes the remaining width; other columns are as wide as their content
+    drop_priority: int = (
+        0  # the highest is dropped first if there is no room, of equal ones the last; 0 never
+    )
+    min_width: int = 18  # of an expanding column when the table is too narrow
 
 
 class _TableMessage(Message):

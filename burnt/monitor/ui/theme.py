@@ -12,17 +12,7 @@ from burnt.monitor.data.runs import RunView
 def _make_theme(
     name: str, *, dim: str, faint: str, cursor: str, stale: str, bars: tuple[str, str], **colours: Any
 ) -> Theme:
-    """Build a Textual theme.
-
-    Args:
-        name: the theme's name.
-        dim: colour of secondary text.
-        faint: colour of lines and borders.
-        cursor: background of the row under the cursor.
-        stale: colour of stale runs.
-        bars: colours of scrollbars, normal and under the mouse.
-        colours: further arguments of `Theme`.
-    """
+    """Build a Textual theme: `dim` is secondary text, `faint` lines and borders, `bars` scrollbars."""
     scrollbar, hover = bars
     backgrounds = ("background", "background-hover", "background-active", "corner-color")
     return Theme(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import sys
 import zlib
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from textual.pilot import Pilot
 
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.artefacts import render
@@ -29,13 +26,14 @@ from burnt.monitor.artefacts.render import (
     is_confusion_matrix,
 )
 from burnt.monitor.artefacts.widgets import Picture, Slider
-from burnt.monitor.data.runs import RunLibrary, RunView
+from burnt.monitor.data.runs import RunView
 from burnt.monitor.screens.panes import artefacts
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.table import Table
 from burnt.store import RunReader, RunWriter
+from tests.monitor.driving import opened, press, text_of
 
 
 def text(lines: Lines) -> str:
@@ -279,25 +277,6 @@ def record(folder: Path) -> None:
         run.record_table("odd", [], [])
 
 
-def drive(
-    folder: Path,
-    test: Callable[[MonitorApp, Pilot[None]], Awaitable[None]],
-    size: tuple[int, int] = (120, 36),
-) -> None:
-    async def main() -> None:
-        app = MonitorApp(RunLibrary([folder]))
-        async with app.run_test(size=size) as pilot:
-            await app.wait_until_idle(30)
-            await test(app, pilot)
-
-    asyncio.run(main())
-
-
-async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
-    await pilot.press(*keys)
-    await app.wait_until_idle(30)
-
-
 def drawn(app: MonitorApp) -> str:
     pane = app.screen.query_one(ArtefactsPane)
     if pane.has_class("table"):
@@ -305,14 +284,9 @@ def drawn(app: MonitorApp) -> str:
     return text_of(pane.query_one(Picture))
 
 
-def text_of(widget: Any) -> str:
-    return "\n".join(widget.render_line(y).text.rstrip() for y in range(widget.size.height))
-
-
-def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
+async def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
     record(tmp_path / "run")
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "9")
         pane = app.screen.query_one(ArtefactsPane)
         names = pane.query_one("#names", Table)
@@ -348,16 +322,13 @@ def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
         assert "31 values, 2 bins" in drawn(app)
         assert "one line each" in drawn(app)
 
-    drive(tmp_path / "run", test)
 
-
-def test_new_ones_are_followed_unless_an_older_one_is_viewed(tmp_path: Path) -> None:
+async def test_new_ones_are_followed_unless_an_older_one_is_viewed(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run")
     for step in (1, 2):
         run.record_histogram("weights", [step], [0, 1], step)
     run.flush()
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "9")
         slider = app.screen.query_one(Slider)
         assert "2 of 2" in slider.render().plain
@@ -376,27 +347,21 @@ def test_new_ones_are_followed_unless_an_older_one_is_viewed(tmp_path: Path) -> 
         run.flush()
         await app.wait_until_idle(30)
         assert "5 of 5" in slider.render().plain, "at the end it follows again"
-
-    drive(tmp_path / "run", test)
     run.close("finished")
 
 
-def test_nothing_recorded_is_said(tmp_path: Path) -> None:
+async def test_nothing_recorded_is_said(tmp_path: Path) -> None:
     RunWriter.create(tmp_path / "run").close("finished")
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "9")
         assert "No artefacts have been recorded." in text_of(app.screen.query_one("#names", Table))
         await press(app, pilot, "right_square_bracket")
         assert "No kernel has been chosen." in text_of(app.screen.query_one("#kernels", Table))
 
-    drive(tmp_path / "run", test)
 
-
-def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
+async def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
     record(tmp_path / "run")
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "8")
         assert text_of(app.screen.query_one("ModelPane Table")).splitlines()[1].split() == ["conv", "-"]
         await press(app, pilot, "9", "right_square_bracket")
@@ -405,10 +370,8 @@ def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
         assert "no sort" in text_of(plans)
         assert "1 of them fell back" in str(app.screen.query_one("#plans-title").render())
 
-    drive(tmp_path / "run", test)
 
-
-def test_kernels_are_distinguished_by_their_arguments(tmp_path: Path) -> None:
+async def test_kernels_are_distinguished_by_their_arguments(tmp_path: Path) -> None:
     keys = [f"7d07|cpu Some One, 1 threads|training|x=float32 4d row {n}x8|eps=float" for n in (16, 32)]
     with RunWriter.create(tmp_path / "run") as run:
         run.record_table(
@@ -416,8 +379,7 @@ def test_kernels_are_distinguished_by_their_arguments(tmp_path: Path) -> None:
             ["op", "key", "candidate", "chosen by"],
             [["softmax", key, "burnt", "measured"] for key in keys],
         )
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "K")
         first, second = text_of(app.screen.query_one("#kernels", Table)).splitlines()[1:3]
         assert "training  x=float32 4d row 16x8  eps=float" in first
@@ -427,14 +389,11 @@ def test_kernels_are_distinguished_by_their_arguments(tmp_path: Path) -> None:
         await press(app, pilot, "down", "enter")
         assert keys[1] in "".join(str(part.render()) for part in app.screen.query("Static"))
 
-    drive(tmp_path / "run", test)
 
-
-def test_without_colours_nothing_is_coloured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_colours_nothing_is_coloured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path / "run")
     monkeypatch.setenv("NO_COLOR", "1")
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "9", "down", "down")
         picture = app.screen.query_one(Picture)
         assert "█" in drawn(app)
@@ -442,8 +401,6 @@ def test_without_colours_nothing_is_coloured(tmp_path: Path, monkeypatch: pytest
             for segment in picture.render_line(y):
                 style = segment.style
                 assert style is None or style.color is None or style.color.is_default
-
-    drive(tmp_path / "run", test)
 
 
 # --- reading
@@ -514,7 +471,7 @@ def test_remembered_artefacts_are_bounded_by_their_bytes(
     assert [size for _, size in pane._data_cache.values()] == [64 * 4] * 2
 
 
-def test_many_names_are_filtered_and_many_steps_are_jumped_over(
+async def test_many_names_are_filtered_and_many_steps_are_jumped_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunWriter.create(tmp_path / "run")
@@ -532,8 +489,7 @@ def test_many_names_are_filtered_and_many_steps_are_jumped_over(
         return names
 
     monkeypatch.setattr(RunReader, "artefact_names", counted)
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "9")
         names = app.screen.query_one("#names", Table)
         assert [key[1] for key in names.row_keys][:12:10] == ["norms/layer1", "norms/layer11"]  # as numbers
@@ -550,20 +506,17 @@ def test_many_names_are_filtered_and_many_steps_are_jumped_over(
         await press(app, pilot, "escape")
         assert len(names.row_keys) == 122
         assert sorted(set(reads), reverse=True)[:2] == [220, 1]  # only what is new is read again
-
-    drive(tmp_path / "run", test)
     run.close("finished")
 
 
-def test_artefacts_of_validations_are_beside_those_of_steps(tmp_path: Path) -> None:
+async def test_artefacts_of_validations_are_beside_those_of_steps(tmp_path: Path) -> None:
     long = "weights/" + "encoder." * 5
     with RunWriter.create(tmp_path / "run") as run:
         for split in ("train", "valid", "shifted"):
             run.log(1, 1, {"loss": 1.0}, split)
         for name in ("zoo", "valid/zoo", f"{long}10", f"{long}9", f"shifted/{long}9", "grad/valid"):
             run.record_table(name, ["x"], [[1]], 1)
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (80, 24)) as (app, pilot):
         await press(app, pilot, "9")
         names = app.screen.query_one("#names", Table)
         expected = ["grad/valid", f"{long}9", f"shifted/{long}9", f"{long}10", "zoo", "valid/zoo"]
@@ -573,43 +526,34 @@ def test_artefacts_of_validations_are_beside_those_of_steps(tmp_path: Path) -> N
         assert shown[2].split()[0].endswith("encoder.9")
         assert shown[4].split()[0].endswith("encoder.10")
 
-    drive(tmp_path / "run", test, (80, 24))
 
-
-def test_a_long_text_in_a_table_is_shown_in_full(tmp_path: Path) -> None:
+async def test_a_long_text_in_a_table_is_shown_in_full(tmp_path: Path) -> None:
     text = " ".join(f"word{number}" for number in range(60))
     with RunWriter.create(tmp_path / "run") as run:
         run.record_table("samples", ["prompt", "score"], [["a", 1.5], [text, 2.5]], 1)
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "9", "tab", "down", "enter")
         assert isinstance(app.screen, TextScreen)
         shown = " ".join(" ".join(strip.text for strip in app.screen._compositor.render_strips()).split())
         assert all(f"word{number}" in shown for number in range(60))
         assert "score: 2.5" in shown
 
-    drive(tmp_path / "run", test)
 
-
-def test_a_text_is_drawn_in_full(tmp_path: Path) -> None:
+async def test_a_text_is_drawn_in_full(tmp_path: Path) -> None:
     caption = " ".join(f"word{number}" for number in range(60))
     with RunWriter.create(tmp_path / "run") as run:
         run.record_table("caption", ["text"], [[caption]], 1)
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "9")
         shown = " ".join(strip.text for strip in app.screen._compositor.render_strips()).split()
         assert {f"word{number}" for number in range(60)} <= set(shown)
 
-    drive(tmp_path / "run", test)
 
-
-def test_numbers_are_in_order_and_filtered(tmp_path: Path) -> None:
+async def test_numbers_are_in_order_and_filtered(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "run") as run:
         run.log(1, 1, {"norm/layer10": 1.0, "norm/layer9": 1.0, "loss": 1.0})
         run.log(1, 1, {"loss": 1.0}, "shifted")
-
-    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "run", (120, 36)) as (app, pilot):
         await press(app, pilot, "2")
         table = app.screen.query_one("NumbersPane Table", Table)
         rows = [line.split()[:2] for line in text_of(table).splitlines()[1:5]]
@@ -621,5 +565,3 @@ def test_numbers_are_in_order_and_filtered(tmp_path: Path) -> None:
         ]
         await press(app, pilot, "slash", *"shifted")
         assert len(table.row_keys) == 1
-
-    drive(tmp_path / "run", test)

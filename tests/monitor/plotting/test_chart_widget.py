@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
 from burnt.monitor.plotting.curves import Curve, smooth
 from burnt.monitor.plotting.plot import Plot, PlotView
 from burnt.plot.styles import PALETTE
+from tests.monitor.driving import text_of
 
 NAN, INF = math.nan, math.inf
 
@@ -253,28 +254,23 @@ class Charts(App[None]):
             chart.zoom(message.range)
 
 
-def drive(
-    test: Callable[[Charts, Pilot[None], Chart, Chart], Awaitable[None]], size: tuple[int, int] = (80, 32)
-) -> None:
-    async def main() -> None:
-        app = Charts()
-        async with app.run_test(size=size) as pilot:
-            one, two = app.query_one("#one", Chart), app.query_one("#two", Chart)
-            one.show(PlotView([curve([math.cos(i / 9) for i in range(201)])], title="loss"))
-            two.show(PlotView([curve([i * 2.0 for i in range(201)])], title="accuracy"))
-            one.focus()
-            await pilot.pause()
-            await test(app, pilot, one, two)
-
-    asyncio.run(main())
-
-
-def content(chart: Chart) -> str:
-    return "\n".join(chart.render_line(y).text for y in range(chart.size.height))
+@asynccontextmanager
+async def charts(
+    size: tuple[int, int] = (80, 32),
+) -> AsyncIterator[tuple[Charts, Pilot[None], Chart, Chart]]:
+    """Show two charts."""
+    app = Charts()
+    async with app.run_test(size=size) as pilot:
+        one, two = app.query_one("#one", Chart), app.query_one("#two", Chart)
+        one.show(PlotView([curve([math.cos(i / 9) for i in range(201)])], title="loss"))
+        two.show(PlotView([curve([i * 2.0 for i in range(201)])], title="accuracy"))
+        one.focus()
+        await pilot.pause()
+        yield app, pilot, one, two
 
 
-def test_keys_zoom_pan_and_reset_all_charts() -> None:
-    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+async def test_keys_zoom_pan_and_reset_all_charts() -> None:
+    async with charts() as (app, pilot, one, two):
         await pilot.press("plus")
         await pilot.pause()
         assert one.view.range_x == two.view.range_x
@@ -299,8 +295,6 @@ def test_keys_zoom_pan_and_reset_all_charts() -> None:
         assert one.view.range_x is None, "there is nothing more to see"
         assert app.zooms[-1] is None
 
-    drive(test)
-
 
 def test_the_label_of_the_crosshair_cuts_no_tick() -> None:
     view = PlotView((curve([float(i) for i in range(101)]),), markers=False)
@@ -311,17 +305,17 @@ def test_the_label_of_the_crosshair_cuts_no_tick() -> None:
         assert set(labels) - {str(x)} <= whole, labels
 
 
-def test_keys_move_the_crosshair_of_all_charts() -> None:
-    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+async def test_keys_move_the_crosshair_of_all_charts() -> None:
+    async with charts() as (app, pilot, one, two):
         await pilot.press("left")
         await pilot.pause()
         assert one.view.crosshair == two.view.crosshair == 200
         await pilot.press("left", "left")
         await pilot.pause()
         assert 190 < (two.view.crosshair or 0) < 200
-        assert "●" in content(one)
-        assert "●" in content(two)
-        assert f"train {2 * round(two.view.crosshair or 0)}" in content(two)
+        assert "●" in text_of(one)
+        assert "●" in text_of(two)
+        assert f"train {2 * round(two.view.crosshair or 0)}" in text_of(two)
         # At the edge of what is seen, it takes the view along.
         await pilot.press("plus", "plus", "plus", "plus")
         await pilot.press(*["left"] * 12)
@@ -334,11 +328,9 @@ def test_keys_move_the_crosshair_of_all_charts() -> None:
         assert one.view.crosshair is two.view.crosshair is None
         assert app.moves[-1] is None
 
-    drive(test)
 
-
-def test_the_mouse_reads_zooms_and_drags() -> None:
-    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+async def test_the_mouse_reads_zooms_and_drags() -> None:
+    async with charts() as (_, pilot, one, two):
         await pilot.hover("#one", offset=(40, 6))
         await pilot.pause()
         x = one.view.crosshair
@@ -370,15 +362,12 @@ def test_the_mouse_reads_zooms_and_drags() -> None:
         await pilot.pause()
         assert one.view.crosshair is None
 
-    drive(test)
 
-
-def test_nothing_is_drawn_again_when_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_drawn_again_when_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     painted: list[Chart] = []
     paint = Chart._paint
     monkeypatch.setattr(Chart, "_paint", lambda self: (painted.append(self), paint(self))[1])
-
-    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+    async with charts() as (_, pilot, one, _):
         painted.clear()
         same = [math.cos(i / 9) for i in range(201)]
         one.show(PlotView([curve(same)], title="loss"))
@@ -391,11 +380,9 @@ def test_nothing_is_drawn_again_when_nothing_changed(monkeypatch: pytest.MonkeyP
         await pilot.pause()
         assert painted == [one]
 
-    drive(test)
 
-
-def test_only_lines_that_changed_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+async def test_only_lines_that_changed_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with charts() as (_, pilot, one, _):
         sent: list[Any] = []
         refresh = one.refresh
         monkeypatch.setattr(
@@ -407,14 +394,11 @@ def test_only_lines_that_changed_are_sent(monkeypatch: pytest.MonkeyPatch) -> No
         await pilot.pause()
         assert 1 <= len(sent) <= 4
 
-    drive(test)
 
-
-def test_a_hidden_chart_costs_nothing_and_is_right_when_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hidden_chart_costs_nothing_and_is_right_when_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     painted: list[Chart] = []
     paint = Chart._paint
-
-    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+    async with charts() as (_, pilot, _, two):
         two.display = False
         await pilot.pause()
         monkeypatch.setattr(Chart, "_paint", lambda self: (painted.append(self), paint(self))[1])
@@ -423,38 +407,32 @@ def test_a_hidden_chart_costs_nothing_and_is_right_when_shown(monkeypatch: pytes
         assert painted == []
         two.display = True
         await pilot.pause()
-        assert "hidden" in content(two)
-
-    drive(test)
+        assert "hidden" in text_of(two)
 
 
-def test_charts_follow_the_size_and_the_theme() -> None:
-    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+async def test_charts_follow_the_size_and_the_theme() -> None:
+    async with charts() as (app, pilot, one, _):
         before = one._new_style("0")
         app.theme = "textual-light"
         await pilot.pause()
-        content(one)
+        text_of(one)
         assert one._new_style("0") != before
         await pilot.resize_terminal(40, 12)
         await pilot.pause()
-        assert all(len(line) == one.size.width < 80 for line in content(one).splitlines())
+        assert all(len(line) == one.size.width < 80 for line in text_of(one).splitlines())
         one.styles.height = 2
         await pilot.pause()
-        assert len(content(one).splitlines()) >= 2
-
-    drive(test)
+        assert len(text_of(one).splitlines()) >= 2
 
 
-def test_a_new_axis_gives_zoom_and_crosshair_up() -> None:
-    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+async def test_a_new_axis_gives_zoom_and_crosshair_up() -> None:
+    async with charts() as (_, pilot, one, _):
         await pilot.press("plus", "left", "shift+up")
         one.show(PlotView(one.view.curves, x="epoch", title="loss"))
         assert one.view.range_x is one.view.crosshair is None
         assert one.view.range_y is not None
         one.show(PlotView(one.view.curves, x="epoch", log_y=True))
         assert one.view.range_y is None
-
-    drive(test)
 
 
 def test_colours_are_readable_on_any_background() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,11 @@ import pytest
 
 pytest.importorskip("textual")
 
-from textual.pilot import Pilot
 from textual.widgets import Input
 
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.data.preferences import ListPreferences, Preferences
-from burnt.monitor.data.runs import RunLibrary, RunView
+from burnt.monitor.data.runs import RunView
 from burnt.monitor.screens.choose_columns import ChooseColumnsScreen
 from burnt.monitor.screens.list_columns import automatic_columns, candidates, headings, sort_value
 from burnt.monitor.screens.run_list import RunsScreen
@@ -26,8 +23,9 @@ from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.table import Table
 from burnt.store import RunWriter
 from burnt.store.tags import add_note, change_tags, read_tags
+from tests.monitor.driving import opened, press, until
 
-Steps = Callable[[MonitorApp, Pilot[None]], Awaitable[None]]
+SIZE = (150, 24)
 
 
 def make(
@@ -42,29 +40,6 @@ def make(
     run.close(state)  # type: ignore[arg-type]
 
 
-def use(
-    folder: Path, steps: Steps, size: tuple[int, int] = (150, 24), preferences: Preferences | None = None
-) -> None:
-    async def session() -> None:
-        app = MonitorApp(RunLibrary([folder]), fps=20, preferences=preferences)
-        async with app.run_test(size=size) as pilot:
-            await app.wait_until_idle(30)
-            await steps(app, pilot)
-
-    asyncio.run(session())
-
-
-async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
-    await pilot.press(*keys)
-    await app.wait_until_idle(30)
-
-
-async def until(app: MonitorApp, condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await app.wait_until_idle(30)
-
-
 def lines(app: MonitorApp, id: str = "#runs") -> list[list[str]]:
     table = app.screen_stack[1].query_one(id, Table)
     return [table.render_line(y).text.split() for y in range(len(table.row_keys) + 1)]
@@ -74,12 +49,11 @@ def names(app: MonitorApp) -> list[str]:
     return [line[1] for line in lines(app)[1:]]
 
 
-def test_settings_are_columns_that_are_chosen_sorted_and_remembered(tmp_path: Path) -> None:
+async def test_settings_are_columns_that_are_chosen_sorted_and_remembered(tmp_path: Path) -> None:
     for name, lr in (("a", 0.1), ("b", "auto"), ("c", 0.02), ("d", 1e-5)):
         make(tmp_path / "runs", name, lr)
     remembered = tmp_path / "state" / "monitor.json"
-
-    async def choose(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "runs", SIZE, preferences=Preferences(remembered)) as (app, pilot):
         assert "lr" in lines(app)[0]  # as it differs
         assert "hidden" not in lines(app)[0]
         await press(app, pilot, "o", "slash", *"hidden", "enter", "space", "escape")
@@ -90,23 +64,17 @@ def test_settings_are_columns_that_are_chosen_sorted_and_remembered(tmp_path: Pa
         assert names(app) == ["d", "c", "a", "b"]  # numbers before texts
         await press(app, pilot, "S")
         assert names(app) == ["b", "a", "c", "d"]
-
-    use(tmp_path / "runs", choose, preferences=Preferences(remembered))
-
-    async def again(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path / "runs", SIZE, preferences=Preferences(remembered)) as (app, pilot):
         assert lines(app)[0][-1] == "hidden"
         assert names(app) == ["b", "a", "c", "d"]
         await press(app, pilot, "o", "r", "escape")
         assert "hidden" not in lines(app)[0]
 
-    use(tmp_path / "runs", again, preferences=Preferences(remembered))
 
-
-def test_columns_move_and_hide(tmp_path: Path) -> None:
+async def test_columns_move_and_hide(tmp_path: Path) -> None:
     make(tmp_path, "a", 1)
     make(tmp_path, "b", 2)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path, SIZE) as (app, pilot):
         before = lines(app)[0]
         await press(app, pilot, "o", "greater_than_sign", "space")
         assert isinstance(app.screen, ChooseColumnsScreen)
@@ -115,8 +83,6 @@ def test_columns_move_and_hide(tmp_path: Path) -> None:
         after = lines(app)[0]
         assert after[1:3] == before[2:0:-1]
         assert sorted(after) == sorted(before)
-
-    use(tmp_path, steps)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +105,11 @@ def test_what_was_remembered_badly_is_forgotten(tmp_path: Path, content: str) ->
     assert Preferences(path).list_of([tmp_path]) == ListPreferences(("x",))
 
 
-def test_the_filter_is_the_search(tmp_path: Path) -> None:
+async def test_the_filter_is_the_search(tmp_path: Path) -> None:
     for name, lr, loss in (("a", 0.1, 1.0), ("b", 0.2, 0.5), ("c", 0.3, 0.25)):
         make(tmp_path, name, lr, loss, "crashed" if name == "a" else "finished")
     change_tags(tmp_path / "b", add=["baseline"])
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path, SIZE) as (app, pilot):
         await press(app, pilot, "slash")
         field = app.screen.query_one(FilterInput)
         for query, found in (
@@ -166,14 +131,11 @@ def test_the_filter_is_the_search(tmp_path: Path) -> None:
         assert names(app) == []
         assert "no run has loss: did you mean valid/loss?" in field.render_line(0).text
 
-    use(tmp_path, steps)
 
-
-def test_tags_are_added_to_marked_runs_and_removed(tmp_path: Path) -> None:
+async def test_tags_are_added_to_marked_runs_and_removed(tmp_path: Path) -> None:
     make(tmp_path, "a")
     make(tmp_path, "b")
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path, SIZE) as (app, pilot):
         await press(app, pilot, "space", "down", "space", "plus", *"no/tag", "enter")
         assert isinstance(app.screen, PromptScreen)
         assert read_tags(tmp_path / "a") == ()
@@ -185,14 +147,11 @@ def test_tags_are_added_to_marked_runs_and_removed(tmp_path: Path) -> None:
         await until(app, lambda: read_tags(tmp_path / "a") == ("baseline",))
         assert read_tags(tmp_path / "b") == ("baseline", "paper")
 
-    use(tmp_path, steps)
 
-
-def test_runs_are_removed_after_a_question(tmp_path: Path) -> None:
+async def test_runs_are_removed_after_a_question(tmp_path: Path) -> None:
     for name in "abc":
         make(tmp_path, name)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path, SIZE) as (app, pilot):
         await press(app, pilot, "space", "down", "space", "D")
         await until(app, lambda: isinstance(app.screen, ConfirmScreen))
         await press(app, pilot, "enter")  # the cancel button has the focus
@@ -203,42 +162,33 @@ def test_runs_are_removed_after_a_question(tmp_path: Path) -> None:
         await until(app, lambda: names(app) == ["a"])
         assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
-    use(tmp_path, steps)
 
-
-def test_a_live_run_is_not_removed(tmp_path: Path) -> None:
+async def test_a_live_run_is_not_removed(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "live") as run:
         run.flush()
-
-        async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        async with opened(tmp_path, SIZE) as (app, pilot):
             await press(app, pilot, "D")
             await until(app, lambda: bool(app._notifications))
             (notification,) = app._notifications
             assert "is running and is not removed" in notification.message
             assert len(app.screen_stack) == 2
 
-        use(tmp_path, steps)
 
-
-def test_a_fork_shows_its_parent(tmp_path: Path) -> None:
+async def test_a_fork_shows_its_parent(tmp_path: Path) -> None:
     make(tmp_path, "digits")
     make(tmp_path, "digits-b", fork={"folder": "../digits", "step": 120})
     make(tmp_path, "digits-c", fork={"folder": "../gone", "step": 3})
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path, (180, 24)) as (app, _):
         texts = [" ".join(line) for line in lines(app)]
         assert "digits-c fork of gone@3 (missing)" in texts[1]
         assert "digits-b fork of digits@120" in texts[2]
         assert "fork" not in texts[3]
 
-    use(tmp_path, steps, (180, 24))
 
-
-def test_notes_of_ended_runs_are_events(tmp_path: Path) -> None:
+async def test_notes_of_ended_runs_are_events(tmp_path: Path) -> None:
     make(tmp_path, "a")
     add_note(tmp_path / "a", "from a shell", 1)
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path, SIZE) as (app, pilot):
         await press(app, pilot, "enter", "6", "n", *"later", "enter")
         table = app.screen.query_one("EventsPane Table", Table)
 
@@ -248,20 +198,15 @@ def test_notes_of_ended_runs_are_events(tmp_path: Path) -> None:
         await until(app, lambda: "later" in texts())
         assert "from a shell" in texts()
 
-    use(tmp_path, steps)
 
-
-def test_keys_and_values_of_settings_cannot_steer_the_terminal(tmp_path: Path) -> None:
+async def test_keys_and_values_of_settings_cannot_steer_the_terminal(tmp_path: Path) -> None:
     for number, name in enumerate("ab"):
         make(tmp_path, name, **{"evil\x1b[2J": f"\x1b[31m{number}"})
-
-    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+    async with opened(tmp_path, SIZE) as (app, pilot):
         await press(app, pilot, "o")
         text = "".join(strip.text for strip in app.screen._compositor.render_strips())
         assert "\x1b" not in text
         assert "evil" in "".join(lines(app)[0])
-
-    use(tmp_path, steps)
 
 
 def test_which_columns_there_are(tmp_path: Path) -> None:

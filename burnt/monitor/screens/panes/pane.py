@@ -24,11 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Pane(Vertical):
-    """One pane of a run's screen.
-
-    Args:
-        view: the run, followed by the screen.
-    """
+    """One pane of a run's screen."""
 
     TITLE: ClassVar[str]
     SHORT: ClassVar[str] = ""  # a shorter title for narrow screens; empty uses the title
@@ -42,11 +38,7 @@ class Pane(Vertical):
 
     @abstractmethod
     def read(self) -> Callable[[], Any] | None:
-        """In the reader thread: read the data; return a function that shows it in the app's thread.
-
-        Raises:
-            BurntError: the data cannot be read; the pane then shows the error.
-        """
+        """In the reader thread: read the data; return a function that shows it in the app's thread."""
 
     def token(self) -> object:
         """Return a value that changes when the pane's data may have; while it is equal, nothing is read."""
