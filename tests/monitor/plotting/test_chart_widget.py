@@ -419,10 +419,11 @@ async def test_charts_follow_the_size_and_the_theme() -> None:
         assert one._new_style("0") != before
         await pilot.resize_terminal(40, 12)
         await pilot.pause()
-        assert all(len(line) == one.size.width < 80 for line in text_of(one).splitlines())
+        assert all(one.render_line(y).cell_length == one.size.width < 80 for y in range(one.size.height))
         one.styles.height = 2
         await pilot.pause()
-        assert len(text_of(one).splitlines()) >= 2
+        assert one.size.height >= 2
+        assert text_of(one)
 
 
 async def test_a_new_axis_gives_zoom_and_crosshair_up() -> None:
