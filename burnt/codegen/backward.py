@@ -329,11 +329,9 @@ def grad_by_torch(
         if isinstance(r, Tensor) and r.requires_grad and isinstance(g, Tensor)
     ]
     inputs = [a for a, needed in zip(args, needs_grad, strict=True) if needed]
-    gradients = iter(
-        torch.autograd.grad(
-            [r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=create_graph, allow_unused=True
-        )
-    )
+    outputs, grads = [r for r, _ in pairs], [g for _, g in pairs]
+    found = torch.autograd.grad(outputs, inputs, grads, create_graph=create_graph, allow_unused=True)
+    gradients = iter(found)
     return [next(gradients) if needed else None for needed in needs_grad]
 
 
@@ -407,18 +405,15 @@ def _run_alone(
     args, kwargs = torch.utils._pytree.tree_map(add_placeholder, (args, kwargs))
     call = graph.call_function(cast("Any", node.target), args, kwargs)
     call.meta = dict(node.meta)
-    metas = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
-    results = []
-    for i, meta in enumerate(metas):
-        results.append(call)
-        if isinstance(node.meta["val"], tuple | list):
-            results[-1] = graph.call_function(operator.getitem, (call, i))
-            results[-1].meta["val"] = meta
+    metas, results = node.meta["val"], [call]
+    if isinstance(metas, tuple | list):
+        results = [graph.call_function(operator.getitem, (call, i)) for i in range(len(metas))]
+        for result, meta in zip(results, metas, strict=True):
+            result.meta["val"] = meta
     graph.output(results)
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    result_layouts = tuple(ResultLayout(tuple(meta.stride()), False) for meta in metas)
+    layouts = tuple(ResultLayout(tuple(result.meta["val"].stride()), False) for result in results)
     with PLANNING_LOCK, torch.no_grad():
-        traced = Traced(module, module, None, {}, (), result_layouts)
-        return CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)(
-            tensors, [], seed
-        )
+        traced = Traced(module, module, None, {}, (), layouts)
+        plan = CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)
+        return plan(tensors, [], seed)

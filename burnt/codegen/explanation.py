@@ -93,33 +93,21 @@ class Explanation:
             return f"the eager function runs: {self.fallback_reason}"
         steps = [*self.steps, *(self.backward.steps if self.backward is not None else ())]
         is_timed = any(s.seconds is not None for s in steps)
-        rows = [
-            (
-                "kernel",
-                "kind",
-                "bytes",
-                *(["us", "GB/s"] if is_timed else []),
-                "ops",
-                "separate step because",
-            )
-        ]
+        times = ["us", "GB/s"] if is_timed else []
+        rows = [["kernel", "kind", "bytes", *times, "ops", "separate step because"]]
         for s in steps:
             speed = (
-                (f"{s.seconds * 1e6:,.1f}", f"{s.bytes / s.seconds / 1e9:.1f}") if s.seconds else ("-", "-")
+                [f"{s.seconds * 1e6:,.1f}", f"{s.bytes / s.seconds / 1e9:.1f}"] if s.seconds else ["-", "-"]
             )
-            rows.append(
-                (s.name, s.kind, f"{s.bytes:,}", *(speed if is_timed else ()), " ".join(s.ops), s.why)
-            )
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        number_columns = range(2, len(rows[0]) - 2)
-        lines = []
-        for row in rows:
-            cells = [
-                c.rjust(w) if i in number_columns else c.ljust(w)
-                for i, (c, w) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells).rstrip())
-        return "\n".join(lines)
+            rows.append([s.name, s.kind, f"{s.bytes:,}", *speed[: len(times)], " ".join(s.ops), s.why])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        is_number = [2 <= i < len(widths) - 2 for i in range(len(widths))]
+        return "\n".join(
+            "  ".join(
+                c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, is_number, strict=True)
+            ).rstrip()
+            for row in rows
+        )
 
 
 def explain(
@@ -188,23 +176,17 @@ def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> E
     """Schedule a function and generate its kernels for a target whose device need not be present."""
     target = find_target(name)
 
-    def build(
-        kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]
-    ) -> BuiltKernels:
-        return BuiltKernels(
-            "", target.show(list(kernels), number_positions), dict.fromkeys(kernels, _refuse_to_run)
-        )
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], positions: Sequence[int]) -> BuiltKernels:
+        return BuiltKernels("", target.show(list(kernels), positions), dict.fromkeys(kernels, _refuse_to_run))
 
     source_only = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
     entry = Function(function.fn, target=source_only).cache_entry(*args)
     if entry.forward is None:
         return Explanation((), entry.fallback_reason)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *entry.captured_tensors]
-    backward = build_backward_plan(entry.forward, tensors)
-    return dataclasses.replace(
-        _explain_plan(entry.forward, None),
-        backward=None if backward is None else _explain_plan(backward.plan, None),
-    )
+    plan = build_backward_plan(entry.forward, tensors)
+    backward = None if plan is None else _explain_plan(plan.plan, None)
+    return dataclasses.replace(_explain_plan(entry.forward, None), backward=backward)
 
 
 def _refuse_to_run(slot_tensors: Sequence[Any], numbers: Sequence[float]) -> None:
@@ -233,21 +215,14 @@ def _explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Ex
 
 def _explain_step(step: Kernel | TorchCall, plan: Plan) -> Step:
     if isinstance(step, TorchCall):
-        buffers = [*step.inputs.values(), *(b for b in step.outputs if b is not None)]
         name = str(step.node.target)
+        ops = (name.split(".")[1],)
         if step.node.target in VIEW_OPS:
-            return Step(name, "view", (name.split(".")[1],), 0, "a torch call reads or returns its memory")
-        return Step(
-            name,
-            "library",
-            (name.split(".")[1],),
-            _num_bytes(buffers),
-            f"torch's call is used: {step.reason}",
-        )
-    exprs = [s.value if isinstance(s, Store) else s.body for s in step.steps]
-    buffers = [e.extra[0] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
-    buffers += [s.buffer for s in step.steps if isinstance(s, Store)]
-    return Step(step.name, step.kind, tuple(_ops(step)), _num_bytes(buffers), _why_separate(step, plan))
+            return Step(name, "view", ops, 0, "a torch call reads or returns its memory")
+        num_bytes = _num_bytes([*step.inputs.values(), *(b for b in step.outputs if b is not None)])
+        return Step(name, "library", ops, num_bytes, f"torch's call is used: {step.reason}")
+    num_bytes = _num_bytes([*step.buffers_read, *step.buffers_written])
+    return Step(step.name, step.kind, tuple(_ops(step)), num_bytes, _why_separate(step, plan))
 
 
 def _ops(kernel: Kernel) -> list[str]:

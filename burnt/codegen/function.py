@@ -243,7 +243,6 @@ class Function(InlinedWhenTraced):
         return result
 
     def _add_to_inline_cache(self, entry: CacheEntry, args: tuple[Any, ...]) -> None:
-        """Add the entry of a call to the inline cache, if a guard can be built."""
         if self._inline_cache.has_room(args) and not entry.is_specialized and not _torch.is_autocast():
             self._inline_cache.add(args, self._build_guard(entry, args), entry)
 
@@ -268,7 +267,6 @@ class Function(InlinedWhenTraced):
         )
 
     def _build_guard(self, entry: CacheEntry, args: Sequence[Any]) -> Guard | None:
-        """Build a guard that holds for calls that may reuse the entry of these arguments."""
         names = dict.fromkeys([f"argument_{i}" for i in range(len(args))], inspect.Parameter.empty)
         dtype = torch.get_default_dtype()
         conditions: list[tuple[Callable[[], object], object]] = [(torch.get_default_dtype, dtype)]
@@ -694,7 +692,6 @@ def _unsupported_argument_reason(
 
 
 def _holds(arg: Any, leaf: object) -> bool:
-    """Whether a leaf is an argument or in it."""
     leaves: list[Any] = [arg]
     with contextlib.suppress(TypeError, RecursionError):
         flatten(arg, leaves)
@@ -702,7 +699,6 @@ def _holds(arg: Any, leaf: object) -> bool:
 
 
 def _is_supported_type(arg: object) -> bool:
-    """Whether signatures support an argument of this type."""
     return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, CONSTANT_TYPES)
 
 
@@ -718,12 +714,10 @@ def _stacklevel() -> int:
 
 
 def _capture_keys(sites: Sequence[CaptureSite]) -> list[Any]:
-    """Return the part of a signature for the objects captured at these sites."""
     return [capture_key(read_capture(holder, name)) for holder, name in sites]
 
 
 def _float_values(args: Sequence[Any]) -> tuple[str, ...]:
-    """Return the values of the float arguments, as a specialized signature holds them."""
     return tuple(arg.hex() for arg in args if type(arg) is float)
 
 
@@ -747,7 +741,6 @@ def _why_untraceable(error: Exception) -> str:
 
 
 def _why_random_call(forward: CompiledPlan) -> str | None:
-    """Return a reason if a torch call in the plan draws random numbers; None otherwise."""
     for step in forward.plan.steps:
         if isinstance(step, TorchCall) and is_random(step.node):
             return f"{step.node.target} draws random numbers, and its backward would draw different ones"

@@ -268,7 +268,6 @@ class Swa(_Averaging):
 
 
 def _dtype(parameter: Tensor) -> torch.dtype:
-    """Return the dtype of the average of a parameter."""
     return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype
 
 

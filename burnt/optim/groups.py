@@ -284,7 +284,6 @@ class Groups(Optimizer):
         self._bound_to, self._parts, self._group_of = None, [], {}
 
     def _scheduled_rate(self, index: int) -> float | None:
-        """Return the rate of a group's own schedule, or None."""
         schedule = self.groups[index].schedule
         if schedule is None:
             return None
@@ -325,7 +324,6 @@ class Groups(Optimizer):
     def _divide(
         self, named: Mapping[str, torch.nn.Parameter]
     ) -> tuple[list[dict[str, torch.nn.Parameter]], dict[str, int]]:
-        """Return the parameters of each group, and the group of each path."""
         parts: list[dict[str, torch.nn.Parameter]] = [{} for _ in self.groups]
         matched: dict[int, str] = {}  # one path that each group's pattern matches
         group_of: dict[str, int] = {}
@@ -354,7 +352,6 @@ class Groups(Optimizer):
         return parts, group_of
 
     def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
-        """Divide the parameters among the groups."""
         parts, group_of = self._divide(named)
         for index, group in enumerate(self.groups):
             for path in map(_state_path, group.optimizer.into_record().tensors):
@@ -411,6 +408,5 @@ def _clip(
 
 
 def _with_modules(paths: Mapping[str, object]) -> list[str]:
-    """Return the paths, and those of the modules above them."""
     modules = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "."}
     return [*paths, *sorted(modules)]

@@ -398,7 +398,6 @@ class Optimizer:
                 )
 
     def _averages(self, ema: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the average of every parameter, by path."""
         named = dict(ema.named_parameters()) if isinstance(ema, torch.nn.Module) else ema
         missing = next((path for path in self._params if path not in named), None)
         if missing is not None:
@@ -411,7 +410,6 @@ class Optimizer:
         return {path: named[path] for path in self._params}
 
     def _check_record(self, record: OptimizerRecord) -> None:
-        """Raise if a record is of another optimizer."""
         if record.optimizer != type(self).__name__:
             raise OptimError(
                 "the state of one optimizer does not fit another",
@@ -456,14 +454,12 @@ class Optimizer:
         return set(self._initial_state(torch.empty(self._shape))) or saved
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the state of a parameter before its first step."""
         return {
             name: zero(parameter) if name == "step" else torch.zeros_like(parameter)
             for name in self._state_names
         }
 
     def _state_of(self, path: str) -> dict[str, Any]:
-        """Return the state of a parameter, created before its first step."""
         if not self._state.get(path):
             self._state[path] = self._initial_state(self._params[path].detach())
         return self._state[path]

@@ -15,7 +15,7 @@ class Alias(NamedTuple):
     """A result that is another one, or a view of it.
 
     Args:
-        base: position of the other result; those of `Aliases.shared` come after all results.
+        base: position of the other result.
         layout: shape, strides, and offset from the base's first element; None for the same object.
         is_detached: whether no gradient flows through it.
     """
@@ -33,33 +33,15 @@ class Alias(NamedTuple):
         return base.as_strided(shape, strides, base.storage_offset() + offset)
 
 
-class SharedBase(NamedTuple):
-    """Memory that results overlap in, and that is no result itself: ``return y[1:], y[:-1]``.
-
-    Args:
-        shape: of the tensor that these results are views of.
-        strides: its strides.
-        requires_grad: whether it requires a gradient.
-        views: positions of these results.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    requires_grad: bool
-    views: tuple[int, ...]
-
-
 class Aliases(NamedTuple):
     """Which results a plan need not compute.
 
     Args:
-        by_position: the results that are other results, or views of these or of a shared base.
-        shared: the shared bases, which the plan returns after the other results.
+        by_position: the results that are other results or views of these.
         unsupported_reason: why no plan can return results that overlap in this way.
     """
 
     by_position: dict[int, Alias]
-    shared: list[SharedBase]
     unsupported_reason: str | None = None
 
 
@@ -72,7 +54,6 @@ def find_aliases(results: Sequence[Any]) -> Aliases:
         results: the results of the eager function, as fake tensors; others are ignored.
     """
     found: dict[int, Alias] = {}
-    shared: list[SharedBase] = []
     by_storage: dict[int, list[int]] = {}
     for i, result in enumerate(results):
         if isinstance(result, Tensor) and result.layout == torch.strided:
@@ -80,16 +61,9 @@ def find_aliases(results: Sequence[Any]) -> Aliases:
     for positions in by_storage.values():
         aliases = _aliases_of_results(results, positions)
         if aliases is None:
-            base, num_bases = results[positions[0]]._base, len(results) + len(shared)
-            views = {} if base is None else {i: _alias(base, results[i], num_bases) for i in positions}
-            aliases = {i: alias for i, alias in views.items() if alias is not None}
-            if len(aliases) < len(positions):
-                return Aliases({}, [], "its results overlap in part, and are not views of one tensor")
-            shared.append(
-                SharedBase(tuple(base.shape), tuple(base.stride()), base.requires_grad, tuple(positions))
-            )
+            return Aliases({}, "its results overlap in part, and none is a view of another")
         found |= aliases
-    return Aliases(found, shared)
+    return Aliases(found)
 
 
 def _aliases_of_results(results: Sequence[Any], positions: Sequence[int]) -> dict[int, Alias] | None:

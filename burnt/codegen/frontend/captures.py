@@ -472,5 +472,4 @@ def _is_immutable(value: Any) -> bool:
 
 
 def _package(value: object) -> str:
-    """Return the top-level package that an object is defined in."""
     return (getattr(value, "__module__", None) or "").split(".")[0]

@@ -90,13 +90,11 @@ def _attributes(instance: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _module_tables(instance: Any) -> list[dict[str, Any]]:
-    """Return a module's dicts of parameters, buffers and modules; none for other instances."""
     is_module = isinstance(instance, torch.nn.Module)
     return [vars(instance)[name] for name in _MODULE_TABLES] if is_module else []
 
 
 def _hooks(instance: Any) -> list[dict[int, Any]]:
-    """Return the dicts of the hooks that a call of a module runs; none for other instances."""
     is_module = isinstance(instance, torch.nn.Module)
     return [vars(instance)[name] for name in _MODULE_HOOKS] if is_module else []
 
@@ -147,7 +145,6 @@ def build_state_check(
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among values, and in tuples among them."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

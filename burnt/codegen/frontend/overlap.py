@@ -21,6 +21,18 @@ STRIDE_OPS = frozenset(
 # ``torch.tensor`` calls `lift_fresh`. In a trace, its result is a detached view of a constant.
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.lift_fresh.default})
 _REPLACEMENTS = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_"})
+# What `OverlapWatch` finds. A change is recorded late if it is the first that autograd records of memory with
+# a detached tensor in it: that tensor gets the gradient, or the others do.
+_WRITTEN_WHILE_READ = "it modifies a tensor in place that overlaps another argument of the same op"
+_WRITTEN_TWICE = "it modifies elements in place that share memory with others of the same tensor"
+_RECORDED_LATE = "it writes what has a gradient to memory of a detached tensor, or to one from torch.tensor"
+_UNRECORDED = (
+    "it modifies a tensor that requires a gradient in a way that autograd does not record: under no_grad, or "
+    "through detach() or .data"
+)
+_REPLACED = "it gives a tensor other memory, by set_ or resize_"
+_INFERENCE = "it enters inference mode"
+_BY_IMPORTANCE = _WRITTEN_WHILE_READ, _WRITTEN_TWICE, _RECORDED_LATE, _UNRECORDED, _INFERENCE, _REPLACED
 
 
 def has_internal_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -118,13 +130,6 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         is_changed: whether elements were changed in place at all.
-        is_inference: whether an op ran in inference mode.
-        is_replaced: whether a tensor got other memory, by `set_` or `resize_`.
-        is_unrecorded: whether such a change of memory was made that a tensor with a gradient lies in.
-        is_recorded_late: whether a change that autograd does record was the first of memory with a detached
-            tensor in it: that tensor gets the gradient, or the others do.
-        is_written: whether such a tensor, or a view of one, was changed in place.
-        is_written_while_read: whether a call changed a tensor that overlaps another one of its arguments.
         has_attention: whether an op that computes attention as a whole was called.
         restrided: shape and strides of the tensors whose memory an op such as ``as_strided`` reads by other
             strides.
@@ -134,10 +139,9 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.is_changed = self.is_inference = self.is_replaced = False
-        self.is_unrecorded = self.is_recorded_late = False
-        self.is_written = self.has_attention = False
-        self.is_written_while_read = False
+        self.is_changed = self.has_attention = False
+        self._needs_grad, self._is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self._problems: set[str] = set()
         self.restrided: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self.views: dict[tuple[Any, ...], Tensor] = {}  # of tensors with internal overlap; kept alive
         self.differentiated: dict[int, Any] = {}  # storages of tensors that require gradients; kept alive
@@ -145,7 +149,8 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Run an op, and look at what it views or changes."""
-        self.is_inference |= torch.is_inference_mode_enabled()
+        if torch.is_inference_mode_enabled() and not self._is_inference:
+            self._problems.add(_INFERENCE)
         requires_grad = self._find_differentiated((args, kwargs))
         result = func(*args, **(kwargs or {}))
         if not isinstance(func, torch._ops.OpOverload):
@@ -159,26 +164,32 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if any(map(self._is_part_of_overlap, _tensors(args))):
                 self.views |= {_layout(t): t for t in _tensors(result)}
         elif func._schema.is_mutable:
-            named = {
-                **dict(zip([a.name for a in func._schema.arguments], args, strict=False)),
-                **(kwargs or {}),
-            }
-            written = [
-                named.get(a.name) for a in func._schema.arguments if a.alias_info and a.alias_info.is_write
-            ]
-            self.is_written |= any(map(self._is_part_of_overlap, _tensors(written)))
-            self.is_written_while_read |= _is_written_while_read(written, list(named.values()))
-            self.is_replaced |= func._schema.name in _REPLACEMENTS
+            parameters = func._schema.arguments
+            named = dict(zip([a.name for a in parameters], args, strict=False)) | (kwargs or {})
+            written = [named.get(a.name) for a in parameters if a.alias_info and a.alias_info.is_write]
+            if any(map(self._is_part_of_overlap, _tensors(written))):
+                self._problems.add(_WRITTEN_TWICE)
+            if _is_written_while_read(written, list(named.values())):
+                self._problems.add(_WRITTEN_WHILE_READ)
+            if func._schema.name in _REPLACEMENTS:
+                self._problems.add(_REPLACED)
             self.is_changed |= torch.Tag.inplace_view not in func.tags  # matmul calls squeeze_
             is_recorded = torch.is_grad_enabled() and requires_grad
             for tensor in (t for t in _tensors(written) if t.layout == torch.strided):
                 storage = _storage(tensor)
-                if not (is_recorded and tensor.requires_grad):
-                    self.is_unrecorded |= storage._cdata in self.differentiated
-                    self.is_recorded_late |= is_recorded and storage._cdata in self.detached
+                if self._needs_grad and not (is_recorded and tensor.requires_grad):
+                    if storage._cdata in self.differentiated:
+                        self._problems.add(_UNRECORDED)
+                    if is_recorded and storage._cdata in self.detached:
+                        self._problems.add(_RECORDED_LATE)
                 if is_recorded:
                     self.differentiated[storage._cdata] = storage
         return result
+
+    @property
+    def unsupported_reason(self) -> str | None:
+        """Why the graph does not do what the function does; None if it does."""
+        return next((problem for problem in _BY_IMPORTANCE if problem in self._problems), None)
 
     def _find_differentiated(self, arguments: Any) -> bool:
         """Note the memory of the tensors that require gradients; return whether there are any."""
@@ -187,7 +198,6 @@ class OverlapWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return bool(storages)
 
     def _is_part_of_overlap(self, tensor: Tensor) -> bool:
-        """Whether a tensor has internal overlap, or is a view of one that has."""
         if tensor.layout != torch.strided:
             return False
         return has_internal_overlap(tensor.shape, tensor.stride()) or _layout(tensor) in self.views

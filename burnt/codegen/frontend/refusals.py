@@ -131,7 +131,6 @@ def _refusal(func: Any, arguments: dict[str, Any]) -> Exception | None:
 
 
 def _small(name: str, value: Any, fill: int) -> Any:
-    """Return an argument for a call with small tensors."""
     if name == "size":
         return [min(size, _SIZE) for size in value]
     return pytree.tree_map_only(Tensor, lambda tensor: _small_tensor(name, tensor, fill), value)

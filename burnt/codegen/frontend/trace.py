@@ -152,12 +152,12 @@ class Traced:
     results: tuple[ResultLayout | None, ...] = ()
     mutated: tuple[int, ...] = ()
     unsupported_reason: str | None = None
-    aliases: Aliases = dataclasses.field(default_factory=lambda: Aliases({}, []))
+    aliases: Aliases = dataclasses.field(default_factory=lambda: Aliases({}))
     number_limits: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def without_aliases(self) -> Traced:
         """Return the trace without the results that are aliases of others; its graphs are changed."""
-        aliases, shared = self.aliases.by_position, self.aliases.shared
+        aliases = self.aliases.by_position
         if not aliases:
             return self
         count = self.structure.num_leaves  # the new values of arguments come after the results
@@ -165,11 +165,9 @@ class Traced:
             output = graph.graph.output_node()
             (results,) = cast("tuple[Sequence[Any]]", output.args)
             kept = [r for i, r in enumerate(results[:count]) if i not in aliases]
-            bases = [skip_views(results[base.views[0]]) for base in shared]
-            output.args = ([*kept, *bases, *results[count:]],)
+            output.args = ([*kept, *results[count:]],)
             _eliminate_dead_code(graph)
         layouts = [r for i, r in enumerate(self.results[:count]) if i not in aliases]
-        layouts += [ResultLayout(base.strides, base.requires_grad) for base in shared]
         left = {str(node.target) for node in self.graph.graph.nodes if node.op == "get_attr"}
         return dataclasses.replace(
             self,
@@ -215,7 +213,6 @@ class Traced:
 
 
 def _is_differentiable(node: torch.fx.Node) -> bool:
-    """Whether a node's value has a dtype that can have a gradient."""
     value = node.meta.get("val", getattr(node.graph.owning_module, str(node.target), None))
     return not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex()
 
@@ -282,7 +279,6 @@ _GET_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 def _is_called_by_user_code() -> bool:
-    """Whether the call comes from code outside torch and burnt."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back  # type: ignore[assignment]
@@ -307,7 +303,6 @@ _BITWISE_OPERATORS: dict[Any, Any] = {
 
 
 def _is_in_place(func: Any) -> bool:
-    """Whether a function of torch modifies its first argument, by its name."""
     name = getattr(func, "__name__", "")
     return name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
 
@@ -482,21 +477,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         reason = "it reads the strides of a tensor that has others in a plan"
     if watch.is_changed and any(log.views != eager_log.views for log in logs):
         reason = "it modifies a tensor in place, after a call that returns a copy here and a view in a plan"
-    if watch.is_replaced:
-        reason = "it gives a tensor other memory, by set_ or resize_"
-    if watch.is_inference and not torch.is_inference_mode_enabled():
-        reason = "it enters inference mode"
-    if watch.is_unrecorded and torch.is_grad_enabled():
-        reason = (
-            "it modifies a tensor that requires a gradient in a way that autograd does not record: under "
-            "no_grad, or through detach() or .data"
-        )
-    if watch.is_recorded_late and torch.is_grad_enabled():
-        reason = "it writes what has a gradient to memory of a detached tensor, or to one from torch.tensor"
-    if watch.is_written:
-        reason = "it modifies elements in place that share memory with others of the same tensor"
-    if watch.is_written_while_read:
-        reason = "it modifies a tensor in place that overlaps another argument of the same op"
+    reason = watch.unsupported_reason or reason
     if not watch.has_attention and any(is_attention(node.target) for node in graph.graph.nodes):
         reason = "it computes attention with a mask that needs a gradient"
     for node in graph.graph.nodes:
@@ -512,28 +493,16 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
     if any(isinstance(getattr(graph, name), torch.Generator) for name in captured):
         raise UnsupportedError("it draws random numbers from a torch.Generator")
     aliases = find_aliases(fake_results)
-    if not all(_is_base_in(g, aliases) for g in (graph, composite_graph)):
-        aliases = Aliases({}, [], "its results overlap in part, and their memory is not in the trace")
     results = [
         ResultLayout(tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None
         for r in fake_results
     ]
     results += [ResultLayout(tuple(tensors[position].stride()), False) for position in mutated]
+    positions = {float(value): i for i, value in stand_ins.items()}
+    limits = {positions[value]: limit for value, limit in refusals.limits.items()}
+    used = tuple(dict.fromkeys(captured))
     return Traced(
-        composite_graph,
-        graph,
-        structure,
-        {float(value): i for i, value in stand_ins.items()},
-        tuple(dict.fromkeys(captured)),
-        tuple(results),
-        mutated,
-        reason,
-        aliases,
-        {
-            i: refusals.limits[float(value)]
-            for i, value in stand_ins.items()
-            if float(value) in refusals.limits
-        },
+        composite_graph, graph, structure, positions, used, tuple(results), mutated, reason, aliases, limits
     )
 
 
@@ -633,17 +602,6 @@ def skip_views(node: torch.fx.Node) -> torch.fx.Node:
         if not isinstance(producer.target, torch._ops.OpOverload) or not producer.target.is_view:
             return node
         node = producer.all_input_nodes[0]
-
-
-def _is_base_in(graph: torch.fx.GraphModule, aliases: Aliases) -> bool:
-    """Whether a graph computes each shared base of the results as one node."""
-    (results,) = cast("tuple[Sequence[Any]]", graph.graph.output_node().args)
-    for base in aliases.shared:
-        nodes = {skip_views(results[i]) for i in base.views}
-        value = next(iter(nodes)).meta.get("val")
-        if len(nodes) > 1 or not isinstance(value, Tensor) or tuple(value.shape) != base.shape:
-            return False
-    return True
 
 
 def is_random(node: torch.fx.Node) -> bool:

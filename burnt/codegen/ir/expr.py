@@ -658,7 +658,6 @@ def _substitute_affine(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExp
 
 
 def _map_computed(ix: IndexExpr, map_expr: Callable[[Expr], Expr]) -> IndexExpr:
-    """Apply a function to the expressions of an index's computed parts."""
     if not ix.computed_exprs():
         return ix
     result = IndexExpr(const=ix.const)

@@ -70,13 +70,11 @@ def element_at(x: Value, index: Sequence[IndexExpr]) -> Expr:
 
 
 def _require_index_dtype(index: Value) -> None:
-    """Raise `Unlowered` unless a value has an integer dtype that can index."""
     if index.dtype not in _INDEX_DTYPES:
         raise Unlowered
 
 
 def _index_check(meta: torch.Tensor, op: str, x: Value, axis: int, *, allow_negative: bool = False) -> Check:
-    """Return the bounds check of an index into an axis of `x`."""
     size = x.shape[axis]
     if not size and meta.numel():
         raise Unlowered  # every index is out of range

@@ -126,7 +126,6 @@ def _lower_integer_pow(meta: torch.Tensor, a: Any, b: Any) -> Value:
 
 
 def _power_by_squaring(x: Expr, exponent: int, dtype: torch.dtype) -> Expr:
-    """Return ``x ** exponent`` for a constant exponent, by repeated squaring."""
     result = const(1, dtype)
     while exponent:
         if exponent & 1:
@@ -140,7 +139,6 @@ def _power_by_squaring(x: Expr, exponent: int, dtype: torch.dtype) -> Expr:
 
 
 def _lower_shift(op: str, meta: torch.Tensor, a: Any, b: Any) -> Value:
-    """Shift integers; `op` is ``shl`` or ``shr``."""
     dtype = meta.dtype
     if dtype.is_floating_point or dtype == torch.bool:
         raise Unlowered

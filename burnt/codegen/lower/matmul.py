@@ -148,14 +148,12 @@ def _strip_views(node: Node) -> Node:
 
 
 def _users_through_views(node: Node) -> list[Node]:
-    """Return the nodes that use a node or a view of it."""
     return [
         r for user in node.users for r in (_users_through_views(user) if user.target in _VIEW_OPS else [user])
     ]
 
 
 def _scale(value: Value, scale: Any, meta: torch.Tensor) -> Value:
-    """Multiply by a number, unless it is 1."""
     is_one = isinstance(scale, int | float) and scale == 1
     return value if is_one else pointwise("mul", meta, [value, scale], meta.dtype)
 

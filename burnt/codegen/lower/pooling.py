@@ -214,7 +214,6 @@ def materialize_if_expensive(x: Value) -> Value:
 
 
 def _lowest(dtype: torch.dtype) -> Expr:
-    """Return the identity element of a maximum."""
     return const(float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
 
 
@@ -290,7 +289,6 @@ def _can_reduce_in_matmul(windows: Sequence[Windows]) -> bool:
 
 
 def _depends_on_matmul(x: Value) -> bool:
-    """Whether a value depends on the result of a matmul kernel."""
     element = x.at(tuple(IndexExpr.of(Var(size)) for size in x.shape))
     return any(e.op == "reduced" and isinstance(e.extra[0], Matmul) for e in walk([element]))
 
@@ -323,7 +321,6 @@ def _is_identity(windows: Windows) -> bool:
 
 
 def _reduce_in_loop(x: Value, windows: Sequence[Windows], kind: str, fill: Expr) -> Value:
-    """Reduce over windows in a loop, for large windows."""
     first_axis = len(x.shape) - len(windows)
     shape = (*x.shape[:first_axis], *(w.num_windows for w in windows))
 
@@ -594,7 +591,6 @@ def _divisor(
     divisor_override: Any,
     dtype: torch.dtype,
 ) -> Expr:
-    """Return the divisor of a window's sum."""
     if divisor_override is not None:
         return const(divisor_override, dtype)
     counts = [_count_taps(w, ix, count_include_pad, dtype) for w, ix in zip(windows, index, strict=True)]

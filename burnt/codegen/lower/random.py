@@ -130,7 +130,6 @@ def _lower_randn(meta: torch.Tensor, shape: Any, *, source: RandomSource, **opti
 
 
 def _draw_scaled_normal(meta: torch.Tensor, mean: Any, std: Any, source: RandomSource) -> Value:
-    """Draw normal numbers with a mean and a standard deviation."""
     normal = _draw_normal(meta_tensor(meta.shape, compute_dtype(meta.dtype)), source)
     return elementwise(meta, [normal, mean, std], lambda normal, mean, std: normal * std + mean)
 

@@ -13,6 +13,7 @@ import torch
 
 from burnt.codegen.ir import Expr, Index, IndexExpr, Value, cast, const, index_value
 from burnt.codegen.lower.registry import (
+    Lowering,
     Scalar,
     Unlowered,
     broadcast,
@@ -297,20 +298,6 @@ def _lower_select_scatter(meta: torch.Tensor, x: Value, part: Value, axis: int, 
     return write_slice(x, reshape(part, shape), axis, position % x.shape[axis])
 
 
-@register_lowering(aten.slice_backward.default)
-def _lower_slice_backward(
-    meta: torch.Tensor, part: Value, shape: Sequence[int], axis: int, start: int, end: int, step: int
-) -> Value:
-    return _lower_slice_scatter(meta, full(shape, 0, meta.dtype), part, axis, start, end, step)
-
-
-@register_lowering(aten.select_backward.default)
-def _lower_select_backward(
-    meta: torch.Tensor, part: Value, shape: Sequence[int], axis: int, position: int
-) -> Value:
-    return _lower_select_scatter(meta, full(shape, 0, meta.dtype), part, axis, position)
-
-
 # --- diagonals, triangles, roll, unfold -----------------------------------------------------------------
 
 
@@ -345,11 +332,17 @@ def _lower_diagonal_scatter(
     return Value(x.shape, x.dtype, at)
 
 
-@register_lowering(aten.diagonal_backward.default)
-def _lower_diagonal_backward(
-    meta: torch.Tensor, part: Value, shape: Sequence[int], offset: int, axis1: int, axis2: int
+def _scatter_to_zeros(
+    scatter: Lowering, meta: torch.Tensor, part: Value, shape: Sequence[int], *args: Any
 ) -> Value:
-    return _lower_diagonal_scatter(meta, full(shape, 0, meta.dtype), part, offset, axis1, axis2)
+    """Lower the gradient of a view: its gradient, scattered into zeros."""
+    value: Value = scatter(meta, full(shape, 0, meta.dtype), part, *args)
+    return value
+
+
+register_lowering(aten.slice_backward.default)(partial(_scatter_to_zeros, _lower_slice_scatter))
+register_lowering(aten.select_backward.default)(partial(_scatter_to_zeros, _lower_select_scatter))
+register_lowering(aten.diagonal_backward.default)(partial(_scatter_to_zeros, _lower_diagonal_scatter))
 
 
 @register_lowering(aten.diag_embed.default)

@@ -52,7 +52,6 @@ def _extract_function(source: str, name: str) -> str:
 
 
 def _launcher_with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launcher:
-    """Return a launcher that raises the errors of the kernel's checks."""
     words = ctypes.c_int64 * max(len(checks), 1)
 
     def launch(slot_tensors: Sequence[torch.Tensor | None], numbers: Sequence[float]) -> None:

@@ -354,7 +354,6 @@ def _is_int(value: Any) -> bool:
 
 
 def _buffers_of(step: Kernel | TorchCall) -> set[Buffer]:
-    """Return the buffers that a step reads or writes."""
     if isinstance(step, TorchCall):
         return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
     return {*step.buffers_read, *step.buffers_written}

@@ -226,5 +226,4 @@ def _fuse(
 
 
 def _replace_reductions(known: Mapping[tuple[object, ...], Expr], expr: Expr) -> Expr:
-    """Replace reductions by known expressions."""
     return rebuild(expr, replace=lambda e: known.get(e.extra) if e.op == "reduced" else None)

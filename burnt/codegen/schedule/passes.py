@@ -343,7 +343,6 @@ def _is_infinite(test: Expr, value: Expr) -> bool:
 
 
 def _is_count(expr: Expr, count: int) -> bool:
-    """Whether an expression is the constant number of elements."""
     expr = expr.args[0] if expr.op == "cast" else expr
     return expr.op == "index" and expr.extra[0] == IndexExpr(const=count)
 

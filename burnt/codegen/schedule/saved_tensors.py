@@ -126,7 +126,6 @@ def select_saved_tensors(
 
 
 def _num_tensors(forward: Traced) -> int:
-    """Return the number of tensors that a forward takes: arguments and captured ones."""
     return len([n for n in forward.graph.graph.nodes if n.op == "placeholder"]) + len(forward.captured)
 
 

@@ -213,7 +213,29 @@ class Accumulator:
         return f"({self.result_type}){self.name}_total{'_at' if self.is_arg else ''}[u + l]"
 
 
-class OnlineExpSum(Accumulator):
+class _OnlineSum(Accumulator):
+    """A sum relative to a reference, which is corrected when it is read."""
+
+    step: OnlineReduction
+
+    def __init__(self, step: OnlineReduction, name: str, lanes: int, block_lanes: int) -> None:
+        super().__init__(step, name, lanes, block_lanes)
+        self.element_type = C_TYPES[step.body.dtype]
+
+    def final_text(self) -> str:
+        """Return the C of the corrected sum."""
+        raise NotImplementedError
+
+    def result_definition(self) -> list[str]:
+        """Return the lines that define the reduction's own name as its result, where there are no lanes."""
+        return [f"const {self.result_type} {self.name} = {self.final_text()};"]
+
+    def result_text(self) -> str:
+        """Return the C expression by which other code reads the result."""
+        return f"({self.result_type})({self.final_text()})" if self.lanes else self.name
+
+
+class OnlineExpSum(_OnlineSum):
     """A sum of exponentials in the same pass as the maximum, which is updated before each block is added.
 
     Args:
@@ -222,14 +244,11 @@ class OnlineExpSum(Accumulator):
         maximum: the accumulator of the maximum.
     """
 
-    step: OnlineReduction
-
     def __init__(
         self, step: OnlineReduction, name: str, lanes: int, block_lanes: int, maximum: Accumulator
     ) -> None:
         super().__init__(step, name, lanes, block_lanes)
         self.maximum = maximum
-        self.element_type = C_TYPES[step.body.dtype]
 
     def declarations(self, level: str, chunks: int = 0) -> list[str]:
         """Return the declarations of a level's variables, with the maximum that the sum is relative to."""
@@ -287,24 +306,12 @@ class OnlineExpSum(Accumulator):
         limit = f"exp_f64({maximum})" if self.step.ignores_infinite_max else f"(double){maximum} - {maximum}"
         return f"sum_or_limit({self.name}_total{self.lane_index('total')}, {maximum}, {limit})"
 
-    def result_definition(self) -> list[str]:
-        """Return the lines that define the reduction's own name as its result, where there are no lanes."""
-        return [f"const {self.result_type} {self.name} = {self.final_text()};"]
 
-    def result_text(self) -> str:
-        """Return the C expression by which other code reads the result."""
-        return f"({self.result_type}){self.final_text()}" if self.lanes else self.name
-
-
-class OnlineSquareSum(Accumulator):
+class OnlineSquareSum(_OnlineSum):
     """A sum of squared differences from the mean, in the same pass as the mean.
 
     Differences are taken from a reference close to the mean; both they and their squares are summed.
     """
-
-    def __init__(self, step: OnlineReduction, name: str, lanes: int, block_lanes: int) -> None:
-        super().__init__(step, name, lanes, block_lanes)
-        self.element_type = C_TYPES[step.body.dtype]
 
     def declarations(self, level: str, chunks: int = 0) -> list[str]:
         """Return the declarations of a level's variables: both sums, the reference, and the element count."""
@@ -392,14 +399,6 @@ class OnlineSquareSum(Accumulator):
         lane = self.lane_index("total")
         diff_sum = f"{self.name}_total_sum{lane}"
         return f"{self.name}_total{lane} - {diff_sum} * {diff_sum} / {mark_size(self.step.iterations)}"
-
-    def result_definition(self) -> list[str]:
-        """Return the lines that define the reduction's own name as its result, where there are no lanes."""
-        return [f"const {self.result_type} {self.name} = {self.final_text()};"]
-
-    def result_text(self) -> str:
-        """Return the C expression by which other code reads the result."""
-        return f"({self.result_type})({self.final_text()})" if self.lanes else self.name
 
 
 def create_accumulators(
