@@ -230,7 +230,7 @@ def _ops(kernel: Kernel) -> list[str]:
     names: dict[str, None] = {}
     for step in kernel.steps:
         element = step.element if isinstance(step, OnlineReduction) else None
-        exprs = walk([element or (step.value if isinstance(step, Store) else step.body)])
+        exprs = walk([element or step.body])
         names |= dict.fromkeys(e.op for e in exprs if e.op not in _NO_OPS)
         if isinstance(step, OnlineReduction):
             names[f"online {step.reduction.kind}"] = None

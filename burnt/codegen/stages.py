@@ -88,7 +88,7 @@ def _kernel(kernel: Kernel) -> str:
     for step in kernel.steps:
         if isinstance(step, Store):
             index = step.offset
-            lines.append(f"  {step.buffer.name}[{index}]{_loops(step.inner)} = {_expr(step.value, results)}")
+            lines.append(f"  {step.buffer.name}[{index}]{_loops(step.inner)} = {_expr(step.body, results)}")
             continue
         reduction = step.scan if isinstance(step, ScanStep) else step.reduction
         name = f"r{len(results)}"

@@ -92,9 +92,7 @@ def farthest(kernel: Kernel) -> int:
     for step in kernel.steps:
         loops = (*kernel.outer, *step.inner)
         most = max(most, math.prod(v.extent for v in kernel.outer), math.prod(v.extent for v in step.inner))
-        indices = [
-            ix for e in walk([step.value if isinstance(step, Store) else step.body]) for ix in index_exprs(e)
-        ]
+        indices = [ix for e in walk([step.body]) for ix in index_exprs(e)]
         indices += [step.offset] if isinstance(step, Store) else []
         for index in dict.fromkeys(indices):
             own = [v for v in loops if v in index.variables()]

@@ -4,5 +4,4 @@ trace          traces a function by `make_fx`: the graph, its inputs, its random
 captures       objects that a function captures from closures, globals and defaults
 guards         the inline cache: guards that decide whether a call may reuse an earlier call's plan
 refusals       calls that eager torch refuses, such as of numbers that a dtype cannot hold
-dtype_support  dtypes that torch rejects for an op: those that `refusals` cannot find
 """

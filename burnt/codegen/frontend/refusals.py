@@ -3,7 +3,8 @@
 Tracing applies torch's rules for shapes and dtypes, but runs no kernels, and these check more: that the dtype
 can hold a number (``x.masked_fill(mask, -1e9)`` of float16 raises), that a parameter is within its range,
 that there is a kernel for the dtype. So each op that a function calls is run once with small tensors. That
-takes a few per cent of the time of tracing it.
+takes a few per cent of the time of tracing it. A few ops do not take small tensors: `is_dtype_unsupported`
+lists the dtypes that they lack. Such a call stays a torch call.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -146,3 +147,42 @@ def _small_tensor(name: str, tensor: Tensor, fill: float) -> Tensor:
         fill = (torch.finfo if tensor.is_floating_point() else torch.iinfo)(tensor.dtype).max
     shape = [min(size, _SIZE) for size in tensor.shape]
     return torch.full(shape, fill, dtype=tensor.dtype, device=tensor.device)
+
+
+# --- dtypes ---------------------------------------------------------------------------------------------
+
+# Ops that torch computes for floating-point dtypes only.
+_FLOAT_ONLY = frozenset((
+    "adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+))  # fmt: skip
+# Ops that torch does not compute for bool.
+_NO_BOOL = frozenset((
+    "max_pool2d_with_indices", "max_pool3d_with_indices", "reflection_pad1d", "reflection_pad2d",
+    "reflection_pad3d",
+))  # fmt: skip
+
+
+def is_dtype_unsupported(op: Any, args: Iterable[Any]) -> bool:
+    """Whether torch would reject a call because of its dtypes.
+
+    Args:
+        op: the op overload.
+        args: its arguments; those that are not tensors are ignored.
+    """
+    name = getattr(op, "_opname", "")
+    dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
+    if name in _FLOAT_ONLY:
+        return not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+    return name in _NO_BOOL and torch.bool in dtypes
+
+
+def decompose_unless_unsupported(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a decomposition of a composite op so that calls which torch would reject are not decomposed."""
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        if is_dtype_unsupported(op, [*args, *kwargs.values()]):
+            return NotImplemented
+        return decomposition(*args, **kwargs)
+
+    return decompose

@@ -25,10 +25,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from burnt import _torch
 from burnt.codegen.frontend.aliases import Aliases, find_aliases
-from burnt.codegen.frontend.dtype_support import decompose_unless_unsupported
 from burnt.codegen.frontend.overlap import STRIDE_OPS, OverlapWatch, is_attention
 from burnt.codegen.frontend.real_results import RealResults
-from burnt.codegen.frontend.refusals import RefusalWatch
+from burnt.codegen.frontend.refusals import RefusalWatch, decompose_unless_unsupported
 from burnt.errors import UnsupportedError
 
 PLANNING_LOCK = threading.RLock()

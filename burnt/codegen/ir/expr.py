@@ -552,22 +552,24 @@ def checked_value(check: Check, test: Expr, value: Expr, otherwise: Expr, report
     return Expr.make("checked", (test, value, otherwise, reported), value.dtype, check)
 
 
+def _at_index(op: str, node: Reduction | Scan | Materialized, dtype: torch.dtype, index: Index) -> Expr:
+    computed = {id(e): e for ix in index for e in ix.computed_exprs()}
+    return Expr.make(op, list(computed.values()), dtype, node, index)
+
+
 def reduction_result(reduction: Reduction, index: Index) -> Expr:
     """Build the result of a reduction at an index."""
-    computed = {id(e): e for ix in index for e in ix.computed_exprs()}
-    return Expr.make("reduced", list(computed.values()), reduction.dtype, reduction, index)
+    return _at_index("reduced", reduction, reduction.dtype, index)
 
 
 def scan_result(scan: Scan, index: Index) -> Expr:
     """Build the result of a scan at an index."""
-    computed = {id(e): e for ix in index for e in ix.computed_exprs()}
-    return Expr.make("scanned", list(computed.values()), scan.dtype, scan, index)
+    return _at_index("scanned", scan, scan.dtype, index)
 
 
 def materialized(value: Materialized, index: Index) -> Expr:
     """Build an element of a materialized value."""
-    computed = {id(e): e for ix in index for e in ix.computed_exprs()}
-    return Expr.make("materialized", list(computed.values()), value.value.dtype, value, index)
+    return _at_index("materialized", value, value.value.dtype, index)
 
 
 # Constructors of the ops whose `extra` contains indices.

@@ -107,7 +107,7 @@ class ScanStep:
 
 @dataclasses.dataclass(eq=False)
 class Store:
-    """Stores `value` at `offset` (in elements) of `buffer`, for each iteration of the `inner` loops.
+    """Stores `body` at `offset` (in elements) of `buffer`, for each iteration of the `inner` loops.
 
     `loops` has the loop of each axis of the stored tensor.
     """
@@ -115,7 +115,7 @@ class Store:
     buffer: Buffer
     inner: tuple[Var, ...]
     offset: IndexExpr
-    value: Expr
+    body: Expr
     loops: tuple[Var, ...]
 
 
@@ -149,7 +149,7 @@ class Kernel:
     @property
     def exprs(self) -> list[Expr]:
         """The expressions that the steps compute."""
-        return [step.value if isinstance(step, Store) else step.body for step in self.steps]
+        return [step.body for step in self.steps]
 
     @property
     def buffers_read(self) -> dict[Buffer, None]:
@@ -214,7 +214,7 @@ class Kernel:
 
 def depends_on(step: ReductionStep | ScanStep | Store, other: ReductionStep | ScanStep | Store) -> bool:
     """Whether a step of a kernel reads the result of another."""
-    for e in walk([step.value if isinstance(step, Store) else step.body]):
+    for e in walk([step.body]):
         if (
             e.op == "reduced"
             and isinstance(other, ReductionStep)

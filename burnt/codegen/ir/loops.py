@@ -135,7 +135,7 @@ def merge_adjacent_loops(kernel: Kernel) -> None:
         for step in kernel.steps:
             if isinstance(step, Store):
                 step.offset = merge_splits(step.offset, mapping)
-                step.value = rebuild(step.value, lambda ix: merge_splits(ix, mapping))
+                step.body = rebuild(step.body, lambda ix: merge_splits(ix, mapping))
             else:
                 step.body = rebuild(step.body, lambda ix: merge_splits(ix, mapping))
                 step.index = tuple(merge_splits(ix, mapping) for ix in step.index)

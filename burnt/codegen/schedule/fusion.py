@@ -293,7 +293,7 @@ class KernelBuilder:
                 if _extents(step.loops) != _extents(loops):
                     continue
                 if reads.keys() & written or not _same_access(
-                    reads, self.access_axes([step.value], step.loops)
+                    reads, self.access_axes([step.body], step.loops)
                 ):
                     continue
                 index = tuple(map(IndexExpr.of, step.loops))

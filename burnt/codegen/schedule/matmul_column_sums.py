@@ -123,7 +123,7 @@ def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -
     )
     if None in steps or not same_layout:
         return None
-    value, known = store.value, load(buffer, offset)
+    value, known = store.body, load(buffer, offset)
     if value.op == "as":
         value = cast(value.args[0], buffer.dtype)  # sum the value as rounded for the store
 
@@ -213,7 +213,7 @@ def _fuse(
             steps.append(Store(buffer, (), _linear_index(loops), total, tuple(loops)))
             in_memory[key] = load(buffer, _linear_index(loops))
     for step in stores:
-        step.value = _replace_reductions(in_memory if step.inner else totals, step.value)
+        step.body = _replace_reductions(in_memory if step.inner else totals, step.body)
     steps += [step for step in stores if not step.inner]
     replacements = [Kernel("", tuple(loops), steps)]
     for inner in dict.fromkeys(step.inner for step in row_stores):

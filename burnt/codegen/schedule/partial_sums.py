@@ -154,8 +154,8 @@ def _fuse(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], max_chunks: i
             steps.append(ReductionStep(total, index, (chunk,), body(index, (IndexExpr.of(chunk),))))
             totals[step.reduction, step.index] = reduction_result(total, index)
         elif isinstance(step, Store):
-            step.value = rebuild(
-                step.value, replace=lambda e: totals.get(e.extra) if e.op == "reduced" else None
+            step.body = rebuild(
+                step.body, replace=lambda e: totals.get(e.extra) if e.op == "reduced" else None
             )
             steps.append(step)
     sums.steps = steps

@@ -20,7 +20,6 @@ from burnt.codegen.ir import (
     OnlineReduction,
     Reduction,
     ReductionStep,
-    ScanStep,
     Store,
     Var,
     depends_on,
@@ -134,7 +133,7 @@ def simplify_one_hot_sum(kernel: Kernel) -> None:
             if not (isinstance(s, ReductionStep) and (s.reduction, s.index) in elements)
         ]
         for step in kernel.steps:
-            _set_expr(step, rebuild(_expr_of(step), replace=replacement))
+            step.body = rebuild(step.body, replace=replacement)
         inner = {step.inner for step in kernel.steps}
         if len(inner) == 1 and not any(isinstance(step, ReductionStep) for step in kernel.steps):
             # No reduction is left: the inner loops can be outer loops.
@@ -187,7 +186,7 @@ def hoist_reciprocal(kernel: Kernel) -> None:
 
     for step in kernel.steps:
         if isinstance(step, Store):
-            step.value = rebuild(step.value, replace=replacement)
+            step.body = rebuild(step.body, replace=replacement)
 
 
 def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
@@ -203,7 +202,7 @@ def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
         scratch_bytes //= LANES
     passes_of: dict[Expr, list[int]] = {}
     for i, group in enumerate(groups):
-        for e in unconditional_exprs([_expr_of(step) for step in group]):
+        for e in unconditional_exprs([step.body for step in group]):
             passes_of.setdefault(e, []).append(i)
     chosen: dict[Expr, None] = {}
 
@@ -222,7 +221,7 @@ def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
         if group[0].inner:
             visited: set[Expr] = set()
             for step in group:
-                choose(_expr_of(step), group[0].inner, visited)
+                choose(step.body, group[0].inner, visited)
     reused_buffers: set[Buffer] = set()
     largest_first = sorted(chosen, key=lambda e: -sum(1 for _ in walk([e])))
     for n, e in enumerate(largest_first):
@@ -247,7 +246,7 @@ def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
             if groups[i][0].inner != inner:
                 continue
             for step in groups[i]:
-                _replace_expr(step, e, loaded)
+                step.body = rebuild(step.body, replace={e: loaded}.get)
         store = Store(buffer, inner, offset, e, inner)
         kernel.steps.insert(kernel.steps.index(groups[first][-1]) + 1, store)
         groups[first].append(store)
@@ -265,7 +264,7 @@ def fuse_online_reductions(
     reductions = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, ReductionStep)}
     for step in list(reductions.values()):
         online = as_online_reduction(step, reductions)
-        is_stored = any(isinstance(s, Store) and s.value is step.body for s in kernel.steps)
+        is_stored = any(isinstance(s, Store) and s.body is step.body for s in kernel.steps)
         if online is None or is_stored or step.reduction in computed_twice:
             continue
         if _is_faster_online(online, kernel, thresholds):
@@ -364,21 +363,6 @@ def _local_buffer(name: str, inner: tuple[Var, ...], dtype: torch.dtype) -> Buff
         strides.append(step)
         step *= var.extent
     return Buffer(name, "local", 0, tuple(v.extent for v in inner), tuple(reversed(strides)), dtype)
-
-
-def _expr_of(step: ReductionStep | ScanStep | Store) -> Expr:
-    return step.value if isinstance(step, Store) else step.body
-
-
-def _set_expr(step: ReductionStep | ScanStep | Store, expr: Expr) -> None:
-    if isinstance(step, Store):
-        step.value = expr
-    else:
-        step.body = expr
-
-
-def _replace_expr(step: ReductionStep | Store, old: Expr, new: Expr) -> None:
-    _set_expr(step, rebuild(_expr_of(step), replace=lambda e: new if e is old else None))
 
 
 def _is_expensive(expr: Expr, inner: tuple[Var, ...]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.frontend.dtype_support import is_dtype_unsupported
+from burnt.codegen.frontend.refusals import is_dtype_unsupported
 from burnt.codegen.frontend.trace import Traced, is_random, skip_views
 from burnt.codegen.ir import (
     DTYPES,

@@ -285,7 +285,7 @@ class _KernelPrinter(ExprPrinter):
         These loads become `transposed_loads`.
         """
         candidates: dict[Var, list[Expr]] = {}
-        for e in unconditional_exprs([step.value for step in stores]):
+        for e in unconditional_exprs([step.body for step in stores]):
             if e.op != "load" or e.args or e.extra[1].stride(last) in (None, 0, 1):  # type: ignore[attr-defined]
                 continue
             for v in lead:
@@ -372,8 +372,8 @@ class _KernelPrinter(ExprPrinter):
         For each block, random words are generated first, and float16 elements are converted before and after.
         With conversions only, blocks are so small that their floats stay in registers.
         """
-        words = find_random_words(last, [step.value for step in stores])
-        if not words and not any(_find_float16_rows(last, [step.value for step in stores], stores)):
+        words = find_random_words(last, [step.body for step in stores])
+        if not words and not any(_find_float16_rows(last, [step.body for step in stores], stores)):
             return False
         saved = self.begin_hoisting(last, span, stores)
         first, stop = map(mark_size, span)
@@ -406,7 +406,7 @@ class _KernelPrinter(ExprPrinter):
             {},
             {},
         )
-        exprs = unconditional_exprs([step.value for step in stores])
+        exprs = unconditional_exprs([step.body for step in stores])
         self.unconditional_loads = {e for e in exprs if e.op == "load"}
         self.span, self.hoist_depth = (last, *span), self.depth
         return saved
@@ -433,7 +433,7 @@ class _KernelPrinter(ExprPrinter):
             self.emit(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
             for e, offset in group.offsets.items():
                 self.random_words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
-        loads, stored = _find_float16_rows(last, [step.value for step in stores], stores)
+        loads, stored = _find_float16_rows(last, [step.body for step in stores], stores)
         store_lines = self.emit_f32_copies(loads, stored, last, size, is_full=is_full)
         runs_full = is_full or (not words and self.can_compute_past_end(stores))
         self.emit("#pragma omp simd")
@@ -457,7 +457,7 @@ class _KernelPrinter(ExprPrinter):
             return e.op != "checked"
 
         only_f32_copies = all((step.buffer, step.offset) in self.f32_copies for step in stores)
-        return only_f32_copies and all(map(is_harmless, walk([step.value for step in stores])))
+        return only_f32_copies and all(map(is_harmless, walk([step.body for step in stores])))
 
     def emit_f32_copies(
         self,
@@ -499,7 +499,7 @@ class _KernelPrinter(ExprPrinter):
                 self.emit_stores(iteration)
             return
         name, size = self.loop_name(last), last.extent
-        start, end, tests = interior_range(last, [step.value for step in stores])
+        start, end, tests = interior_range(last, [step.body for step in stores])
         for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
             if first >= stop:
                 continue
@@ -597,7 +597,7 @@ class _KernelPrinter(ExprPrinter):
         """
         line = _CACHE_LINE // buffer.dtype.itemsize
         starts = [
-            interior_range(step.inner[0], [step.value])[0]
+            interior_range(step.inner[0], [step.body])[0]
             for step in self.kernel.steps
             if isinstance(step, Store) and step.buffer is buffer and len(step.inner) == 1
         ]
@@ -880,7 +880,7 @@ class _KernelPrinter(ExprPrinter):
         num_opened = self.open_lane_loops()
         level = "block" if is_blocked else "total"
         operands = [acc.step.body.args if acc.uses_fma(level) else (acc.step.body,) for acc in accs]
-        values = iter(self.emit_exprs([*itertools.chain(*operands), *(step.value for step in stores)]))
+        values = iter(self.emit_exprs([*itertools.chain(*operands), *(step.body for step in stores)]))
         for acc, pair in zip(accs, operands, strict=True):
             if len(pair) == 2:
                 self.emit_all(acc.add_with_fma(next(values), next(values), level))
@@ -943,7 +943,7 @@ class _KernelPrinter(ExprPrinter):
 
 def _value_before_rounding(step: Store) -> Expr:
     """Return the value of a store without its cast to the buffer's 16-bit dtype: the store rounds anyway."""
-    value = step.value
+    value = step.body
     rounds = value.op == "cast" and value.dtype == step.buffer.dtype and value.dtype in SIXTEEN_BIT_FLOATS
     return value.args[0] if rounds else value
 

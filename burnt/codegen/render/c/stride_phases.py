@@ -33,7 +33,7 @@ def index_period(loop: Var, stores: Sequence[Store]) -> int:
             if step is None:
                 return 1
             period = math.lcm(period, atom.divisor // math.gcd(step, atom.divisor))
-    draws_random = any(e.op in ("uniform", "random") for e in walk([step.value for step in stores]))
+    draws_random = any(e.op in ("uniform", "random") for e in walk([step.body for step in stores]))
     return period if period <= min(_MAX_PERIOD, loop.extent // 2) and not draws_random else 1
 
 
@@ -55,7 +55,7 @@ def unroll_period(
 
 
 def _load_indices(stores: Sequence[Store]) -> Iterator[IndexExpr]:
-    for e in walk([step.value for step in stores]):
+    for e in walk([step.body for step in stores]):
         yield from index_exprs(e)
 
 
@@ -69,8 +69,8 @@ def _nested_splits(index: IndexExpr) -> Iterator[Split]:
 def _substitute(step: Store, loop: Var, index: IndexExpr) -> Store:
     """Return a store with the loop's index replaced, and without the tests that become constant."""
     mapping = {loop: index}
-    value = rebuild(step.value, lambda ix: ix.substitute(mapping), _simplify_known_tests)
-    return dataclasses.replace(step, offset=step.offset.substitute(mapping), value=value)
+    body = rebuild(step.body, lambda ix: ix.substitute(mapping), _simplify_known_tests)
+    return dataclasses.replace(step, offset=step.offset.substitute(mapping), body=body)
 
 
 def _simplify_known_tests(e: Expr) -> Expr | None:

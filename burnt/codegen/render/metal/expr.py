@@ -128,7 +128,7 @@ class ExprPrinter(LinePrinter):
         value = name
         if buffer.dtype in SIXTEEN_BIT_FLOATS:
             value = f"{MEMORY_TYPES[buffer.dtype]}({name})"
-        elif buffer.dtype == torch.bool and step.value.dtype != torch.bool:
+        elif buffer.dtype == torch.bool and step.body.dtype != torch.bool:
             value = f"{name} != 0"
         self.emit(f"{buffer.name}[{self.index_text(step.offset)}] = {value};")
 

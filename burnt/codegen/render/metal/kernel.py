@@ -249,7 +249,7 @@ class _ElementwisePrinter(_DispatchPrinter):
         elif x > 1:
             self.emit(f"const {self.index_type} {self.loop_name(last)} = {self.index_type}(at.x);")
         stores = [step for step in self.kernel.steps if isinstance(step, Store)]
-        for step, name in zip(stores, self.emit_exprs([step.value for step in stores]), strict=True):
+        for step, name in zip(stores, self.emit_exprs([step.body for step in stores]), strict=True):
             self.emit_store(step, name)
         if takes_four:
             self.close()
@@ -368,7 +368,7 @@ class _ReductionPrinter(_DispatchPrinter):
             self.open_loop(inner)
         elif conditions:
             self.open(f"if ({' && '.join(conditions)})")
-        for step, name in zip(stores, self.emit_exprs([step.value for step in stores]), strict=True):
+        for step, name in zip(stores, self.emit_exprs([step.body for step in stores]), strict=True):
             self.emit_store(step, name)
         if inner or conditions:
             self.close()
@@ -625,9 +625,7 @@ class _ScanPrinter(_DispatchPrinter):
         """Emit the stores that use the running values."""
         for state in self.states:
             self.scan_results[state.step.scan, state.step.index] = state.result_text()
-        for step, name in zip(
-            self.stores, self.emit_exprs([step.value for step in self.stores]), strict=True
-        ):
+        for step, name in zip(self.stores, self.emit_exprs([step.body for step in self.stores]), strict=True):
             self.emit_store(step, name)
 
 

@@ -369,7 +369,7 @@ class ExprPrinter:
     def store_all(self, group: Sequence[ReductionStep | ScanStep | Store]) -> None:
         """Emit the stores of one tile; all values are read before any is written."""
         stores = [step for step in group if isinstance(step, Store)]
-        for step, value in [(step, self.visit(step.value)) for step in stores]:
+        for step, value in [(step, self.visit(step.body)) for step in stores]:
             self.store(step, value)
 
     def store(self, step: Store, value: TileValue) -> None:

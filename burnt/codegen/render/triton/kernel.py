@@ -35,7 +35,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.render.triton.configs import AnyConfig, AnyStructure
 from burnt.codegen.render.triton.expr import TL_DTYPES, ExprPrinter, TileValue
-from burnt.codegen.render.triton.layout import ColumnSpace, Layout, step_expr
+from burnt.codegen.render.triton.layout import ColumnSpace, Layout
 from burnt.codegen.render.triton.matmul import matmul_structure, print_matmul
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
@@ -345,7 +345,7 @@ class _TilePrinter(ExprPrinter):
     def emit_loop(self, space: ColumnSpace, group: Sequence[ReductionStep | ScanStep | Store]) -> None:
         """Emit one loop for steps with more columns than a tile."""
         reductions = [step for step in group if isinstance(step, ReductionStep)]
-        self.hoist(map(step_expr, group), {v for loops in space.loops.values() for v in loops})
+        self.hoist([step.body for step in group], {v for loops in space.loops.values() for v in loops})
         block, end = self.tile_width(space), self.size_arg(space.total)
         shape = f"[ROWS, {block}]" if self.layout.row_loops else f"[{block}]"
         accumulators = [_Accumulator(step, self.needs_int64) for step in reductions]

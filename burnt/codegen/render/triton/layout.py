@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from burnt.codegen.ir import (
     Buffer,
-    Expr,
     Index,
     IndexExpr,
     Kernel,
@@ -102,7 +101,7 @@ class Layout:
                     index = tuple(ix.substitute(mapping) for ix in step.index)
                     step = ScanStep(step.scan, index, inner_loops, substitute(step.body, mapping))
                 else:
-                    destination, value = step.offset.substitute(mapping), substitute(step.value, mapping)
+                    destination, value = step.offset.substitute(mapping), substitute(step.body, mapping)
                     step = Store(step.buffer, inner_loops, destination, value, step.loops)
             self.steps.append(step)
 
@@ -131,7 +130,7 @@ class Layout:
         tensors: dict[Buffer, None] = {}
         for step in self.steps:
             loops = set(step.inner or self.column_loops)
-            for e in walk([step_expr(step)]):
+            for e in walk([step.body]):
                 if e.op == "load" and loops & e.extra[1].variables():  # type: ignore[attr-defined]
                     tensors[e.extra[0]] = None  # type: ignore[index]
             if isinstance(step, Store) and loops & step.offset.variables():
@@ -182,7 +181,7 @@ class Layout:
         remaining: list[ReductionStep | ScanStep | Store],
     ) -> bool:
         """Whether a step's inputs are computed and no remaining step reads what it overwrites."""
-        if any(e.extra not in done for e in walk([step_expr(step)]) if e.op == "reduced"):
+        if any(e.extra not in done for e in walk([step.body]) if e.op == "reduced"):
             return False
         # A buffer is read before a store overwrites it.
         return not isinstance(step, Store) or not any(
@@ -197,7 +196,7 @@ class Layout:
             inner_loops = set(step.inner) if self.has_inner_loop else set(outer[-1:])
             indices: list[IndexExpr] = [
                 e.extra[1]  # type: ignore[misc]
-                for e in walk([step_expr(step)])
+                for e in walk([step.body])
                 if e.op == "load"
             ]
             if isinstance(step, Store):
@@ -225,10 +224,7 @@ class Layout:
         ]
         overrun = loop_overrun([(self.row_loops, [min(config.rows, next_power_of_two(rows))]), *columns])
         largest = [
-            max_index(index, overrun)
-            for s in self.steps
-            for e in walk([step_expr(s)])
-            for index in index_exprs(e)
+            max_index(index, overrun) for s in self.steps for e in walk([s.body]) for index in index_exprs(e)
         ]
         largest += [max_index(s.offset, overrun) for s in self.steps if isinstance(s, Store)]
         largest += [math.prod(v.extent for v in self.kernel.outer) + config.rows]
@@ -236,13 +232,8 @@ class Layout:
         return max(largest) > INT32_INDEX_LIMIT
 
 
-def step_expr(step: ReductionStep | ScanStep | Store) -> Expr:
-    """Return the expression that a step computes."""
-    return step.value if isinstance(step, Store) else step.body
-
-
 def _reads_buffer(step: ReductionStep | ScanStep | Store, buffer: Buffer) -> bool:
-    return any(e.op == "load" and e.extra[0] is buffer for e in walk([step_expr(step)]))
+    return any(e.op == "load" and e.extra[0] is buffer for e in walk([step.body]))
 
 
 def loop_overrun(axes: Sequence[tuple[Sequence[Var], Sequence[int]]]) -> dict[Var, int]:

@@ -398,8 +398,8 @@ class _FunctionPrinter(ExprPrinter):
         self.emit_loop_indices(self.matmul.rows, self.matmul.columns)
         step: ReductionStep = self.matmul.step
         self.reductions[step.reduction, step.index] = TileValue("sums", "RC")
-        stored_values = [(s, self.visit(s.value)) for s in self.matmul.stores]
-        sum_values = [(s, self.visit(s.value)) for s in self.matmul.column_sums]
+        stored_values = [(s, self.visit(s.body)) for s in self.matmul.stores]
+        sum_values = [(s, self.visit(s.body)) for s in self.matmul.column_sums]
         for store, value in stored_values:
             self.store(store, value)
         for column_sum, value in sum_values:
@@ -425,14 +425,14 @@ class _FunctionPrinter(ExprPrinter):
         self.parameters = "sums, " + self.parameters
         self.emit_loop_indices([v for v in self.matmul.rows if v not in pool.inner], self.matmul.columns)
         self.reductions[pool.reduction, pool.index] = TileValue("sums", "RC")
-        for store, value in [(s, self.visit(s.value)) for s in self.matmul.pooled_stores]:
+        for store, value in [(s, self.visit(s.body)) for s in self.matmul.pooled_stores]:
             self.store(store, value)
 
     def store_column_sum(self, step: PartialSum, value: TileValue) -> None:
         """Emit the sums over each chunk of rows."""
         self.buffers[step.buffer] = None
         index, width = self.index_text(step.offset, NO_GUARD), self.size_arg(step.buffer.shape[1])
-        arguments = f"{self.as_typed(value, step.value.dtype)}, row, in_row, in_column, {step.buffer.name}"
+        arguments = f"{self.as_typed(value, step.body.dtype)}, row, in_row, in_column, {step.buffer.name}"
         constants = f"{ROWS_PER_CHUNK}, {step.kind == 'squares'}"
         self.emit(f"store_row_sums({arguments}, {index.text}, {width}, {constants})")
 
