@@ -17,7 +17,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -104,10 +103,6 @@ class Compiler:
         return self.command[0]
 
 
-_lock = threading.Lock()
-_searched: dict[tuple[str | None, ...], tuple[Compiler | None, tuple[str, ...]]] = {}
-
-
 def find_compiler() -> Compiler | None:
     """Return the first C compiler that works of ``$BURNT_CC``, ``$CC``, gcc, clang and cc, or None.
 
@@ -128,29 +123,17 @@ def why_no_compiler() -> str:
 
 def search() -> tuple[Compiler | None, tuple[str, ...]]:
     """Return the compiler, or None, and why each program before it in the list cannot be used."""
-    environment = tuple(os.environ.get(name) for name in ("BURNT_CC", "CC", "PATH"))
-    with _lock:
-        if environment not in _searched:
-            _searched[environment] = _try_all()
-        return _searched[environment]
+    return _search(*(os.environ.get(name) for name in ("BURNT_CC", "CC", "PATH")))
 
 
 def clear_search() -> None:
     """Forget the result of `search`, so that the next call searches again."""
-    with _lock:
-        _searched.clear()
+    _search.cache_clear()
 
 
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
-
-
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _try_all() -> tuple[Compiler | None, tuple[str, ...]]:
+@cache
+def _search(*environment: str | None) -> tuple[Compiler | None, tuple[str, ...]]:
+    """Search for a compiler; the arguments are what the search depends on."""
     if sys.platform == "win32":
         return None, ("generated C kernels are not supported on Windows: they need POSIX shared libraries",)
     if openmp_runtime() is None:

@@ -53,10 +53,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(c_library, "_state", c_library._State())
     monkeypatch.setattr(build_cache, "_notes", {})
-    monkeypatch.setattr(c_compiler, "_searched", {})
+    c_compiler.clear_search()
     threads = torch.get_num_threads()
     yield tmp_path / "cache" / "c"
     torch.set_num_threads(threads)
+    c_compiler.clear_search()
 
 
 HEAD = (
