@@ -188,37 +188,33 @@ def test_what_nobody_waits_for_any_more_is_cancelled() -> None:
     assert three.result(0) is None
 
 
-def test_what_does_not_compile_is_the_futures_exception(pool: Pool) -> None:
+def test_what_does_not_compile_dies_or_hangs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pool for all of it: each process imports torch."""
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_compile_pool, "_IDLE_SECONDS", 0.05)
+        pool.submit([job(GOOD)]).result(120)
+        end = time.monotonic() + 60
+        while pool._processes and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not pool._processes  # there is no work
+    began = time.monotonic()
     bad = pool.submit([job(GOOD.replace("tl.store(x, n)", "tl.store(x, nothing)"))])
     missing = pool.submit([job(GOOD, "other")])
     good = pool.submit([job(GOOD)])
+    dies = pool.submit([job("import os\nos._exit(3)")])
+    hangs = pool.submit([job("import time\ntime.sleep(600)")])
+    prints = pool.submit([job('print("not an answer")\n' + GOOD)])
     with pytest.raises(CompileError, match="nothing is not defined"):
         bad.result(120)
     with pytest.raises(CompileError, match="KeyError: 'other'"):
         missing.result(120)
     assert good.result(120) is None
-
-
-def test_a_process_that_dies_or_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    pool = Pool((H200.backend, H200.arch, H200.warp_size), workers=1, seconds=5)
-    began = time.monotonic()
-    dies = pool.submit([job("import os\nos._exit(3)")])
-    hangs = pool.submit([job("import time\ntime.sleep(600)")])
-    prints = pool.submit([job('print("not an answer")\n' + GOOD)])
     with pytest.raises(CompileError, match="died with exit code 3"):
         dies.result(200)
     with pytest.raises(CompileError, match="took longer than 5 s"):
         hangs.result(200)
     assert prints.result(200) is None
     assert time.monotonic() - began < 200
-    pool.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        pool.submit([job(GOOD)])
-
-
-def test_closing_ends_processes_and_cancels(pool: Pool) -> None:
-    pool.submit([job(GOOD)]).result(120)
     running = pool.submit([job("while True: pass")])
     waiting = pool.submit([job(GOOD)])
     (process,) = pool._processes
@@ -229,16 +225,8 @@ def test_closing_ends_processes_and_cancels(pool: Pool) -> None:
         running.result(30)
     assert waiting.cancelled()
     process.wait(30)
-
-
-def test_processes_end_when_there_is_no_work(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_compile_pool, "_IDLE_SECONDS", 0.05)
-    pool.submit([job(GOOD)]).result(120)
-    end = time.monotonic() + 60
-    while pool._processes and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not pool._processes
-    assert pool.submit([job(GOOD)]).result(120) is None  # and begin again
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit([job(GOOD)])
 
 
 def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
@@ -275,7 +263,7 @@ def test_what_is_tried_spills_no_registers_and_what_is_left_out_is_heavy(name: s
     heavy = 0
     for kernel in planned(fn, *args, gradients=True):
         form = structure_of(kernel)
-        for blocks in neighbouring_configs(form)[:: 5 if name != "swiglu" else 1][:8]:
+        for blocks in neighbouring_configs(form)[:: 5 if name != "swiglu" else 2][:4]:
             (found,) = compiled([print_kernel(kernel, blocks)], "sm_90", tmp_path)[:1]
             # A few bytes of stack are no spill of what is walked.
             assert found.spilled <= 16 or "registers" in str(why_too_large(form, blocks, HOPPER)), str(blocks)

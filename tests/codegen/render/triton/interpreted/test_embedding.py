@@ -17,7 +17,7 @@ def runs(kind: str, count: int, rows: int) -> torch.Tensor:
     return drawn
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("count", "rows", "columns", "kind", "dtype"),
     [

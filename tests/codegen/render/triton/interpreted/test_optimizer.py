@@ -81,7 +81,7 @@ def test_adam(triton, dtype, step, amsgrad, decay):
             torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "options",

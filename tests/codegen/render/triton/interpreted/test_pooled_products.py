@@ -82,7 +82,7 @@ def arguments(name: str, dtype: torch.dtype) -> list[Tensor]:
     return [t.to(dtype, memory_format=forms.get(t.dim(), torch.contiguous_format)) for t in result]
 
 
-@pytest.mark.sample(3, full=10)
+@pytest.mark.sample(2, full=10)
 @pytest.mark.parametrize(
     "dtype",
     [torch.float32, *(pytest.param(d, marks=pytest.mark.full) for d in (torch.bfloat16, torch.float16))],

@@ -134,7 +134,7 @@ def check(name: str, dtype: torch.dtype, target: Target, *, gradients: bool = Tr
     agree(name, fn, args, target, gradients=gradients)
 
 
-@pytest.mark.sample(6, full=30)
+@pytest.mark.sample(3, full=30)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
@@ -178,7 +178,7 @@ def test_norms_are_fused_into_operands(name: str, statistics: int, dtype: torch.
     assert all(line.endswith("mask=in_row)") or "mask=in_i0)" in line for line in stores), first
 
 
-@pytest.mark.sample(4, full=12)
+@pytest.mark.sample(2, full=12)
 @pytest.mark.parametrize(
     "text",
     [
@@ -223,7 +223,7 @@ COPIED: dict[str, tuple[Callable[..., Tensor], Sequence[tuple[int, ...]], int]] 
 }
 
 
-@pytest.mark.sample(5, full=18)
+@pytest.mark.sample(3, full=18)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )

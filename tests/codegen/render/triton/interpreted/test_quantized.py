@@ -58,7 +58,7 @@ LINEAR: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("rows", "terms", "columns", "value", "block", "zero", "dtype", "activation", "config"), LINEAR, ids=str
 )

@@ -149,7 +149,7 @@ def test_a_variance_in_chunks_of_short_rows(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(result, x.var(-1))
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_regressions(name: str) -> None:
     judge(regression(name), fuse)

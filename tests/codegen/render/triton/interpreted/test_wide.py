@@ -59,7 +59,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "INT32_INDEX_LIMIT", -1)
 
 
-@pytest.mark.sample(3, full=10)
+@pytest.mark.sample(2, full=10)
 @pytest.mark.parametrize("blocks", [None, TileConfig(2, 64), TileConfig(1, 32, chunks=4)], ids=str)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_and_reductions(name: str, blocks: TileConfig | None) -> None:
