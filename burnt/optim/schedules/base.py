@@ -39,11 +39,13 @@ class Schedule(Config, tag=True, open=True):
     """
 
     _rates: ClassVar[tuple[str, ...]] = ()  # fields that are finite and not negative
+    _factors: ClassVar[tuple[str, ...]] = ()  # fields that are so too, and multiply a rate
     _counts: ClassVar[tuple[str, ...]] = ()  # fields that are at least 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rates(self, *self._rates)
+        check_rates(self, *self._factors, what="factor")
         check_counts(self, *self._counts)
 
     def __call__(self, step: int) -> float:

@@ -131,11 +131,11 @@ class Cyclic(Schedule, kw_only=False):
     gamma: float = 1.0
 
     _rates = ("base_lr", "max_lr")
+    _factors = ("gamma",)
     _counts = ("steps_up",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rates(self, "gamma", what="factor")
         if self.steps_down is not None:
             check_counts(self, "steps_down")
         if self.max_lr < self.base_lr:

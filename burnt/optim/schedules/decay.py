@@ -115,10 +115,7 @@ class Exponential(Schedule, kw_only=False):
     gamma: float
 
     _rates = ("lr",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_factor(self)
+    _factors = ("gamma",)
 
     def __call__(self, step: int) -> float:
         """Return the rate."""
@@ -144,10 +141,7 @@ class Step(Schedule, kw_only=False):
 
     _rates = ("lr",)
     _counts = ("every",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_factor(self)
+    _factors = ("gamma",)
 
     def __call__(self, step: int) -> float:
         """Return the rate."""
@@ -172,10 +166,10 @@ class MultiStep(Schedule, kw_only=False):
     gamma: float = 0.1
 
     _rates = ("lr",)
+    _factors = ("gamma",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_factor(self)
         steps = (0, *self.milestones)
         if len(steps) == 1 or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
             raise invalid(self, "milestones", "steps in ascending order, from 1", self.milestones)
@@ -209,7 +203,3 @@ class InverseSqrt(Schedule, kw_only=False):
     def __call__(self, step: int) -> float:
         """Return the rate."""
         return self.lr * math.sqrt(self.timescale / (self.timescale + step))
-
-
-def _check_factor(schedule: Schedule) -> None:
-    check_rates(schedule, "gamma", what="factor")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from burnt.optim.schedules.base import Schedule, ScheduleLike, check_counts, check_rates, invalid
+from burnt.optim.schedules.base import Schedule, ScheduleLike, check_counts, invalid
 
 
 class Warmup(Schedule, kw_only=False):
@@ -61,11 +61,8 @@ class Noam(Schedule, kw_only=False):
     warmup_steps: int = 4000
     model_size: int = 512
 
+    _factors = ("factor",)
     _counts = ("warmup_steps", "model_size")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rates(self, "factor", what="factor")
 
     def __call__(self, step: int) -> float:
         """Return the rate."""
