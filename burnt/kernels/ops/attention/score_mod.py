@@ -159,7 +159,7 @@ class _TritonScore:
             return None, []
         printer = _ScorePrinter(self.name)
         try:
-            return printer.text(steps[0].value), list(printer.buffers)
+            return printer.text(steps[0].body), list(printer.buffers)
         except (BurntError, KeyError):  # it reads the tile's own index, or an op has no Triton code
             return None, []
 
