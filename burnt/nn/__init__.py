@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from burnt._hints import explain_arguments, no_attribute
 from burnt.config import bound_signature, type_arguments
 from burnt.nn import init as init
+from burnt.nn import loss
 from burnt.nn import quantized as quantized
 from burnt.nn import rope_scaling as rope_scaling
 from burnt.nn.activation import (
@@ -79,36 +80,7 @@ from burnt.nn.lazy import (
     LazyLinear,
 )
 from burnt.nn.linear import Bilinear, Linear
-from burnt.nn.loss import (
-    L1,
-    AdaptiveLogSoftmax,
-    BinaryCrossEntropy,
-    BinaryCrossEntropyWithLogits,
-    BinaryFocal,
-    CosineEmbedding,
-    CrossEntropy,
-    Ctc,
-    Dice,
-    Focal,
-    GaussianNll,
-    HingeEmbedding,
-    Huber,
-    InfoNce,
-    KlDiv,
-    LinearCrossEntropy,
-    Lp,
-    MarginRanking,
-    Mse,
-    MultiLabelMargin,
-    MultiLabelSoftMargin,
-    MultiMargin,
-    Nll,
-    PoissonNll,
-    SmoothL1,
-    SoftMargin,
-    TripletMargin,
-    TripletMarginWithDistance,
-)
+from burnt.nn.loss import *  # noqa: F403
 from burnt.nn.masks import causal_mask, length_mask, padding_mask
 from burnt.nn.moe import MoeFeedForward, record_routing
 from burnt.nn.norm import (
@@ -176,12 +148,10 @@ from burnt.nn.transformer_layer import TransformerDecoderLayer, TransformerEncod
 from burnt.nn.upsample import Upsample
 
 __all__ = [
-    "L1",
     "ActivationConfig",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
-    "AdaptiveLogSoftmax",
     "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
@@ -191,9 +161,6 @@ __all__ = [
     "AvgPool3d",
     "BatchNorm",
     "Bilinear",
-    "BinaryCrossEntropy",
-    "BinaryCrossEntropyWithLogits",
-    "BinaryFocal",
     "Celu",
     "ChannelShuffle",
     "CircularPad1d",
@@ -208,12 +175,8 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
-    "CosineEmbedding",
     "CosineSimilarity",
     "CrossAttention",
-    "CrossEntropy",
-    "Ctc",
-    "Dice",
     "Dropout",
     "Dropout1d",
     "Dropout2d",
@@ -223,10 +186,8 @@ __all__ = [
     "EmbeddingBag",
     "FeatureAlphaDropout",
     "Flatten",
-    "Focal",
     "Fold",
     "GatedFeedForward",
-    "GaussianNll",
     "GaussianNoise",
     "GeGlu",
     "Gelu",
@@ -238,13 +199,9 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
-    "HingeEmbedding",
-    "Huber",
     "Identity",
-    "InfoNce",
     "InstanceNorm",
     "KeyValueCache",
-    "KlDiv",
     "LayerNorm",
     "LazyBatchNorm",
     "LazyConv1d",
@@ -258,17 +215,14 @@ __all__ = [
     "LeakyRelu",
     "LearnedPositionalEncoding",
     "Linear",
-    "LinearCrossEntropy",
     "LocalResponseNorm",
     "LogSigmoid",
     "LogSoftmax",
-    "Lp",
     "LpPool1d",
     "LpPool2d",
     "LpPool3d",
     "Lstm",
     "LstmCell",
-    "MarginRanking",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
@@ -277,17 +231,11 @@ __all__ = [
     "MaxUnpool3d",
     "Mish",
     "MoeFeedForward",
-    "Mse",
     "MultiHeadAttention",
-    "MultiLabelMargin",
-    "MultiLabelSoftMargin",
-    "MultiMargin",
-    "Nll",
     "NormalizationConfig",
     "PairwiseDistance",
     "PixelShuffle",
     "PixelUnshuffle",
-    "PoissonNll",
     "PositionWiseFeedForward",
     "PositionalEncoding",
     "Prelu",
@@ -310,8 +258,6 @@ __all__ = [
     "Shrink",
     "Sigmoid",
     "Silu",
-    "SmoothL1",
-    "SoftMargin",
     "Softmax",
     "Softmax2d",
     "Softmin",
@@ -330,8 +276,6 @@ __all__ = [
     "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
-    "TripletMargin",
-    "TripletMarginWithDistance",
     "Unflatten",
     "Unfold",
     "Upsample",
@@ -351,6 +295,7 @@ __all__ = [
     "save_lora",
     "unmerge_lora",
     "without_lora",
+    *loss.__all__,
 ]
 
 _NOTES = {

@@ -57,15 +57,10 @@ class Dropout1d(_Dropout, torch.nn.Dropout1d, init=False):
 
     Neighbours in a sequence are similar, so that dropping single elements would change little.
 
-    Args:
-        p: probability of dropping a channel, 0 to 1.
-        inplace: overwrite the input.
+    Arguments and errors are those of `Dropout2d`.
 
     Shapes:
         input ``[batch, channels, length]`` or ``[channels, length]``, output the same.
-
-    Raises:
-        InputValueError: `p` is no probability.
 
     Tompson et al., 2014.
 
@@ -98,16 +93,11 @@ class Dropout2d(_Dropout, torch.nn.Dropout2d, init=False):
 class Dropout3d(_Dropout, torch.nn.Dropout3d, init=False):
     r"""Zeroes whole channels of volumes with probability `p` while training; scales the rest as `Dropout`.
 
-    Args:
-        p: probability of dropping a channel, 0 to 1.
-        inplace: overwrite the input.
+    Arguments and errors are those of `Dropout2d`.
 
     Shapes:
         input ``[batch, channels, depth, height, width]`` or without batch, output the same. As in torch,
         inputs of other ranks are taken as ``[channels, *]``, with a warning.
-
-    Raises:
-        InputValueError: `p` is no probability.
 
     Tompson et al., 2014.
 

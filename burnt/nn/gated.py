@@ -41,7 +41,28 @@ def check_gate(activation: str, where: str) -> None:
         )
 
 
-class SwiGlu(Module):
+class _GatedLinears(Module):
+    in_features: int
+    out_features: int
+    gate_proj: Linear
+    up_proj: Linear
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.gate_proj = Linear(in_features, out_features, bias, device, dtype)
+        self.up_proj = Linear(in_features, out_features, bias, device, dtype)
+
+
+class SwiGlu(_GatedLinears, init=False):
     r"""Two Linears, one of which gates the other: :math:`y = \mathrm{silu}(W_g x) \odot W_u x`.
 
     Args:
@@ -62,31 +83,12 @@ class SwiGlu(Module):
     torch.Size([4, 2])
     """
 
-    in_features: int
-    out_features: int
-    gate_proj: Linear
-    up_proj: Linear
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
-        self.gate_proj = Linear(in_features, out_features, bias, device, dtype)
-        self.up_proj = Linear(in_features, out_features, bias, device, dtype)
-
     def forward(self, input: Tensor) -> Tensor:
         """Map ``[..., in_features]`` to ``[..., out_features]``."""
         return gated(self.gate_proj(input), self.up_proj(input), "silu")
 
 
-class GeGlu(Module):
+class GeGlu(_GatedLinears):
     r"""Two Linears, one of which gates the other: :math:`y = \mathrm{gelu}(W_g x) \odot W_u x`.
 
     Args:
@@ -106,11 +108,7 @@ class GeGlu(Module):
     torch.Size([4, 2])
     """
 
-    in_features: int
-    out_features: int
     approximate: str
-    gate_proj: Linear
-    up_proj: Linear
 
     def __init__(
         self,
@@ -121,12 +119,8 @@ class GeGlu(Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
+        super().__init__(in_features, out_features, bias, device, dtype)
         self.approximate = approximate
-        self.gate_proj = Linear(in_features, out_features, bias, device, dtype)
-        self.up_proj = Linear(in_features, out_features, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """Map ``[..., in_features]`` to ``[..., out_features]``."""

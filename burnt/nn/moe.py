@@ -17,8 +17,9 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from burnt import kernels
-from burnt.errors import ConfigError, InputValueError, ShapeError
+from burnt.errors import ConfigError, ShapeError
 from burnt.module import Module
+from burnt.nn.checks import require
 from burnt.nn.gated import GateActivation, GatedFeedForward, check_gate, gated
 
 
@@ -128,13 +129,8 @@ class TopKRouter(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 1 <= top_k <= num_experts:
-            raise InputValueError(
-                "a router cannot take so many experts",
-                where=f"TopKRouter({d_model}, {num_experts} experts)",
-                expected=f"top_k from 1 to {num_experts}, the number of experts",
-                found=top_k,
-            )
+        where = f"TopKRouter({d_model}, {num_experts} experts)"
+        require(1 <= top_k <= num_experts, where, "top_k", f"1 to {num_experts}, the experts", top_k)
         self.d_model = d_model
         self.num_experts = num_experts
         self.top_k = top_k
@@ -218,13 +214,8 @@ class MoeFeedForward(Module):
         super().__init__()
         where = f"MoeFeedForward({d_model}, {d_ff}, {num_experts} experts)"
         check_gate(activation, where)
-        if capacity_factor is not None and capacity_factor <= 0:
-            raise InputValueError(
-                "experts cannot have this capacity",
-                where=where,
-                expected="a capacity_factor above 0, or None",
-                found=capacity_factor,
-            )
+        is_valid = capacity_factor is None or capacity_factor > 0
+        require(is_valid, where, "capacity_factor", "above 0, or None", capacity_factor)
         self.d_model = d_model
         self.d_ff = d_ff
         self.num_experts = num_experts

@@ -435,12 +435,7 @@ class _AdaptiveMaxPool(_Pool, Module, Generic[OutputSize]):
 class AdaptiveAvgPool1d(_AdaptiveAvgPool[int | tuple[int]], torch.nn.AdaptiveAvgPool1d, init=False):  # type: ignore[misc]
     """Adaptive average pooling of sequences: the output's size is fixed, the windows follow.
 
-    Args:
-        output_size: length of the output.
-
-    Shapes:
-        input ``[batch, channels, length]`` or without batch; output
-        ``[batch, channels, *output_size]``.
+    Arguments, shapes and errors are those of `AdaptiveAvgPool2d`, for one axis.
 
     >>> AdaptiveAvgPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[2., 3.]])
@@ -478,12 +473,7 @@ class AdaptiveAvgPool3d(  # type: ignore[misc]
 ):
     """Adaptive average pooling of volumes: the output's size is fixed, the windows follow.
 
-    Args:
-        output_size: depth, height and width of the output; None keeps the input's.
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch; output
-        ``[batch, channels, *output_size]``.
+    Arguments, shapes and errors are those of `AdaptiveAvgPool2d`, for three axes.
 
     >>> AdaptiveAvgPool3d((1, None, 2))(torch.zeros(2, 3, 7, 5, 4)).shape
     torch.Size([2, 3, 1, 5, 2])
@@ -495,15 +485,7 @@ class AdaptiveAvgPool3d(  # type: ignore[misc]
 class AdaptiveMaxPool1d(_AdaptiveMaxPool[int | tuple[int]], torch.nn.AdaptiveMaxPool1d, init=False):  # type: ignore[misc]
     """Adaptive max pooling of sequences: the output's size is fixed, the windows follow.
 
-    Args:
-        output_size: length of the output.
-        return_indices: return the pair of maxima and their flat positions in the axes.
-
-    Shapes:
-        input ``[batch, channels, length]`` or without batch; output
-        ``[batch, channels, *output_size]``.
-
-    (Burn has no such layer.)
+    Arguments, shapes and errors are those of `AdaptiveMaxPool2d`, for one axis.
 
     >>> AdaptiveMaxPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[3., 4.]])
@@ -544,15 +526,7 @@ class AdaptiveMaxPool3d(  # type: ignore[misc]
 ):
     """Adaptive max pooling of volumes: the output's size is fixed, the windows follow.
 
-    Args:
-        output_size: depth, height and width of the output; None keeps the input's.
-        return_indices: return the pair of maxima and their flat positions in the axes.
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch; output
-        ``[batch, channels, *output_size]``.
-
-    (Burn has no such layer.)
+    Arguments, shapes and errors are those of `AdaptiveMaxPool2d`, for three axes.
 
     >>> AdaptiveMaxPool3d((1, None, 2))(torch.zeros(2, 3, 7, 5, 4)).shape
     torch.Size([2, 3, 1, 5, 2])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +24,65 @@ from burnt.nn.transformer_layer import (
     build_norm,
 )
 
+Layer = TypeVar("Layer", TransformerEncoderLayer, TransformerDecoderLayer)
 
-class TransformerEncoder(Module):
+
+class _Stack(Module, Generic[Layer]):
+    """What encoder and decoder share: layers, and a norm after the last one."""
+
+    _LAYER: ClassVar[Any]
+    layers: list[Layer]
+    norm: LayerNorm | RmsNorm | None
+
+    def __init__(self, build: Callable[[], Layer], num_layers: int, norm: LayerNorm | RmsNorm | None) -> None:
+        super().__init__()
+        check_sizes(type(self).__name__, smallest=0, num_layers=num_layers)
+        self.layers = [build() for _ in range(num_layers)]
+        self.norm = norm
+
+    @classmethod
+    def from_torch(cls, stack: torch.nn.TransformerEncoder | torch.nn.TransformerDecoder) -> Self:
+        """Build a copy of torch's encoder or decoder; its inputs have the batch axis first.
+
+        Raises:
+            UnsupportedError: an activation that is a function which burnt has no name for, or a norm other
+                than LayerNorm.
+        """
+        arguments: dict[str, Any] = arguments_of(stack.layers[0])
+        copy = cls(**arguments, num_layers=0)
+        copy.layers = [cls._LAYER.from_torch(layer) for layer in stack.layers]
+        copy.norm = _norm_from_torch(stack.norm, cls.__name__)
+        return copy.train(stack.training)
+
+    def new_cache(self, max_len: int | None = None) -> TransformerCache:
+        """Return an empty cache for step-by-step inference; `max_len` as in `KeyValueCache`."""
+        return TransformerCache(len(self.layers), max_len)
+
+    def _caches(self, cache: TransformerCache | None) -> list[tuple[Any, Any]]:
+        """Return the caches of each layer's self-attention and attention to the memory."""
+        count = len(self.layers)
+        if cache is None:
+            return [(None, None)] * count
+        if not isinstance(cache, TransformerCache):
+            raise InputTypeError(
+                "a transformer cannot use this as a cache",
+                where=type(self).__name__,
+                expected="a TransformerCache, or None",
+                found=type(cache).__name__,
+                hint="cache = model.new_cache(), before the first step",
+            )
+        if len(cache.self_attn) != count:
+            raise BurntError(
+                "the cache is of another stack",
+                where=type(self).__name__,
+                expected=f"a cache of {count} layers",
+                found=repr(cache),
+                hint="cache = model.new_cache()",
+            )
+        return list(zip(cache.self_attn, cache.cross_attn, strict=True))
+
+
+class TransformerEncoder(_Stack[TransformerEncoderLayer]):
     """A stack of `TransformerEncoderLayer`; with ``is_causal=True``, a decoder as in GPT.
 
     Args:
@@ -32,20 +90,9 @@ class TransformerEncoder(Module):
         num_heads: heads of the attention.
         d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
         num_layers: number of layers.
-        dropout: probability, as in a layer.
-        activation: between the two Linears, as in a layer; a module is shared by all layers.
-        norm_first: as in a layer.
         final_norm: whether a norm follows the last layer, as is usual with `norm_first` (torch's ``norm``).
-        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
-        layer_norm_eps: added to the variance, or the mean square.
-        bias: whether Linears and norms have biases.
-        num_kv_heads: heads of keys and values, None for `num_heads`.
-        quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`; a module is shared by all layers.
-        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
-            `d_ff` and `activation` are unused then.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
+
+    All others are those of `TransformerEncoderLayer`; a module given as one is shared by all layers.
 
     Shapes:
         input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
@@ -62,8 +109,7 @@ class TransformerEncoder(Module):
     torch.Size([2, 5, 8])
     """
 
-    layers: list[TransformerEncoderLayer]
-    norm: LayerNorm | RmsNorm | None
+    _LAYER = TransformerEncoderLayer
 
     def __init__(
         self,
@@ -86,8 +132,6 @@ class TransformerEncoder(Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_sizes("TransformerEncoder", smallest=0, num_layers=num_layers)
         build = functools.partial(
             TransformerEncoderLayer,
             d_model,
@@ -106,25 +150,8 @@ class TransformerEncoder(Module):
             device=device,
             dtype=dtype,
         )
-        self.layers = [build() for _ in range(num_layers)]
-        self.norm = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype) if final_norm else None
-
-    @classmethod
-    def from_torch(cls, encoder: torch.nn.TransformerEncoder) -> Self:
-        """Build a copy of torch's encoder; its input has the batch axis first.
-
-        Raises:
-            UnsupportedError: an activation that is a function which burnt has no name for, or a norm other
-                than LayerNorm.
-        """
-        copy = cls(**arguments_of(encoder.layers[0]), num_layers=0)
-        copy.layers = [TransformerEncoderLayer.from_torch(layer) for layer in encoder.layers]
-        copy.norm = _norm_from_torch(encoder.norm, "TransformerEncoder")
-        return copy.train(encoder.training)
-
-    def new_cache(self, max_len: int | None = None) -> TransformerCache:
-        """Return an empty cache for step-by-step inference; `max_len` as in `KeyValueCache`."""
-        return TransformerCache(len(self.layers), max_len)
+        last = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype) if final_norm else None
+        super().__init__(build, num_layers, last)
 
     def forward(
         self,
@@ -150,8 +177,7 @@ class TransformerEncoder(Module):
             BurntError: the cache of a stack with another number of layers.
         """
         x = input
-        caches = _caches(cache, self)
-        for layer, (self_cache, _) in zip(self.layers, caches, strict=True):
+        for layer, (self_cache, _) in zip(self.layers, self._caches(cache), strict=True):
             x = layer(
                 x,
                 attn_mask=attn_mask,
@@ -162,7 +188,7 @@ class TransformerEncoder(Module):
         return x if self.norm is None else self.norm(x)
 
 
-class TransformerDecoder(Module):
+class TransformerDecoder(_Stack[TransformerDecoderLayer]):
     """A stack of `TransformerDecoderLayer`, which attend to the output of an encoder.
 
     For a decoder without one, as in GPT, use a `TransformerEncoder` with ``is_causal=True``.
@@ -173,20 +199,9 @@ class TransformerDecoder(Module):
         d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
         num_layers: number of layers.
         memory_dim: size of the memory's vectors; None is `d_model`.
-        dropout: probability, as in a layer.
-        activation: between the two Linears, as in a layer; a module is shared by all layers.
-        norm_first: as in a layer.
         final_norm: whether a norm follows the last layer, as is usual with `norm_first` (torch's ``norm``).
-        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
-        layer_norm_eps: added to the variance, or the mean square.
-        bias: whether Linears and norms have biases.
-        num_kv_heads: heads of keys and values, None for `num_heads`.
-        quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`, of the self-attention; a module is shared by all layers.
-        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
-            `d_ff` and `activation` are unused then.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
+
+    All others are those of `TransformerDecoderLayer`; a module given as one is shared by all layers.
 
     Shapes:
         input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
@@ -205,8 +220,7 @@ class TransformerDecoder(Module):
     True
     """
 
-    layers: list[TransformerDecoderLayer]
-    norm: LayerNorm | RmsNorm | None
+    _LAYER = TransformerDecoderLayer
 
     def __init__(
         self,
@@ -230,8 +244,6 @@ class TransformerDecoder(Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_sizes("TransformerDecoder", smallest=0, num_layers=num_layers)
         build = functools.partial(
             TransformerDecoderLayer,
             d_model,
@@ -251,25 +263,8 @@ class TransformerDecoder(Module):
             device=device,
             dtype=dtype,
         )
-        self.layers = [build() for _ in range(num_layers)]
-        self.norm = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype) if final_norm else None
-
-    @classmethod
-    def from_torch(cls, decoder: torch.nn.TransformerDecoder) -> Self:
-        """Build a copy of torch's decoder; its inputs have the batch axis first.
-
-        Raises:
-            UnsupportedError: an activation that is a function which burnt has no name for, or a norm other
-                than LayerNorm.
-        """
-        copy = cls(**arguments_of(decoder.layers[0]), num_layers=0)
-        copy.layers = [TransformerDecoderLayer.from_torch(layer) for layer in decoder.layers]
-        copy.norm = _norm_from_torch(decoder.norm, "TransformerDecoder")
-        return copy.train(decoder.training)
-
-    def new_cache(self, max_len: int | None = None) -> TransformerCache:
-        """Return an empty cache for step-by-step inference; `max_len` as in `KeyValueCache`."""
-        return TransformerCache(len(self.layers), max_len)
+        last = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype) if final_norm else None
+        super().__init__(build, num_layers, last)
 
     def forward(
         self,
@@ -301,8 +296,7 @@ class TransformerDecoder(Module):
             BurntError: no memory, or the cache of a stack with another number of layers.
         """
         x = input
-        caches = _caches(cache, self)
-        for layer, (self_cache, memory_cache) in zip(self.layers, caches, strict=True):
+        for layer, (self_cache, memory_cache) in zip(self.layers, self._caches(cache), strict=True):
             x = layer(
                 x,
                 memory,
@@ -326,20 +320,9 @@ class Transformer(Module):
         num_encoder_layers: layers of the encoder.
         num_decoder_layers: layers of the decoder.
         d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
-        dropout: probability, as in a layer.
-        activation: between the two Linears, as in a layer; a module is shared by all layers.
-        norm_first: as in a layer.
         final_norm: whether a norm follows the last layer of each stack.
-        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
-        layer_norm_eps: added to the variance, or the mean square.
-        bias: whether Linears and norms have biases.
-        num_kv_heads: heads of keys and values, None for `num_heads`.
-        quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`, of both self-attentions; a module is shared by all layers.
-        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
-            `d_ff` and `activation` are unused then.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
+
+    All others are those of the layers; a module given as one is shared by all of them.
 
     Shapes:
         source ``[B, S, d_model]``, target ``[B, L, d_model]``, or both without B; output as the target.
@@ -471,32 +454,6 @@ class Transformer(Module):
             memory_key_padding_mask=memory_key_padding_mask,
         )
         return output
-
-
-def _caches(
-    cache: TransformerCache | None, stack: TransformerEncoder | TransformerDecoder
-) -> list[tuple[Any, Any]]:
-    """Return the caches of each layer's self-attention and attention to the memory."""
-    count = len(stack.layers)
-    if cache is None:
-        return [(None, None)] * count
-    if not isinstance(cache, TransformerCache):
-        raise InputTypeError(
-            "a transformer cannot use this as a cache",
-            where=type(stack).__name__,
-            expected="a TransformerCache, or None",
-            found=type(cache).__name__,
-            hint="cache = model.new_cache(), before the first step",
-        )
-    if len(cache.self_attn) != count:
-        raise BurntError(
-            "the cache is of another stack",
-            where=type(stack).__name__,
-            expected=f"a cache of {count} layers",
-            found=repr(cache),
-            hint="cache = model.new_cache()",
-        )
-    return list(zip(cache.self_attn, cache.cross_attn, strict=True))
 
 
 def _norm_from_torch(norm: torch.nn.Module | None, name: str) -> LayerNorm | None:

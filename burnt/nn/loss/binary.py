@@ -182,7 +182,7 @@ class BinaryFocal(Module):
         return checks.reduce_losses(losses, self.reduction).to(input.dtype)
 
 
-class SoftMargin(Module, torch.nn.SoftMarginLoss):
+class SoftMargin(checks.ReducedLoss, torch.nn.SoftMarginLoss, init=False):
     r"""Logistic loss of scores and targets that are 1 or -1: :math:`\log(1 + e^{-t x})`.
 
     Args:
@@ -199,11 +199,6 @@ class SoftMargin(Module, torch.nn.SoftMarginLoss):
     >>> SoftMargin()(torch.tensor([0.0, 2.0]), torch.tensor([-1.0, 1.0]))
     tensor(0.4100)
     """
-
-    reduction: str
-
-    def __init__(self, reduction: checks.Reduction = "mean") -> None:
-        super().__init__(reduction=checks.known_reduction(self, reduction))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[*]`` and targets ``[*]``, 1 or -1."""
@@ -253,7 +248,7 @@ class MultiLabelSoftMargin(Module, torch.nn.MultiLabelSoftMarginLoss):
         return super().forward(input, target)
 
 
-class MultiLabelMargin(Module, torch.nn.MultiLabelMarginLoss):
+class MultiLabelMargin(checks.ReducedLoss, torch.nn.MultiLabelMarginLoss, init=False):
     r"""Hinge loss of several labels: the scores of an element's labels must exceed all others by 1.
 
     .. math:: \ell_n = \frac{1}{C} \sum_{t \in T_n} \sum_{c \notin T_n} \max(0, 1 - x_{n,t} + x_{n,c})
@@ -272,11 +267,6 @@ class MultiLabelMargin(Module, torch.nn.MultiLabelMarginLoss):
     >>> MultiLabelMargin()(torch.tensor([[0.1, 0.2, 0.4, 0.8]]), torch.tensor([[3, 0, -1, 1]]))
     tensor(0.8500)
     """
-
-    reduction: str
-
-    def __init__(self, reduction: checks.Reduction = "mean") -> None:
-        super().__init__(reduction=checks.known_reduction(self, reduction))
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores ``[batch, num_classes]`` and labels, -1 at their end."""

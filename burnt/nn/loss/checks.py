@@ -18,8 +18,18 @@ from burnt.errors import (
     ShapeError,
     range_hint,
 )
+from burnt.module import Module
 
 Reduction = Literal["mean", "sum", "none"]
+
+
+class ReducedLoss(Module):
+    """Base of the losses of torch whose only argument is the reduction."""
+
+    reduction: str
+
+    def __init__(self, reduction: Reduction = "mean") -> None:
+        super().__init__(reduction=known_reduction(self, reduction))
 
 
 def known_reduction(loss: nn.Module, reduction: str, allowed: Sequence[str] = ("mean", "sum", "none")) -> str:

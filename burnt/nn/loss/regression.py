@@ -9,10 +9,20 @@ from torch import Tensor
 
 from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
+from burnt.nn.checks import require
 from burnt.nn.loss import checks
 
 
-class L1(Module, torch.nn.L1Loss):
+class _Distance:
+    """Of input and target, which must have one shape."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the error of `input` ``[*]`` against `target` ``[*]``."""
+        checks.same_shape(self, input, target=target)  # type: ignore[arg-type]
+        return super().forward(input, target)  # type: ignore[misc, no-any-return]
+
+
+class L1(_Distance, checks.ReducedLoss, torch.nn.L1Loss, init=False):
     r"""Mean absolute error: :math:`\frac{1}{n} \sum_i |x_i - t_i|`.
 
     Args:
@@ -28,18 +38,8 @@ class L1(Module, torch.nn.L1Loss):
     tensor(1.)
     """
 
-    reduction: str
 
-    def __init__(self, reduction: checks.Reduction = "mean") -> None:
-        super().__init__(reduction=checks.known_reduction(self, reduction))
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the error of `input` ``[*]`` against `target` ``[*]``."""
-        checks.same_shape(self, input, target=target)
-        return super().forward(input, target)
-
-
-class Mse(Module, torch.nn.MSELoss):
+class Mse(_Distance, checks.ReducedLoss, torch.nn.MSELoss, init=False):
     r"""Mean squared error: :math:`\frac{1}{n} \sum_i (x_i - t_i)^2`.
 
     Args:
@@ -55,16 +55,6 @@ class Mse(Module, torch.nn.MSELoss):
     >>> Mse()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(2.)
     """
-
-    reduction: str
-
-    def __init__(self, reduction: checks.Reduction = "mean") -> None:
-        super().__init__(reduction=checks.known_reduction(self, reduction))
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the error of `input` ``[*]`` against `target` ``[*]``."""
-        checks.same_shape(self, input, target=target)
-        return super().forward(input, target)
 
 
 class Lp(Module):
@@ -92,10 +82,7 @@ class Lp(Module):
 
     def __init__(self, p: float, reduction: checks.Reduction = "mean") -> None:
         super().__init__()
-        if not p > 0:
-            raise InputValueError(
-                "the power of a distance must be positive", where="Lp", expected="p > 0", found=p
-            )
+        require(p > 0, "Lp", "p", "more than 0", p)
         self.p = p
         self.reduction = checks.known_reduction(self, reduction)
 
@@ -112,7 +99,7 @@ class Lp(Module):
         return checks.reduce_losses(losses, self.reduction)
 
 
-class SmoothL1(Module, torch.nn.SmoothL1Loss):
+class SmoothL1(_Distance, Module, torch.nn.SmoothL1Loss):
     r"""Squared error where it is small, absolute error where it is large.
 
     .. math:: \ell = \begin{cases} e^2 / 2 \beta & |e| < \beta \\ |e| - \beta / 2 & \text{else} \end{cases}
@@ -143,13 +130,8 @@ class SmoothL1(Module, torch.nn.SmoothL1Loss):
             reduction=checks.known_reduction(self, reduction), beta=checks.in_range(self, "beta", beta, 0.0)
         )
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the error of `input` ``[*]`` against `target` ``[*]``."""
-        checks.same_shape(self, input, target=target)
-        return super().forward(input, target)
 
-
-class Huber(Module, torch.nn.HuberLoss):
+class Huber(_Distance, Module, torch.nn.HuberLoss):
     r"""Squared error where it is small, a multiple of the absolute error where it is large.
 
     .. math:: \ell = \begin{cases} e^2 / 2 & |e| < \delta \\
@@ -176,16 +158,8 @@ class Huber(Module, torch.nn.HuberLoss):
     delta: float
 
     def __init__(self, reduction: checks.Reduction = "mean", delta: float = 1.0) -> None:
-        if not delta > 0:
-            raise InputValueError(
-                "delta must be positive", where="Huber", expected="delta > 0", found=delta, hint="0 is L1()"
-            )
+        require(delta > 0, "Huber", "delta", "more than 0", delta, hint="0 is L1()")
         super().__init__(reduction=checks.known_reduction(self, reduction), delta=delta)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """Return the error of `input` ``[*]`` against `target` ``[*]``."""
-        checks.same_shape(self, input, target=target)
-        return super().forward(input, target)
 
 
 class GaussianNll(Module, torch.nn.GaussianNLLLoss):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from burnt.errors import InputValueError, ShapeError
 from burnt.module import Module
+from burnt.nn.checks import require
 from burnt.nn.loss import checks
 
 
@@ -66,13 +67,8 @@ class Dice(Module):
         reduction: checks.Reduction = "mean",
     ) -> None:
         super().__init__()
-        if activation not in ("softmax", "sigmoid"):
-            raise InputValueError(
-                f"there is no activation {activation!r}",
-                where="Dice",
-                expected="'softmax', 'sigmoid'",
-                found=repr(activation),
-            )
+        known = activation in ("softmax", "sigmoid")
+        require(known, "Dice", "activation", "'softmax', 'sigmoid'", repr(activation))
         self.activation = activation
         self.ignore_index = checks.label_to_ignore(self, ignore_index)
         self.smooth = checks.in_range(self, "smooth", smooth, 0.0)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, ShapeError
 from burnt.module import Module
+from burnt.nn.checks import require
 from burnt.nn.loss import checks
 
 _NEVER = -1e30  # log-probability of what cannot be; minus infinity would make gradients NaN
@@ -53,10 +54,8 @@ class Ctc(Module, torch.nn.CTCLoss):
     def __init__(
         self, blank: int = 0, reduction: checks.Reduction = "mean", zero_infinity: bool = False
     ) -> None:
-        if isinstance(blank, bool) or not isinstance(blank, int) or blank < 0:
-            raise InputValueError(
-                "the blank is a class", where="Ctc", expected="an integer of at least 0", found=repr(blank)
-            )
+        is_class = isinstance(blank, int) and not isinstance(blank, bool) and blank >= 0
+        require(is_class, "Ctc", "blank", "a class, an integer of at least 0", repr(blank))
         super().__init__(blank, checks.known_reduction(self, reduction), zero_infinity)
 
     def forward(

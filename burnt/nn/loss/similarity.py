@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt.errors import InputValueError, ShapeError
+from burnt.errors import ShapeError
 from burnt.module import Module
+from burnt.nn.checks import require
 from burnt.nn.loss import checks
 
 
@@ -161,7 +162,7 @@ class TripletMargin(Module, torch.nn.TripletMarginLoss):
         swap: bool = False,
         reduction: checks.Reduction = "mean",
     ) -> None:
-        _check_margin(self, margin)
+        require(margin > 0, type(self).__name__, "margin", "more than 0", margin)
         super().__init__(margin, p, eps, swap, reduction=checks.known_reduction(self, reduction))
 
     def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -207,7 +208,7 @@ class TripletMarginWithDistance(Module, torch.nn.TripletMarginWithDistanceLoss):
         swap: bool = False,
         reduction: checks.Reduction = "mean",
     ) -> None:
-        _check_margin(self, margin)
+        require(margin > 0, type(self).__name__, "margin", "more than 0", margin)
         super().__init__(
             distance_function=distance_function,
             margin=margin,
@@ -219,16 +220,6 @@ class TripletMarginWithDistance(Module, torch.nn.TripletMarginWithDistanceLoss):
         """Return the loss of triplets ``[*, features]``."""
         checks.same_shape(self, anchor, positive=positive, negative=negative)
         return super().forward(anchor, positive, negative)
-
-
-def _check_margin(loss: torch.nn.Module, margin: float) -> None:
-    if not margin > 0:
-        raise InputValueError(
-            "the margin of a triplet must be positive",
-            where=type(loss).__name__,
-            expected="margin > 0",
-            found=margin,
-        )
 
 
 class InfoNce(Module):
@@ -263,10 +254,7 @@ class InfoNce(Module):
         self, temperature: float = 0.07, symmetric: bool = False, reduction: checks.Reduction = "mean"
     ) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise InputValueError(
-                "the temperature must be positive", where="InfoNce", expected="more than 0", found=temperature
-            )
+        require(temperature > 0, "InfoNce", "temperature", "more than 0", temperature)
         self.temperature, self.symmetric = temperature, symmetric
         self.reduction = checks.known_reduction(self, reduction)
 
