@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.file
     name = args.name
     from burnt import onnx
-    from burnt.onnx.importer.python import WEIGHTS, write_package
+    from burnt.onnx.importer.package import WEIGHTS, write_package
 
     folder, file = Path(args.out), Path(path)
     if not file.is_file():
@@ -65,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     module = onnx.load(file, max_constant_bytes=args.max_constant_bytes)
     python = write_package(module, folder, name=name, title=f"Imported from {file.name}.")
     weights = folder / WEIGHTS
-    layers = Counter(_layers(module))
+    found = module.members.values()
+    layers = Counter(type(one).__name__ for one in found if isinstance(one, torch.nn.Module))
     if args.json:
         print_json(
             {
@@ -110,17 +110,6 @@ def _check_package(folder: Path) -> None:
             found=name,
             hint=f"--out {shlex.quote(str(folder.parent / f'{name}_model'))}",
         )
-
-
-def _layers(module: torch.nn.Module) -> Iterator[str]:
-    """Yield the class of each layer, those in blocks included."""
-    from burnt.onnx.importer.module import Block
-
-    for layer in module.children():
-        if isinstance(layer, Block | torch.nn.ModuleList):
-            yield from _layers(layer)
-        else:
-            yield type(layer).__name__
 
 
 def class_name(stem: str) -> str:

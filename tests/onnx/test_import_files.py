@@ -14,7 +14,7 @@ import torch
 
 import burnt
 from burnt.onnx.importer.dtypes import from_numpy
-from burnt.onnx.importer.python import write_package
+from burnt.onnx.importer.package import write_package
 from tests.onnx.importer_files import inputs_of, names, read
 
 MAKERS = (

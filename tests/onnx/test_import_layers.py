@@ -20,8 +20,8 @@ import torch
 from onnx import numpy_helper
 
 import burnt
+from burnt.onnx.importer.package import write_package
 from burnt.onnx.importer.program import Statement
-from burnt.onnx.importer.python import write_package
 
 _RNG = np.random.default_rng(5)
 

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 import burnt
 from burnt.errors import BurntError, RecordError, UnsupportedError
 from burnt.onnx.importer.names import unique_name
-from burnt.onnx.importer.python import module_source
+from burnt.onnx.importer.package import module_source
 from burnt.onnx.importer.summary import summarize
 
 FLOAT = TensorProto.FLOAT

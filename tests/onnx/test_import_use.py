@@ -21,9 +21,8 @@ from burnt.data import Loader, TensorDataset
 from burnt.errors import InputTypeError, InputValueError, RecordError, ShapeError, UnsupportedError
 from burnt.inspect import signature_of
 from burnt.onnx.functions.ml import one_hot_of
-from burnt.onnx.importer.module import Block
+from burnt.onnx.importer.package import write_package
 from burnt.onnx.importer.program import Statement
-from burnt.onnx.importer.python import write_package
 from burnt.train import ClassificationOutput, Learner, SupervisedTraining, predict
 from tests.onnx.importer_files import inputs_of, names, read
 from tests.onnx.test_import_files import check, import_package
@@ -34,10 +33,8 @@ def _ids(name: str, batch: int = 2) -> list[torch.Tensor]:
 
 
 def _calls(module: torch.nn.Module) -> list[str]:
-    """Return the functions that the programs of a module and of its blocks call."""
-    programs = [one.program for one in module.modules() if isinstance(one, Block)]
-    statements = [statement for program in programs for statement in program.statements]
-    return [statement.call.function for statement in statements if isinstance(statement, Statement)]
+    """Return the functions that the program of a module calls."""
+    return [s.call.function for s in module.program.statements if isinstance(s, Statement)]
 
 
 def test_layers_are_those_of_burnt():

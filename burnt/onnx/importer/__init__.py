@@ -12,13 +12,11 @@
     quantized.py   quantized weights become quantized layers
     integers.py    shape arithmetic, computed during the import; fixed_sizes.py: sizes that weights fix
     program.py     the statements: calls of functions with names, numbers and sizes
-    blocks.py      what a program repeats becomes calls of one class of modules: repeats.py finds what
-                   follows itself, families.py what the names of weights show
-    templates.py   what blocks that differ in numbers have in common: one class with constructor arguments
+    paths.py       the paths of layers and tensors, as in the file: modules within modules
     module.py      ImportedModule, which evaluates a program by evaluate.py
-    python.py      the program as a Python file: body.py the statements, printing.py expressions,
-                   members.py layers and tensors, names.py names, kinds.py what is certainly a tensor
-    load.py        `load`, which calls them; summary.py, table.py and onnx2torch.py stand beside it
+    package.py     a Python file with classes, `load`, and the weights: python/ has the lines, blocks/ what
+                   the program repeats
+    load.py        `load`, which calls them; summary.py, table.py and onnx2torch.py stand next to it
 
 A program is evaluated at run time and printed as a file from the same statements, so both compute the same.
 """

@@ -6,7 +6,6 @@ integers (`Ints`) of sizes and constants.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -22,11 +21,11 @@ from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
 from burnt.onnx.importer.fixed_sizes import Sizes
-from burnt.onnx.importer.heads import Repeated
 from burnt.onnx.importer.integers import Ints, compute
 from burnt.onnx.importer.matching import shape_of
-from burnt.onnx.importer.names import tensor_hint, unique_name
+from burnt.onnx.importer.names import unique_name
 from burnt.onnx.importer.node import Node, attribute_defaults, refuse_attribute, shortest_decimal, to_text
+from burnt.onnx.importer.paths import Paths, layer_path, tensor_hint
 from burnt.onnx.importer.patterns import rewrite_patterns
 from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Size, Statement, names_in
 from burnt.onnx.importer.registry import find_handler
@@ -65,60 +64,46 @@ class Build:
 
     Args:
         program: the statements so far.
-        tensors: parameters and buffers of the module, by name.
-        layers: layers of the module, by name.
+        members: layers, parameters and buffers of the module, by path.
         parent: the build of the graph around this one, for bodies of loops and branches.
         values: expressions of values of the graph.
         constants: arrays of values that are constant.
         used_names: of variables and functions of the program, for `unique_name`.
-        member_names: of layers and tensors of the module, likewise.
-        shared_layers: names of layers by op and weights.
-        prefix: of the names of all weights, which the names of layers leave out.
+        paths: of the members.
+        calls_of: the call that made each result.
+        shared_layers: paths of layers by op and weights.
         node: whose statements are being added.
         absorbed: nodes that an earlier node has computed too (the bias of a linear layer), with their result.
         model_inputs: values of the graph that the program takes.
         main_input: the first input that is a tensor; empty if there is none.
         shapes: sizes of tensors, numbers and names, where their shapes are read.
         sizes: tensors of known elements that statements have made already.
-        unsqueezed: for results of Unsqueeze, the tensor before and the inserted axes.
         fixed: the sizes that weights fix, of values whose shapes are read.
-        padded: for results of Pad with zeros, the tensor before and the numbers that F.pad takes.
         reshaped: for results of Reshape, the tensor before, its sizes in the file, and those of the result.
-        permuted: for results of Transpose, the tensor before and the order of its axes.
         rows: for matrices that merge all axes but the last, the tensor before and its sizes in the file.
-        sliced: for results of Slice, the tensor before, and start, end and step by axis.
-        rolled: for results of Roll, the tensor before, and shifts by axis.
-        repeated: for tensors that repeat others, what they repeat.
         weights: for constants, whether all nodes that read them have the same op and weights.
         unread: how often nodes that are still to come read a large constant.
         limit: of the bytes of constants; None if they are not counted.
     """
 
     program: Program
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    layers: dict[str, torch.nn.Module] = field(default_factory=dict)
+    members: dict[str, torch.nn.Module | Tensor] = field(default_factory=dict)
     parent: Build | None = None
     values: dict[Any, Any] = field(default_factory=dict)
     constants: dict[Any, np.ndarray[Any, Any]] = field(default_factory=dict)
     used_names: dict[str, int] = field(default_factory=dict)
-    member_names: dict[str, int] = field(default_factory=dict)
+    paths: Paths = field(default_factory=Paths)
+    calls_of: dict[Name, Call] = field(default_factory=dict)
     absorbed: dict[Any, Any] = field(default_factory=dict)
     shared_layers: dict[Any, str] = field(default_factory=dict)
-    prefix: str = ""
     node: ir.Node | None = None
     model_inputs: set[Any] = field(default_factory=set)
     main_input: str = ""
     shapes: dict[Name, list[Any]] = field(default_factory=dict)
     sizes: dict[Any, Name] = field(default_factory=dict)
-    unsqueezed: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
     fixed: dict[Any, Sizes] = field(default_factory=dict)
-    padded: dict[Name, tuple[Any, list[int]]] = field(default_factory=dict)
     reshaped: dict[Name, tuple[Name, list[Any], list[Any]]] = field(default_factory=dict)
-    permuted: dict[Name, tuple[Name, list[int]]] = field(default_factory=dict)
     rows: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
-    sliced: dict[Name, tuple[Name, dict[int, tuple[Any, Any, Any]]]] = field(default_factory=dict)
-    rolled: dict[Name, tuple[Name, dict[int, int]]] = field(default_factory=dict)
-    repeated: dict[Name, Repeated] = field(default_factory=dict)
     weights: dict[Any, bool] = field(default_factory=dict)
     unread: dict[Any, int] = field(default_factory=dict)
     limit: ConstantLimit | None = None
@@ -275,7 +260,9 @@ class Build:
         names = tuple(self.new_name(hint) for _ in range(count))
         arguments = tuple(self.as_expr(arg) for arg in args)
         keywords = {key: self.as_expr(value) for key, value in kwargs.items()}
-        self.program.statements.append(Statement(names, Call(function, arguments, keywords)))
+        call = Call(function, arguments, keywords)
+        self.program.statements.append(Statement(names, call))
+        self.calls_of |= dict.fromkeys(map(Name, names), call) if count == 1 else {}
         return tuple(map(Name, names))
 
     def unsqueeze(self, x: Name, axes: list[int], rank: int, *, is_only_use: bool = True) -> Name:
@@ -287,14 +274,12 @@ class Build:
             rank: the number of axes of the result.
             is_only_use: whether nothing else reads the tensor.
         """
-        if x in self.unsqueezed and is_only_use:
-            x, before = self.unsqueezed[x]
+        if is_only_use and (known := self.unsqueezed(x)) is not None:
+            x, before = known
             rest = [axis for axis in range(rank) if axis not in axes]
             axes = sorted([*axes, *(rest[axis] for axis in before)])
         function, where = ("torch.unsqueeze", axes[0]) if len(axes) == 1 else ("ops.unsqueeze", axes)
-        result = self.call(function, x, where, hint="x")
-        self.unsqueezed[result] = x, axes
-        return result
+        return self.call(function, x, where, hint="x")
 
     def permute(self, x: Any, axes: Sequence[int], *, is_only_use: bool = True) -> Any:
         """Add a statement that permutes axes; a chain of them is one call.
@@ -304,21 +289,58 @@ class Build:
             axes: for each axis of the result, that of the tensor.
             is_only_use: whether nothing else reads the tensor.
         """
-        if x in self.permuted and is_only_use:
-            x, before = self.permuted[x]
+        if is_only_use and (known := self.permuted(x, len(axes))) is not None:
+            x, before = known
             axes = [before[axis] for axis in axes]
         axes = list(axes)
         swapped = [i for i, axis in enumerate(axes) if i != axis]
         if not swapped:
             return x
         if len(swapped) == 2:
-            result = self.call("torch.transpose", x, *swapped, hint="transposed")
-        else:
-            result = self.call("torch.permute", x, tuple(axes), hint="transposed")
-        self.permuted[result] = x, axes
-        if (repeated := self.repeated.get(x)) is not None and repeated.is_merged:
-            self.repeated[result] = repeated.permuted(self.permute(repeated.source, axes), axes)
-        return result
+            return self.call("torch.transpose", x, *swapped, hint="transposed")
+        return self.call("torch.permute", x, tuple(axes), hint="transposed")
+
+    # --- what was added before ----------------------------------------------------------------------------
+
+    def maker(self, x: Any, *functions: str) -> Call | None:
+        """Return the call of one of some functions that made a tensor."""
+        call = self.calls_of.get(x) if isinstance(x, Name) else None
+        return call if call is not None and call.function in functions else None
+
+    def unsqueezed(self, x: Any) -> tuple[Any, list[int]] | None:
+        """Return the tensor before axes of size 1 were inserted, and these axes."""
+        call = self.maker(x, "torch.unsqueeze", "ops.unsqueeze")
+        axes: Any = None if call is None else call.args[1]
+        axes = [axes] if type(axes) is int else axes
+        is_known = isinstance(axes, list) and all(type(axis) is int and axis >= 0 for axis in axes)
+        return (call.args[0], axes) if call is not None and is_known else None
+
+    def permuted(self, x: Any, rank: int) -> tuple[Any, list[int]] | None:
+        """Return the tensor before its axes were permuted, and the order of its axes."""
+        call = self.maker(x, "torch.transpose", "torch.permute")
+        if call is None:
+            return None
+        source, *axes = call.args
+        if call.function == "torch.permute":
+            return source, list(axes[0])  # type: ignore[arg-type]
+        order: list[Any] = list(range(rank))
+        order[axes[0]], order[axes[1]] = axes[1], axes[0]  # type: ignore[index]
+        return source, order
+
+    def slices(self, x: Any, rank: int) -> tuple[Any, dict[int, tuple[Any, Any, Any]]] | None:
+        """Return the tensor before axes were cut, and start, end and step by axis."""
+        call = self.maker(x, "ops.slice_")
+        if call is None or "axes" not in call.kwargs:
+            return None
+        starts: Any
+        ends: Any
+        source, starts, ends = call.args
+        axes: Any = call.kwargs["axes"]
+        steps: Any = call.kwargs.get("steps", [1] * len(axes) if isinstance(axes, list) else None)
+        if not all(isinstance(one, list) and len(one) == len(axes) for one in (starts, ends, axes, steps)):
+            return None
+        bounds = zip(starts, ends, steps, strict=True)
+        return source, {axis % rank: bound for axis, bound in zip(axes, bounds, strict=True)}
 
     def device(self, *values: Any) -> Device:
         """Return the device of a tensor that is created from expressions.
@@ -341,19 +363,13 @@ class Build:
         path = None if node is None else layer_path(node)
         name = None if key is None else root.shared_layers.get(key)
         if name is None:
-            own = hint if path is None else root.without_prefix(path)
-            own = f"{hint}_{own}" if own[:1].isdigit() else own  # those of a Sequential are numbers
-            name = unique_name(own, root.member_names)
-            root.layers[name] = module
+            name = root.paths.new(hint if path is None else path)
+            root.members[name] = module
             self.take(sum(tensor.nbytes for tensor in module.state_dict().values()), node)
             if key is not None:
                 root.shared_layers[key] = name
         words = [word for word in re.split(r"[./]", path or "") if not word.isdigit()]
         return self.call(f"self.{name}", *args, hint=words[-1] if words and words[-1] else hint)
-
-    def without_prefix(self, path: str) -> str:
-        """Return a path of a layer or tensor without the modules that are around all of them."""
-        return path.removeprefix(self.prefix) if path != self.prefix.rstrip(".") else path
 
     def parameter(self, array: Any, hint: str, *, is_trained: bool | None = None) -> Name:
         """Add a tensor to the module: a parameter or a buffer.
@@ -365,13 +381,13 @@ class Build:
                 name is one that buffers have.
         """
         root = self.root
-        name = unique_name(tensor_hint(root.without_prefix(hint)), root.member_names)
+        name = root.paths.new(tensor_hint(hint))
         tensor = array if isinstance(array, Tensor) else to_tensor(array)
         self.take(tensor.nbytes, self.node)
         if is_trained is None:
             is_trained = tensor.is_floating_point() and tensor.dtype.itemsize > 1 and tensor.dim() > 0
             is_trained = is_trained and not hint.endswith(_BUFFERS)
-        root.tensors[name] = torch.nn.Parameter(tensor) if is_trained else tensor
+        root.members[name] = torch.nn.Parameter(tensor) if is_trained else tensor
         return Name(f"self.{name}")
 
     def body(self, graph: Any, hint: str) -> Name:
@@ -441,11 +457,10 @@ class Build:
         return build
 
     def remove_unused(self) -> None:
-        """Remove statements that nothing reads, and tensors and layers that no statement reads."""
+        """Remove statements that nothing reads, and members that no statement reads."""
         self.program.remove_unused()
         read = self.program.free_names()
-        self.tensors = {name: tensor for name, tensor in self.tensors.items() if f"self.{name}" in read}
-        self.layers = {name: layer for name, layer in self.layers.items() if f"self.{name}" in read}
+        self.members = {path: member for path, member in self.members.items() if f"self.{path}" in read}
 
     # --- the graph ----------------------------------------------------------------------------------------
 
@@ -565,8 +580,7 @@ class Build:
             return results
         build.program.outputs = [build.as_tensor(result) for result in results]
         _set_devices(build.program, None)
-        names: dict[str, Any] = {f"self.{name}": tensor for name, tensor in build.tensors.items()}
-        names |= {f"self.{name}": layer for name, layer in build.layers.items()}
+        names = {f"self.{path}": member for path, member in build.members.items()}
         with torch.inference_mode():
             outputs = run_program(build.program, (), names.__getitem__)
         if all(
@@ -637,42 +651,6 @@ def _call_one_layer(nodes: Sequence[ir.Node]) -> bool:
         and str(node.attributes) == attributes
         for node in nodes[1:]
     )
-
-
-def layer_path(node: ir.Node) -> str | None:
-    """Return the path of the module that a node was, by the names of its weights or its own, else None."""
-    readers = [use.node for output in node.outputs for use in output.uses()]
-    added = [value for reader in readers[:1] if reader.op_type == "Add" for value in reader.inputs]
-    own = [value for value in added if value is not None and len(value.uses()) == 1]
-    for value in (*node.inputs[1:], *own):
-        before = None if value is None else value.producer()
-        if before is not None and before.op_type == "DequantizeLinear":
-            value = before.inputs[0]
-        if value is not None and value.is_initializer() and value.name and "." in value.name:
-            return value.name.rsplit(".", 1)[0]
-    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")  # a list as text, of torch's exporter
-    found = re.findall(r"'((?:\w|\.)+)'", scopes)
-    if len(found) > 1:
-        return str(found[-2])
-    parts = (node.name or "").strip("/").split("/")[:-1]
-    # A Sequential named `stem` has the scopes `stem` and `stem.0`.
-    inner = [part for part, after in itertools.pairwise([*parts, ""]) if not after.startswith(f"{part}.")]
-    return ".".join(inner) if inner else None
-
-
-def common_prefix(graph: ir.Graph) -> str:
-    """Return the modules that the names of all weights begin with, with a dot at the end."""
-    layers = {tuple(name.split(".")[:-1]) for name in graph.initializers if name.count(".") >= 2}
-    if len(layers) < 2:
-        return ""
-    paths = [layer[:-1] for layer in layers]
-    shared = [
-        words[0]
-        for words in itertools.takewhile(lambda words: len(set(words)) == 1, zip(*paths, strict=False))
-    ]
-    while shared and (shared[-1].isdigit() or any(layer[len(shared)].isdigit() for layer in layers)):
-        shared = shared[:-1]  # the name of a list belongs to its layers
-    return "".join(f"{part}." for part in shared)
 
 
 def _may_be_trained(value: ir.Value) -> bool:
@@ -783,11 +761,11 @@ def build_program(model: ir.Model, where: str, limit: ConstantLimit) -> Build:
             found="\n".join(lines),
             hint="export it again with another opset, or without operators of the exporter's own",
         )
-    build = Build(Program([]), prefix=common_prefix(model.graph), limit=limit)
+    build = Build(Program([]), limit=limit)
     build.add_graph(model.graph)
     build.remove_unused()
     if not build.main_input:  # no input has a device: that of the weights
-        first = next(iter(build.tensors), None)
+        first = next((path for path, member in build.members.items() if isinstance(member, Tensor)), None)
         _set_devices(build.program, None if first is None else Device(Name(f"self.{first}")))
     return build
 

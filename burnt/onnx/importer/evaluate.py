@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from burnt.onnx import functions
-from burnt.onnx.importer.program import Define, Name, Program, Repeat, getter
+from burnt.onnx.importer.program import Define, Program, Statement, getter
 
 _NAMESPACES = {"torch": torch, "F": F, "ops": functions}
 
@@ -73,11 +73,8 @@ def _steps(program: Program) -> list[_Step]:
         if isinstance(statement, Define):
             define = functools.partial(_function, statement.program)
             step = _Step(define, statement.name, lambda names: (names,), {}, (statement.name,), [])
-        elif isinstance(statement, Repeat):
-            repeat = functools.partial(_repeat, statement.count)
-            args = getter((Name(statement.modules), statement.initial, statement.args))
-            step = _Step(repeat, statement.modules, args, {}, statement.outputs, [])
         else:
+            assert isinstance(statement, Statement)
             call = statement.call
             step = _Step(
                 _find(call.function),
@@ -112,15 +109,6 @@ def _function(program: Program, outer: Mapping[str, Any]) -> Callable[..., Any]:
         return run_program(program, inputs, outer.__getitem__)[0]
 
     return call
-
-
-def _repeat(count: int | None, modules: Any, values: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-    """Return the result of the last of the modules: one value, or a tuple of several."""
-    result: Any = values
-    for module in modules if count is None else [modules] * count:
-        result = module(*values, *args)
-        values = result if len(values) > 1 else (result,)
-    return result
 
 
 def _find(path: str) -> Callable[..., Any] | None:

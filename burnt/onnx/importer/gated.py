@@ -5,29 +5,22 @@ The layer has the weights as the file has them: ``down_proj(silu(gate_proj(x)) *
 
 from __future__ import annotations
 
-import itertools
-import re
-
-import torch
+from collections.abc import Mapping
 
 from burnt import nn
-from burnt.onnx.importer.names import unique_name
-from burnt.onnx.importer.program import Call, Name, Program, Reads, Statement, names_in
+from burnt.onnx.importer.build import Build
+from burnt.onnx.importer.program import Call, Name, Reads, Statement, names_in
 
 _ACTIVATIONS = {"ops.swiglu": {"none": "silu"}, "ops.geglu": {"none": "gelu", "tanh": "gelu_tanh"}}
 """Activations of a gate by function, and by its `approximate`."""
 
 
-def gather_gated(program: Program, layers: dict[str, torch.nn.Module], member_names: dict[str, int]) -> None:
+def gather_gated(build: Build) -> None:
     """Put one layer in the place of three linear ones around a gated unit, in place.
 
-    Args:
-        program: of the module; its results stay the same to the bit.
-        layers: of the module, by name.
-        member_names: of layers and tensors of the module, for `unique_name`.
-
-    The three layers are called once each, and nothing else reads what lies between them.
+    They are called once each, nothing else reads what lies between them, and they keep their paths.
     """
+    program, members = build.program, build.members
     reads = Reads(program).total
     made = {
         statement.outputs[0]: statement
@@ -48,21 +41,22 @@ def gather_gated(program: Program, layers: dict[str, torch.nn.Module], member_na
         if not isinstance(statement, Statement) or reads[statement.call.function] != 1:
             continue
         down = statement.call
-        unit = single(down.args[0]) if _linear(down, layers) is not None else None
+        unit = single(down.args[0]) if _linear(down, members) is not None else None
         activation = None if unit is None else _activation(unit)
         if unit is None or activation is None:
             continue
         gate, up = single(unit.args[0]), single(unit.args[1])
         if gate is None or up is None or gate.args != up.args:
             continue
-        layer = _layer([_linear(call, layers) for call in (gate, up, down)], activation)
-        if layer is None:
+        layer = _layer([_linear(call, members) for call in (gate, up, down)], activation)
+        paths = [call.function.removeprefix("self.") for call in (gate, up, down)]
+        hint = _path(paths)
+        if layer is None or hint is None:
             continue
-        names = [call.function.removeprefix("self.") for call in (gate, up, down)]
-        name = unique_name(_common_path(names), member_names)
-        layers[name] = layer
-        for old in names:
-            del layers[old]
+        for path in paths:
+            del members[path]
+        name = hint if "." in paths[0] else build.paths.new(hint)
+        members[name] = layer
         program.statements[i] = Statement(statement.outputs, Call(f"self.{name}", gate.args))
         removed |= {*names_in((down.args, unit.args))}
     program.statements[:] = [
@@ -72,9 +66,9 @@ def gather_gated(program: Program, layers: dict[str, torch.nn.Module], member_na
     ]
 
 
-def _linear(call: Call, layers: dict[str, torch.nn.Module]) -> nn.Linear | None:
+def _linear(call: Call, members: Mapping[str, object]) -> nn.Linear | None:
     """Return the linear layer that a call calls."""
-    layer = layers.get(call.function.removeprefix("self.")) if call.function.startswith("self.") else None
+    layer = members.get(call.function.removeprefix("self.")) if call.function.startswith("self.") else None
     return layer if type(layer) is nn.Linear else None
 
 
@@ -107,8 +101,10 @@ def _layer(linears: list[nn.Linear | None], activation: str) -> nn.GatedFeedForw
     return layer
 
 
-def _common_path(names: list[str]) -> str:
-    """Return what the names of layers have in common: ``layers_0_mlp``."""
-    words = zip(*(name.split("_") for name in names), strict=False)
-    path = "_".join(column[0] for column in itertools.takewhile(lambda column: len({*column}) == 1, words))
-    return path if re.search(r"[a-z]$", path) else f"{path}_mlp".strip("_")
+def _path(paths: list[str]) -> str | None:
+    """Return the path of a layer whose linear layers keep theirs; None if they have others."""
+    parents = {path.rpartition(".")[0] for path in paths}
+    if parents == {""}:  # the file does not name them
+        return "mlp"
+    names = [path.rpartition(".")[2] for path in paths]
+    return parents.pop() if len(parents) == 1 and names == ["gate_proj", "up_proj", "down_proj"] else None

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
 from burnt.errors import InputValueError
-from burnt.onnx.importer.blocks import group_blocks
 from burnt.onnx.importer.build import build_program, is_tensor_value
 from burnt.onnx.importer.gated import gather_gated
 from burnt.onnx.importer.module import ImportedModule, Signature
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
-from burnt.onnx.importer.sizes import axis_names, name_sizes, read_sizes_from_inputs
+from burnt.onnx.importer.sizes import axis_names, sizes_of_inputs
 from burnt.onnx.importer.source import read_model
 
 if TYPE_CHECKING:
@@ -56,9 +55,9 @@ def load(
         InputValueError: there is no such engine.
         OSError: the file does not exist or cannot be read.
 
-    Decomposed layers (norms, GELU, SiLU, rotary embedding, attention) become layers or single calls again,
-    named after their weights in the file. Nothing in a file is executed, and nothing outside of its folder is
-    read.
+    Decomposed layers (norms, GELU, SiLU, rotary embedding, attention) become layers or single calls again.
+    Parameters have the paths of the file, such as ``bert.encoder.layer.0.output.dense.weight``. Nothing in a
+    file is executed, and nothing outside of its folder is read.
 
     >>> import tempfile, torch
     >>> from burnt import nn
@@ -96,15 +95,13 @@ def _load(model: object, max_constant_bytes: int | None) -> ImportedModule:
     parsed, where, limit = read_model(model, max_constant_bytes)
     signature = _signature(parsed)
     build = build_program(parsed, where, limit)
-    gather_gated(build.program, build.layers, build.member_names)
-    group_blocks(build.program, build.tensors, build.layers, build.used_names)
-    read_sizes_from_inputs(build)
-    values = [v for v in parsed.graph.inputs if v.name not in parsed.graph.initializers]
-    inputs = [v.name or "" for v in values]
-    outputs = [v.name or "" for v in parsed.graph.outputs]
-    module = ImportedModule(build.program, build.tensors, build.layers, (inputs, outputs), signature)
-    name_sizes(module, axis_names(values, build.program.inputs))
-    return module.eval()
+    gather_gated(build)
+    inputs = [
+        value.name or "" for value in parsed.graph.inputs if value.name not in parsed.graph.initializers
+    ]
+    outputs = [value.name or "" for value in parsed.graph.outputs]
+    sizes = sizes_of_inputs(build)
+    return ImportedModule(build.program, build.members, (inputs, outputs), signature, sizes).eval()
 
 
 def _signature(model: ir.Model) -> Signature:
@@ -122,6 +119,7 @@ def _signature(model: ir.Model) -> Signature:
         tuple(map(is_tensor_value, inputs)),
         origin or operators.capitalize(),
         tuple(map(_open_axes, inputs)),
+        tuple(map(axis_names, inputs)),
     )
 
 

@@ -129,6 +129,7 @@ def insert(
     import onnx_ir as ir
 
     node = ir.node(op, inputs, attributes, domain=domain, name=before.name)
+    node.metadata_props.update(before.metadata_props)
     node.version = before.version if domain == before.domain else 1
     assert before.graph is not None
     before.graph.insert_before(before, node)

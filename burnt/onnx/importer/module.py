@@ -1,11 +1,14 @@
-"""Modules that run a program: what `burnt.onnx.load` returns, and the blocks in it."""
+"""ImportedModule: what `burnt.onnx.load` returns, a program with its layers and tensors."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import keyword
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,8 @@ from torch import Tensor
 from burnt.errors import InputTypeError, ShapeError, nearest, quantity
 from burnt.module import Module
 from burnt.onnx.importer.evaluate import run_program
-from burnt.onnx.importer.program import Program
+from burnt.onnx.importer.paths import add_members, find_member, flat, flat_names
+from burnt.onnx.importer.program import Program, Size
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Signature:
         tensors: for each input, whether it is a tensor.
         origin: what wrote the file, and its operator set.
         axes: for each input, the names of its open axes.
+        described_axes: what the axes of each input are called in written Python, "" for those without a name.
     """
 
     inputs: tuple[str, ...]
@@ -35,61 +40,18 @@ class Signature:
     tensors: tuple[bool, ...]
     origin: str
     axes: tuple[Mapping[int, str], ...] = ()
+    described_axes: tuple[tuple[str, ...], ...] = ()
 
 
-class Block(Module, init=False):
-    """A program with its tensors and layers; what an imported model repeats is one class of blocks.
-
-    Args:
-        program: what it computes; ``self.weight`` and ``self.layers[0]`` are names in it.
-        tensors: its parameters and buffers, by name.
-        layers: its layers, and lists of them, by name.
-        kind: the name of its class, where it is written as Python.
-
-    One output is returned as it is, several as a tuple. `axes` has the names of the axes of arguments, "" for
-    those without one.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        tensors: Mapping[str, Tensor],
-        layers: Mapping[str, torch.nn.Module],
-        kind: str = "Block",
-    ) -> None:
-        super().__init__()
-        self.program = program
-        self.kind = kind
-        self.axes: dict[str, tuple[str, ...]] = {}
-        for name, tensor in tensors.items():
-            if isinstance(tensor, torch.nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, *inputs: Any) -> Any:
-        """Compute the outputs of the program."""
-        outputs = run_program(self.program, inputs, self._find)
-        return outputs[0] if len(outputs) == 1 else outputs
-
-    def _find(self, path: str) -> Any:
-        """Return what a program calls ``self.weight`` or ``self.layers[0]``."""
-        name, _, index = path.removeprefix("self.").partition("[")
-        found = getattr(self, name)
-        return found[int(index.removesuffix("]"))] if index else found
-
-
-class ImportedModule(Block, init=False):
-    """A module that was imported from an ONNX file.
+class ImportedModule(Module, init=False):
+    """A module that was imported from an ONNX file; its parameters have the paths of the file.
 
     Args:
-        program: what it computes.
-        tensors: its parameters and buffers, by name.
-        layers: its layers, by name.
+        program: what it computes; ``self.encoder.norm`` is the name of a layer in it.
+        members: its layers, parameters and buffers by path.
         names: of inputs and outputs in the file.
         signature: what the file says of inputs and outputs.
+        sizes: for sizes of results, those of inputs that the file calls the same.
 
     Inputs are positional, in the order of the graph, or keywords: their names in the file, or those of the
     arguments in written Python, which differ where a name is no identifier.
@@ -98,16 +60,36 @@ class ImportedModule(Block, init=False):
     def __init__(
         self,
         program: Program,
-        tensors: Mapping[str, Tensor],
-        layers: Mapping[str, torch.nn.Module],
+        members: Mapping[str, torch.nn.Module | Tensor],
         names: tuple[list[str], list[str]],
         signature: Signature | None = None,
+        sizes: Mapping[Size, Size] = MappingProxyType({}),
     ) -> None:
-        super().__init__(program, tensors, layers)
+        super().__init__()
+        self.program = program
+        add_members(self, members)
         self.input_names, self.output_names = names
         self.signature = signature
+        self.sizes = dict(sizes)
         self._shared_axes = {} if signature is None else _shared_axes(signature.axes)
         self.__signature__ = signature_of_inputs(self.input_names, program.inputs)
+
+    @property
+    def members(self) -> dict[str, torch.nn.Module | Tensor]:
+        """The layers, parameters and buffers that the program reads, by path, in the order of the module."""
+        read = {name for name in self.program.free_names() if name.startswith("self.")}
+        everything = [*self.named_modules(), *self.named_parameters(), *self.named_buffers()]
+        order = [path for path, _ in everything if f"self.{path}" in read]
+        return {path: find_member(self, f"self.{path}") for path in order}
+
+    @property
+    def flat_names(self) -> list[tuple[str, Callable[[re.Match[str]], str]]]:
+        """The ``rename=`` of `burnt.load_weights` for weights of an import that had no paths of the file.
+
+        It called ``bert.encoder.layer.0.output.dense`` ``encoder_layer.0.output_dense``.
+        """
+        known = flat_names(self.state_dict())
+        return [(".+", lambda found: known.get(flat(found[0]), found[0]))]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Compute the outputs of the model.
@@ -127,7 +109,8 @@ class ImportedModule(Block, init=False):
         if self._shared_axes and not torch.compiler.is_compiling():
             self._check_axes(inputs)
         try:
-            return super().forward(*inputs)
+            outputs = run_program(self.program, inputs, functools.partial(find_member, self))
+            return outputs[0] if len(outputs) == 1 else outputs
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             if self.signature is not None and not torch.compiler.is_compiling():
                 given = ", ".join(map(_described, inputs))

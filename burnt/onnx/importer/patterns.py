@@ -635,6 +635,8 @@ def _replace(node: ir.Node, new: _New) -> None:
     domain, op, inputs, attributes = new
     if op == "Attention" and domain == DOMAIN:
         inputs = _attention_inputs(node, inputs)
+        heads = [shape_of(value)[1] for value in inputs[:2] if len(shape_of(value)) == 4]
+        attributes = attributes | ({"grouped": 1} if len(heads) == 2 and heads[0] != heads[1] else {})
     insert(node, domain, op, inputs, attributes, node.outputs[0])
     assert isinstance(node.graph, ir.Graph | ir.Function)
     node.graph.remove(node, safe=True)
@@ -660,6 +662,9 @@ def _attention_inputs(node: ir.Node, inputs: list[Any]) -> list[Any]:
         key.dtype = source.dtype
         if source.shape is not None:
             key.shape = ir.Shape([source.shape[axis] for axis in order])
+    grouped = _grouped_heads(query, key, value)
+    if grouped is not None:
+        key, value = grouped
     mask = masks[0] if masks else None
     for other in masks[1:]:
         first, mask = mask, insert(node, "", "Add", [mask, other], {})
@@ -667,3 +672,27 @@ def _attention_inputs(node: ir.Node, inputs: list[Any]) -> list[Any]:
         ranks = rank_of(first), rank_of(other)
         mask.shape = ir.Shape([None] * max(rank for rank in ranks if rank is not None))
     return [query, key, value] if mask is None else [query, key, value, mask]
+
+
+def _grouped_heads(query: ir.Value, key: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """Return keys and values before their heads are repeated for those of the query, else None."""
+    keys, values, heads = _before_repeats(key), _before_repeats(value), shape_of(query)[1:2]
+    if keys is None or values is None or not shape_of(key)[1:2] == shape_of(value)[1:2] == heads:
+        return None
+    return keys, values
+
+
+def _before_repeats(value: ir.Value) -> ir.Value | None:
+    """Return a value whose heads Unsqueeze, Expand and Reshape repeat, so that equal ones are neighbours."""
+    reshape = producer_of(value, "Reshape")
+    expand = None if reshape is None else producer_of(reshape.inputs[0], "Expand")
+    unsqueeze = None if expand is None else producer_of(expand.inputs[0], "Unsqueeze")
+    if expand is None or unsqueeze is None or len(shape_of(unsqueeze.inputs[0])) != 4:
+        return None
+    batch, heads, *rest = shape_of(unsqueeze.inputs[0])
+    narrow, wide, merged = (shape_of(v) for v in (unsqueeze.outputs[0], expand.outputs[0], value))
+    if None in (batch, *rest) or type(heads) is not int or len(wide) != 5 or type(wide[2]) is not int:
+        return None
+    shapes = [[batch, heads, size, *rest] for size in (1, wide[2])]
+    is_repeated = [narrow, wide] == shapes and merged == [batch, heads * wide[2], *rest]
+    return unsqueeze.inputs[0] if is_repeated else None

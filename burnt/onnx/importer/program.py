@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import operator
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -97,7 +96,18 @@ class Statement:
     @functools.cached_property
     def reads(self) -> Counter[str]:
         """How often each name is read, that of the function included; not to be changed."""
-        return Counter(names_read(self))
+        return Counter([self.call.function, *names_in((*self.call.args, *self.call.kwargs.values()))])
+
+    def replaced(self, leaf: Callable[[Leaf], Expr]) -> Statement:
+        """Return the statement with other names, sizes and devices in its arguments."""
+        args = tuple(replace_leaves(expr, leaf) for expr in self.call.args)
+        kwargs = {key: replace_leaves(value, leaf) for key, value in self.call.kwargs.items()}
+        return Statement(self.outputs, Call(self.call.function, args, kwargs))
+
+    def renamed(self, rename: Callable[[str], str]) -> Statement:
+        """Return the statement with other names, also of the function that it calls."""
+        found = self.replaced(functools.partial(_renamed_leaf, rename)).call
+        return Statement(self.outputs, Call(rename(found.function), found.args, found.kwargs))
 
 
 @dataclass(frozen=True)
@@ -108,18 +118,31 @@ class Define:
     program: Program
 
     @property
+    def outputs(self) -> tuple[str, ...]:
+        """The name of the function."""
+        return (self.name,)
+
+    @property
     def reads(self) -> Counter[str]:
         """The names that it reads from around it, once each."""
         return Counter(self.program.free_names())
 
+    def replaced(self, leaf: Callable[[Leaf], Expr]) -> Define:
+        """Return a definition whose statements read other names, sizes and devices."""
+        return Define(self.name, self.program.replaced(leaf))
+
+    def renamed(self, rename: Callable[[str], str]) -> Define:
+        """Return a definition whose statements read other names."""
+        return Define(self.name, self.program.renamed(rename))
+
 
 @dataclass(frozen=True)
 class Repeat:
-    """Calls of the modules of a list in order, each with the results of the one before.
+    """Calls of modules in order, each with the results of the one before: a loop of written Python.
 
     Args:
         outputs: names of the results of the last one.
-        modules: the list, ``self.layers``.
+        modules: the list, ``self.layers``, or the module that is called again and again.
         initial: what the first one gets, as many as there are outputs.
         args: further arguments, the same for all.
         count: how often a single module is called; None for a list.
@@ -134,7 +157,18 @@ class Repeat:
     @functools.cached_property
     def reads(self) -> Counter[str]:
         """How often each name is read, that of the list included; not to be changed."""
-        return Counter(names_read(self))
+        return Counter([self.modules, *names_in((*self.initial, *self.args))])
+
+    def replaced(self, leaf: Callable[[Leaf], Expr]) -> Repeat:
+        """Return the loop with other names, sizes and devices in its arguments."""
+        initial = tuple(replace_leaves(expr, leaf) for expr in self.initial)
+        args = tuple(replace_leaves(expr, leaf) for expr in self.args)
+        return Repeat(self.outputs, self.modules, initial, args, self.count)
+
+    def renamed(self, rename: Callable[[str], str]) -> Repeat:
+        """Return the loop with other names, also of the modules."""
+        found = self.replaced(functools.partial(_renamed_leaf, rename))
+        return Repeat(self.outputs, rename(self.modules), found.initial, found.args, self.count)
 
 
 @dataclass
@@ -144,7 +178,7 @@ class Program:
     Args:
         inputs: names of the arguments.
         outputs: what is returned: one expression, or several as a tuple.
-        statements: in order; complete before the program runs.
+        statements: in order; complete before the program runs. Those of a module that runs have no `Repeat`.
         plan: the statements and outputs as `run_program` runs them, from its first run on.
     """
 
@@ -160,60 +194,33 @@ class Program:
         """Return the names that the program reads from around it."""
         known, free = set(self.inputs), set()
         for statement in self.statements:
-            if isinstance(statement, Define):
-                free |= statement.program.free_names() - known
-                known.add(statement.name)
-            else:
-                free |= set(names_read(statement)) - known
-                known |= set(statement.outputs)
+            free |= statement.reads.keys() - known
+            known.update(statement.outputs)
         return free | (set(names_in(tuple(self.outputs))) - known)
+
+    def replaced(self, leaf: Callable[[Leaf], Expr]) -> Program:
+        """Return a program whose statements read other names, sizes and devices."""
+        outputs = [replace_leaves(output, leaf) for output in self.outputs]
+        return Program(list(self.inputs), outputs, [one.replaced(leaf) for one in self.statements])
+
+    def renamed(self, rename: Callable[[str], str]) -> Program:
+        """Return a program that reads and calls other names."""
+        outputs = [
+            replace_leaves(output, functools.partial(_renamed_leaf, rename)) for output in self.outputs
+        ]
+        return Program(list(self.inputs), outputs, [one.renamed(rename) for one in self.statements])
 
     def remove_unused(self) -> None:
         """Remove statements whose results nothing reads."""
         needed = set(names_in(tuple(self.outputs)))
         kept: list[Statement | Define | Repeat] = []
         for statement in reversed(self.statements):
-            if isinstance(statement, Define):
-                if statement.name in needed:
+            if not needed.isdisjoint(statement.outputs):
+                if isinstance(statement, Define):
                     statement.program.remove_unused()
-                    needed |= statement.program.free_names()
-                    kept.append(statement)
-            elif needed & set(statement.outputs):
-                needed |= set(names_read(statement))
+                needed |= statement.reads.keys()
                 kept.append(statement)
         self.statements = kept[::-1]
-
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Give results other names, also where bodies of loops and branches read them."""
-
-        def leaf(one: Name | Size | Device) -> Expr:
-            if isinstance(one, Name):
-                return Name(names.get(one.name, one.name))
-            tensor = Name(names.get(one.tensor.name, one.tensor.name))
-            return Size(tensor, one.axis) if isinstance(one, Size) else Device(tensor)
-
-        def several(exprs: tuple[Expr, ...]) -> tuple[Expr, ...]:
-            return tuple(replace_leaves(expr, leaf) for expr in exprs)
-
-        for i, statement in enumerate(self.statements):
-            if isinstance(statement, Define):
-                statement.program.rename(names)
-                continue
-            if names.keys().isdisjoint(statement.outputs) and names.keys().isdisjoint(statement.reads):
-                continue
-            outputs = tuple(names.get(name, name) for name in statement.outputs)
-            if isinstance(statement, Repeat):
-                self.statements[i] = replace(
-                    statement,
-                    outputs=outputs,
-                    initial=several(statement.initial),
-                    args=several(statement.args),
-                )
-            else:
-                call = statement.call
-                kwargs = {key: replace_leaves(value, leaf) for key, value in call.kwargs.items()}
-                self.statements[i] = Statement(outputs, Call(call.function, several(call.args), kwargs))
-        self.outputs = [replace_leaves(output, leaf) for output in self.outputs]
 
     def last_uses(self) -> list[tuple[str, ...]]:
         """Return after each statement the names that are not used any more, so that memory can be freed."""
@@ -231,16 +238,13 @@ class Program:
         later = with_bodies(set(names_in(tuple(self.outputs))))
         dead: list[tuple[str, ...]] = []
         for statement in reversed(self.statements):
-            if isinstance(statement, Define):
-                used, made = bodies[statement.name], {statement.name}
-            else:
-                used, made = with_bodies(set(names_read(statement))), set(statement.outputs)
-            dead.append(tuple(sorted(name for name in (used | made) - later if "." not in name)))
+            used = with_bodies(set(statement.reads))
+            dead.append(tuple(sorted(n for n in (used.union(statement.outputs)) - later if "." not in n)))
             later |= used
         return dead[::-1]
 
 
-def leaves(expr: Expr) -> Iterator[Name | Size | Device]:
+def leaves(expr: Expr) -> Iterator[Leaf]:
     """Yield the names, sizes and devices in an expression."""
     if isinstance(expr, Name | Size | Device):
         yield expr
@@ -252,7 +256,7 @@ def leaves(expr: Expr) -> Iterator[Name | Size | Device]:
             yield from leaves(part)
 
 
-def replace_leaves(expr: Expr, replace: Callable[[Name | Size | Device], Expr]) -> Expr:
+def replace_leaves(expr: Expr, replace: Callable[[Leaf], Expr]) -> Expr:
     """Return an expression with other names, sizes and devices."""
     if isinstance(expr, Name | Size | Device):
         return replace(expr)
@@ -267,37 +271,22 @@ def replace_leaves(expr: Expr, replace: Callable[[Name | Size | Device], Expr]) 
     return expr
 
 
-def names_in(expr: Expr) -> Iterator[str]:
-    """Yield the names in an expression."""
-    for leaf in leaves(expr):
-        yield leaf.name if isinstance(leaf, Name) else leaf.tensor.name
-
-
-def names_read(statement: Statement | Repeat) -> Iterator[str]:
-    """Yield the names that a statement reads, that of its function included."""
-    if isinstance(statement, Repeat):
-        yield statement.modules
-        yield from names_in((*statement.initial, *statement.args))
-    else:
-        yield statement.call.function
-        yield from names_in((*statement.call.args, *statement.call.kwargs.values()))
-
-
-def members_read(program: Program) -> Iterator[str]:
-    """Yield the names of layers, parameters and buffers in the order of their use."""
-    for statement in program.statements:
-        if isinstance(statement, Define):
-            yield from members_read(statement.program)
-        else:
-            call = [statement.modules] if isinstance(statement, Repeat) else [statement.call.function]
-            for name in (*call, *names_read(statement)):
-                if name.startswith("self."):
-                    yield re.sub(r"\[\d+\]$", "", name.removeprefix("self."))
+def _renamed_leaf(rename: Callable[[str], str], leaf: Leaf) -> Leaf:
+    if isinstance(leaf, Name):
+        return Name(rename(leaf.name))
+    tensor = Name(rename(leaf.tensor.name))
+    return Size(tensor, leaf.axis) if isinstance(leaf, Size) else Device(tensor)
 
 
 def name_of(leaf: Leaf) -> Name:
     """Return the name that a leaf of an expression reads: of ``x.shape[0]`` it is ``x``."""
     return leaf if isinstance(leaf, Name) else leaf.tensor
+
+
+def names_in(expr: Expr) -> Iterator[str]:
+    """Yield the names in an expression."""
+    for leaf in leaves(expr):
+        yield name_of(leaf).name
 
 
 class Reads:
@@ -309,8 +298,7 @@ class Reads:
 
     def __init__(self, program: Program) -> None:
         self.of_statement = [statement.reads for statement in program.statements]
-        self.of_outputs = Counter(names_in(tuple(program.outputs)))
-        self.total = sum_reads([*self.of_statement, self.of_outputs])
+        self.total = sum_reads([*self.of_statement, Counter(names_in(tuple(program.outputs)))])
 
     def within(self, start: int, end: int) -> Counter[str]:
         """Return the reads of statements."""

@@ -1,8 +1,9 @@
-"""What a model repeats becomes blocks, in a loop where one hands on to the next: equal to ONNX Runtime."""
+"""What a model repeats becomes one class and a loop in written Python, which computes the same to the bit."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from pathlib import Path
 
@@ -14,13 +15,13 @@ pytest.importorskip("onnx")
 import onnx.parser
 import onnxruntime
 import torch
-from onnx import helper, numpy_helper
+from onnx import helper
 
 import burnt.onnx
-from burnt.onnx.importer.module import Block, ImportedModule
-from burnt.onnx.importer.program import Repeat
-from burnt.onnx.importer.python import module_source, write_package
-from tests.onnx.importer_files import tensor
+from burnt.onnx.importer.blocks.structure import Number, Structure, constructor, structure_of, with_attributes
+from burnt.onnx.importer.package import module_source, write_package
+from burnt.onnx.importer.program import Call, Name, Program, Size, Statement
+from tests.onnx.importer_files import read, tensor
 from tests.onnx.test_import_files import import_package
 
 _SIZES = {"up": (6, 9), "up_bias": (9,), "down": (9, 6), "down_bias": (6,)}
@@ -41,8 +42,19 @@ def _layer(i: int, x: str, y: str, *, weights: int | None = None, slope: float =
     """.replace('"', "")
 
 
-def _model(body: str, *, weights: int = 3, inputs: str = "float[n, 6] x", outputs: str = "float[n, 6] y"):
-    """Return a model of nodes with the weights of several layers."""
+def _model(
+    body: str,
+    *,
+    weights: int = 3,
+    inputs: str = "float[n, 6] x",
+    outputs: str = "float[n, 6] y",
+    renamed: tuple[str, str] | None = None,
+) -> onnx.ModelProto:
+    """Return a model of nodes with the weights of several layers, whose names are text before and after."""
+
+    def name_of(text: str) -> str:
+        return text.replace("_DOT_", ".").replace(*(renamed or ("", "")))
+
     for path in [f"encoder.layers.{i}" for i in range(weights)]:
         for name in _NAMES.values():
             body = body.replace(f"{path}.{name}", f"{path}.{name}".replace(".", "_DOT_"))
@@ -51,255 +63,441 @@ def _model(body: str, *, weights: int = 3, inputs: str = "float[n, 6] x", output
     )
     rng = np.random.default_rng(0)
     for node in model.graph.node:
-        node.input[:] = [name.replace("_DOT_", ".") for name in node.input]
+        node.input[:] = [name_of(name) for name in node.input]
     for i in range(weights):
         for key, name in _NAMES.items():
             array = rng.standard_normal(_SIZES[key]).astype(np.float32) / 3
-            model.graph.initializer.append(tensor(array, name=f"encoder.layers.{i}.{name}"))
+            model.graph.initializer.append(tensor(array, name=name_of(f"encoder.layers.{i}.{name}")))
     return model
 
 
-def _check(model: onnx.ModelProto, tmp_path: Path, *shapes: tuple[int, ...]) -> ImportedModule:
-    """Compare with ONNX Runtime, and the written Python with the module; return it."""
+def _check(model: onnx.ModelProto, tmp_path: Path, *shapes: tuple[int, ...]) -> str:
+    """Compare with ONNX Runtime, and the written Python with the module to the bit; return the Python.
+
+    Docstrings and ``super().__init__()`` are left out.
+    """
     module = burnt.onnx.load(model)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     rng = np.random.default_rng(1)
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in (shapes or ((4, 6),))]
     inputs = [torch.from_numpy(array) for array in arrays]
     expected = session.run(None, dict(zip((i.name for i in session.get_inputs()), arrays, strict=True)))
-    write_package(module, tmp_path / "package", name="Imported", title="A model.")
+    write_package(module, tmp_path / "package", name="Net", title="A model.")
     written = import_package(tmp_path / "package").load()
+    results = []
     for one in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module)), written):
         found = one(*inputs)
-        found = found if isinstance(found, tuple) else (found,)
-        for a, b in zip(found, expected, strict=True):
+        results.append(found if isinstance(found, tuple) else (found,))
+        for a, b, first in zip(results[-1], expected, results[0], strict=True):
             np.testing.assert_allclose(a.detach().numpy(), b, atol=1e-5)
-    assert list(written.state_dict()) == list(module.state_dict())
-    return module
-
-
-def _blocks(module: ImportedModule) -> list[Block]:
-    return [child for child in module.modules() if isinstance(child, Block) and child is not module]
-
-
-def test_layers_become_a_loop_over_blocks(tmp_path):
-    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1") + _layer(2, "h1", "h2") + "y = Tanh(h2)"
-    module = _check(_model(body), tmp_path)
-    assert len(_blocks(module)) == 3
-    assert [name for name, _ in module.named_parameters()][:2] == [
-        "layers.0.up.weight",
-        "layers.0.up.bias",
-    ]
-    assert len({id(block.program) for block in _blocks(module)}) == 1
+            assert torch.equal(a, first)
     source = module_source(module, "Net", "A net.")
-    assert "class Layer(burnt.Module):" in source
-    assert "self.layers = torch.nn.ModuleList(Layer() for _ in range(3))" in source
-    loop = "for block in self.layers:\n            hidden = block(hidden)\n"
-    assert loop in source
+    lines = source[source.index("class ") : source.index("def load")].splitlines()
+    return "\n".join(line for line in lines if line and '"""' not in line and "super()" not in line) + "\n"
 
 
-def test_a_block_trains(tmp_path):
-    """Every weight of every block gets a gradient."""
-    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1") + _layer(2, "h1", "y")
-    module = _check(_model(body), tmp_path)
-    module(torch.randn(4, 6)).square().sum().backward()
-    gradients = [parameter.grad for parameter in module.parameters()]
-    assert len(gradients) == 12
-    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
+def _stack(count: int = 3, last: str = "y", extra: str = "") -> str:
+    """Return layers that follow each other; `extra` has ``{i}`` for a number and ``{t}`` for a result."""
+    body, x = "", "x"
+    for i in range(count):
+        y = last if i == count - 1 and not extra else f"h{i}"
+        body += _layer(i, x, f"t{i}" if extra else y) + extra.format(i=i, t=f"t{i}", x=x)
+        x = y if not extra else f"h{i}"
+    return body
 
 
-def test_results_of_all_layers_are_returned(tmp_path):
-    """Hidden states are read outside of their layer: each block is called by itself."""
-    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1") + _layer(2, "h1", "y")
-    model = _model(body, outputs="float[n, 6] h0, float[n, 6] h1, float[n, 6] y")
-    module = _check(model, tmp_path)
-    assert len(_blocks(module)) == 3
-    assert [s.call.function for s in module.program.statements] == [f"self.layers[{i}]" for i in range(3)]
+def test_layers_become_a_loop_and_keep_their_paths(tmp_path):
+    model = _model(_stack(last="h2") + "y = Tanh(h2)")
+    assert (
+        _check(model, tmp_path)
+        == """\
+class Layer(burnt.Module):
+    def __init__(self) -> None:
+        self.up = nn.Linear(6, 9)
+        self.down = nn.Linear(9, 6)
+    def forward(self, hidden: Tensor) -> Tensor:
+        up = F.leaky_relu(self.up(hidden), negative_slope=0.1)
+        return hidden + self.down(up)
+class Net(burnt.Module):
+    def __init__(self) -> None:
+        self.encoder = torch.nn.Module()
+        self.encoder.layers = torch.nn.ModuleList(Layer() for _ in range(3))
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x
+        for block in self.encoder.layers:
+            hidden = block(hidden)
+        return torch.tanh(hidden)
+"""
+    )
+    module, written = burnt.onnx.load(model), import_package(tmp_path / "package").load()
+    names = [value.name for value in model.graph.initializer]
+    assert list(module.state_dict()) == list(written.state_dict()) == names
+    written(torch.randn(4, 6)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in written.parameters())
 
 
-def test_each_layer_has_an_input_and_an_output_of_its_own(tmp_path):
-    """Caches of keys and values are such."""
-    body = ""
-    for i, x in enumerate(["x", "h0", "h1"]):
-        body += _layer(i, x, f"t{i}") + f"s{i} = Mul(p{i}, t{i}) h{i} = Add(t{i}, s{i})"
-    inputs = ", ".join(f"float[n, 6] {name}" for name in ("x", "p0", "p1", "p2"))
-    outputs = ", ".join(f"float[n, 6] {name}" for name in ("h2", "s0", "s1", "s2"))
-    module = _check(_model(body, inputs=inputs, outputs=outputs), tmp_path, *[(4, 6)] * 4)
-    assert len(_blocks(module)) == 3
-    assert not any(isinstance(s, Repeat) for s in module.program.statements)
+def test_a_bert_keeps_all_paths_of_its_source():
+    """torch's exporter writes most of the matrices under numbers, and says in nodes where they belong."""
+    for name in ("bert.dynamo", "bert.legacy"):
+        module = burnt.onnx.load(read(name))
+        layer = [
+            "attention.self.query",
+            "attention.self.key",
+            "attention.self.value",
+            "attention.output.dense",
+        ]
+        layer += ["attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"]
+        expected = {f"bert.encoder.layer.{i}.{path}" for i in range(3) for path in layer}
+        expected |= {f"bert.embeddings.{kind}_embeddings" for kind in ("word", "token_type", "position")}
+        expected |= {"bert.embeddings.LayerNorm", "bert.pooler.dense", "classifier"}
+        paths = {
+            path.removeprefix("model.") for path, one in module.named_modules() if list(one.parameters(False))
+        }
+        assert paths == expected
+        assert "for block in self.model.bert.encoder.layer:" in module_source(module, "Net", "A net.")
 
 
-def test_one_layer_called_again_is_one_block(tmp_path):
-    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1", weights=0) + _layer(2, "h1", "y", weights=0)
-    module = _check(_model(body, weights=1), tmp_path)
-    (block,) = _blocks(module)
-    assert len(block.program.statements) == 4  # the biases are in the layers
-    assert sum(1 for _ in module.parameters()) == 4
-    assert "for _ in range(3):" in module_source(module, "Net", "A net.")
+def test_weights_of_an_import_with_flat_names_are_renamed():
+    module = burnt.onnx.load(read("bert.dynamo"))
+    old = {}
+    for path, value in module.state_dict().items():
+        parts = path.removeprefix("model.").split(".")
+        if parts[1:3] == ["encoder", "layer"]:
+            parts = ["bert_encoder_layer", parts[3], "_".join(parts[4:-1]).lower(), parts[-1]]
+        elif len(parts) > 1:
+            parts = ["_".join(parts[:-1]).lower(), parts[-1]]
+        old[".".join(parts)] = torch.zeros_like(value)
+    assert "bert_encoder_layer.0.attention_output_layernorm.weight" in old
+    with pytest.raises(burnt.errors.RecordError, match="is 'bert_encoder_layer"):
+        burnt.load_weights(module, old)
+    burnt.load_weights(module, old, rename=module.flat_names)
+    assert not any(value.any() for value in module.state_dict().values())
 
 
-def test_a_layer_that_others_use_too_stays_outside(tmp_path):
-    """Its weights would be in two places."""
-    body = ""
-    for i, x in enumerate(["x", "h0", "h1"]):
-        path = f"encoder.layers.{i}"
-        body += (
-            f"a{i} = MatMul({x}, {path}.up.weight) b{i} = Relu(a{i}) c{i} = MatMul(b{i}, {path}.down.weight)"
-        )
-        body += f" h{i} = Add({x}, c{i}) "
-    body += "p = MatMul(h2, encoder.layers.1.up.weight) y = Sigmoid(p)"
-    module = _check(_model(body, outputs="float[n, 9] y"), tmp_path)
-    calls = [s.call.function for s in module.program.statements]
-    assert calls.count("self.layers_1_up") == 2
-    assert _blocks(module) == []
+@pytest.mark.parametrize(
+    ("extra", "end", "inputs", "outputs", "expected"),
+    [
+        ("", "", "x", "h0 h1 y", "h0 = self.encoder.layers[0](x)"),  # hidden states: calls
+        (
+            "s{i} = Mul(p{i}, {t}) h{i} = Add({t}, s{i})",
+            "",
+            "x p0 p1 p2",
+            "h2 s0 s1 s2",
+            "self.encoder.layers[2](",
+        ),
+        ("s = Sigmoid(x)| h{i} = Add({t}, s)", "y = Mul(h2, s)", "x", "y", "hidden = block(hidden, mask)"),
+        ("a = Sin(z)| h{i} = Mul({t}, a)", "y = Relu(h2)", "x z", "y", "hidden = block(hidden, a)"),
+        ("h{i} = Mul({t}, z)", "y = Relu(h2)", "x z", "y", "hidden = block(hidden, z)"),
+    ],
+    ids=["hidden states", "caches", "read in all and after", "computed before", "an input"],
+)
+def test_what_blocks_read_and_return(extra, end, inputs, outputs, expected, tmp_path):
+    before, _, extra = extra.rpartition("|")
+    names = inputs.split()
+    model = _model(
+        before + _stack(extra=extra) + end,
+        inputs=", ".join(f"float[n, 6] {name}" for name in names),
+        outputs=", ".join(f"float[n, 6] {name}" for name in outputs.split()),
+    )
+    source = _check(model, tmp_path, *[(4, 6)] * len(names))
+    if "block(" in expected:
+        assert _own(source).count("= block(hidden") == 1
+    else:
+        assert _own(source).count("self.encoder.layers[") == 3
+    assert source.count("class ") == 2
 
 
-def test_the_same_value_enters_the_loop_and_stays(tmp_path):
-    """The input of the first layer is also added in every layer, and read after the loop."""
-    body = "s = Sigmoid(x)"
-    for i, x in enumerate(["s", "h0", "h1"]):
-        body += _layer(i, x, f"t{i}") + f"h{i} = Add(t{i}, s)"
-    module = _check(_model(body + "y = Mul(h2, s)"), tmp_path)
-    assert len(_blocks(module)) == 3
-    (repeat,) = (s for s in module.program.statements if isinstance(s, Repeat))
-    assert len(repeat.initial) == len(repeat.args) == 1
+def _own(source: str) -> str:
+    """Return the lines of the model's own class."""
+    return source[source.index("class Net") :]
 
 
 def test_two_values_are_handed_on(tmp_path):
     body = ""
     for i, (x, z) in enumerate([("x", "z"), ("h0", "z0"), ("h1", "z1")]):
         body += _layer(i, x, f"t{i}") + f"z{i} = Mul({z}, t{i}) h{i} = Sub(t{i}, z{i})"
-    inputs = "float[n, 6] x, float[n, 6] z"
-    module = _check(_model(body + "y = Add(h2, z2)", inputs=inputs), tmp_path, (4, 6), (4, 6))
-    (repeat,) = (s for s in module.program.statements if isinstance(s, Repeat))
-    assert len(repeat.outputs) == 2
-
-
-def test_sizes_of_an_outer_tensor_are_arguments(tmp_path):
-    body = "s = Shape(z) "
-    for i, x in enumerate(["x", "h0", "h1"]):
-        body += _layer(i, x, f"t{i}") + f"h{i} = Expand(t{i}, s)"
-    inputs = "float[n, 6] x, float[k, 6] z"
-    module = _check(_model(body + "y = Relu(h2)", inputs=inputs), tmp_path, (1, 6), (5, 6))
-    assert len(_blocks(module)) == 3
-
-
-def test_layers_that_differ_are_left_alone(tmp_path):
-    """The activation of the second is another."""
-    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1").replace("LeakyRelu", "Elu") + _layer(2, "h1", "y")
-    assert _blocks(_check(_model(body), tmp_path)) == []
-
-
-def test_layers_that_differ_in_a_number_are_one_class(tmp_path):
-    """The slope of the second is another."""
-    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1", slope=0.3) + _layer(2, "h1", "y")
-    module = _check(_model(body), tmp_path)
-    source = module_source(module, "Net", "A net.")
-    layers = ", ".join(f"Layer(negative_slope={slope})" for slope in (0.1, 0.3, 0.1))
-    assert f"torch.nn.ModuleList(\n            [{layers}]\n        )" in source
-    assert "F.leaky_relu(self.up(hidden), negative_slope=self.negative_slope)" in source
-
-
-def test_a_value_of_two_turns_before_is_not_a_block(tmp_path):
-    """A block hands its results to the next one alone."""
-    body = _layer(0, "x", "t0") + "h0 = Add(t0, x)"
-    body += _layer(1, "h0", "t1") + "h1 = Add(t1, x)"
-    body += _layer(2, "h1", "t2") + "h2 = Add(t2, h0)"
-    body += _layer(3, "h2", "t3") + "h3 = Add(t3, h1)"
-    _check(_model(body + "y = Relu(h3)", weights=4), tmp_path)
-
-
-def test_what_all_layers_read_is_computed_before_the_loop(tmp_path):
-    """It stands among the nodes of the first layer, as exporters write rotary embeddings."""
-    body = (
-        _layer(0, "x", "t0").replace("c0 =", "angle = Sin(z) scaled = Sqrt(angle) c0 =")
-        + "h0 = Mul(t0, scaled)"
+    model = _model(body + "y = Add(h2, z2)", inputs="float[n, 6] x, float[n, 6] z")
+    assert "hidden_2, hidden = block(hidden_2, hidden)" in _check(model, tmp_path, (4, 6), (4, 6)).replace(
+        "hidden, hidden_2 = block(hidden, hidden_2)", "hidden_2, hidden = block(hidden_2, hidden)"
     )
-    for i, x in ((1, "h0"), (2, "h1")):
-        body += _layer(i, x, f"t{i}") + f"h{i} = Mul(t{i}, scaled)"
-    inputs = "float[n, 6] x, float[n, 6] z"
-    module = _check(_model(body + "y = Relu(h2)", inputs=inputs), tmp_path, (4, 6), (4, 6))
-    assert len(_blocks(module)) == 3
 
 
-def test_others_among_the_nodes_of_the_last_layer_come_after_it(tmp_path):
-    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1")
-    body += _layer(2, "h1", "h2").replace("c2 =", "gate = Sigmoid(x) c2 =") + "y = Mul(h2, gate)"
-    module = _check(_model(body), tmp_path)
-    assert len(_blocks(module)) == 3
+def test_one_layer_called_again_is_one_block(tmp_path):
+    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1", weights=0) + _layer(2, "h1", "y", weights=0)
+    source = _check(_model(body, weights=1), tmp_path)
+    assert "for _ in range(3):\n            hidden = self.encoder.layers[0](hidden)\n" in source
 
 
-def test_a_result_inside_of_the_last_layer_is_returned_by_all(tmp_path):
-    """The blocks are those of the names, though a loop over parts of them would read less."""
-    body = _layer(0, "x", "h0") + _layer(1, "h0", "h1")
-    body += (
-        _layer(2, "h1", "h2").replace("c2 =", "gate = Sigmoid(b2) c2 =") + "y = ReduceSum(gate) z = Relu(h2)"
-    )
-    module = _check(_model(body, outputs="float[1, 1] y, float[n, 6] z"), tmp_path)
-    assert [len(s.outputs) for s in module.program.statements] == [2, 2, 2, 1, 1, 1]
+@pytest.mark.parametrize("place", ["first", "last", "own"])
+def test_others_among_the_nodes_of_a_layer(place, tmp_path):
+    """What all layers read comes before the loop, as does what others read, unless it is a layer's own."""
+    count = 6
+    body = _stack(count, last="h5")
+    if place == "first":
+        body = body.replace("c0 =", "angle = Sin(z) scaled = Abs(angle) c0 =")
+        for i in range(count):
+            body = body.replace(f"e{i} = Add(d{i}", f"g{i} = Mul(d{i}, scaled) e{i} = Add(g{i}")
+    else:
+        body = body.replace("c5 =", f"scaled = Sigmoid({'x' if place == 'last' else 'b5'}) c5 =")
+    end = "y = Relu(h5)" if place == "first" else "s = ReduceSum(scaled) y = Mul(h5, s)"
+    model = _model(body + end, weights=count, inputs="float[n, 6] x, float[n, 6] z")
+    source = _check(model, tmp_path, (4, 6), (4, 6))
+    assert ("for block in self.encoder.layers:" in source) == (place != "own")
+    assert ("for block in self.encoder.layers[:5]:" in source) == (place == "own")
 
 
-@pytest.mark.parametrize("is_same", [True, False])
-@pytest.mark.parametrize("lists", [("encoder.layers", "decoder.layers"), ("left.stack", "right.stack")])
-def test_classes_of_two_lists_have_names_that_differ(lists, is_same, tmp_path):
-    """Where they differ in numbers alone, they are one class, and the slope is its argument."""
-    body, x = "", "x"
-    for i in range(6):
-        layer = _layer(i, x, f"h{i}", slope=0.1 if i < 3 else 0.2)
-        body += layer if is_same or i < 3 else layer.replace("LeakyRelu", "Elu")
-        x = f"h{i}"
-    model = _model(body + f"y = Tanh({x})", weights=6)
-    for i in range(6):
-        for value in (*model.graph.initializer, *(node for node in model.graph.node)):
-            old, new = f"encoder.layers.{i}.", f"{lists[i // 3]}.{i % 3}."
-            if isinstance(value, onnx.TensorProto):
-                value.name = value.name.replace(old, new)
-            else:
-                value.input[:] = [name.replace(old, new) for name in value.input]
-    module = _check(model, tmp_path)
-    kinds = [block.kind for block in _blocks(module)]
-    first, second = (name.title().replace(".", "").removesuffix("s") for name in lists)
-    assert kinds == [first] * 3 + [second] * 3
-    source = module_source(module, "Net", "A net.")
-    assert (f"class {second}(burnt.Module):" in source) != is_same
-    common = second.removeprefix("Decoder").removeprefix("Right")
-    assert (f"ModuleList({common}(negative_slope=0.2) for _ in range(3))" in source) == is_same
+@pytest.mark.parametrize(
+    ("old", "new", "classes"),
+    [
+        ("c1 = LeakyRelu<alpha = 0.1>", "c1 = Elu", 3),  # another activation: a class of its own
+        ("c1 = LeakyRelu<alpha = 0.1>", "c1 = LeakyRelu<alpha = 0.3>", 2),  # an argument of the class
+        ("Add(x, e0)", "Add(z, e0)", 3),  # the first reads two values
+        ("h2 = Add(h1, e2)", "h2 = Sub(e2, h1)", 3),
+    ],
+    ids=["activation", "number", "inputs", "operands"],
+)
+def test_layers_that_differ(old, new, classes, tmp_path):
+    body = _stack(6, last="h5") + "y = Tanh(h5)"
+    assert old in body
+    model = _model(body.replace(old, new), weights=6, inputs="float[n, 6] x, float[n, 6] z")
+    source = _check(model, tmp_path, (4, 6), (4, 6))
+    assert source.count("class ") == classes
+    if classes == 2:
+        assert "Layer(negative_slope=0.3),\n" in source
+        assert "F.leaky_relu(self.up(hidden), negative_slope=self.negative_slope)" in source
 
 
-def test_what_the_first_layer_computes_of_its_own_stays_in_it(tmp_path):
-    """All layers read it, but it cannot be computed before them."""
-    body = (
-        _layer(0, "x", "t0").replace("c0 =", "gate = Sin(b0) total = ReduceSum(gate) c0 =")
-        + "h0 = Mul(t0, total)"
-    )
-    for i, x in ((1, "h0"), (2, "h1")):
-        body += _layer(i, x, f"t{i}") + f"h{i} = Mul(t{i}, total)"
-    module = _check(_model(body + "y = Relu(h2)"), tmp_path)
-    assert len(_blocks(module)) == 2
+def test_a_layer_that_others_use_too_stays_outside(tmp_path):
+    """Its weights would be in two places."""
+    model = _model(_stack(last="h2") + "y = MatMul(h2, encoder.layers.1.up.weight)", outputs="float[n, 9] y")
+    source = _check(model, tmp_path)
+    assert "self.encoder.layers[1].up = torch.nn.Parameter" in source or "layers[1].up(" in source
 
 
-def test_operands_in_another_order_are_another_layer(tmp_path):
+@pytest.mark.parametrize("path", ["up_{}", "{}.up"])
+def test_repeats_without_paths_are_numbered(path, tmp_path):
+    """A list of blocks, found by what its statements do; ``load`` keeps the names of the file."""
     body = ""
-    for i, x in enumerate(["x", "h0", "h1"]):
-        body += _layer(i, x, f"t{i}") + (f"h{i} = Sub(t{i}, e{i})" if i < 2 else f"h{i} = Sub(e{i}, t{i})")
-    module = _check(_model(body + "y = Relu(h2)"), tmp_path)
-    assert len(_blocks(module)) == 2
+    for i, x in enumerate(("x", "h0", "h1")):
+        body += f"a{i} = MatMul({x}, w{i}) b{i} = Tanh(a{i}) c{i} = MatMul(b{i}, v{i}) h{i} = Add({x}, c{i}) "
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> m (float[n, 6] x) => (float[n, 6] h2) {{{body}}}'
+    )
+    rng, names = np.random.default_rng(0), {}
+    for i, (old, end) in itertools.product(range(3), (("w", ""), ("v", "b"))):
+        names[f"{old}{i}"] = path.format(i) + end + (".weight" if "." in path else "")
+        array = rng.standard_normal((6, 6)).astype(np.float32)
+        model.graph.initializer.append(tensor(array, name=names[f"{old}{i}"]))
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    source = _check(model, tmp_path)
+    if "." in path:
+        assert 'setattr(self, "0", torch.nn.Module())' in source
+        assert 'getattr(self, "0").up(x)' in source
+        assert next(iter(burnt.onnx.load(model).state_dict())) == "0.up.weight"
+    else:
+        assert "self.blocks = torch.nn.ModuleList(Block() for _ in range(3))\n" in source
+        assert "for block in self.blocks:\n            hidden = block(hidden)\n" in source
 
 
-def test_the_first_layer_may_read_two_values_where_others_read_one(tmp_path):
-    """In the first turn they are two arguments, in the others one."""
-    body = _layer(0, "x", "h0").replace("Add(x, e0)", "Add(z, e0)") + _layer(1, "h0", "y")
-    module = _check(_model(body, weights=2, inputs="float[n, 6] x, float[n, 6] z"), tmp_path, (4, 6), (4, 6))
-    assert _blocks(module) == []
+class Net:
+    """A model of linear layers, built node after node; each method returns the name of a result."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, tuple[int, ...]] = {}
+
+    def op(self, kind: str, *inputs: str, **attributes: object) -> str:
+        self.nodes.append(helper.make_node(kind, inputs, [f"v{len(self.nodes)}"], **attributes))
+        return str(self.nodes[-1].output[0])
+
+    def linear(self, x: str, path: str, in_features: int, out_features: int) -> str:
+        self.weights[f"{path}.weight"] = (in_features, out_features)
+        return self.op("MatMul", x, f"{path}.weight")
+
+    def sizes(self, *sizes: int) -> str:
+        return self.op("Constant", value_ints=sizes)
+
+    def first(self, x: str, path: str, width: int, hidden: int, out: int) -> str:
+        """A layer with a shortcut: ``relu(shortcut(x) + down(relu(up(x))))``."""
+        inner = self.op("Relu", self.linear(x, f"{path}.up", width, hidden))
+        inner = self.linear(inner, f"{path}.down", hidden, out)
+        return self.op("Relu", self.op("Add", self.linear(x, f"{path}.shortcut", width, out), inner))
+
+    def layer(self, x: str, path: str, width: int, hidden: int) -> str:
+        """``relu(x + down(relu(up(x))))``."""
+        inner = self.op("Relu", self.linear(x, f"{path}.up", width, hidden))
+        return self.op("Relu", self.op("Add", x, self.linear(inner, f"{path}.down", hidden, width)))
+
+    def model(self, *outputs: str) -> onnx.ModelProto:
+        rng = np.random.default_rng(0)
+        given = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 6])]
+        found = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in outputs]
+        weights = [
+            tensor(rng.standard_normal(shape).astype(np.float32) / 3, name=name)
+            for name, shape in self.weights.items()
+        ]
+        graph = helper.make_graph(self.nodes, "graph", given, found, weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def test_names_of_a_sequential_are_not_doubled():
-    nodes, weights = [], []
-    for i, name in enumerate(("/stem/stem.0/Conv", "/stem/stem.1/Conv", "/head/Conv")):
-        weights.append(numpy_helper.from_array(np.full((2, 2, 1, 1), i + 1, np.float32), f"onnx::Conv_{i}"))
-        nodes.append(helper.make_node("Conv", [f"x{i}", weights[-1].name], [f"x{i + 1}"], name=name))
-    value = [helper.make_tensor_value_info(f"x{i}", onnx.TensorProto.FLOAT, ["n", 2, 4, 4]) for i in (0, 3)]
-    graph = helper.make_graph(nodes, "graph", value[:1], value[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    names = [name for name, _ in burnt.onnx.load(model).named_children()]
-    assert names == ["stem_0", "stem_1", "head"]
+def _stages(net: Net) -> list[str]:
+    """Add stages of layers, the first of each with a shortcut, and return the result of each layer."""
+    x, found = net.op("Sigmoid", "x"), []
+    for i, (width, hidden, out) in enumerate(((6, 3, 8), (8, 4, 12), (12, 5, 10))):
+        found.append(x := net.first(x, f"net.stages.{i}.layers.0", width, hidden, out))
+        for j in range(1, 4):
+            found.append(x := net.layer(x, f"net.stages.{i}.layers.{j}", out, hidden))
+    return found
+
+
+def test_stages_are_lists_of_two_classes(tmp_path):
+    net = Net()
+    model = net.model(net.op("Tanh", _stages(net)[-1]))
+    source = _check(model, tmp_path)
+    for line in (
+        "def __init__(self, in_features: int, hidden: int, out_features: int) -> None:",
+        "self.shortcut = nn.Linear(in_features, out_features, bias=False)",
+        "return torch.relu(self.shortcut(hidden) + down)",
+        "def __init__(self, features: int, hidden: int) -> None:",
+        "self.net.stages = torch.nn.ModuleList(torch.nn.Module() for _ in range(3))",
+        "[FirstLayer(8, 4, 12), *(Layer(12, 4) for _ in range(3))]",
+        "for block in self.net.stages[2].layers:",
+    ):
+        assert f"{line}\n" in source
+    assert sorted(burnt.onnx.load(model).state_dict()) == sorted(net.weights)
+
+
+@pytest.mark.parametrize("where", ["after", "inside"])
+def test_results_of_layers_that_are_read_elsewhere(where, tmp_path):
+    net = Net()
+    found = _stages(net)
+    inside = next(node.output[0] for node in net.nodes if "net.stages.1.layers.1.up.weight" in node.input)
+    other = found[5] if where == "after" else net.op("Cos", inside)
+    source = _check(net.model(net.op("Tanh", found[-1]), other), tmp_path)
+    assert ("for block in self.net.stages[1].layers[:2]:" in source) == (where == "after")
+    assert ("= self.net.stages[1].layers[1](" in source) == (where == "inside")
+
+
+def test_layers_with_and_without_a_residual_share_a_loop(tmp_path):
+    """As inverted residuals do: where the widths differ there is no sum."""
+    net, x = Net(), "x"
+    for i, (width, out) in enumerate(itertools.pairwise((6, 6, 8, 8, 8, 4, 4))):
+        inner = net.op("Relu", net.linear(x, f"net.blocks.{i}.up", width, 3 * width))
+        inner = net.op("Relu", net.linear(inner, f"net.blocks.{i}.mid", 3 * width, 3 * width))
+        inner = net.linear(inner, f"net.blocks.{i}.down", 3 * width, out)
+        x = net.op("Add", x, inner) if width == out else inner
+    source = _check(net.model(net.op("Tanh", x)), tmp_path)
+    for call in ("Block(6, 18)", "Block2(6, 18, 8)", "Block(8, 24)", "Block2(8, 24, 4)", "Block(4, 12)"):
+        assert f"{call}, " in source or f"{call}]" in source
+    assert source.count("for block in self.net.blocks:") == 1
+
+
+def test_sizes_in_forward_are_attributes(tmp_path):
+    """Heads and lengths of reshapes; a width that is one of a layer's, too, is the same argument."""
+    net, x = Net(), "x"
+    for i, (width, heads) in enumerate([(6, 2), (6, 2), (12, 3), (12, 3)]):
+        path = f"net.blocks.{i}"
+        q = net.op("Reshape", net.linear(x, f"{path}.q", width, width), net.sizes(-1, heads, width // heads))
+        q = net.op("Transpose", net.op("Softmax", q, axis=-1), perm=[1, 0, 2])
+        q = net.op("Reshape", q, net.sizes(-1, width))
+        x = net.op("Add", x, net.linear(net.op("Tanh", q), f"{path}.o", width, width))
+        if i == 1:
+            x = net.linear(x, "net.between", width, 12)
+    source = _check(net.model(x), tmp_path)
+    assert "def __init__(self, features: int, size: int, size_2: int) -> None:" in source
+    assert "self.features = features\n" in source
+    assert ".unflatten(-1, (self.size, self.size_2)).softmax(dim=-1)" in source
+    assert ".reshape(-1, self.features)" in source
+    assert source.count("Block(12, size=3, size_2=4),\n") == 2
+
+
+def test_lists_in_blocks(tmp_path):
+    """Experts of a layer are a class of their own, called one by one."""
+    net, x = Net(), "x"
+    for i in range(3):
+        parts = [net.layer(x, f"net.layers.{i}.experts.{j}", 6, 5) for j in range(4)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = net.op("Add", total, part)
+        x = net.op("Tanh", net.linear(total, f"net.layers.{i}.out", 6, 6))
+    source = _check(net.model(x), tmp_path)
+    assert "self.experts = torch.nn.ModuleList(Expert() for _ in range(4))\n" in source
+    assert "self.net.layers = torch.nn.ModuleList(Layer() for _ in range(3))\n" in source
+
+
+def _structure(*numbers: Number) -> Structure:
+    return Structure("key", numbers)
+
+
+def test_arguments_of_constructors():
+    """Equal numbers share an argument, those of tuples too; those that never differ have none."""
+    blocks = [
+        _structure(
+            Number("conv", "in_channels", 0, n),
+            Number("conv", "out_channels", 0, 2 * n),
+            Number("conv", "kernel_size", 0, (k, k)),
+            Number("conv", "padding", 0, (k // 2, 1)),
+            Number("conv", "groups", 0, n),
+            Number("other", "in_channels", 0, 2 * n),
+            Number("other", "out_channels", 0, n),
+            Number("other", "groups", 0, k),
+            Number("other", "kernel_size", 0, (1, 1)),
+        )
+        for n, k in ((4, 3), (8, 5))
+    ]
+    found = constructor(blocks, {"conv", "other"})
+    assert found is not None
+    assert [(p.name, p.hint, p.values) for p in found.parameters] == [
+        ("channels", "int", [4, 8]),
+        ("hidden", "int", [8, 16]),
+        ("kernel_size", "int", [3, 5]),
+        ("padding", "tuple[int, int]", [(1, 1), (2, 1)]),
+        ("groups", "int", [3, 5]),
+    ]
+    names = {"in_channels": "channels", "out_channels": "hidden", "groups": "channels"}
+    assert found.of_member("conv") == {**names, "kernel_size": "kernel_size", "padding": "padding"}
+    for count, is_found in ((9, True), (10, False)):  # of nine numbers, the first is 0 in both
+        many = [
+            _structure(*(Number(f"layer{i}", "in_features", 0, i * n) for i in range(count))) for n in (1, 2)
+        ]
+        assert (constructor(many, set()) is not None) == is_found
+
+
+def test_structures():
+    """Names of variables do not count and numbers do not; wiring, negative axes and operands do."""
+    layers: dict[str, torch.nn.Module | torch.Tensor] = {"a": burnt.nn.Linear(2, 3)}
+    wide: dict[str, torch.nn.Module | torch.Tensor] = {"a": burnt.nn.Linear(4, 5)}
+    without: dict[str, torch.nn.Module | torch.Tensor] = {"a": burnt.nn.Linear(4, 5, bias=False)}
+
+    def key(members: dict, x: str, shape: tuple[int, ...], axis: int, *operands: str) -> object:
+        statements = [
+            Statement(("y",), Call("self.a", (Name(x),))),
+            Statement(("z",), Call("torch.reshape", (Name("y"), (Size(Name(x), 0), *shape)))),
+            Statement(("w",), Call("torch.softmax", (Name("z"), axis))),
+            Statement(("v",), Call("torch.sub", tuple(map(Name, operands)))),
+        ]
+        return structure_of([Name(x)], statements, members).key
+
+    assert key(layers, "x", (3, 4), -1, "w", "y") == key(wide, "h", (6, 8), -1, "w", "y")
+    different = [
+        key(without, "x", (3, 4), -1, "w", "y"),
+        key(layers, "x", (3, 4), -2, "w", "y"),
+        key(layers, "x", (3, -1), -1, "w", "y"),
+        key(layers, "x", (3, 4), -1, "y", "w"),
+        key(layers, "x", (3, 4), -1, "w", "x"),
+    ]
+    assert len({key(layers, "x", (3, 4), -1, "w", "y"), *different}) == 6
+
+
+def test_numbers_of_forward_become_attributes():
+    """They count the same where keyword arguments stand in another order."""
+    x = Name("x")
+    one = Statement(("y",), Call("ops.layer_norm", (x,), {"eps": 0.5, "beta": 0.25}))
+    other = Statement(("y",), Call("ops.layer_norm", (x,), {"beta": 0.125, "eps": 0.75}))
+    found = [structure_of([x], [statement], {}) for statement in (one, other)]
+    assert found[0].key == found[1].key
+    assert [(n.parameter, n.value) for n in found[1].numbers] == [("beta", 0.125), ("eps", 0.75)]
+    program = with_attributes(Program(["x"], [Name("y")], [one]), {1: "eps"})
+    expected = Call("ops.layer_norm", (x,), {"eps": Name("self.eps"), "beta": 0.25})
+    assert program.statements == [Statement(("y",), expected)]

@@ -19,9 +19,9 @@ import torch
 import burnt.onnx
 from burnt.onnx import functions
 from burnt.onnx.importer import integers
-from burnt.onnx.importer.printing import code_of
+from burnt.onnx.importer.package import module_source
 from burnt.onnx.importer.program import Arithmetic, Name, Size, Statement, getter
-from burnt.onnx.importer.python import module_source
+from burnt.onnx.importer.python.expressions import code_of
 from tests.onnx.importer_files import tensor
 
 _SIZES = [(2, 3), (7, 4)]  # two before and after the constants that are subtracted

@@ -18,8 +18,8 @@ import torch
 
 import burnt.onnx
 from burnt.nn.quantized import Quantized, QuantizedConv, QuantizedEmbedding, QuantizedLinear
+from burnt.onnx.importer.package import write_package
 from burnt.onnx.importer.program import Statement
-from burnt.onnx.importer.python import write_package
 from tests.onnx.importer_files import tensor
 
 _RNG = np.random.default_rng(3)

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 
 import burnt.onnx
 from burnt.errors import ShapeError
-from burnt.onnx.importer.python import module_source, write_package
+from burnt.onnx.importer.package import module_source, write_package
 from tests.onnx.test_import_files import import_package
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.heads import Repeated
 from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.shapes import sizes_of
@@ -22,14 +21,7 @@ def _expand(build: Build, node: Node) -> Any:
     changed = [axis for axis, size in enumerate(wanted) if size != -1]
     if not changed:
         return x
-    result = build.call("torch.Tensor.expand", x, tuple(wanted), hint="expanded")
-    source, axes = build.unsqueezed.get(x, (None, []))
-    if source is not None and changed == axes and len(axes) == 1 and axes[0] and type(wanted[axes[0]]) is int:
-        axis = axes[0]
-        known = shape_of(node.node.inputs[0])
-        sizes = known[:axis] + known[axis + 1 :]
-        build.repeated[result] = Repeated(source, axis - 1, wanted[axis], sizes)
-    return result
+    return build.call("torch.Tensor.expand", x, tuple(wanted), hint="expanded")
 
 
 def _sizes_for_torch(build: Build, node: Node, x: Any, sizes: Any) -> list[Any] | None:
@@ -42,7 +34,7 @@ def _sizes_for_torch(build: Build, node: Node, x: Any, sizes: Any) -> list[Any] 
     if any(type(size) is int and size < 0 for size in sizes):
         return None
     known = shape_of(node.node.inputs[0])
-    source, inserted = build.unsqueezed.get(x, (None, []))
+    source, inserted = build.unsqueezed(x) or (None, [])
     sizes = [1] * (len(known) - len(sizes)) + sizes
     new = len(sizes) - len(known)
     wanted: list[Any] = list(sizes[:new])

@@ -9,7 +9,6 @@ from burnt import nn
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.matching import DOMAIN
 from burnt.onnx.importer.node import Node
-from burnt.onnx.importer.ops.heads import grouped_heads
 from burnt.onnx.importer.ops.windows import float_constant, set_weights
 from burnt.onnx.importer.registry import handler
 
@@ -80,14 +79,13 @@ def _flat_weights(build: Build, node: Node) -> list[Any]:
 @handler("Roll", domain=DOMAIN)
 def _roll(build: Build, node: Node) -> Any:
     x, shifts = build.tensor(node, 0), {node.attr("axis"): node.attr("shift")}
-    if x in build.rolled and node.is_only_use(0) and node.attr("axis") not in build.rolled[x][1]:
-        x, before = build.rolled[x]
-        shifts = before | shifts
-    axes = sorted(shifts)
-    both = [tuple(shifts[axis] for axis in axes), tuple(axes)]
-    result = build.call("torch.roll", x, *(one if len(one) > 1 else one[0] for one in both), hint="rolled")
-    build.rolled[result] = x, shifts
-    return result
+    before = build.maker(x, "torch.roll") if node.is_only_use(0) else None
+    if before is not None:
+        values, axes = (one if isinstance(one, tuple) else (one,) for one in before.args[1:])
+        if node.attr("axis") not in axes:
+            x, shifts = before.args[0], dict(zip(axes, values, strict=True)) | shifts
+    both = [tuple(shifts[axis] for axis in sorted(shifts)), tuple(sorted(shifts))]
+    return build.call("torch.roll", x, *(one if len(one) > 1 else one[0] for one in both), hint="rolled")
 
 
 @handler("Rotary", domain=DOMAIN)
@@ -103,8 +101,7 @@ def _attention(build: Build, node: Node) -> Any:
     is_default = isinstance(size, int) and scale is not None and math.isclose(scale, size**-0.5, rel_tol=1e-6)
     extra = {} if is_default or scale is None else {"scale": scale}
     query, *both, mask = [*build.tensors_of(node), None][:4]
-    grouped = grouped_heads(build, node, *both)
-    if grouped is not None:
-        both, extra["enable_gqa"] = list(grouped), True
+    if node.attr("grouped", 0):
+        extra["enable_gqa"] = True
     inputs = [query, *both] if mask is None else [query, *both, mask]
     return build.call("F.scaled_dot_product_attention", *inputs, hint="attention", **extra)

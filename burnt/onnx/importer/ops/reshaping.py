@@ -10,7 +10,6 @@ from burnt.onnx.importer.integers import multiply, product
 from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.elementwise import is_strings
-from burnt.onnx.importer.ops.heads import merge_repeated
 from burnt.onnx.importer.program import Arithmetic, Name, Size, names_in
 from burnt.onnx.importer.registry import handler
 
@@ -54,7 +53,8 @@ def _reshaped(build: Build, node: Node, x: Name, shape: list[Any]) -> Any:
             return first
         if node.is_only_use(0):
             source, before = first, its_sizes
-    swapped = _permuted_source(build, source, sizes) if source == x and node.is_only_use(0) else None
+    is_whole = source == x and node.is_only_use(0)
+    swapped = _permuted_source(build, source, sizes, len(before)) if is_whole else None
     if swapped is not None:
         return swapped
     result = _changed_axes(build, source, before, sizes, shape_of(node.node.outputs[0]))
@@ -62,16 +62,15 @@ def _reshaped(build: Build, node: Node, x: Name, shape: list[Any]) -> Any:
         result = build.call("torch.reshape", source, tuple(sizes), hint="reshaped")
     build.reshaped[result] = source, before, shape_of(node.node.outputs[0])
     _note_rows(build, x, shape_of(node.node.inputs[0]), shape_of(node.node.outputs[0]), result)
-    merge_repeated(build, x, shape, result)
     return result
 
 
-def _permuted_source(build: Build, x: Name, sizes: list[Any]) -> Any:
+def _permuted_source(build: Build, x: Name, sizes: list[Any], rank: int) -> Any:
     """Return a tensor with permuted axes, where the leading ones were merged before that and are split again.
 
     Exporters transpose the keys of an attention as matrices.
     """
-    flat, axes = build.permuted.get(x, (x, []))
+    flat, axes = build.permuted(x, rank) or (x, [])
     source, before, after = build.reshaped.get(flat, (x, [], []))
     added = len(before) - len(axes)
     if not axes or axes[0] != 0 or added < 1 or len(sizes) != len(before) or sizes.count(-1) > 1:
@@ -166,7 +165,7 @@ def _is_same(size: Any, other: Any) -> bool:
 
 def _squeezed(build: Build, x: Name, axes: list[int], rank: int) -> Name:
     """Remove axes, or do not insert them in the first place."""
-    source, inserted = build.unsqueezed.get(x, (x, []))
+    source, inserted = build.unsqueezed(x) or (x, [])
     if not set(axes) <= set(inserted):
         return build.call("torch.squeeze", x, axes[0] if len(axes) == 1 else tuple(axes), hint="reshaped")
     rest = [axis - sum(other < axis for other in axes) for axis in inserted if axis not in axes]

@@ -155,8 +155,9 @@ def _slice(build: Build, node: Node) -> Any:
     if found is None:
         return build.call("ops.slice_", x, starts, ends, hint="sliced", **extra)
     value = node.node.inputs[0]
-    if x in build.sliced and value is not None and not value.is_graph_output():
-        source, before = build.sliced[x]
+    known = build.slices(x, build.rank(node, 0) or 0)
+    if known is not None and value is not None and not value.is_graph_output():
+        source, before = known
         is_read_by_slices = all(use.node.op_type == "Slice" for use in value.uses())
         is_apart = not before.keys() & found.keys() and x.name not in names_in(list(found.values()))
         if is_read_by_slices and is_apart:
@@ -166,9 +167,7 @@ def _slice(build: Build, node: Node) -> Any:
     extra = {} if steps == [1] * len(steps) else {"steps": steps}
     if len(named) == 1 and named[0] == (build.rank(node, 0) or 0) - 1 > 1:
         named = [-1]  # x[..., :4]
-    result = build.call("ops.slice_", x, starts, ends, hint="sliced", axes=named, **extra)
-    build.sliced[result] = x, found
-    return result
+    return build.call("ops.slice_", x, starts, ends, hint="sliced", axes=named, **extra)
 
 
 def _named_slices(
@@ -307,10 +306,7 @@ def _pad(build: Build, node: Node) -> Any:
         if numbers == [0, 0]:
             return x
         extra = {"value": value} if value else {}
-        padded = build.call("F.pad", x, tuple(numbers), hint="padded", **extra)
-        if not value and all(type(n) is int for n in numbers):
-            build.padded[padded] = x, numbers
-        return padded
+        return build.call("F.pad", x, tuple(numbers), hint="padded", **extra)
     extra = {} if axes is None else {"axes": axes}
     return build.call("ops.pad", build.tensor(node, 0), pads, mode, value, hint="padded", **extra)
 

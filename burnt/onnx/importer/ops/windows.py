@@ -112,9 +112,13 @@ def _conv(build: Build, node: Node) -> Any:
 
 def _with_pads_before(build: Build, x: Any, pads: list[int]) -> tuple[Any, list[int]]:
     """Return what a convolution reads without the zeros that a Pad puts around it, and the pads of both."""
-    if x not in build.padded or min(pads) < 0:
+    call, rank = build.maker(x, "F.pad"), len(pads) // 2
+    if call is None or call.kwargs or min(pads) < 0:
         return x, pads
-    (source, numbers), rank = build.padded[x], len(pads) // 2
+    source: Any = call.args[0]
+    numbers: Any = call.args[1]
+    if not all(isinstance(n, int) for n in numbers):
+        return x, pads
     if len(numbers) > 2 * rank or min(numbers) < 0:  # the batch or the channels too, or elements are cut off
         return x, pads
     low, high = ([*reversed(numbers[side::2])] for side in (0, 1))  # F.pad begins with the last axis

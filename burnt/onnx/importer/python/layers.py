@@ -1,4 +1,4 @@
-"""Layers, parameters and buffers of a class as Python: the calls that create them."""
+"""Layers, parameters and buffers as Python: the calls that create them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnt.config import qualified_name
 from burnt.errors import UnsupportedError
 from burnt.nn.quantized import Quantized
 from burnt.onnx.importer.node import shortest_decimal
-from burnt.onnx.importer.printing import Code, bracketed, code_of, prefixed
+from burnt.onnx.importer.python.expressions import Code, bracketed, code_of, prefixed
 
 _MAX_CONSTANT = 4  # elements of a buffer that is written with its values
 
@@ -60,20 +60,7 @@ def _parameters(init: Callable[..., None]) -> list[inspect.Parameter]:
     return [parameter for parameter in found if parameter.name not in ("self", "device", "dtype")]
 
 
-def layer_source(layer: torch.nn.Module) -> str:
-    """Return the call that builds a layer of burnt.nn, with the arguments that differ from their defaults.
-
-    Raises:
-        UnsupportedError: an argument of the layer is not among its attributes.
-
-    >>> from burnt import nn
-    >>> layer_source(nn.Conv2d(3, 8, 3, padding=1, bias=False))
-    'nn.Conv2d(3, 8, (3, 3), padding=(1, 1), bias=False)'
-    """
-    return layer_code(layer).text
-
-
-def layer_code(layer: torch.nn.Module, given: Mapping[str, Code] | None = None) -> Code:
+def layer_code(layer: torch.nn.Module, given: Mapping[Any, Code] | None = None) -> Code:
     """Return the call that builds a layer.
 
     Args:
@@ -82,6 +69,9 @@ def layer_code(layer: torch.nn.Module, given: Mapping[str, Code] | None = None) 
 
     Raises:
         UnsupportedError: an argument of the layer is not among its attributes.
+
+    >>> layer_code(nn.Conv2d(3, 8, 3, padding=1, bias=False)).text
+    'nn.Conv2d(3, 8, (3, 3), padding=(1, 1), bias=False)'
     """
     given = given or {}
     if isinstance(layer, Quantized):
@@ -124,7 +114,7 @@ def _spread(default: Any, value: Any) -> Any:
     return (default,) * len(value) if isinstance(value, tuple) and not isinstance(default, tuple) else default
 
 
-def tensor_code(tensor: torch.Tensor, given: Mapping[int, Code] | None = None) -> Code:
+def tensor_code(tensor: torch.Tensor, given: Mapping[Any, Code] | None = None) -> Code:
     """Return the call that creates a parameter or buffer.
 
     Args:

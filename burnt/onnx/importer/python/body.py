@@ -8,10 +8,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from burnt.onnx.importer.arrange import arranged, with_named_sizes
-from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
-from burnt.onnx.importer.names import is_named_after_argument, plain_name, variable_name
-from burnt.onnx.importer.printing import METHODS, Code, bracketed, broken, code_of, is_index
 from burnt.onnx.importer.program import (
     Arithmetic,
     Call,
@@ -25,6 +21,10 @@ from burnt.onnx.importer.program import (
     Statement,
     names_in,
 )
+from burnt.onnx.importer.python.arrange import arranged, with_named_sizes
+from burnt.onnx.importer.python.expressions import METHODS, Code, bracketed, broken, code_of, is_index
+from burnt.onnx.importer.python.kinds import Kinds, is_tensor, kind_of
+from burnt.onnx.importer.python.variables import is_named_after_argument, plain_name, variable_name
 
 _MOST_CALLS = 4  # of a line into which results are written in place
 _MOST_DEPTH = 2
@@ -72,7 +72,7 @@ def body_lines(
     program: Program,
     kinds: Kinds,
     width: int,
-    indent: int,
+    names: Mapping[str, str],
     axes: Mapping[str, tuple[str, ...]] | None = None,
     arguments: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[str]:
@@ -82,16 +82,17 @@ def body_lines(
         program: is not changed; its variables get other names.
         kinds: of its names.
         width: how long a line may be.
-        indent: how far the lines are indented by the caller.
+        names: of its inputs.
         axes: what the axes of its inputs are called.
-        arguments: the names of the arguments of blocks that it calls.
+        arguments: the names of the arguments of blocks and of lists of blocks that it calls.
     """
-    program, sizes = with_named_sizes(arranged(program), axes or {})
-    kinds = {**kinds, **{name: "int" for names in sizes.values() for name in names}}
-    for value, names in sizes.items():
-        yield f"{', '.join(names)} = {value}"
-    more = [name for names in sizes.values() for name in names]
-    yield from _Body(kinds, width - indent, arguments or {}).lines(program, {}, more)
+    program, sizes = with_named_sizes(arranged(program), names, axes or {})
+    more = [name for found in sizes.values() for name in found]
+    for value, found in sizes.items():
+        yield f"{', '.join(found)} = {value}"
+    inputs = {**names, **dict(zip(more, more, strict=True))}
+    body = _Body({**kinds, **dict.fromkeys(more, "int")}, width, arguments or {})
+    yield from body.function(program, inputs, {}, has_docstring=True)
 
 
 @dataclass
@@ -101,17 +102,6 @@ class _Body:
     arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     apart: set[str] = field(default_factory=set)  # results that are not written in place
     too_long: set[str] = field(default_factory=set)  # those to be added
-
-    def lines(self, program: Program, outer: Mapping[str, str], sizes: Sequence[str]) -> list[str]:
-        """Return the lines of a function.
-
-        Args:
-            program: of the function.
-            outer: the names of variables around it that it reads.
-            sizes: variables that lines before these have set.
-        """
-        inputs = {name: name for name in (*program.inputs, *sizes)}
-        return self.function(program, inputs, outer, has_docstring=True)
 
     def function(
         self,
@@ -141,24 +131,23 @@ class _Body:
         return texts
 
     def printed(self, line: _Line, names: _Names) -> Iterator[str]:
-        statement = line.statement
-        if isinstance(statement, Define):
-            yield from self.defined(statement, names)
-        elif isinstance(statement, Repeat):
-            yield from self.repeated(statement, names)
+        if isinstance(line.statement, Define):
+            yield from self.defined(line.statement, names)
+        elif isinstance(line.statement, Repeat):
+            yield from self.repeated(line.statement, names)
+        elif line.is_return:
+            code = code_of(line.tree, names.before, self.kinds)
+            if isinstance(line.tree, list):
+                parts = [code_of(part, names.before, self.kinds) for part in line.tree]
+                code = bracketed("(", parts, ")", is_display=True)
+                code = replace(code, text=code.text[1:-1] if parts else code.text)
+            self.check_length(line.tree, len("return ") + len(code.text), names)
+            yield from broken(code, self.width, "return ")
         else:
             code = code_of(line.tree, names.before, self.kinds)
-            if line.is_return:
-                if isinstance(line.tree, list):
-                    parts = [code_of(part, names.before, self.kinds) for part in line.tree]
-                    code = bracketed("(", parts, ")", is_display=True)
-                    code = replace(code, text=code.text[1:-1] if parts else code.text)
-                self.check_length(line.tree, len("return ") + len(code.text), names)
-                yield from broken(code, self.width, "return ")
-            else:
-                targets = ", ".join(names.of[name] for name in line.outputs)
-                self.check_length(line.tree, len(f"{targets} = {code.text}"), names)
-                yield from self.assigned(line.outputs, code, names)
+            targets = ", ".join(names.of[name] for name in line.outputs)
+            self.check_length(line.tree, len(f"{targets} = {code.text}"), names)
+            yield from self.assigned(line.outputs, code, names)
 
     def check_length(self, tree: Any, length: int, names: _Names) -> None:
         """Note what is not to be written in place, where a line is too long.
@@ -229,12 +218,9 @@ class _Body:
         lines: list[_Line] = []
         for statement in program.statements:
             if isinstance(statement, Statement):
-                tree = self.absorb(lines, statement.call, reads)
-                lines.append(_Line(statement.outputs, tree))
-            elif isinstance(statement, Repeat):
-                lines.append(_Line(statement.outputs, None, statement))
+                lines.append(_Line(statement.outputs, self.absorb(lines, statement.call, reads)))
             else:
-                lines.append(_Line((statement.name,), None, statement))
+                lines.append(_Line(statement.outputs, None, statement))
         outputs = program.outputs
         tree = self.absorb(lines, outputs[0] if len(outputs) == 1 else outputs, reads)
         lines.append(_Line((), tree, is_return=True))
@@ -406,10 +392,9 @@ class _Names:
         self.kinds = kinds
         self.of = {**outer, **inputs}
         self.before: dict[str, str] = {}
-        self.plain = {name: plain_name(name) for name in inputs}
+        self.plain = {name: plain_name(new) for name, new in inputs.items()}
         self.position = -1
         self.wanted = _wanted(lines, arguments)
-        self.carried = _carried(lines)
         self.returned = set(_events(lines[-1].tree))
         self.last_read = {name: i for i, line in enumerate(lines) for name in line.reads()}
         self.kept = set(outer)  # what nested functions read, when they are called
@@ -432,14 +417,13 @@ class _Names:
                 initial = {self.before.get(name) for name in names_in(repeat.initial)}
                 args = {self.before.get(name) for name in names_in(repeat.args)}
                 own = {self.before.get(first.name) if isinstance(first, Name) else None}
-                self.name(output, plain_name(output), args | (initial - own), line)
+                self.name(output, "hidden", args | (initial - own), line)
             elif isinstance(line.statement, Define):
                 self.name(output, plain_name(output), set(), line)
             else:
                 plain = self.wanted.get(output) or variable_name(line.tree, output, self.plain, self.kinds)
                 if plain == "weights" and output in self.returned:
                     plain = "probabilities"
-                plain = self.carried.get(output, plain)
                 self.name(output, plain, set(), line)
 
     def name(self, output: str, plain: str, refused: set[str | None], line: _Line) -> None:
@@ -485,9 +469,11 @@ def _wanted(lines: list[_Line], arguments: Mapping[str, Sequence[str]]) -> dict[
         if isinstance(line.statement, Repeat):
             repeat = line.statement
             for initial, output in zip(repeat.initial, repeat.outputs, strict=True):
-                if isinstance(initial, Name) and (initial.name == output or last_read[initial.name] == i):
-                    _want(initial, plain_name(output), wanted)
-            _want_roles(repeat.args, arguments.get(repeat.modules, ())[len(repeat.initial) :], wanted)
+                if isinstance(initial, Name) and last_read[initial.name] == i:
+                    _want(initial, "hidden", wanted)
+                wanted[output] = "hidden"
+            given = arguments.get(repeat.modules.partition("[")[0]) or arguments.get(repeat.modules, ())
+            _want_roles(repeat.args, given[len(repeat.initial) :], wanted)
         if len(line.outputs) == 1 and wanted.get(line.outputs[0]):
             _want(line.tree, wanted[line.outputs[0]], wanted)
         for call in _calls(line.tree):
@@ -503,17 +489,6 @@ def _want_roles(args: Sequence[Any], names: Sequence[str], wanted: dict[str, str
     for arg, name in zip(args, names, strict=False):
         if name in ("query", "key", "value", "mask", "cos", "sin", "angles", "positions"):
             _want(arg, name, wanted)
-
-
-def _carried(lines: list[_Line]) -> dict[str, str]:
-    """Return the names in loops of what enters them, where the program has one name for both."""
-    return {
-        output: plain_name(output)
-        for line in lines
-        if isinstance(line.statement, Repeat)
-        for output, first in zip(line.statement.outputs, line.statement.initial, strict=True)
-        if first == Name(output)
-    }
 
 
 def _want(tree: Any, name: str, wanted: dict[str, str]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from burnt.onnx import functions
-from burnt.onnx.importer.kinds import Kinds, is_tensor, kind_of
 from burnt.onnx.importer.program import Arithmetic, Call, Device, Name, Size
+from burnt.onnx.importer.python.kinds import Kinds, is_tensor, kind_of
 
 _ATOM, _POWER, _UNARY, _COMPARISON = 13, 12, 11, 4
 _STRENGTHS = {
