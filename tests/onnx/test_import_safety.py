@@ -370,7 +370,9 @@ def test_names_cannot_inject_code(name):
     assert imported == {"annotations", "Path", "burnt", "torch", "nn", "Tensor"}
     called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     roots = {name.split("(")[0].split(".")[0] for name in called}
-    assert roots <= {"super", "self", "torch", "F", "ops", "nn", "burnt", "Imported", "Path", "model"}
+    by_number = {"getattr", "setattr"} if name == "0" else set()
+    known = {"super", "self", "torch", "F", "ops", "nn", "burnt", "Imported", "Path", "model"}
+    assert roots <= known | by_number
     assert not any(name.endswith(".system") for name in called)
     scope: dict[str, Any] = {"__name__": "imported", "__file__": "imported.py"}
     exec(compile(tree, "imported.py", "exec"), scope)

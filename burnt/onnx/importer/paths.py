@@ -72,8 +72,11 @@ class Paths:
 
 
 def _attribute(text: str) -> str:
-    """Return one name of a path: as it is if it may be that of an attribute, or is a number."""
-    if text.isascii() and (text.isidentifier() or text.isdigit()) and len(text) <= 64:
+    """Return one name of a path: as it is if it may be that of an attribute, or is a number.
+
+    A class changes names that begin with two underscores.
+    """
+    if text[:2] != "__" and text.isascii() and (text.isidentifier() or text.isdigit()) and len(text) <= 64:
         return f"{text}_" if keyword.iskeyword(text) or text in _RESERVED else text
     words = re.sub(r"[\W_]+", "_", text.encode("ascii", "ignore").decode()).strip("_")[:64].rstrip("_") or "x"
     return _attribute(f"x_{words}"[:64] if words[0].isdigit() and not words.isdigit() else words)

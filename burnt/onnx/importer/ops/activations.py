@@ -19,21 +19,6 @@ def _plain(build: Build, node: Node) -> Any:
     return build.call(function, build.tensor(node, 0), hint=node.op)
 
 
-@handler("LeakyRelu")
-def _leaky_relu(build: Build, node: Node) -> Any:
-    return build.call("F.leaky_relu", build.tensor(node, 0), node.attr("alpha", 0.01), hint="leaky_relu")
-
-
-@handler("Elu")
-def _elu(build: Build, node: Node) -> Any:
-    return build.call("F.elu", build.tensor(node, 0), node.attr("alpha", 1.0), hint="elu")
-
-
-@handler("Celu")
-def _celu(build: Build, node: Node) -> Any:
-    return build.call("F.celu", build.tensor(node, 0), node.attr("alpha", 1.0), hint="celu")
-
-
 @handler("Selu")
 def _selu(build: Build, node: Node) -> Any:
     old = node.version < 6  # whose defaults are rounded
@@ -68,13 +53,6 @@ def _swish(build: Build, node: Node) -> Any:
     if alpha == 1.0:
         return build.call("F.silu", build.tensor(node, 0), hint="silu")
     return build.call("ops.swish", build.tensor(node, 0), alpha, hint="swish")
-
-
-@handler("Shrink")
-def _shrink(build: Build, node: Node) -> Any:
-    return build.call(
-        "ops.shrink", build.tensor(node, 0), node.attr("lambd", 0.5), node.attr("bias", 0.0), hint="shrink"
-    )
 
 
 @handler("PRelu")

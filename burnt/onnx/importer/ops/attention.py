@@ -103,8 +103,3 @@ def _gelu(build: Build, node: Node) -> Any:
     approximate = node.text("approximate", "none")
     extra = {} if approximate == "none" else {"approximate": approximate}
     return build.call("F.gelu", build.tensor(node, 0), hint="gelu", **extra)
-
-
-@handler("SwiGLU")
-def _swiglu(build: Build, node: Node) -> Any:
-    return build.call("ops.swiglu", *build.tensors_of(node), node.attr("alpha", 1.0), hint="gated")

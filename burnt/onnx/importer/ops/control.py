@@ -93,11 +93,6 @@ def _sequence_map(build: Build, node: Node) -> Any:
     return _results(build, node, "ops.sequence_map", body, *values, hint="mapped")
 
 
-@handler("SequenceConstruct", "SequenceEmpty")
-def _sequence(build: Build, node: Node) -> Any:
-    return build.call("ops.sequence", *build.tensors_of(node), hint="sequence")
-
-
 @handler("SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength")
 def _sequence_op(build: Build, node: Node) -> Any:
     functions = {
@@ -111,31 +106,6 @@ def _sequence_op(build: Build, node: Node) -> Any:
     return build.call(f"ops.{functions[node.op]}", *values, hint="sequence", **extra)
 
 
-@handler("SplitToSequence")
-def _split_to_sequence(build: Build, node: Node) -> Any:
-    keepdim = bool(node.attr("keepdims", 1))
-    values = build.tensor(node, 0), build.tensor(node, 1)
-    return build.call("ops.split_sequence", *values, node.attr("axis", 0), keepdim, hint="parts")
-
-
-@handler("ConcatFromSequence")
-def _concat_from_sequence(build: Build, node: Node) -> Any:
-    new_axis = bool(node.attr("new_axis", 0))
-    return build.call(
-        "ops.concat_sequence", build.tensor(node, 0), node.attr("axis"), new_axis, hint="joined"
-    )
-
-
 @handler("Optional")
 def _optional(build: Build, node: Node) -> Any:
     return build.tensor(node, 0)
-
-
-@handler("OptionalHasElement")
-def _optional_has_element(build: Build, node: Node) -> Any:
-    return build.call("ops.has_element", build.tensor(node, 0), device=build.device(), hint="has_element")
-
-
-@handler("OptionalGetElement")
-def _optional_get_element(build: Build, node: Node) -> Any:
-    return build.call("ops.get_element", build.tensor(node, 0), hint="element")

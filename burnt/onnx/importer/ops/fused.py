@@ -34,11 +34,6 @@ def _fast_gelu(build: Build, node: Node) -> Any:
     return build.call("F.gelu", x, hint="gelu", approximate="tanh")
 
 
-@handler("QuickGelu", domain=MS)
-def _quick_gelu(build: Build, node: Node) -> Any:
-    return build.call("ops.quick_gelu", build.tensor(node, 0), node.attr("alpha", 1.702), hint="gelu")
-
-
 @handler("SkipLayerNormalization", domain=MS)
 def _skip_layer_norm(build: Build, node: Node) -> Any:
     inputs = [build.tensor(node, i) for i in range(5)]
@@ -51,13 +46,6 @@ def _skip_rms_norm(build: Build, node: Node) -> Any:
     inputs = [build.tensor(node, i) for i in range(4)]
     y, total = build.calls("ops.skip_rms_norm", *inputs, node.attr("epsilon", 1e-12), count=2, hint="norm")
     return y, None, None, total
-
-
-@handler("EmbedLayerNormalization", domain=MS)
-def _embed_layer_norm(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(9)]
-    eps = node.attr("epsilon", 1e-12)
-    return build.calls("ops.embed_layer_norm", *inputs, eps, count=3, hint="embedded")
 
 
 @handler("FusedMatMul", "TransposeMatMul", domain=MS)
@@ -143,16 +131,6 @@ def _nbits_layer(build: Build, node: Node) -> Any:
     whole = None if zero_point is None else zero_point.to(torch.int8)
     found = QuantizedWeight(scheme, weight, tensors[1].reshape(n, -1), whole)
     return add_quantized(build, node, linear, found, hint="linear", x=build.tensor(node, 0))
-
-
-@handler("MatMulIntegerToFloat", domain=MS)
-def _matmul_integer_to_float(build: Build, node: Node) -> Any:
-    return build.call("ops.matmul_integer_to_float", *build.tensors_of(node), hint="matmul")
-
-
-@handler("DynamicQuantizeMatMul", domain=MS)
-def _dynamic_matmul(build: Build, node: Node) -> Any:
-    return build.call("ops.dynamic_quantize_matmul", *build.tensors_of(node), hint="matmul")
 
 
 def _options(node: Node) -> dict[str, Any]:

@@ -153,11 +153,6 @@ def _gemm(build: Build, node: Node) -> Any:
     return product if alpha == 1 else build.call("torch.mul", product, alpha, hint="gemm")
 
 
-@handler("MatMulInteger")
-def _matmul_integer(build: Build, node: Node) -> Any:
-    return build.call("ops.matmul_integer", *build.tensors_of(node), hint="matmul")
-
-
 @handler("Einsum")
 def _einsum(build: Build, node: Node) -> Any:
     equation = str(node.attr("equation")).replace(" ", "")

@@ -32,11 +32,6 @@ def _labels(node: Node) -> list[Any]:
     return _list(node, *names)
 
 
-@handler("ArrayFeatureExtractor", domain=ML)
-def _pick(build: Build, node: Node) -> Any:
-    return build.call("ops.pick", *build.tensors_of(node), hint="picked")
-
-
 @handler("Binarizer", domain=ML)
 def _binarizer(build: Build, node: Node) -> Any:
     x = build.tensor(node, 0)
@@ -54,13 +49,6 @@ def _scaler(build: Build, node: Node) -> Any:
         x = build.call("ops.cast", x, torch.float32, hint="x")  # the op returns float32
     centred = build.call("torch.sub", x, build.parameter(offset, "offset", is_trained=False), hint="centred")
     return build.call("torch.mul", centred, build.parameter(scale, "scale", is_trained=False), hint="scaled")
-
-
-@handler("Normalizer", domain=ML)
-def _normalizer(build: Build, node: Node) -> Any:
-    return build.call(
-        "ops.normalize_rows", build.tensor(node, 0), node.text("norm", "MAX"), hint="normalized"
-    )
 
 
 @handler("Imputer", domain=ML)

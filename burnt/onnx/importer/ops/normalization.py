@@ -115,24 +115,6 @@ def _group_norm(build: Build, node: Node) -> Any:
     return build.call("ops.group_norm", *build.tensors_of(node), groups, eps, hint="norm")
 
 
-@handler("LRN")
-def _lrn(build: Build, node: Node) -> Any:
-    numbers = node.attr("size"), node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
-    return build.call("ops.local_response_norm", build.tensor(node, 0), *numbers, hint="norm")
-
-
-@handler("LpNormalization")
-def _lp_normalization(build: Build, node: Node) -> Any:
-    numbers = node.attr("axis", -1), node.attr("p", 2)
-    return build.call("ops.lp_normalize", build.tensor(node, 0), *numbers, hint="norm")
-
-
-@handler("MeanVarianceNormalization")
-def _mean_variance(build: Build, node: Node) -> Any:
-    axes = node.attr("axes", [0, 2, 3])
-    return build.call("ops.mean_variance_normalize", build.tensor(node, 0), axes, hint="norm")
-
-
 @handler("Dropout")
 def _dropout(build: Build, node: Node) -> Any:
     ratio = build.constant(node, 1)
@@ -147,20 +129,6 @@ def _dropout(build: Build, node: Node) -> Any:
     if not node.uses_output(1) and training is False:
         return build.layer(nn.Dropout(p), x, hint="dropout") if isinstance(p, float) else x
     return build.calls("ops.dropout", x, p, training, count=2, hint="dropout")
-
-
-@handler("NegativeLogLikelihoodLoss")
-def _nll(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(3)]
-    extra = node.text("reduction", "mean"), node.attr("ignore_index")
-    return build.call("ops.negative_log_likelihood", *inputs, *extra, hint="loss")
-
-
-@handler("SoftmaxCrossEntropyLoss")
-def _cross_entropy(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(3)]
-    extra = node.text("reduction", "mean"), node.attr("ignore_index")
-    return build.calls("ops.softmax_cross_entropy", *inputs, *extra, count=2, hint="loss")
 
 
 @handler("GridSample")

@@ -87,35 +87,3 @@ def _quantized_just_before(build: Build, node: Node) -> Any:
         ):
             return None
     return None if build.constant(quantize, 0) is not None else build.value(quantize, 0)
-
-
-@handler("DynamicQuantizeLinear")
-def _dynamic(build: Build, node: Node) -> Any:
-    return build.calls("ops.dynamic_quantize_linear", build.tensor(node, 0), count=3, hint="quantized")
-
-
-@handler("QLinearMatMul")
-def _qlinear_matmul(build: Build, node: Node) -> Any:
-    return build.call("ops.qlinear_matmul", *build.tensors_of(node), hint="matmul")
-
-
-def _conv_options(node: Node) -> list[Any]:
-    return [
-        node.attr("strides"),
-        node.attr("pads"),
-        node.attr("dilations"),
-        node.attr("group", 1),
-        node.text("auto_pad", "NOTSET"),
-    ]
-
-
-@handler("ConvInteger")
-def _conv_integer(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(4)]
-    return build.call("ops.conv_integer", *inputs, *_conv_options(node), hint="conv")
-
-
-@handler("QLinearConv")
-def _qlinear_conv(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(9)]
-    return build.call("ops.qlinear_conv", *inputs, *_conv_options(node), hint="conv")

@@ -103,18 +103,6 @@ def _topk(build: Build, node: Node) -> Any:
     return build.calls("ops.topk", build.tensor(node, 0), k, axis, largest, count=2, hint="top")
 
 
-@handler("Compress")
-def _compress(build: Build, node: Node) -> Any:
-    return build.call(
-        "ops.compress", build.tensor(node, 0), build.tensor(node, 1), node.attr("axis"), hint="selected"
-    )
-
-
-@handler("NonZero")
-def _nonzero(build: Build, node: Node) -> Any:
-    return build.call("ops.nonzero", build.tensor(node, 0), hint="indices")
-
-
 @handler("OneHot")
 def _one_hot(build: Build, node: Node) -> Any:
     known = build.ints(node, 1)
@@ -129,9 +117,3 @@ def _one_hot(build: Build, node: Node) -> Any:
         node.attr("axis", -1),
         hint="one_hot",
     )
-
-
-@handler("Unique")
-def _unique(build: Build, node: Node) -> Any:
-    axis, sort = node.attr("axis"), bool(node.attr("sorted", 1))
-    return build.calls("ops.unique", build.tensor(node, 0), axis, sort, count=4, hint="unique")

@@ -266,23 +266,6 @@ def is_never_negative(value: Any, ids: Collection[Any]) -> bool:
     return False
 
 
-@handler("GatherElements")
-def _gather_elements(build: Build, node: Node) -> Any:
-    return build.call("ops.gather_elements", *build.tensors_of(node), node.attr("axis", 0), hint="gathered")
-
-
-@handler("Scatter", "ScatterElements")
-def _scatter(build: Build, node: Node) -> Any:
-    axis, reduction = node.attr("axis", 0), node.attr("reduction", "none")
-    return build.call("ops.scatter_elements", *build.tensors_of(node), axis, reduction, hint="scattered")
-
-
-@handler("ScatterND")
-def _scatter_nd(build: Build, node: Node) -> Any:
-    reduction = node.attr("reduction", "none")
-    return build.call("ops.scatter_nd", *build.tensors_of(node), reduction, hint="scattered")
-
-
 @handler("Pad")
 def _pad(build: Build, node: Node) -> Any:
     pads = node.attr("paddings") or sizes_of(build, node, 1, "pads")
@@ -316,23 +299,10 @@ def _tile(build: Build, node: Node) -> Any:
     return build.call("ops.tile", build.tensor(node, 0), sizes_of(build, node, 1), hint="tiled")
 
 
-@handler("DepthToSpace", "SpaceToDepth")
-def _depth_to_space(build: Build, node: Node) -> Any:
-    function = "ops.depth_to_space" if node.op == "DepthToSpace" else "ops.space_to_depth"
-    block, mode = node.attr("blocksize"), node.attr("mode", "DCR")
-    return build.call(function, build.tensor(node, 0), block, mode, hint="x")
-
-
 @handler("CenterCropPad")
 def _center_crop_pad(build: Build, node: Node) -> Any:
     sizes = sizes_of(build, node, 1)
     return build.call("ops.center_crop_pad", build.tensor(node, 0), sizes, node.attr("axes"), hint="x")
-
-
-@handler("ReverseSequence")
-def _reverse_sequence(build: Build, node: Node) -> Any:
-    axes = node.attr("time_axis", 0), node.attr("batch_axis", 1)
-    return build.call("ops.reverse_sequence", *build.tensors_of(node), *axes, hint="reversed")
 
 
 @handler("Trilu")

@@ -14,24 +14,6 @@ from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
 
 
-@handler("StringConcat")
-def _string_concat(build: Build, node: Node) -> Any:
-    return build.call("ops.string_concat", *build.tensors_of(node), hint="text")
-
-
-@handler("StringSplit")
-def _string_split(build: Build, node: Node) -> Any:
-    return build.calls(
-        "ops.string_split",
-        build.tensor(node, 0),
-        node.attr("delimiter"),
-        node.attr("maxsplit"),
-        count=2,
-        device=build.device(),
-        hint="parts",
-    )
-
-
 @handler("RegexFullMatch")
 def _regex_full_match(build: Build, node: Node) -> Any:
     pattern = node.text("pattern", "")

@@ -254,13 +254,6 @@ def _deform_conv(build: Build, node: Node) -> Any:
     return build.call("ops.deform_conv", *inputs, *attributes, *groups, hint="conv")
 
 
-@handler("CausalConvWithState")
-def _causal_conv(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(4)]
-    activation = node.text("activation", "none")
-    return build.calls("ops.causal_conv_with_state", *inputs, activation, count=2, hint="conv")
-
-
 def _window(node: Node) -> dict[str, Any]:
     """Return the attributes of a window that differ from their defaults."""
     found = {name: node.attr(name) for name in ("strides", "pads", "dilations")}
@@ -334,12 +327,6 @@ def _max_unpool(build: Build, node: Node) -> Any:
         sizes_of(build, node, 2),
         hint="x",
     )
-
-
-@handler("MaxRoiPool")
-def _max_roi_pool(build: Build, node: Node) -> Any:
-    output, scale = node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
-    return build.call("ops.max_roi_pool", *build.tensors_of(node), output, scale, hint="pooled")
 
 
 @handler("RoiAlign")

@@ -90,8 +90,6 @@ def variable_name(tree: Any, hint: str, variables: Mapping[str, str], kinds: Kin
         return plain_name("_".join([word for word in words if word not in _GENERIC_WORDS][-2:]))
     if not isinstance(tree, Call):
         return "x"
-    if _is_windows(tree):
-        return "windows"
     function, hint = tree.function, plain_name(getattr(tree, "hint", "") or hint)
     if kind_of(tree, kinds) == "bool":
         return "mask"
@@ -108,23 +106,6 @@ def variable_name(tree: Any, hint: str, variables: Mapping[str, str], kinds: Kin
     if is_named_after_argument(tree):
         return variable_name(tree.args[0], "x", variables, kinds)
     return _OWN_NAMES.get(function, "x" if hint in _GENERIC else hint)
-
-
-def _is_windows(call: Call) -> bool:
-    """Whether a call is the last of those that cut images ``[n, h, w, c]`` into windows ``[-1, size, c]``."""
-    tree: Any = call
-    shapes: list[Any] = []
-    for function in ("torch.reshape", "torch.transpose", "torch.reshape"):
-        if not isinstance(tree, Call) or tree.function != function:
-            return False
-        shapes.append(tree.args[1:])
-        tree = tree.args[0]
-    (after,), axes, (before,) = shapes
-    if axes != (2, 3) or not isinstance(after, tuple) or not isinstance(before, tuple):
-        return False
-    if (len(after), len(before)) != (3, 6) or not all(type(size) is int for size in (*after, *before[1:])):
-        return False
-    return after[1:] == (before[2] * before[4], before[5]) and before[2] > 1
 
 
 _NORM = re.compile(r"(layer_?norm|(?<![a-z])(rms_?)?norm|(?<![a-z])ln)\d*(_|\b)", re.IGNORECASE)
