@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,15 +125,11 @@ def conv_integer(
     weight: Tensor,
     x_zero: Tensor | None = None,
     weight_zero: Tensor | None = None,
-    strides: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    dilations: Sequence[int] | None = None,
-    groups: int = 1,
-    auto_pad: str = "NOTSET",
+    *window: Any,
 ) -> Tensor:
-    """Convolve 8-bit values less their zero points, into int32."""
+    """Convolve 8-bit values less their zero points, into int32; `window` is as for `conv`, after the bias."""
     values, kernel = _minus(x, x_zero, 1), _minus(weight, weight_zero, 0)
-    return conv(values, kernel, None, strides, pads, dilations, groups, auto_pad).to(torch.int32)
+    return conv(values, kernel, None, *window).to(torch.int32)
 
 
 def _requantize(total: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
@@ -172,16 +168,10 @@ def qlinear_conv(
     y_scale: Tensor,
     y_zero: Tensor,
     bias: Tensor | None = None,
-    strides: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    dilations: Sequence[int] | None = None,
-    groups: int = 1,
-    auto_pad: str = "NOTSET",
+    *window: Any,
 ) -> Tensor:
     """Convolve quantized values into quantized values; `bias` is int32 in units of both scales."""
     values, kernel = _minus(x, x_zero, 1), _minus(weight, weight_zero, 0)
-    total = conv(
-        values, kernel, None if bias is None else bias.double(), strides, pads, dilations, groups, auto_pad
-    )
+    total = conv(values, kernel, None if bias is None else bias.double(), *window)
     factor = (x_scale.double() * weight_scale.double() / y_scale.double()).reshape(-1, *[1] * (x.dim() - 2))
     return _requantize(total, factor, y_zero)
