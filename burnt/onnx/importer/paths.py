@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 # Attributes of modules and lists, and of ImportedModule.
 _RESERVED = {*dir(Module), *dir(torch.nn.ModuleList)} | {
     *(
-        "axes",
+        "flat_names",
+        "members",
         "input_names",
         "output_names",
         "program",

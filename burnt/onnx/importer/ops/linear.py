@@ -122,6 +122,7 @@ def _added(product: Any) -> tuple[Any, Any] | None:
 @handler("Gemm")
 def _gemm(build: Build, node: Node) -> Any:
     alpha, beta = node.attr("alpha", 1.0), node.attr("beta", 1.0)
+    node.ignore("broadcast")  # of versions below 7: what is added is broadcast in any case
     quantized = quantized_weight(build, node, 1, is_transposed=not node.attr("transB", 0))
     if quantized is not None and alpha == beta == 1.0 and not node.attr("transA", 0):
         added = build.constant(node, 2)
