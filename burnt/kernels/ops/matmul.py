@@ -44,9 +44,8 @@ _MIN_MULTIPLICATIONS = 1 << 20
 _MIN_TRANSPOSE_ELEMENTS = 1 << 16
 
 
-def _check_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
-) -> None:
+def _check_linear(*args: Any) -> None:
+    x, weight, bias, residual, activation = args
     check_activation("linear", activation)
     check_one_device("linear", x=x, weight=weight, bias=bias, residual=residual)
     check_floating("linear", x=x, weight=weight)
@@ -144,15 +143,10 @@ def _check_matmul(a: Tensor, b: Tensor) -> None:
 
 
 def _matmul_examples(device: torch.device) -> list[tuple[object, ...]]:
-    examples: list[tuple[object, ...]] = []
-    for a, b in [
-        ((1024, 1024), (1024, 1024)),
-        ((12, 256, 64), (12, 64, 256)),
-        ((5, 37, 50), (50, 70)),
-        ((7,), (7, 3)),
-    ]:
-        examples.append((torch.randn(a, device=device), torch.randn(b, device=device)))
-    return examples
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        ((1024, 1024), (1024, 1024)), ((12, 256, 64), (12, 64, 256)), ((5, 37, 50), (50, 70)), ((7,), (7, 3)),
+    ]  # fmt: skip
+    return [(torch.randn(a, device=device), torch.randn(b, device=device)) for a, b in shapes]
 
 
 @op(

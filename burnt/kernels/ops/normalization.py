@@ -7,6 +7,8 @@ residual blocks of convolutional networks.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -34,8 +36,8 @@ def _scale_and_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtyp
     return x.to(dtype)
 
 
-def _by_channel(parameter: Tensor | None, x: Tensor) -> Tensor | None:
-    """View ``[channels]`` so that it broadcasts to ``[batch, channels, *]``."""
+def _by_channel(parameter: Any, x: Tensor) -> Any:
+    """View ``[channels]`` so that it broadcasts to ``[batch, channels, *]``; None stays None."""
     return None if parameter is None else parameter.view(1, -1, *[1] * (x.dim() - 2))
 
 
@@ -118,17 +120,6 @@ def _normalized_shape(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> 
     return tuple(bias.shape) if bias is not None else tuple(x.shape[-1:])
 
 
-def _check_layer_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    activation: str | None,
-) -> None:
-    _check_last_axis_norm("layer_norm", x, weight, bias, residual, activation)
-
-
 def _layer_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     examples: list[tuple[object, ...]] = []
     for rows, columns in [(4096, 1024), (512, 768), (37, 53)]:
@@ -137,25 +128,18 @@ def _layer_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _torch_layer_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    residual: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+def _torch_layer_norm(*args: Any) -> Tensor | tuple[Tensor, Tensor]:
+    x, weight, bias, eps, residual, activation = args
     if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
-        return layer_norm.reference(x, weight, bias, eps, residual, activation)
+        return layer_norm.reference(*args)
     total = x if residual is None else x + residual
-    output = apply_activation(
-        F.layer_norm(total, _normalized_shape(x, weight, bias), weight, bias, eps), activation
-    )
+    output = F.layer_norm(total, _normalized_shape(x, weight, bias), weight, bias, eps)
+    output = apply_activation(output, activation)
     return output if residual is None else (output, total)
 
 
 @op(
-    check=_check_layer_norm,
+    check=lambda x, weight, bias, eps, *rest: _check_last_axis_norm("layer_norm", x, weight, bias, *rest),
     library=_torch_layer_norm,
     pair="residual",
     examples=_layer_norm_examples,
@@ -197,37 +181,30 @@ def layer_norm(
     """
     total = x if residual is None else x + residual
     axes = list(range(-len(_normalized_shape(x, weight, bias)), 0))
-    output = apply_activation(
-        _scale_and_shift(_standardize(total, axes, eps), weight, bias, x.dtype), activation
-    )
+    output = _scale_and_shift(_standardize(total, axes, eps), weight, bias, x.dtype)
+    output = apply_activation(output, activation)
     return output if residual is None else (output, total)
-
-
-def _check_rms_norm(
-    x: Tensor, weight: Tensor | None, eps: float | None, residual: Tensor | None, activation: str | None
-) -> None:
-    _check_last_axis_norm("rms_norm", x, weight, None, residual, activation)
 
 
 def _rms_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x, w, 1e-6, residual, None) for x, w, _, _, residual, _ in _layer_norm_examples(device)]
 
 
-def _torch_rms_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    residual: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+def _torch_rms_norm(*args: Any) -> Tensor | tuple[Tensor, Tensor]:
+    x, weight, eps, residual, activation = args
     if _has_wider_parameters(x, weight):  # torch warns that it has no fused kernel for this
-        return rms_norm.reference(x, weight, eps, residual, activation)
+        return rms_norm.reference(*args)
     total = x if residual is None else x + residual
     output = apply_activation(F.rms_norm(total, _normalized_shape(x, weight, None), weight, eps), activation)
     return output if residual is None else (output, total)
 
 
-@op(check=_check_rms_norm, library=_torch_rms_norm, pair="residual", examples=_rms_norm_examples)
+@op(
+    check=lambda x, weight, eps, *rest: _check_last_axis_norm("rms_norm", x, weight, None, *rest),
+    library=_torch_rms_norm,
+    pair="residual",
+    examples=_rms_norm_examples,
+)
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -272,6 +249,10 @@ def rms_norm(
 # --- group_norm, batch_norm -------------------------------------------------------------------------------
 
 
+def _finish(output: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
+    return apply_activation(output if residual is None else output + residual, activation)
+
+
 def _check_channel_norm(
     name: str, x: Tensor, activation: str | None, residual: Tensor | None, **others: Tensor | None
 ) -> None:
@@ -298,15 +279,8 @@ def _check_channel_norm(
             )
 
 
-def _check_group_norm(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    activation: str | None,
-) -> None:
+def _check_group_norm(*args: Any) -> None:
+    x, num_groups, weight, bias, _, residual, activation = args
     _check_channel_norm("group_norm", x, activation, residual, weight=weight, bias=bias)
     if not _torch.is_autocast():
         check_one_dtype("group_norm", x=x, residual=residual)
@@ -331,19 +305,11 @@ def _group_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _torch_group_norm(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    residual: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
+def _torch_group_norm(*args: Any) -> Tensor:
+    x, num_groups, weight, bias, eps, residual, activation = args
     if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
-        return group_norm.reference(x, num_groups, weight, bias, eps, residual, activation)
-    output = F.group_norm(x, num_groups, weight, bias, eps)
-    return apply_activation(output if residual is None else output + residual, activation)
+        return group_norm.reference(*args)
+    return _finish(F.group_norm(x, num_groups, weight, bias, eps), residual, activation)
 
 
 @op(
@@ -390,7 +356,7 @@ def group_norm(
     output = _scale_and_shift(
         _standardize(x.reshape(shape), list(range(2, len(shape))), eps), scale, shift, x.dtype
     )
-    output = apply_activation(output if residual is None else output + residual.reshape(shape), activation)
+    output = _finish(output, None if residual is None else residual.reshape(shape), activation)
     return output.reshape(x.shape)
 
 
@@ -405,14 +371,8 @@ def _batch_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _check_batch_norm_training(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    activation: str | None,
-) -> None:
+def _check_batch_norm_training(*args: Any) -> None:
+    x, weight, bias, _, residual, activation = args
     _check_channel_norm("batch_norm", x, activation, residual, weight=weight, bias=bias)
     _check_parameters("batch_norm", x, weight=weight, bias=bias)
     if x.numel() // max(x.shape[1], 1) == 1:
@@ -425,20 +385,14 @@ def _check_batch_norm_training(
         )
 
 
-def _torch_batch_norm_training(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    residual: Tensor | None = None,
-    activation: str | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _torch_batch_norm_training(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, bias, eps, residual, activation = args
     dtype = weight.dtype if weight is not None else x.dtype
     mean = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
     var = torch.zeros_like(mean)
     # With a momentum of 1 torch's running averages become the batch's statistics.
     output = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
-    return apply_activation(output if residual is None else output + residual, activation), mean, var
+    return _finish(output, residual, activation), mean, var
 
 
 @op(
@@ -488,23 +442,11 @@ def batch_norm_training(
     count = x.numel() // max(x.shape[1], 1)
     dtype = weight.dtype if weight is not None else x.dtype
     batch_mean, batch_var = mean.detach().view(-1), var.detach().view(-1) * (count / max(count - 1, 1))
-    return (
-        apply_activation(output if residual is None else output + residual, activation),
-        batch_mean.to(dtype),
-        batch_var.to(dtype),
-    )
+    return _finish(output, residual, activation), batch_mean.to(dtype), batch_var.to(dtype)
 
 
-def _check_batch_norm_inference(
-    x: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    activation: str | None,
-) -> None:
+def _check_batch_norm_inference(*args: Any) -> None:
+    x, running_mean, running_var, weight, bias, _, residual, activation = args
     tensors = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     _check_channel_norm("batch_norm", x, activation, residual, **tensors)
     _check_parameters("batch_norm", x, **tensors)
@@ -517,19 +459,11 @@ def _batch_norm_inference_examples(device: torch.device) -> list[tuple[object, .
     ]
 
 
-def _torch_batch_norm_inference(
-    x: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    residual: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
+def _torch_batch_norm_inference(*args: Any) -> Tensor:
+    x, running_mean, running_var, weight, bias, eps, residual, activation = args
     mean, var = running_mean.detach(), running_var.detach()
     output = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
-    return apply_activation(output if residual is None else output + residual, activation)
+    return _finish(output, residual, activation)
 
 
 @op(
@@ -571,11 +505,11 @@ def batch_norm_inference(
             [2.0000]])
     """
     compute_dtype = torch.promote_types(x.dtype, torch.float32)
-    mean = running_mean.detach().to(compute_dtype).view(1, -1, *[1] * (x.dim() - 2))
-    var = running_var.detach().to(compute_dtype).view(1, -1, *[1] * (x.dim() - 2))
-    output = (x.to(compute_dtype) - mean) * torch.rsqrt(var + eps)
+    mean, var = (t.detach().to(compute_dtype) for t in (running_mean, running_var))
+    output = x.to(compute_dtype) - _by_channel(mean, x)
+    output = output * torch.rsqrt(_by_channel(var, x) + eps)
     output = _scale_and_shift(output, _by_channel(weight, x), _by_channel(bias, x), x.dtype)
-    return apply_activation(output if residual is None else output + residual, activation)
+    return _finish(output, residual, activation)
 
 
 def batch_norm(

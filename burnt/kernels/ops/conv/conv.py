@@ -148,18 +148,8 @@ def _by_channel(parameter: Tensor, axes: int) -> Tensor:
 # --- conv -------------------------------------------------------------------------------------------------
 
 
-def _check_conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    groups: int,
-) -> None:
+def _check_conv(*args: Any) -> None:
+    x, weight, bias, scale, residual, activation, stride, padding, dilation, groups = args
     _check_tensors("conv", x, weight, activation, bias=bias, scale=scale, residual=residual)
     axes, channels = weight.dim() - 2, weight.shape[0]
     _check_sizes("conv", axes, stride=stride, padding=padding, dilation=dilation)
@@ -170,16 +160,10 @@ def _check_conv(
         )
         raise _channels_error("conv", x, weight, groups, expected)
     _check_channels("conv", channels, bias=bias, scale=scale)
+    step, pad, dilate = (expand_sizes(sizes, axes) for sizes in (stride, padding, dilation))
     output_sizes = [
-        (size + 2 * pad - dilate * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, dilate in zip(
-            x.shape[-axes:],
-            weight.shape[2:],
-            expand_sizes(stride, axes),
-            expand_sizes(padding, axes),
-            expand_sizes(dilation, axes),
-            strict=True,
-        )
+        (size + 2 * p - d * (kernel - 1) - 1) // s + 1
+        for size, kernel, s, p, d in zip(x.shape[-axes:], weight.shape[2:], step, pad, dilate, strict=True)
     ]
     if min(output_sizes) < 1:
         raise InputRuntimeError(
@@ -218,16 +202,9 @@ def _conv_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _autocast_conv(
-    dtype: torch.dtype,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    *rest: Any,
-) -> tuple[Any, ...]:
+def _autocast_conv(dtype: torch.dtype, *args: Any) -> tuple[Any, ...]:
     """Cast all but the residual, which is added in its own dtype."""
-    return (*cast_all(dtype, x, weight, bias, scale), *rest)
+    return (*cast_all(dtype, *args[:4]), *args[4:])
 
 
 def _is_small(x: Tensor, weight: Tensor, *rest: Any) -> bool:
@@ -354,16 +331,10 @@ def conv(
 # --- conv on a CPU ----------------------------------------------------------------------------------------
 
 
-def _conv_onednn_unsupported_reason(
-    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, residual: Tensor | None, *rest: Any
-) -> str | None:
-    return onednn_unsupported_reason(x, weight, residual)
-
-
 @conv.candidate(
     "onednn",
     devices=["cpu"],
-    when=_conv_onednn_unsupported_reason,
+    when=lambda x, weight, bias, scale, residual, *_: onednn_unsupported_reason(x, weight, residual),
     best=lambda *_: False,
     differentiable=True,
 )
@@ -373,23 +344,18 @@ def _conv_onednn(x: Tensor, weight: Tensor, *rest: Any, packed: bool = False) ->
     return run_convolution(x, weight, bias, scale, residual, activation, sizes, packed)
 
 
-def _conv_packed_unsupported_reason(
-    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, residual: Tensor | None, *rest: Any
-) -> str | None:
+def _conv_packed_unsupported_reason(*args: Any) -> str | None:
+    x, weight, bias, scale, residual, *_ = args
     if wants_gradient(x, weight, bias, scale, residual):
         return "a gradient is required: the weight changes with every step"
     return packed_unsupported_reason(x, weight, residual, cached_from=(weight, bias, scale))
-
-
-def _is_packed_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
-    return isinstance(weight, torch.nn.Parameter) and weight.dim() > 3
 
 
 conv.candidate(
     "onednn packed",
     devices=["cpu"],
     when=_conv_packed_unsupported_reason,
-    best=_is_packed_best,
+    best=lambda x, weight, *_: isinstance(weight, torch.nn.Parameter) and weight.dim() > 3,
     differentiable=True,
 )(functools.partial(_conv_onednn, packed=True))
 
@@ -397,17 +363,8 @@ conv.candidate(
 # --- conv_transpose ---------------------------------------------------------------------------------------
 
 
-def _check_conv_transpose(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    stride: Sizes,
-    padding: Sizes,
-    output_padding: Sizes,
-    groups: int,
-    dilation: Sizes,
-) -> None:
+def _check_conv_transpose(*args: Any) -> None:
+    x, weight, bias, activation, stride, padding, output_padding, groups, dilation = args
     name = "conv_transpose"
     _check_tensors(name, x, weight, activation, bias=bias)
     axes = weight.dim() - 2
@@ -417,13 +374,10 @@ def _check_conv_transpose(
         expected = f"x with {weight.shape[0]} channels, divisible by the number of groups"
         raise _channels_error(name, x, weight, groups, expected)
     _check_channels(name, weight.shape[1] * groups, bias=bias)
-    triples = zip(
-        expand_sizes(output_padding, axes),
-        expand_sizes(stride, axes),
-        expand_sizes(dilation, axes),
-        strict=True,
+    step, pad, dilate, more = (
+        expand_sizes(sizes, axes) for sizes in (stride, padding, dilation, output_padding)
     )
-    if any(extra >= max(step, dilate) for extra, step, dilate in triples):
+    if any(extra >= max(s, d) for extra, s, d in zip(more, step, dilate, strict=True)):
         raise InputRuntimeError(
             "output_padding of conv_transpose is too large",
             where="burnt.kernels.conv_transpose",
@@ -431,12 +385,9 @@ def _check_conv_transpose(
             found=f"output_padding {output_padding}, stride {stride}, dilation {dilation}",
         )
     output_sizes = [
-        (size - 1) * step - 2 * pad + dilate * (kernel - 1) + 1 + extra
-        for size, kernel, step, pad, dilate, extra in zip(
-            x.shape[-axes:],
-            weight.shape[2:],
-            *(expand_sizes(sizes, axes) for sizes in (stride, padding, dilation, output_padding)),
-            strict=True,
+        (size - 1) * s - 2 * p + d * (kernel - 1) + 1 + extra
+        for size, kernel, s, p, d, extra in zip(
+            x.shape[-axes:], weight.shape[2:], step, pad, dilate, more, strict=True
         )
     ]
     if min(output_sizes) < 1:
@@ -511,14 +462,10 @@ def conv_transpose(
 # --- conv_transpose on a CPU ------------------------------------------------------------------------------
 
 
-def _transpose_onednn_unsupported_reason(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
-    return onednn_unsupported_reason(x, weight)
-
-
 @conv_transpose.candidate(
     "onednn",
     devices=["cpu"],
-    when=_transpose_onednn_unsupported_reason,
+    when=lambda x, weight, *_: onednn_unsupported_reason(x, weight),
     best=lambda *_: False,
     differentiable=True,
 )

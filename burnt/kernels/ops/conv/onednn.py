@@ -63,13 +63,8 @@ class AxisSizes(NamedTuple):
         """Build from sizes given as one number or one per axis of the weight."""
         axes = weight.dim() - 2
         stride, padding, dilation = (expand_sizes(sizes, axes) for sizes in (stride, padding, dilation))
-        return cls(
-            stride,
-            padding,
-            dilation,
-            groups,
-            None if output_padding is None else expand_sizes(output_padding, axes),
-        )
+        more = None if output_padding is None else expand_sizes(output_padding, axes)
+        return cls(stride, padding, dilation, groups, more)
 
     def as_images(self) -> AxisSizes:
         """Return the sizes of a one-axis convolution as those of images with one row."""
@@ -121,15 +116,7 @@ def run_convolution(
 ) -> Tensor:
     """Compute `burnt.kernels.conv`, or `conv_transpose` if the sizes have an output padding.
 
-    Args:
-        x: ``[batch, channels, *axes]``, or without the batch axis.
-        weight: in the shape that the op takes.
-        bias: ``[out_channels]``.
-        scale: ``[out_channels]``.
-        residual: in the shape of the result.
-        activation: a key of `burnt.kernels.ACTIVATIONS`.
-        sizes: stride, padding and so on.
-        packed: convert the weight to oneDNN's layout and cache it; only without gradients.
+    `packed`: convert the weight to oneDNN's layout and cache it; only without gradients.
     """
     has_batch, is_one_axis = x.dim() == weight.dim(), weight.dim() == 3
     if not has_batch:
@@ -194,18 +181,8 @@ class _Convolution(torch.autograd.Function):
         if any(needs_grad):
             bias_sizes = [grad_out.shape[1]] if needs_grad[2] else None
             transposed_args = output_padding is not None, output_padding or [0] * len(padding)
-            grads = torch.ops.aten.convolution_backward(
-                grad_out,
-                x,
-                weight,
-                bias_sizes,
-                stride,
-                padding,
-                dilation,
-                *transposed_args,
-                groups,
-                needs_grad,
-            )
+            sizes = (stride, padding, dilation, *transposed_args, groups, needs_grad)
+            grads = torch.ops.aten.convolution_backward(grad_out, x, weight, bias_sizes, *sizes)
         return (*grads, None)
 
 

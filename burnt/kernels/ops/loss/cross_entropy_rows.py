@@ -6,10 +6,27 @@ that never hold all logits of a row.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from burnt.codegen import fuse
+
+
+class Terms(NamedTuple):
+    """What the loss of a row consists of; the flags are constants of the kernels, unlike the numbers."""
+
+    ignore_index: int
+    has_smoothing: bool
+    label_smoothing: float
+    has_z_loss: bool
+    z_loss: float
+
+    @classmethod
+    def of(cls, ignore_index: int, label_smoothing: float, z_loss: float) -> Terms:
+        """Build them from the arguments of a loss."""
+        return cls(ignore_index, bool(label_smoothing), float(label_smoothing), bool(z_loss), float(z_loss))
 
 
 def loss_divisor(target: Tensor, ignore_index: int, reduction: str, dtype: torch.dtype) -> Tensor:
@@ -19,70 +36,44 @@ def loss_divisor(target: Tensor, ignore_index: int, reduction: str, dtype: torch
     return (target != ignore_index).sum().to(compute_dtype) if reduction == "mean" else one
 
 
-def _losses(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    has_smoothing: bool,
-    label_smoothing: float,
-    has_z_loss: bool,
-    z_loss: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _losses(logits: Tensor, target: Tensor, terms: Terms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, logsumexp and softmax of each row, and whether its label is not ignored."""
     wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     row_max = wide_logits.amax(1, keepdim=True)
     exp_logits = torch.exp(wide_logits - row_max)
     exp_sums = exp_logits.sum(1, keepdim=True)
     lse = (row_max + torch.log(exp_sums)).squeeze(1)
-    is_counted = target != ignore_index
+    is_counted = target != terms.ignore_index
     label = torch.where(is_counted, target, 0)
     loss = lse - wide_logits.gather(1, label.unsqueeze(1)).squeeze(1)
-    if has_smoothing:
-        loss = (1 - label_smoothing) * loss + label_smoothing * (lse - wide_logits.mean(1))
-    if has_z_loss:
-        loss = loss + z_loss * lse * lse
+    if terms.has_smoothing:
+        smooth = terms.label_smoothing
+        loss = (1 - smooth) * loss + smooth * (lse - wide_logits.mean(1))
+    if terms.has_z_loss:
+        loss = loss + terms.z_loss * lse * lse
     return torch.where(is_counted, loss, 0.0), lse, exp_logits / exp_sums, is_counted
 
 
 @fuse
-def row_losses(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    has_smoothing: bool,
-    label_smoothing: float,
-    has_z_loss: bool,
-    z_loss: float,
-) -> Tensor:
+def row_losses(logits: Tensor, target: Tensor, *terms: Any) -> Tensor:
     """Return the loss of each row of logits ``[rows, classes]``; 0 where the label is `ignore_index`."""
-    return _losses(logits, target, ignore_index, has_smoothing, label_smoothing, has_z_loss, z_loss)[0]
+    return _losses(logits, target, Terms(*terms))[0]
 
 
 @fuse
-def losses_and_gradient(
-    logits: Tensor,
-    target: Tensor,
-    scale: Tensor,
-    ignore_index: int,
-    has_smoothing: bool,
-    label_smoothing: float,
-    has_z_loss: bool,
-    z_loss: float,
-) -> tuple[Tensor, Tensor]:
+def losses_and_gradient(logits: Tensor, target: Tensor, scale: Tensor, *terms: Any) -> tuple[Tensor, Tensor]:
     """Return the loss of each row, and the logits' gradient of the losses' sum weighted by `scale`."""
-    loss, lse, softmax, is_counted = _losses(
-        logits, target, ignore_index, has_smoothing, label_smoothing, has_z_loss, z_loss
-    )
-    if has_z_loss:
-        softmax = softmax * (1 + 2 * z_loss * lse).unsqueeze(1)
+    parts = Terms(*terms)
+    loss, lse, softmax, is_counted = _losses(logits, target, parts)
+    if parts.has_z_loss:
+        softmax = softmax * (1 + 2 * parts.z_loss * lse).unsqueeze(1)
     # Class indices of 32 bits are as wide as a float32 logit.
     dtype = torch.int32 if logits.shape[1] < 1 << 31 else torch.int64
     classes = torch.arange(logits.shape[1], dtype=dtype, device=logits.device)
     target_probabilities = (classes == target.to(dtype).unsqueeze(1)).to(lse.dtype)
-    if has_smoothing:
-        target_probabilities = (
-            target_probabilities * (1 - label_smoothing) + label_smoothing / logits.shape[1]
-        )
+    if parts.has_smoothing:
+        smooth = parts.label_smoothing
+        target_probabilities = target_probabilities * (1 - smooth) + smooth / logits.shape[1]
     gradient = (softmax - target_probabilities) * scale.unsqueeze(1)
     return loss, torch.where(is_counted.unsqueeze(1), gradient, 0.0).to(logits.dtype)
 

@@ -26,6 +26,7 @@ from burnt.kernels.interface.autocast import autocast_dtype, cast_all
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.loss.cross_entropy_rows import (
+    Terms,
     loss_divisor,
     losses_and_gradient,
     partial_gradient,
@@ -55,17 +56,8 @@ _MIN_CLASSES = 1024  # per matmul, whatever the bytes of logits
 _MIN_LOGITS = 1 << 20
 
 
-def _check(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    in_float32: bool,
-) -> None:
+def _check(*args: Any) -> None:
+    x, weight, target, bias, _, reduction, label_smoothing, _, _ = args
     name = "linear_cross_entropy"
     check_reduction(name, reduction, label_smoothing)
     check_floating(name, x=x, weight=weight, bias=bias)
@@ -240,16 +232,8 @@ class _GradientSums:
 class _ClassParts:
     """A chunk of logits on a CPU, split by classes so that each part is used while it is in cache."""
 
-    def __init__(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        settings: tuple[int, bool, float, bool, float],
-    ):
-        self.x, self.weight, self.bias, self.target = x, weight, bias, target
-        self.ignore_index, self.has_smoothing, self.label_smoothing, self.has_z_loss, self.z_loss = settings
+    def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, terms: Terms) -> None:
+        self.x, self.weight, self.bias, self.target, self.terms = x, weight, bias, target, terms
         self.parts = _class_slices(weight, len(x))
         self.logits: list[Tensor] = []
 
@@ -258,7 +242,7 @@ class _ClassParts:
         statistics = []
         for part in self.parts:
             logits = _logits(self.x, self.weight[part], None if self.bias is None else self.bias[part])
-            statistics.append(partial_statistics(logits, self.target - part.start, self.has_smoothing))
+            statistics.append(partial_statistics(logits, self.target - part.start, self.terms.has_smoothing))
             if save_logits:
                 self.logits.append(logits)
         part_max, part_sums, label_logits, logit_sums = (
@@ -270,27 +254,28 @@ class _ClassParts:
         self.sums = torch.where(self.row_max == -torch.inf, torch.nan, part_sums.sum(0))
         self.lse = self.row_max + torch.log(self.sums)
         loss = self.lse - label_logits.sum(0)
-        if self.has_smoothing:
+        if self.terms.has_smoothing:
             mean_logit = logit_sums.sum(0) / len(self.weight)
-            loss = (1 - self.label_smoothing) * loss + self.label_smoothing * (self.lse - mean_logit)
-        if self.has_z_loss:
-            loss = loss + self.z_loss * self.lse * self.lse
-        return torch.where(self.target != self.ignore_index, loss, 0.0)
+            loss = (1 - self.terms.label_smoothing) * loss + self.terms.label_smoothing * (
+                self.lse - mean_logit
+            )
+        if self.terms.has_z_loss:
+            loss = loss + self.terms.z_loss * self.lse * self.lse
+        return torch.where(self.target != self.terms.ignore_index, loss, 0.0)
 
     def gradients(self, scale: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield classes and the gradient of the losses' weighted sum for their logits; frees the logits."""
-        softmax_scale = (1 + 2 * self.z_loss * self.lse) / self.sums if self.has_z_loss else 1 / self.sums
-        label_probability, base_probability = (
-            1 - self.label_smoothing,
-            self.label_smoothing / len(self.weight),
+        softmax_scale = (
+            (1 + 2 * self.terms.z_loss * self.lse) / self.sums if self.terms.has_z_loss else 1 / self.sums
         )
-        is_counted = self.target != self.ignore_index
+        base_probability = self.terms.label_smoothing / len(self.weight)
+        is_counted = self.target != self.terms.ignore_index
         for i, part in enumerate(self.parts):
             logits, self.logits[i] = self.logits[i], self.row_max
-            row_args = self.row_max, softmax_scale, scale, is_counted
             gradient = partial_gradient(
-                logits, self.target - part.start, *row_args, label_probability, base_probability
-            )
+                logits, self.target - part.start, self.row_max, softmax_scale, scale, is_counted,
+                1 - self.terms.label_smoothing, base_probability,
+            )  # fmt: skip
             del logits  # free its memory for the matmuls
             yield part, gradient
             del gradient
@@ -306,20 +291,11 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        target: Tensor,
-        bias: Tensor | None,
-        ignore_index: int,
-        reduction: str,
-        label_smoothing: float,
-        z_loss: float,
-        in_float32: bool,
+        ctx: Any, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *settings: Any
     ) -> Tensor:
+        *ctx.settings, ctx.in_float32 = settings
+        ignore_index, reduction, _, _ = ctx.settings
         ctx.save_for_backward(x, weight, target, bias)
-        ctx.settings = ignore_index, reduction, label_smoothing, z_loss
-        ctx.in_float32 = in_float32
         needs_grad = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
         count = loss_divisor(target, ignore_index, reduction, x.dtype)
         scale = None
@@ -331,7 +307,7 @@ class _ChunkedLoss(torch.autograd.Function):
             (x, weight, bias), target, scale, needs_grad, ctx.settings
         )
         loss = losses if reduction == "none" else losses.sum() / count
-        return loss if in_float32 else loss.to(x.dtype)
+        return loss if ctx.in_float32 else loss.to(x.dtype)
 
     @staticmethod
     @_torch.kernel_backward
@@ -374,7 +350,7 @@ def _run_chunks(
     assert x is not None
     assert weight is not None
     ignore_index, _, label_smoothing, z_loss = settings
-    rest = ignore_index, bool(label_smoothing), float(label_smoothing), bool(z_loss), float(z_loss)
+    terms = Terms.of(ignore_index, label_smoothing, z_loss)
     chunk = max(
         _CHUNK_BYTES.get(x.device.type, _DEFAULT_CHUNK_BYTES) // (weight.shape[0] * x.dtype.itemsize),
         _MIN_ROWS,
@@ -388,14 +364,14 @@ def _run_chunks(
             weights = None if scale is None else scale[rows].contiguous()
             gradients: Iterable[tuple[slice, Tensor]]
             if x.is_cpu:
-                parts = _ClassParts(x[rows], weight, bias, target[rows], rest)
+                parts = _ClassParts(x[rows], weight, bias, target[rows], terms)
                 losses.append(parts.losses(save_logits=weights is not None))
                 gradients = parts.gradients(weights) if weights is not None else ()
             elif weights is None:
-                losses.append(row_losses(_logits(x[rows], weight, bias), target[rows], *rest))
+                losses.append(row_losses(_logits(x[rows], weight, bias), target[rows], *terms))
             else:
                 logits = _logits(x[rows], weight, bias)
-                loss, gradient = losses_and_gradient(logits, target[rows], weights, *rest)
+                loss, gradient = losses_and_gradient(logits, target[rows], weights, *terms)
                 losses.append(loss)
                 gradients = [(slice(None), gradient)]
                 del logits, gradient
@@ -415,29 +391,11 @@ def _unsupported_reason(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
     best=lambda x, weight, *_: x.numel() // x.shape[-1] * weight.shape[0] >= _MIN_LOGITS,
     differentiable=True,
 )
-def _chunked(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    bias: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    in_float32: bool,
-) -> Tensor:
+def _chunked(*args: Any) -> Tensor:
+    x, weight, target, bias, *settings = args
     if not wants_gradient(x, weight, bias):
         # Inside an autograd function, needs_input_grad ignores `torch.no_grad`.
         x, weight, bias = x.detach(), weight.detach(), None if bias is None else bias.detach()
-    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        x.reshape(-1, x.shape[-1]),
-        weight,
-        int64_labels(target).reshape(-1),
-        bias,
-        ignore_index,
-        reduction,
-        label_smoothing,
-        z_loss,
-        in_float32,
-    )
-    return loss.reshape(target.shape) if reduction == "none" else loss
+    rows, labels = x.reshape(-1, x.shape[-1]), int64_labels(target).reshape(-1)
+    loss: Tensor = _ChunkedLoss.apply(rows, weight, labels, bias, *settings)  # type: ignore[no-untyped-call]
+    return loss.reshape(target.shape) if settings[1] == "none" else loss

@@ -19,7 +19,7 @@ from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, ra
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.loss.cross_entropy_rows import loss_divisor, losses_and_gradient
+from burnt.kernels.ops.loss.cross_entropy_rows import Terms, loss_divisor, losses_and_gradient
 
 _REDUCTIONS = ("mean", "sum", "none")
 # Number of logits below which torch's calls are as fast.
@@ -71,15 +71,8 @@ def int64_labels(target: Tensor) -> Tensor:
     return target if target.is_floating_point() else target.long()
 
 
-def _check(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-) -> None:
+def _check(*args: Any) -> None:
+    logits, target, weight, _, reduction, label_smoothing, _ = args
     where = "burnt.kernels.cross_entropy"
     check_reduction("cross_entropy", reduction, label_smoothing)
     check_floating("cross_entropy", logits=logits, weight=weight)
@@ -115,13 +108,7 @@ def _check(
 
 
 def _check_label_values(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
+    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, *_: Any
 ) -> None:
     if not target.is_floating_point():
         check_label_range("cross_entropy", target, logits.shape[min(1, logits.dim() - 1)], ignore_index)
@@ -148,15 +135,8 @@ def check_label_range(name: str, target: Tensor, classes: int, ignore_index: int
         )
 
 
-def _library(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> Tensor:
+def _library(*args: Any) -> Tensor:
+    logits, target, weight, ignore_index, reduction, label_smoothing, z_loss = args
     target = int64_labels(target)
     loss = F.cross_entropy(
         logits,
@@ -265,32 +245,24 @@ class _LossWithGradient(torch.autograd.Function):
     """The autograd function of a mean or sum of losses, whose gradient is computed in the forward."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        target: Tensor,
-        ignore_index: int,
-        reduction: str,
-        label_smoothing: float,
-        z_loss: float,
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, *settings: Any) -> Tensor:
         ctx.save_for_backward(logits, target)
-        ctx.settings = ignore_index, reduction, label_smoothing, z_loss
+        ctx.settings = settings
+        ignore_index, reduction, label_smoothing, z_loss = settings
         count = loss_divisor(target, ignore_index, reduction, logits.dtype)
-        rest = ignore_index, bool(label_smoothing), float(label_smoothing), bool(z_loss), float(z_loss)
+        terms = Terms.of(ignore_index, label_smoothing, z_loss)
         scale = (1 / count).expand(target.shape).contiguous()
-        losses, ctx.gradient = losses_and_gradient(logits.detach(), target, scale, *rest)
+        losses, ctx.gradient = losses_and_gradient(logits.detach(), target, scale, *terms)
         loss: Tensor = (losses.sum() / count).to(logits.dtype)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         logits, target = ctx.saved_tensors
-        ignore_index, reduction, label_smoothing, z_loss = ctx.settings
         # The gradient is scaled in place: another backward through the same graph recomputes it.
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None or not _torch.is_plain_backward():
-            args = (logits, target, None, ignore_index, reduction, label_smoothing, z_loss)
+            args = (logits, target, None, *ctx.settings)
             needs_grad = (True, *[False] * 6)
             gradient, *_ = grad_by_torch(cross_entropy.reference, args, needs_grad, (grad_output,))
         elif grad_output != 1:
@@ -321,14 +293,7 @@ def _unsupported_reason(
     best=lambda logits, *_: logits.numel() >= _MIN_LOGITS and logits.dtype != torch.float64,
     differentiable=True,
 )
-def _loss_with_gradient(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-) -> Tensor:
-    settings = int64_labels(target), ignore_index, reduction, label_smoothing, z_loss
-    return _LossWithGradient.apply(logits, *settings)  # type: ignore[no-any-return, no-untyped-call]
+def _loss_with_gradient(logits: Tensor, target: Tensor, weight: Tensor | None, *settings: Any) -> Tensor:
+    return _LossWithGradient.apply(  # type: ignore[no-any-return, no-untyped-call]
+        logits, int64_labels(target), *settings
+    )

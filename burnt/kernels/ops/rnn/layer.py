@@ -21,6 +21,7 @@ from burnt.codegen.backward import grad_by_torch
 from burnt.codegen.runtime.targets import target_of
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.matmul import linear, matmul
+from burnt.kernels.ops.rnn.loop_c import Loop
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -120,9 +121,9 @@ def _forward(
         recurrent_bias = bias_hh[: 2 * width] if kind == "gru" else bias_hh
         bias[: len(recurrent_bias)] += recurrent_bias
     gates = linear(_steps_first(x, compute_dtype), weight_ih, bias).view(x.shape[1], x.shape[0], -1)
-    output, saved, last = _loop_module(x).forward_steps(
-        kind, gates, weight_hh, bias_n, _cast_tensors(compute_dtype, initial), lengths, reverse, save
-    )
+    states = _cast_tensors(compute_dtype, initial)
+    loop = Loop(kind, gates, weight_hh, bias_n, states, lengths, reverse)
+    output, saved, last = _loop_module(x).forward_steps(loop, save)
     return output, gates, saved, last
 
 
@@ -168,15 +169,8 @@ class _StepsFunction(torch.autograd.Function):
             reference = functools.partial(ctx.reference, lengths=lengths, reverse=ctx.reverse)
             all_grads = grad_by_torch(reference, args, needs_grad, grad_outputs)
         else:
-            tensors = (
-                x,
-                weight_ih,
-                weight_hh,
-                lengths,
-                gates,
-                saved,
-                rounded if unrounded is None else unrounded,
-            )
+            output = rounded if unrounded is None else unrounded
+            tensors = (x, weight_ih, weight_hh, lengths, gates, saved, output)
             all_grads = _gradients(ctx.kind, ctx.reverse, tensors, initial, grad_outputs, needs_grad)
         return None, None, *all_grads[:5], None, None, *all_grads[5:]
 
@@ -196,15 +190,11 @@ def _gradients(
     if grad_output is not None and grad_output.stride(-1) != 1:
         grad_output = grad_output.contiguous()
     initial_states = _cast_tensors(compute_dtype, initial)
+    recurrent = weight_hh.to(compute_dtype).contiguous()
     grad_input_gates, grad_state_gates, grad_initial = _loop_module(x).backward_steps(
-        kind,
-        gates,
+        Loop(kind, gates, recurrent, None, initial_states, lengths, reverse),
         saved,
         output.transpose(0, 1),
-        weight_hh.to(compute_dtype).contiguous(),
-        initial_states,
-        lengths,
-        reverse,
         None if grad_output is None else grad_output.transpose(0, 1),
         [None if c is None else c.contiguous() for c in grad_last],
     )
@@ -222,11 +212,8 @@ def _gradients(
     if needs_grad[3]:
         grads[3] = rows.sum(0)
     if needs_grad[4]:
-        grads[4] = (
-            grads[3]
-            if grad_state_gates is grad_input_gates and needs_grad[3]
-            else grad_state_gates.view(-1, columns).sum(0)
-        )
+        is_same = grad_state_gates is grad_input_gates and needs_grad[3]
+        grads[4] = grads[3] if is_same else grad_state_gates.view(-1, columns).sum(0)
     grads += [g if needed else None for g, needed in zip(grad_initial, needs_grad[5:], strict=True)]
     return [None if g is None else g.to(x.dtype) for g in grads]
 

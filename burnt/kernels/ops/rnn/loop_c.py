@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -294,33 +294,38 @@ static inline void backward_cell(
 """
 
 
-def forward_steps(
-    kind: str,
-    gates: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial: Sequence[Tensor | None],
-    lengths: Tensor | None,
-    reverse: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """Run all steps of a layer. All tensors are float32 and contiguous.
+class Loop(NamedTuple):
+    """What the loops of the forward and of the backward take.
 
     Args:
         kind: ``"lstm"`` or ``"gru"``.
         gates: ``[steps, batch, G d]``, the contribution of inputs and biases to the gates; overwritten by the
-            gates with `save`.
+            gates in a forward that saves them.
         weight: ``[G d, d]``, recurrent weights.
         bias: ``[d]``, recurrent bias of a GRU's last gate.
         initial: initial states, ``[batch, d]``: h, and an LSTM's c.
         lengths: ``[batch]``, int64: steps of each sequence.
         reverse: whether to start from the last step.
-        save: whether to save what `backward_steps` needs.
+    """
+
+    kind: str
+    gates: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    initial: Sequence[Tensor | None]
+    lengths: Tensor | None
+    reverse: bool
+
+
+def forward_steps(loop: Loop, save: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """Run all steps of a layer. All tensors are float32 and contiguous.
 
     Returns:
-        The outputs ``[batch, steps, d]``, stored with the steps first; the saved tensor ``[steps, batch, d]``
-        (an LSTM's cells, or the states' part of a GRU's last gate); and the last states.
+        The outputs ``[batch, steps, d]``, stored with the steps first; with `save`, what `backward_steps`
+        needs, ``[steps, batch, d]`` (an LSTM's cells, or the states' part of a GRU's last gate); and the last
+        states.
     """
+    kind, gates, weight, bias, initial, lengths, reverse = loop
     steps, batch, columns = gates.shape
     width = weight.shape[1]
     output = gates.new_empty_strided((batch, steps, width), (width, batch * width, 1))
@@ -331,39 +336,22 @@ def forward_steps(
     packed = gates.new_empty(width * (columns + _MAX_PANEL))
     work = gates.new_empty(chunks, work_size)
     pointers = (
-        weight,
-        bias,
-        gates,
-        *_two_states(initial),
-        lengths,
-        output,
-        saved,
-        *_two_states(last),
-        packed,
-        work,
-    )
+        weight, bias, gates, *_two_states(initial), lengths, output, saved, *_two_states(last), packed, work,
+    )  # fmt: skip
     sizes = (steps, batch, width, reverse, chunk, work_size)
     _load_function(kind, "forward_steps", len(pointers), len(sizes))(*map(_address, pointers), *sizes)
     return output, saved, last
 
 
 def backward_steps(
-    kind: str,
-    gates: Tensor,
-    saved: Tensor,
-    output: Tensor,
-    weight: Tensor,
-    initial: Sequence[Tensor | None],
-    lengths: Tensor | None,
-    reverse: bool,
-    grad_output: Tensor | None,
-    grad_last: Sequence[Tensor | None],
+    loop: Loop, saved: Tensor, output: Tensor, grad_output: Tensor | None, grad_last: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Run all steps of the backward of `forward_steps`.
 
     Args:
-        kind, weight, initial, lengths, reverse: as there.
-        gates, saved, output: from there; `output` is ``[steps, batch, d]``, contiguous.
+        loop: of the forward, which has saved the gates.
+        saved: from there.
+        output: ``[steps, batch, d]``, from there, contiguous.
         grad_output: gradient of the outputs, ``[steps, batch, d]``, contiguous along the last axis.
         grad_last: gradients of the last states.
 
@@ -371,6 +359,7 @@ def backward_steps(
         The gradients of the inputs' and of the states' parts of the gates, ``[steps, batch, G d]`` (one
         tensor for an LSTM), and of the initial states.
     """
+    kind, gates, weight, _, initial, lengths, reverse = loop
     steps, batch, columns = gates.shape
     width = weight.shape[1]
     grad_input_gates = torch.empty_like(gates)

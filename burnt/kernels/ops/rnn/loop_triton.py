@@ -1,9 +1,5 @@
 """The loop over the steps of a recurrent layer in Triton, with the interface of
-`burnt.kernels.ops.rnn.loop_c`.
-
-With few hidden units, each program takes some rows of the batch through all steps and holds their states in
-registers (`forward_all`, `backward_all`). With more, each step is one `torch.mm` of the states and one kernel
-(`forward_cell`, `backward_cell`).
+`burnt.kernels.ops.rnn.loop_c`: each step is one `torch.mm` of the states and one kernel.
 
 Layouts: T steps, B rows, d hidden units, G gates. Cells are computed in float32; states are rounded to the
 dtype of the gates before a matmul.
@@ -20,11 +16,8 @@ from torch import Tensor
 
 from burnt.codegen.render.triton.device_math import sigmoid, tanh
 from burnt.kernels.interface.launch import on_device_of
+from burnt.kernels.ops.rnn.loop_c import Loop
 
-# Bytes of one gate's weights up to which a program runs all steps: with more, the weights of all gates do not
-# fit in the registers of some targets.
-_MAX_WEIGHT_BYTES = 2 << 10
-_ALL_STEPS_ROWS = 16  # rows per program that runs all steps
 _STEP_BLOCK = 256  # elements per program that runs one step
 
 
@@ -68,9 +61,6 @@ def _backward_gru(r, z, n, state_n, previous_h, dh):  # type: ignore[no-untyped-
     d_r = d_n * state_n * r * (1.0 - r)
     d_z = dh * (previous_h - n) * z * (1.0 - z)
     return d_r, d_z, d_n, d_n * r, dh * z
-
-
-# --- one step ---------------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["t"])  # type: ignore[untyped-decorator]
@@ -222,253 +212,19 @@ def backward_cell(  # type: ignore[no-untyped-def]
         tl.store(dh + index, tl.where(is_active, dh_direct, total), mask=in_bounds)
 
 
-# --- all steps --------------------------------------------------------------------------------------------
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _load_gate_weights(weight, gate, d, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load the weights of a gate, ``[d, d]``; TRANSPOSED as the right operand of the states."""
-    i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    in_bounds = (i < d) & (j < d)
-    if TRANSPOSED:
-        return tl.load(weight + (gate * d + j) * d + i, mask=in_bounds, other=0.0)
-    return tl.load(weight + (gate * d + i) * d + j, mask=in_bounds, other=0.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _matmul_gate(h, weight, gate, d, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    w = _load_gate_weights(weight, gate, d, TRANSPOSED, BLOCK)
-    return tl.dot(h.to(w.dtype), w, input_precision="ieee")
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def forward_all(  # type: ignore[no-untyped-def]
-    weight,  # [G d, d]
-    bias,
-    gates,
-    h0,  # [B, d] or None
-    c0,
-    lengths,
-    y,
-    saved,
-    h_n,  # [B, d]
-    c_n,
-    T,
-    B,
-    d,
-    LSTM: tl.constexpr,
-    SAVE: tl.constexpr,
-    REVERSE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Compute all steps of ROWS rows per program; parameters without a comment are as in `forward_cell`."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    k = tl.arange(0, BLOCK)[None, :]
-    in_bounds = (row < B) & (k < d)
-    index = row * d + k
-    h = tl.zeros([ROWS, BLOCK], tl.float32)
-    c = tl.zeros([ROWS, BLOCK], tl.float32)
-    length = tl.zeros([ROWS, BLOCK], tl.int64) + T
-    if h0 is not None:
-        h = _load_float32(h0, index, in_bounds)
-    if LSTM and c0 is not None:
-        c = _load_float32(c0, index, in_bounds)
-    if lengths is not None:
-        length = tl.load(lengths + row + 0 * k, mask=in_bounds, other=0)
-    for iteration in range(T):
-        step = tl.full([], 0, tl.int64) + iteration
-        if REVERSE:
-            step = T - 1 - step
-        is_active = in_bounds & (step < length)
-        if LSTM:
-            gate_index = (step * B + row) * 4 * d + k
-            i, f, g, o, cell, state = _forward_lstm(
-                _load_float32(gates, gate_index, is_active) + _matmul_gate(h, weight, 0, d, True, BLOCK),
-                _load_float32(gates, gate_index + d, is_active) + _matmul_gate(h, weight, 1, d, True, BLOCK),
-                _load_float32(gates, gate_index + 2 * d, is_active)
-                + _matmul_gate(h, weight, 2, d, True, BLOCK),
-                _load_float32(gates, gate_index + 3 * d, is_active)
-                + _matmul_gate(h, weight, 3, d, True, BLOCK),
-                c,
-            )
-            c = tl.where(is_active, cell, c)
-            if SAVE:
-                tl.store(gates + gate_index, i, mask=is_active)
-                tl.store(gates + gate_index + d, f, mask=is_active)
-                tl.store(gates + gate_index + 2 * d, g, mask=is_active)
-                tl.store(gates + gate_index + 3 * d, o, mask=is_active)
-                tl.store(saved + step * B * d + index, cell, mask=is_active)
-        else:
-            gate_index = (step * B + row) * 3 * d + k
-            state_n = _matmul_gate(h, weight, 2, d, True, BLOCK) + _load_float32(bias, k, k < d)
-            r, u, n, state = _forward_gru(
-                _load_float32(gates, gate_index, is_active) + _matmul_gate(h, weight, 0, d, True, BLOCK),
-                _load_float32(gates, gate_index + d, is_active) + _matmul_gate(h, weight, 1, d, True, BLOCK),
-                _load_float32(gates, gate_index + 2 * d, is_active),
-                state_n,
-                h,
-            )
-            if SAVE:
-                tl.store(gates + gate_index, r, mask=is_active)
-                tl.store(gates + gate_index + d, u, mask=is_active)
-                tl.store(gates + gate_index + 2 * d, n, mask=is_active)
-                tl.store(saved + step * B * d + index, state_n, mask=is_active)
-        h = tl.where(is_active, state, h)
-        tl.store(y + step * B * d + index, tl.where(is_active, state, 0.0), mask=in_bounds)
-    tl.store(h_n + index, h, mask=in_bounds)
-    if LSTM:
-        tl.store(c_n + index, c, mask=in_bounds)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def backward_all(  # type: ignore[no-untyped-def]
-    weight,  # [G d, d]
-    dh_n,  # [B, d] or None
-    dc_n,
-    dy,
-    gates,
-    saved,
-    previous,
-    initial,
-    lengths,
-    d_input,
-    d_state,
-    dh_0,  # [B, d]
-    dc_0,
-    T,
-    B,
-    d,
-    dy_step,
-    dy_row,
-    LSTM: tl.constexpr,
-    REVERSE: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Compute all steps of ROWS rows per program; parameters without a comment are as in `backward_cell`."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    k = tl.arange(0, BLOCK)[None, :]
-    in_bounds = (row < B) & (k < d)
-    index = row * d + k
-    dh = tl.zeros([ROWS, BLOCK], tl.float32)
-    dc = tl.zeros([ROWS, BLOCK], tl.float32)
-    length = tl.zeros([ROWS, BLOCK], tl.int64) + T
-    if dh_n is not None:
-        dh = _load_float32(dh_n, index, in_bounds)
-    if LSTM and dc_n is not None:
-        dc = _load_float32(dc_n, index, in_bounds)
-    if lengths is not None:
-        length = tl.load(lengths + row + 0 * k, mask=in_bounds, other=0)
-    for iteration in range(T):
-        step = tl.full([], 0, tl.int64) + iteration
-        if REVERSE:
-            previous_index = (step + 1) * B * d + index
-            is_first = length - 1 == step
-        else:
-            step = T - 1 - step
-            previous_index = (step - 1) * B * d + index
-            is_first = 0 * length == step
-        is_active = in_bounds & (step < length)
-        previous_state = _load_float32(previous, previous_index, is_active & (is_first == 0))
-        if initial is not None:
-            previous_state += _load_float32(initial, index, is_active & is_first)
-        dh_step = dh
-        if dy is not None:
-            dh_step += _load_float32(dy, step * dy_step + row * dy_row + k, is_active)
-        hidden_index = step * B * d + index
-        if LSTM:
-            gate_index = (step * B + row) * 4 * d + k
-            i, f, g, o, dc_previous = _backward_lstm(
-                _load_float32(gates, gate_index, is_active),
-                _load_float32(gates, gate_index + d, is_active),
-                _load_float32(gates, gate_index + 2 * d, is_active),
-                _load_float32(gates, gate_index + 3 * d, is_active),
-                _load_float32(saved, hidden_index, is_active),
-                previous_state,
-                dh_step,
-                dc,
-            )
-            i, f = tl.where(is_active, i, 0.0), tl.where(is_active, f, 0.0)
-            g, o = tl.where(is_active, g, 0.0), tl.where(is_active, o, 0.0)
-            tl.store(d_input + gate_index, i, mask=in_bounds)
-            tl.store(d_input + gate_index + d, f, mask=in_bounds)
-            tl.store(d_input + gate_index + 2 * d, g, mask=in_bounds)
-            tl.store(d_input + gate_index + 3 * d, o, mask=in_bounds)
-            dc = tl.where(is_active, dc_previous, dc)
-            dh = tl.where(is_active, 0.0, dh)
-            dh += _matmul_gate(i, weight, 0, d, False, BLOCK)
-            dh += _matmul_gate(f, weight, 1, d, False, BLOCK)
-            dh += _matmul_gate(g, weight, 2, d, False, BLOCK)
-            dh += _matmul_gate(o, weight, 3, d, False, BLOCK)
-        else:
-            gate_index = (step * B + row) * 3 * d + k
-            r, u, n, state_n, dh_direct = _backward_gru(
-                _load_float32(gates, gate_index, is_active),
-                _load_float32(gates, gate_index + d, is_active),
-                _load_float32(gates, gate_index + 2 * d, is_active),
-                _load_float32(saved, hidden_index, is_active),
-                previous_state,
-                dh_step,
-            )
-            r, u = tl.where(is_active, r, 0.0), tl.where(is_active, u, 0.0)
-            n, state_n = tl.where(is_active, n, 0.0), tl.where(is_active, state_n, 0.0)
-            tl.store(d_input + gate_index, r, mask=in_bounds)
-            tl.store(d_input + gate_index + d, u, mask=in_bounds)
-            tl.store(d_input + gate_index + 2 * d, n, mask=in_bounds)
-            tl.store(d_state + gate_index, r, mask=in_bounds)
-            tl.store(d_state + gate_index + d, u, mask=in_bounds)
-            tl.store(d_state + gate_index + 2 * d, state_n, mask=in_bounds)
-            dh = tl.where(is_active, dh_direct, dh)
-            dh += _matmul_gate(r, weight, 0, d, False, BLOCK)
-            dh += _matmul_gate(u, weight, 1, d, False, BLOCK)
-            dh += _matmul_gate(state_n, weight, 2, d, False, BLOCK)
-    tl.store(dh_0 + index, dh, mask=in_bounds)
-    if LSTM:
-        tl.store(dc_0 + index, dc, mask=in_bounds)
-
-
-# --- launches ---------------------------------------------------------------------------------------------
-
-
-def _hidden_block(weight: Tensor) -> int | None:
-    """Return the padded hidden size for kernels that run all steps; None if it is too large for them."""
-    block = max(16, int(triton.next_power_of_2(weight.shape[1])))
-    return block if block * block * weight.element_size() <= _MAX_WEIGHT_BYTES else None
-
-
-def forward_steps(
-    kind: str,
-    gates: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial: Sequence[Tensor | None],
-    lengths: Tensor | None,
-    reverse: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+def forward_steps(loop: Loop, save: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """Run all steps of a layer: arguments and results as in `burnt.kernels.ops.rnn.loop_c`, of any dtype."""
+    kind, gates, weight, bias, initial, lengths, reverse = loop
     steps, batch, _ = gates.shape
-    width, lstm, block = weight.shape[1], kind == "lstm", _hidden_block(weight)
+    width, lstm = weight.shape[1], kind == "lstm"
     output = gates.new_empty_strided((batch, steps, width), (width, batch * width, 1))
     saved = gates.new_empty(steps, batch, width) if save else None
     with on_device_of(gates):
-        if block is not None:
-            h, c = gates.new_empty(batch, width), gates.new_empty(batch, width) if lstm else None
-            forward_all[(triton.cdiv(batch, _ALL_STEPS_ROWS),)](
-                weight, bias, gates, initial[0], initial[1] if lstm else None, lengths, output, saved, h, c,
-                steps, batch, width, lstm, save, reverse, _ALL_STEPS_ROWS, block,
-            )  # fmt: skip
-            return output, saved, [h] if c is None else [h, c]
         zeros = gates.new_zeros(batch, width)
         h = zeros if initial[0] is None else initial[0].clone()
         c = None
         if lstm:
-            c = (
-                torch.zeros_like(zeros, dtype=torch.float32)
-                if initial[1] is None
-                else initial[1].float().clone()
-            )
+            c = (zeros if initial[1] is None else initial[1]).to(torch.float32, copy=True)
         grid, weight_t = (triton.cdiv(batch * width, _STEP_BLOCK),), weight.t()
         for t in reversed(range(steps)) if reverse else range(steps):
             z = torch.mm(h, weight_t)
@@ -479,33 +235,17 @@ def forward_steps(
 
 
 def backward_steps(
-    kind: str,
-    gates: Tensor,
-    saved: Tensor,
-    output: Tensor,
-    weight: Tensor,
-    initial: Sequence[Tensor | None],
-    lengths: Tensor | None,
-    reverse: bool,
-    grad_output: Tensor | None,
-    grad_last: Sequence[Tensor | None],
+    loop: Loop, saved: Tensor, output: Tensor, grad_output: Tensor | None, grad_last: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Run all steps of the backward, as in `burnt.kernels.ops.rnn.loop_c`."""
+    kind, gates, weight, _, initial, lengths, reverse = loop
     steps, batch, _ = gates.shape
-    width, lstm, block = weight.shape[1], kind == "lstm", _hidden_block(weight)
+    width, lstm = weight.shape[1], kind == "lstm"
     grad_input_gates = torch.empty_like(gates)
     grad_state_gates = grad_input_gates if lstm else torch.empty_like(gates)
     previous = saved if lstm else output
     strides = (0, 0) if grad_output is None else grad_output.stride()[:2]
     with on_device_of(gates):
-        if block is not None:
-            grad_initial = [gates.new_empty(batch, width) for _ in initial]
-            backward_all[(triton.cdiv(batch, _ALL_STEPS_ROWS),)](
-                weight, grad_last[0], grad_last[1] if lstm else None, grad_output, gates, saved, previous,
-                initial[-1], lengths, grad_input_gates, grad_state_gates, grad_initial[0], grad_initial[-1],
-                steps, batch, width, *strides, lstm, reverse, _ALL_STEPS_ROWS, block,
-            )  # fmt: skip
-            return grad_input_gates, grad_state_gates, grad_initial
         zeros = torch.zeros(batch, width, dtype=torch.float32, device=gates.device)
         grad_states = [zeros.clone() if g is None else g.float().clone() for g in grad_last]
         z = None

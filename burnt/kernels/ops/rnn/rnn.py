@@ -7,6 +7,7 @@ time between matmuls over all steps (`burnt.kernels.ops.rnn.layer`).
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,15 +38,10 @@ warnings.filterwarnings("ignore", "RNN module weights are not part of single con
 
 
 def _check(
-    kind: str,
-    x: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
-    initial: dict[str, Tensor | None],
-    lengths: Tensor | None,
+    kind: str, x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Any, bias_hh: Any, *rest: Any
 ) -> None:
+    *states, lengths, _ = rest
+    initial = dict(zip(("h0", "c0"), states, strict=False))
     name = f"{kind}_layer"
     floats: dict[str, Tensor | None] = {
         "x": x, "weight_ih": weight_ih, "weight_hh": weight_hh, "bias_ih": bias_ih, "bias_hh": bias_hh,
@@ -106,16 +102,6 @@ def _check_lengths(name: str, x: Tensor, lengths: Tensor | None) -> None:
         )
 
 
-def _check_lstm(
-    x: Tensor, w: Tensor, u: Tensor, b: Any, c: Any, h0: Any, c0: Any, lengths: Any, *_: Any
-) -> None:
-    _check("lstm", x, w, u, b, c, {"h0": h0, "c0": c0}, lengths)
-
-
-def _check_gru(x: Tensor, w: Tensor, u: Tensor, b: Any, c: Any, h0: Any, lengths: Any, *_: Any) -> None:
-    _check("gru", x, w, u, b, c, {"h0": h0}, lengths)
-
-
 def _examples(kind: str) -> Callable[[torch.device], list[tuple[object, ...]]]:
     def examples(device: torch.device) -> list[tuple[object, ...]]:
         cases: list[tuple[object, ...]] = []
@@ -158,24 +144,13 @@ def _torch_rnn(
     train: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """Call `torch.lstm` or `torch.gru`: return outputs, and last states ``[layers * directions, B, H]``."""
-    cast_to = (
-        None if lengths is not None else _dtype_without_onednn(kind, x)
-    )  # oneDNN does not support packed sequences
-    if cast_to is not None:
+    if lengths is None and (cast_to := _dtype_without_onednn(kind, x)) is not None:
         cast_weights, states = ([t.to(cast_to) for t in tensors] for tensors in (weights, initial))
         with torch.autocast("cpu", enabled=False):
             return _torch_rnn(
-                kind,
-                x.to(cast_to),
-                cast_weights,
-                states,
-                lengths,
-                biases=biases,
-                layers=layers,
-                bidirectional=bidirectional,
-                dropout=dropout,
-                train=train,
-            )
+                kind, x.to(cast_to), cast_weights, states, lengths, biases=biases, layers=layers,
+                bidirectional=bidirectional, dropout=dropout, train=train,
+            )  # fmt: skip
     call: Any = torch.lstm if kind == "lstm" else torch.gru
     settings = (list(weights), biases, layers, dropout, train, bidirectional)
     if lengths is None:
@@ -212,14 +187,9 @@ def _reverse_sequences(x: Tensor, lengths: Tensor | None) -> Tensor:
     return x.transpose(0, 1).gather(0, index.transpose(0, 1)).transpose(0, 1)
 
 
-def _torch_layer(
-    kind: str,
-    x: Tensor,
-    weights: Sequence[Tensor | None],
-    initial: Sequence[Tensor | None],
-    lengths: Tensor | None,
-    reverse: bool,
-) -> tuple[Tensor, ...]:
+def _torch_layer(kind: str, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *tensors, lengths, reverse = rest
+    weights, initial = tensors[:4], tensors[4:]
     _check_lengths(f"{kind}_layer", x, lengths)
     present = [w for w in weights if w is not None]
     zeros = x.new_zeros(1, x.shape[0], present[1].shape[1])
@@ -235,38 +205,9 @@ def _torch_layer(
     return _reverse_sequences(output, lengths) if reverse else output, *(state[0] for state in last)
 
 
-def _torch_lstm_layer(
-    x: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None = None,
-    bias_hh: Tensor | None = None,
-    h0: Tensor | None = None,
-    c0: Tensor | None = None,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    weights = weight_ih, weight_hh, bias_ih, bias_hh
-    return _torch_layer("lstm", x, weights, (h0, c0), lengths, reverse)  # type: ignore[return-value]
-
-
-def _torch_gru_layer(
-    x: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None = None,
-    bias_hh: Tensor | None = None,
-    h0: Tensor | None = None,
-    lengths: Tensor | None = None,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
-    weights = weight_ih, weight_hh, bias_ih, bias_hh
-    return _torch_layer("gru", x, weights, (h0,), lengths, reverse)  # type: ignore[return-value]
-
-
 @op(
-    library=_torch_lstm_layer,
-    check=_check_lstm,
+    library=functools.partial(_torch_layer, "lstm"),
+    check=functools.partial(_check, "lstm"),
     look=lambda x, *rest: _check_lengths("lstm_layer", x, rest[6]),
     examples=_examples("lstm"),
     autocast=cast_all,
@@ -336,8 +277,8 @@ def lstm_layer(
 
 
 @op(
-    library=_torch_gru_layer,
-    check=_check_gru,
+    library=functools.partial(_torch_layer, "gru"),
+    check=functools.partial(_check, "gru"),
     look=lambda x, *rest: _check_lengths("gru_layer", x, rest[5]),
     examples=_examples("gru"),
     autocast=_autocast_gru,

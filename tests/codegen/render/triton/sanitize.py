@@ -95,7 +95,7 @@ def summed() -> None:
 # Hand-written kernels: their module, their names and what launches them.
 WRITTEN: dict[str, tuple[Any, tuple[str, ...], Callable[[], None]]] = {
     "attention": (flash_triton, ("forward_kernel",), attention),
-    "lstm": (loop_triton, ("forward_all", "forward_cell"), recurrent),
+    "lstm": (loop_triton, ("forward_cell",), recurrent),
     "optimizer step": (foreach_triton, ("squares", "finish"), optimized),
     "embedding, backward": (backward_triton, ("add_runs",), summed),
 }

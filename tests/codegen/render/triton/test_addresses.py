@@ -45,6 +45,7 @@ from burnt.kernels.ops.attention.flash_triton import Problem
 from burnt.kernels.ops.attention.score_mod import CompiledScore
 from burnt.kernels.ops.embedding import backward_triton
 from burnt.kernels.ops.rnn import loop_triton
+from burnt.kernels.ops.rnn.loop_c import Loop
 from burnt.kernels.optim.foreach_triton import DevicePasses
 from burnt.kernels.optim.request import Request
 from tests.codegen.render.triton.addresses import Launched, check, launches_of, recorded, translated
@@ -224,13 +225,11 @@ def recurrent(batch: int, steps: int, width: int) -> None:
         bias = meta(width) if kind == "gru" else None
         lengths, start = meta(batch, dtype=torch.int64), [meta(batch, width)] * states
         for reverse in (False, True):
-            result = loop_triton.forward_steps(kind, given, weight, bias, start, lengths, reverse, True)
-            output, kept, last = result
+            loop = Loop(kind, given, weight, bias, start, lengths, reverse)
+            output, kept, last = loop_triton.forward_steps(loop, True)
             assert kept is not None
             turned = output.transpose(0, 1)
-            loop_triton.backward_steps(
-                kind, given, kept, turned, weight, start, lengths, reverse, turned, last
-            )
+            loop_triton.backward_steps(loop, kept, turned, turned, last)
 
 
 def embedded(rows: int) -> None:

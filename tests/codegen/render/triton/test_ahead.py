@@ -289,16 +289,11 @@ def test_steps_of_optimizers_on_all_targets(target: str, tmp_path: Any) -> None:
 
 def of_recurrent_layers(dtype: torch.dtype, lstm: bool) -> dict[str, list[Any]]:
     """Arguments of the kernels of a recurrent layer with all that it may have."""
-    width, block = 12, 16
+    width = 12
     sizes = [128, 640, width]
     bias = None if lstm else dtype
-    cells = [dtype if lstm else None]
     before = [torch.float32, torch.float32] if lstm else [torch.float32] * 2
     return {
-        "forward_all": [dtype, bias, dtype, dtype, *cells, torch.int64, dtype, dtype, dtype, *cells, *sizes,
-                        lstm, True, True, 16, block],
-        "backward_all": [dtype, dtype, *cells, dtype, dtype, dtype, dtype, dtype, torch.int64, dtype, dtype,
-                         dtype, dtype, *sizes, 640 * width, width, lstm, True, 16, block],
         "forward_cell": [dtype, bias, dtype, dtype, torch.float32 if lstm else None, torch.int64, dtype,
                          dtype, 3, *sizes[1:], lstm, True, 256],
         "backward_cell": [dtype, *before, dtype, dtype, dtype, dtype, dtype, torch.int64, dtype, dtype, 3,
@@ -314,7 +309,7 @@ def check_recurrent(name: str, dtype: torch.dtype, lstm: bool, target: str, fold
     assert not re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", result.assembly)
 
 
-RECURRENT = ["forward_all", "backward_all", "forward_cell", "backward_cell"]
+RECURRENT = ["forward_cell", "backward_cell"]
 
 
 @pytest.mark.parametrize("name", RECURRENT)

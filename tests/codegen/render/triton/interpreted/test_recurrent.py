@@ -62,7 +62,6 @@ def check(
 
 @pytest.mark.sample
 @pytest.mark.parametrize("kind", OPS)
-@pytest.mark.parametrize("way", ["all", "each"])
 @pytest.mark.parametrize(
     ("lengths", "reverse"),
     [
@@ -72,10 +71,8 @@ def check(
         pytest.param(False, True, marks=pytest.mark.full),
     ],
 )
-def test_steps(kind: str, way: str, lengths: bool, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "each":
-        monkeypatch.setattr(loop_triton, "_MAX_WEIGHT_BYTES", 0)
-        monkeypatch.setattr(loop_triton, "_STEP_BLOCK", 64)
+def test_steps(kind: str, lengths: bool, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_triton, "_STEP_BLOCK", 64)
     args = given(kind, (19, 3, 5, 7), True, True, lengths, reverse)
     check(kind, args, monkeypatch, torch.float32)
 
@@ -92,17 +89,13 @@ def test_shapes_without_bias_or_state(
 
 @pytest.mark.sample
 @pytest.mark.parametrize("kind", OPS)
-@pytest.mark.parametrize("largest", [0, 1024])
-def test_16_bits(kind: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_triton, "_MAX_WEIGHT_BYTES", largest)
+def test_16_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(kind, given(kind, (5, 3, 4, 13), True, True, True, True), monkeypatch, torch.bfloat16)
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize("kind", OPS)
-@pytest.mark.parametrize("largest", [0, 1024])
-def test_outputs_alone(kind: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_triton, "_MAX_WEIGHT_BYTES", largest)
+def test_outputs_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     args = given(kind, (3, 4, 4, 5), True, True, False, False)
     check(kind, args, monkeypatch, torch.float32, cotangents=1)
     with torch.no_grad():
