@@ -477,7 +477,8 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                 raise
             self._raise_explained(entry, args, error)
         if entry.candidate.name not in _BUILT_IN:
-            self._check_arguments_unmodified(entry.candidate, args, versions)
+            who = f"the candidate {entry.candidate.name!r}"
+            self.check_unmodified(who, self.named_tensors(args), versions)
             self.check_results(entry.candidate, args, results)
         if len(self._entries) >= _MAX_ENTRIES:
             self.forget()
@@ -543,12 +544,6 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                 found=repr(value) if value is None else f"{type(value).__name__}: {value!r:.60}",
                 hint=None if value is None else f"torch.as_tensor({name})",
             )
-
-    def _check_arguments_unmodified(
-        self, candidate: Candidate, args: Sequence[Any], before: Sequence[int]
-    ) -> None:
-        """Check by version counters that a user's candidate did not modify its arguments."""
-        self.check_unmodified(f"the candidate {candidate.name!r}", self.named_tensors(args), before)
 
     def named_tensors(self, args: Sequence[Any]) -> list[tuple[str, Tensor]]:
         """Return the tensors among all arguments by position, each with a description for messages."""

@@ -216,7 +216,8 @@ def _define_overload(library: Any, op: AnyOp, overload: str, arguments: Sequence
     )
     _references[backward] = eager_gradients
     library.impl(full, _differentiable_kernel(op, forward, backward), "Autograd")
-    library.impl(full_back, _backward_autograd_kernel(backward, eager_gradients), "Autograd")
+    # torch computes second derivatives from the reference.
+    library.impl(full_back, _autograd_kernel(backward, eager_gradients, eager_gradients), "Autograd")
     return forward
 
 
@@ -368,11 +369,6 @@ def _autograd_kernel(
             return overload(*args)
 
     return kernel
-
-
-def _backward_autograd_kernel(overload: Any, eager_gradients: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the Autograd kernel of a backward: torch computes second derivatives from the reference."""
-    return _autograd_kernel(overload, eager_gradients, eager_gradients)
 
 
 _TENSOR = object()  # stands for a saved tensor among the arguments

@@ -6,7 +6,7 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,17 +107,24 @@ def check_one_device(op: str, **tensors: Tensor | None) -> None:
     Raises:
         InputRuntimeError: they are not; names the first that differs.
     """
+    for first, expected, name, tensor in _differing("device", tensors):
+        raise InputRuntimeError(
+            f"the arguments of {op} are on different devices",
+            where=f"burnt.kernels.{op}",
+            expected=f"{name} on {expected}, as {first}",
+            found=f"{name} on {tensor.device}",
+            hint=f"{name}.to({str(expected)!r})",
+        )
+
+
+def _differing(what: str, tensors: Mapping[str, Tensor | None]) -> Iterator[tuple[str, Any, str, Tensor]]:
+    """Yield the first tensor's name and its device or dtype, and each tensor with another one."""
     present = {name: t for name, t in tensors.items() if t is not None}
-    (first, reference), *others = present.items()
-    for name, tensor in others:
-        if tensor.device != reference.device:
-            raise InputRuntimeError(
-                f"the arguments of {op} are on different devices",
-                where=f"burnt.kernels.{op}",
-                expected=f"{name} on {reference.device}, as {first}",
-                found=f"{name} on {tensor.device}",
-                hint=f"{name}.to({str(reference.device)!r})",
-            )
+    first = next(iter(present))
+    expected = getattr(present[first], what)
+    for name, tensor in present.items():
+        if getattr(tensor, what) != expected:
+            yield first, expected, name, tensor
 
 
 def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
@@ -126,17 +133,14 @@ def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
     Raises:
         InputRuntimeError: they do not; names the first that differs.
     """
-    present = {name: t for name, t in tensors.items() if t is not None}
-    (first, reference), *others = present.items()
-    for name, tensor in others:
-        if tensor.dtype != reference.dtype:
-            raise InputRuntimeError(
-                f"the arguments of {op} have different dtypes",
-                where=f"burnt.kernels.{op}",
-                expected=f"{name} of {reference.dtype}, as {first}",
-                found=f"{name} of {tensor.dtype}",
-                hint=f"{name}.to({reference.dtype}), or run it under torch.autocast",
-            )
+    for first, expected, name, tensor in _differing("dtype", tensors):
+        raise InputRuntimeError(
+            f"the arguments of {op} have different dtypes",
+            where=f"burnt.kernels.{op}",
+            expected=f"{name} of {expected}, as {first}",
+            found=f"{name} of {tensor.dtype}",
+            hint=f"{name}.to({expected}), or run it under torch.autocast",
+        )
 
 
 def check_residual_dtype(op: str, x: Tensor, residual: Tensor | None) -> None:

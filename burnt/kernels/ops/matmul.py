@@ -125,7 +125,11 @@ def linear(
     >>> linear(torch.tensor([[1.0, 2.0]]), torch.eye(2), torch.tensor([0.5, -3.0]), activation="relu")
     tensor([[1.5000, 0.0000]])
     """
-    output = apply_activation(F.linear(x, weight, bias), activation)
+    return _finish(F.linear(x, weight, bias), residual, activation)
+
+
+def _finish(output: Tensor, residual: Tensor | None, activation: str | None) -> Tensor:
+    output = apply_activation(output, activation)
     return output if residual is None else output + residual
 
 
@@ -300,18 +304,14 @@ def _is_onednn_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
 @linear.candidate(
     "onednn", devices=["cpu"], when=_onednn_unsupported_reason, best=_is_onednn_best, differentiable=True
 )
-def _linear_onednn(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
-) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
+def _linear_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *end: Any) -> Tensor:
+    residual, activation = end
+    rows, shape = x.reshape(-1, x.shape[-1]), (*x.shape[:-1], weight.shape[0])
     if wants_gradient(x, weight, bias):
-        output = apply_activation(_OneDnnLinear.apply(rows, weight, bias), activation)  # type: ignore[no-untyped-call]
-    elif activation in _ONEDNN_EPILOGUES:
-        output = _onednn_linear(rows, weight, bias, *_ONEDNN_EPILOGUES[activation])
-    else:
-        output = apply_activation(_onednn_linear(rows, weight, bias), activation)
-    output = output.view(*x.shape[:-1], weight.shape[0])
-    return output if residual is None else output + residual
+        return _finish(_OneDnnLinear.apply(rows, weight, bias).view(shape), *end)  # type: ignore[no-untyped-call]
+    epilogue = _ONEDNN_EPILOGUES.get(activation, _ONEDNN_EPILOGUES[None])
+    output = _onednn_linear(rows, weight, bias, *epilogue).view(shape)
+    return _finish(output, residual, None if activation in _ONEDNN_EPILOGUES else activation)
 
 
 _packed_weights: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
@@ -355,15 +355,13 @@ def _is_packed_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
     best=_is_packed_best,
     differentiable=True,
 )
-def _linear_onednn_packed(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
-) -> Tensor:
+def _linear_onednn_packed(x: Tensor, weight: Tensor, bias: Tensor | None, *end: Any) -> Tensor:
+    residual, activation = end
     rows = x.reshape(-1, x.shape[-1])
     epilogue = _ONEDNN_EPILOGUES.get(activation, _ONEDNN_EPILOGUES[None])
     output = _onednn_linear(rows, _packed_weight(weight, rows.shape[0]), bias, *epilogue)
-    output = output if activation in _ONEDNN_EPILOGUES else apply_activation(output, activation)
     output = output.view(*x.shape[:-1], weight.shape[0])
-    return output if residual is None else output + residual
+    return _finish(output, residual, None if activation in _ONEDNN_EPILOGUES else activation)
 
 
 def _float32_unsupported_reason(x: Tensor, *rest: Any) -> str | None:
@@ -380,13 +378,9 @@ def _is_float32_best(x: Tensor, other: Tensor, *rest: Any) -> bool:
 @linear.candidate(
     "float32", devices=["cpu"], when=_float32_unsupported_reason, best=_is_float32_best, differentiable=True
 )
-def _linear_float32(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
-) -> Tensor:
+def _linear_float32(x: Tensor, weight: Tensor, bias: Tensor | None, *end: Any) -> Tensor:
     wide = [None if t is None else t.float() for t in (x, weight, bias)]
-    output = linear(*wide).to(x.dtype)  # type: ignore[arg-type]
-    output = apply_activation(output, activation)
-    return output if residual is None else output + residual
+    return _finish(linear(*wide).to(x.dtype), *end)  # type: ignore[arg-type]
 
 
 def _bfloat16_unsupported_reason(x: Tensor, *rest: Any) -> str | None:
@@ -400,12 +394,9 @@ def _bfloat16_unsupported_reason(x: Tensor, *rest: Any) -> str | None:
 @linear.candidate(
     "bfloat16", devices=["cpu"], when=_bfloat16_unsupported_reason, best=lambda *_: False, differentiable=True
 )
-def _linear_bfloat16(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
-) -> Tensor:
+def _linear_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None, *end: Any) -> Tensor:
     narrow = [None if t is None else t.bfloat16() for t in (x, weight, bias)]
-    output = apply_activation(F.linear(*narrow).to(x.dtype), activation)  # type: ignore[arg-type]
-    return output if residual is None else output + residual
+    return _finish(F.linear(*narrow).to(x.dtype), *end)  # type: ignore[arg-type]
 
 
 def _matmul_onednn_unsupported_reason(a: Tensor, b: Tensor) -> str | None:

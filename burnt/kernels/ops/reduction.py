@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,16 +31,9 @@ def _features(x: Tensor, dim: int | Sequence[int] | None, *rest: object) -> dict
     return {"row": x.shape[-1] if x.dim() and _axes(x, dim) in ([-1], [x.dim() - 1]) else 0}
 
 
-def _examples(device: torch.device) -> list[tuple[object, ...]]:
-    return [(x, dim, False) for x, dim in _inputs(device)]
-
-
-def _examples_with_dtype(device: torch.device) -> list[tuple[object, ...]]:
-    return [(x, dim, False, None) for x, dim in _inputs(device)]
-
-
-def _examples_with_correction(device: torch.device) -> list[tuple[object, ...]]:
-    return [(x, dim, 1, False) for x, dim in _inputs(device)]
+def _examples(*settings: object) -> Callable[[torch.device], list[tuple[object, ...]]]:
+    """Return examples that end with these settings."""
+    return lambda device: [(x, dim, *settings) for x, dim in _inputs(device)]
 
 
 def _arg_examples(device: torch.device) -> list[tuple[object, ...]]:
@@ -51,7 +44,7 @@ def _bool_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x > 0, dim, False) for x, dim in _inputs(device)]
 
 
-@op(examples=_examples_with_dtype, features=_features)
+@op(examples=_examples(False, None), features=_features)
 def reduce_sum(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -78,7 +71,7 @@ def reduce_sum(
     return torch.sum(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_examples_with_dtype, features=_features)
+@op(examples=_examples(False, None), features=_features)
 def reduce_mean(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -104,7 +97,7 @@ def reduce_mean(
     return torch.mean(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_examples, features=_features)
+@op(examples=_examples(False), features=_features)
 def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Compute the maximum over axes; the gradient is divided evenly among equal maxima.
 
@@ -127,7 +120,7 @@ def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     return torch.amax(x, _axes(x, dim), keepdim)
 
 
-@op(examples=_examples, features=_features)
+@op(examples=_examples(False), features=_features)
 def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Compute the minimum over axes; the gradient is divided evenly among equal minima.
 
@@ -150,9 +143,7 @@ def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     return torch.amin(x, _axes(x, dim), keepdim)
 
 
-@op(
-    examples=lambda device: [(*a, None) for a in _arg_examples(device)],
-)
+@op(examples=lambda device: [(*a, None) for a in _arg_examples(device)])
 def reduce_prod(
     x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -182,7 +173,7 @@ def reduce_prod(
     return torch.prod(x, dim, keepdim, dtype=dtype)
 
 
-@op(examples=_examples_with_correction)
+@op(examples=_examples(1, False))
 def reduce_var(
     x: Tensor, dim: int | Sequence[int] | None = None, correction: int = 1, keepdim: bool = False
 ) -> Tensor:
@@ -208,7 +199,7 @@ def reduce_var(
     return torch.var(x, _axes(x, dim), correction=correction, keepdim=keepdim)
 
 
-@op(examples=_examples_with_correction)
+@op(examples=_examples(1, False))
 def reduce_std(
     x: Tensor, dim: int | Sequence[int] | None = None, correction: int = 1, keepdim: bool = False
 ) -> Tensor:
@@ -234,7 +225,7 @@ def reduce_std(
     return torch.std(x, _axes(x, dim), correction=correction, keepdim=keepdim)
 
 
-@op(examples=_examples)
+@op(examples=_examples(False))
 def reduce_logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Compute the logarithm of the sum of exponentials over axes, without overflow.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +26,7 @@ def adafactor_step(
     eps: tuple[float | None, float] = (None, 1e-3),
     d: float = 1.0,
     weight_decay: float = 0.0,
-    grad_scale: float | Tensor | None = None,
-    max_norm: float | None = None,
-    ema: Sequence[Tensor] | None = None,
-    ema_decay: float = 0.999,
+    **limits: Any,
 ) -> StepResult:
     """Take a step of Adafactor on lists of tensors in place.
 
@@ -46,15 +44,9 @@ def adafactor_step(
             mean square.
         d: updates are scaled down to this root mean square.
         weight_decay: decoupled: the parameter is multiplied by ``1 - lr * weight_decay``.
-        grad_scale: factor that the loss was multiplied by.
-        max_norm: maximum global norm of the gradients.
-        ema: exponential moving averages of the parameters.
-        ema_decay: decay rate of these averages.
-
-    Returns:
-        As in `adamw_step`, which also lists the errors raised.
+        limits: `grad_scale`, `max_norm`, `ema` and `ema_decay`.
     """
-    request = Request("Adafactor", grad_scale, max_norm, ema, ema_decay, None)
+    request = Request("Adafactor", **limits)
     request.check_numbers(lr=lr, weight_decay=weight_decay)
     check_lists(request, params, grads=grads, variances=variances)
     check_steps(request, params, steps)
@@ -77,12 +69,8 @@ def adafactor_step(
         by_dtype = {dtype: weights.to(dtype).unbind() for dtype in {g.dtype for g in grads}}
         means = []
         for i, square in enumerate(squares):
-            row_var, col_var, variance, weight = (
-                row_vars[i],
-                col_vars[i],
-                variances[i],
-                by_dtype[square.dtype][i],
-            )
+            row_var, col_var, variance = row_vars[i], col_vars[i], variances[i]
+            weight = by_dtype[square.dtype][i]
             if variance is not None:
                 means.append(_average(variance, square, weight))
             elif row_var is not None and col_var is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,11 +26,7 @@ def lamb_step(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-6,
     weight_decay: float = 0.0,
-    grad_scale: float | Tensor | None = None,
-    max_norm: float | None = None,
-    ema: Sequence[Tensor] | None = None,
-    ema_decay: float = 0.999,
-    candidate: str | None = None,
+    **limits: Any,
 ) -> StepResult:
     """Take a step of Lamb on lists of tensors in place, with optional unscaling, clipping and averaging.
 
@@ -43,20 +40,15 @@ def lamb_step(
         betas: decay rates of the two running means.
         eps: added to the denominator.
         weight_decay: this times the parameter is added to the direction, before its norm is taken.
-        grad_scale: factor that the loss was multiplied by.
-        max_norm: maximum global norm of the gradients.
-        ema: exponential moving averages of the parameters.
-        ema_decay: decay rate of these averages.
-        candidate: ``"burnt"``, ``"torch"`` or None.
-
-    Returns:
-        As in `adamw_step`, which also lists the errors raised.
+        limits: `grad_scale`, `max_norm`, `ema`, `ema_decay` and `candidate`.
     """
-    request = Request("Lamb", grad_scale, max_norm, ema, ema_decay, candidate)
+    request = Request("Lamb", **limits)
     request.check_numbers(*betas, lr=lr, eps=eps, weight_decay=weight_decay)
     check_lists(request, params, grads=grads, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
     check_steps(request, params, steps)
-    options = number_options(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_weight=1 - ema_decay)
+    options = number_options(
+        lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_weight=1 - request.ema_decay
+    )
     states = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
 
     def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
@@ -67,7 +59,7 @@ def lamb_step(
         passes.apply_update(LAMB_DIRECTION, elements, options, {"step": steps})
         elements = {"param": params, "update": updates}
         ratios = {"trust_ratio": _trust_ratios(params, updates)}
-        passes.apply_update(LAMB, elements if ema is None else {**elements, "ema": ema}, options, ratios)
+        passes.apply_update(LAMB, request.with_ema(elements), options, ratios)
 
     def torch_step(grads: list[Tensor]) -> None:
         updates = [torch.zeros_like(p) for p in params]

@@ -155,9 +155,7 @@ def muon_step(
         )
         for i, (update, p) in enumerate(zip(updates, params, strict=True)):
             updates[i] = torch.empty_like(p).copy_(orthogonalize_update(update))
-        elements: dict[str, Sequence[Tensor]] = {"param": params, "update": updates}
-        if ema is not None:
-            elements["ema"] = ema
+        elements = request.with_ema({"param": params, "update": updates})
         options = {"lr": float(lr), "weight_decay": float(weight_decay), "ema_weight": 1.0 - ema_decay}
         passes.apply_update(MUON, elements, options, {"rate": rates})
 

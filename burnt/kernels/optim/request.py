@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from burnt.errors import InputValueError
 from burnt.kernels.interface.checks import describe
 
 _CANDIDATES = ("burnt", "torch")
+LIMITS = ("grad_scale", "max_norm", "ema", "ema_decay", "candidate")
+"""The arguments that all steps have."""
 
 
 CLIP_EPS = 1e-6  # torch's `clip_grad_norm_` adds this to the norm
@@ -45,11 +47,11 @@ class Request:
     """
 
     name: str
-    grad_scale: float | Tensor | None
-    max_norm: float | None
-    ema: Sequence[Tensor] | None
-    ema_decay: float
-    candidate: str | None
+    grad_scale: float | Tensor | None = None
+    max_norm: float | None = None
+    ema: Sequence[Tensor] | None = None
+    ema_decay: float = 0.999
+    candidate: str | None = None
 
     def __post_init__(self) -> None:
         if self.candidate is not None and self.candidate not in _CANDIDATES:
@@ -89,6 +91,10 @@ class Request:
                 self._raise_invalid(what, "a number of at least 0", str(value))
         if any(not isinstance(beta, Tensor) and not 0 <= beta < 1 for beta in betas):
             self._raise_invalid("betas", "two numbers, at least 0 and below 1", str(betas))
+
+    def with_ema(self, elements: Mapping[str, Sequence[Tensor]]) -> Mapping[str, Sequence[Tensor]]:
+        """Return lists of tensors by name, with the averages if there are some."""
+        return elements if self.ema is None else {**elements, "ema": self.ema}
 
     @property
     def needs_norm(self) -> bool:

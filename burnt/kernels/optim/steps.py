@@ -22,7 +22,7 @@ from torch import Tensor
 from burnt.errors import InputValueError
 from burnt.kernels.optim.foreach import Passes, can_fuse, check_lists, check_steps, run_step
 from burnt.kernels.optim.formula import Update, apply_eagerly
-from burnt.kernels.optim.request import Request, StepResult
+from burnt.kernels.optim.request import LIMITS, Request, StepResult
 from burnt.kernels.optim.updates import ADAM, SGD
 
 
@@ -211,13 +211,11 @@ def sgd_step(
                 torch.zeros_like(p) if b is None else b for p, b in zip(params, buffers, strict=True)
             ]
             elements["momentum_buffer"], scalars = buffers, {"is_first": is_first}  # type: ignore[assignment]
-        if ema is not None:
-            elements["ema"] = ema
         options = number_options(
             lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
             ema_weight=1 - ema_decay,
         )  # fmt: skip
-        passes.apply_update(SGD, elements, options, scalars)
+        passes.apply_update(SGD, request.with_ema(elements), options, scalars)
 
     def torch_step(grads: list[Tensor]) -> None:
         from torch.optim.sgd import sgd
@@ -247,12 +245,6 @@ def update_step(
     grads: Sequence[Tensor],
     states: Mapping[str, Sequence[Tensor]],
     scalars: Mapping[str, Sequence[Tensor]],
-    *,
-    grad_scale: float | Tensor | None = None,
-    max_norm: float | None = None,
-    ema: Sequence[Tensor] | None = None,
-    ema_decay: float = 0.999,
-    candidate: str | None = None,
     **options: Any,
 ) -> StepResult:
     """Take a step by the formula of an update.
@@ -260,29 +252,22 @@ def update_step(
     Args:
         name: what messages call the step.
         update: the update.
-        params: as in `adamw_step`, like all other arguments unless stated.
+        params: as in `adamw_step`, as are `grads`.
         grads: gradients; not changed.
         states: the formula's tensors by name, one per parameter each.
         scalars: the formula's scalars by name, ``[]`` each.
-        grad_scale: factor that the loss was multiplied by.
-        max_norm: maximum global norm of the gradients.
-        ema: exponential moving averages of the parameters.
-        ema_decay: decay rate of these averages.
-        candidate: ``"burnt"``, ``"torch"`` or None; torch's is `burnt.kernels.optim.formula.apply_eagerly`.
-        options: the options of the formula; it gets `betas` as ``beta1``, ``beta2``.
-
-    Returns:
-        As in `adamw_step`, which also lists the errors raised.
+        options: the options of the formula, which gets `betas` as ``beta1``, ``beta2``, and `grad_scale`,
+            `max_norm`, `ema`, `ema_decay` and `candidate`; torch's is `apply_eagerly`.
     """
-    request = Request(name, grad_scale, max_norm, ema, ema_decay, candidate)
+    request = Request(name, **{limit: options.pop(limit) for limit in LIMITS if limit in options})
     check_lists(request, params, grads=grads, **states)
     for steps in scalars.values():
         check_steps(request, params, steps)
-    options = number_options(**options, ema_weight=1 - ema_decay)
+    options = number_options(**options, ema_weight=1 - request.ema_decay)
 
     def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
         elements = {"param": params, "grad": grads, **states}
-        passes.apply_update(update, elements if ema is None else {**elements, "ema": ema}, options, scalars)
+        passes.apply_update(update, request.with_ema(elements), options, scalars)
 
     def torch_step(grads: list[Tensor]) -> None:
         apply_eagerly(update, {"param": params, "grad": grads, **states}, options, scalars)
@@ -330,13 +315,11 @@ def _adam_step(
         elements = {"param": params, "grad": grads, "exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
         if max_exp_avg_sqs is not None:
             elements["max_exp_avg_sq"] = max_exp_avg_sqs
-        if request.ema is not None:
-            elements["ema"] = request.ema
         options = number_options(
             lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=is_decoupled,
             amsgrad=max_exp_avg_sqs is not None, ema_weight=1 - request.ema_decay,
         )  # fmt: skip
-        passes.apply_update(ADAM, elements, options, {"step": steps})
+        passes.apply_update(ADAM, request.with_ema(elements), options, {"step": steps})
 
     def torch_step(grads: list[Tensor]) -> None:
         from torch.optim.adam import adam

@@ -894,29 +894,3 @@ def test_batched_gradients(name: str) -> None:
                     msg=lambda m, r=implementation: f"{r}: {m}",
                 )
                 assert not result.requires_grad
-
-
-def test_torchs_gelu_is_chosen_on_the_processors_where_it_is_faster(processor: str) -> None:
-    """Among AMD's processors that is one with 256-bit vectors."""
-    x = torch.empty(1 << 20)
-    ours = "generated" if find_compiler() is not None else "library"
-    assert kernels.gelu.chosen(x).candidate.name == (ours if processor == "AMD AVX-512" else "library")
-    assert kernels.gelu.chosen(x, "tanh").candidate.name == ours
-
-
-@pytest.mark.parametrize(
-    ("training", "size", "library"),
-    [
-        (False, 1, True),
-        (False, 7, False),
-        (False, 5, False),
-        (True, 1, False),
-        (True, 7, False),
-        (True, 5, True),
-    ],
-)
-def test_adaptive_means_are_torchs_where_it_is_faster(training: bool, size: int, library: bool) -> None:
-    """Without gradients that of everything; with gradients those of windows that overlap."""
-    x = torch.zeros(8, 64, 56, 56, requires_grad=training)
-    name = kernels.adaptive_avg_pool.chosen(x, size).candidate.name
-    assert name == ("library" if library or find_compiler() is None else "generated")
