@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Self
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -165,22 +166,12 @@ class Signature:
         """Read what `to_dict` returned.
 
         Raises:
-            ValueError, KeyError, TypeError: it is something else.
+            ValueError: it is something else.
         """
-        inputs, outputs = (
-            tuple(
-                TensorInfo(
-                    str(info["name"]),
-                    tuple(info["shape"]),
-                    str(info["dtype"]),
-                    info["batch_axis"],
-                    None if info["range"] is None else (info["range"][0], info["range"][1]),
-                )
-                for info in document[part]
-            )
-            for part in ("inputs", "outputs")
-        )
-        return cls(inputs, outputs, tuple(document["args"]), dict(document["kwargs"]))
+        try:
+            return msgspec.convert(document, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"no signature of a model: {error}") from None
 
     def __str__(self) -> str:
         def text(infos: Sequence[TensorInfo]) -> str:

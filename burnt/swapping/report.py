@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from burnt._files import replacing
 from burnt._json import parse_json
 from burnt.errors import SwapError
@@ -100,8 +102,10 @@ class Row:
         """
         finding = None
         if self.speed is not None and self.speed_range is not None:
-            seconds = {name: [1e-3 * ms for ms in pair] for name, pair in self.milliseconds.items()}
-            timing = _timing(**seconds, speed=self.speed, speed_range=self.speed_range, samples=self.samples)
+            forward, whole = (
+                (1e-3 * a, 1e-3 * b) for a, b in (self.milliseconds["forward"], self.milliseconds["whole"])
+            )
+            timing = Timing(forward, whole, self.speed, self.speed_range, self.samples)
             why = self.why if self.state == "left" else None
             finding = Finding(why, self.error, self.original_error, self.reference, timing)
         return Site(
@@ -199,13 +203,12 @@ class Report:
             plan = SwapPlan(content["mode"], model=content["model"], inputs=content["inputs"])
             plan.at, plan.context = float(content["at"]), dict(content["context"])
             if (whole := content["whole"]) is not None:
-                timing = None if whole["timing"] is None else _timing(**whole["timing"])
-                plan.whole = ModelTiming(**{**whole, "timing": timing})
-            plan.sites += [Row(**row).to_site(plan) for row in content["rows"]]
+                plan.whole = msgspec.convert(whole, ModelTiming)
+            plan.sites += [row.to_site(plan) for row in msgspec.convert(content["rows"], list[Row])]
             return cls(plan, content["others"], content["excluded"])
         except OSError as error:
             raise SwapError("a report of swap cannot be read", where=str(path), found=error) from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, msgspec.ValidationError) as error:
             raise SwapError(
                 "the file is not a report of swap, or of another version",
                 where=str(path),
@@ -294,18 +297,6 @@ def _cells(group: Sequence[Row]) -> list[str]:
 def _figures(speed_range: Sequence[float], samples: int) -> str:
     """Format how certain a speed is: the interval of the median, and the number of samples."""
     return f"({speed_range[0]:.2f}-{speed_range[1]:.2f}, {samples} samples)"
-
-
-def _timing(
-    forward: Sequence[float],
-    whole: Sequence[float],
-    speed: float,
-    speed_range: Sequence[float],
-    samples: int,
-) -> Timing:
-    """Build a timing from JSON, where pairs are lists."""
-    (a, b), (c, d), (low, high) = forward, whole, speed_range
-    return Timing((a, b), (c, d), speed, (low, high), samples)
 
 
 def _date(at: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -211,15 +211,15 @@ def _probe(
     training: bool | None = None,
 ) -> Tensor | None:
     """Run a copy of a module with other parameters and children on `x`; None if it fails."""
-    twin: nn.Module = object.__new__(original_class(module))
-    twin.__dict__.update(module.__dict__)
-    twin.__dict__["_parameters"] = {name: nn.Parameter(t) for name, t in parameters.items()}
-    twin.__dict__["_modules"] = {**module._modules, **children}
+    copy: nn.Module = object.__new__(original_class(module))
+    copy.__dict__.update(module.__dict__)
+    copy.__dict__["_parameters"] = {name: nn.Parameter(t) for name, t in parameters.items()}
+    copy.__dict__["_modules"] = {**module._modules, **children}
     if training is not None:
-        twin.__dict__["training"] = training
+        copy.__dict__["training"] = training
     with torch.no_grad(), preserved_state(module):  # the copy shares what is not replaced
         try:
-            out = twin.forward(x)
+            out = copy.forward(x)
         except Exception:  # third-party code may need other inputs and raise any exception
             return None
     return out if isinstance(out, Tensor) else None
@@ -241,28 +241,32 @@ _gated_units: dict[type, tuple[tuple[str, ...], str] | None] = {}
 _GATES = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
+_NAMES: dict[Any, str] = {
+    F.silu: "silu",
+    F.relu: "relu",
+    F.gelu: "gelu",
+    nn.SiLU: "silu",
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.Hardswish: "hardswish",
+    (_ACTIVATIONS, "SiLUActivation"): "silu",
+    (_ACTIVATIONS, "ReLUSquaredActivation"): "relu2",
+    (_ACTIVATIONS, "GELUActivation"): "gelu",
+    (_ACTIVATIONS, "GELUTanh"): "gelu_tanh",
+    (_ACTIVATIONS, "NewGELUActivation"): "gelu_tanh",
+    (_TIMM, "GELU"): "gelu",
+    (_TIMM, "GELUTanh"): "gelu_tanh",
+}
+
+
 def activation_name(act: Any) -> str | None:
     """Return the key in `burnt.kernels.ACTIVATIONS` of a module or function, or None."""
-    if act is F.silu or is_of_class(act, _ACTIVATIONS, "SiLUActivation") or _is_torch(act, nn.SiLU):
-        return "silu"
-    if act is F.relu or _is_torch(act, nn.ReLU):
-        return "relu"
-    if _is_torch(act, nn.ReLU6) or _is_torch(act, nn.Hardswish):
-        return "relu6" if _is_torch(act, nn.ReLU6) else "hardswish"
-    if is_of_class(act, _ACTIVATIONS, "ReLUSquaredActivation"):
-        return "relu2"
-    if _is_torch(act, nn.GELU):
+    if not isinstance(act, nn.Module):
+        return _NAMES.get(act) if isinstance(act, Hashable) else None
+    cls = original_class(act)
+    if cls is nn.GELU:
         return "gelu" if act.approximate == "none" else "gelu_tanh"
-    if act is F.gelu or is_of_class(act, _ACTIVATIONS, "GELUActivation") or is_of_class(act, _TIMM, "GELU"):
-        return "gelu"
-    tanh = is_of_class(act, _ACTIVATIONS, "GELUTanh", "NewGELUActivation") or is_of_class(
-        act, _TIMM, "GELUTanh"
-    )
-    return "gelu_tanh" if tanh else None
-
-
-def _is_torch(module: object, cls: type[nn.Module]) -> bool:
-    return isinstance(module, nn.Module) and original_class(module) is cls
+    return _NAMES.get(cls) or _NAMES.get((cls.__module__, cls.__name__))
 
 
 def _is_gate_activation(act: Any) -> bool:
