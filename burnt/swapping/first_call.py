@@ -149,7 +149,7 @@ class FirstCall:
             return None
         try:
             self.path = kept.path_of(plan.mode, plan.model, plan.inputs, plan.context["machine"])
-            report = None if self.remeasure else kept.load(self.path)
+            report = None if self.remeasure or not self.path.exists() else Report.load(self.path)
         except (SwapError, CacheError, OSError) as error:
             plan.notes.append(f"kept decisions cannot be used: {_first_line(error)}")
             return None

@@ -33,15 +33,6 @@ def path_of(*parts: str) -> Path:
     return _folder() / f"{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:32]}.json"
 
 
-def load(path: Path) -> Report | None:
-    """Read a file; return None if there is none.
-
-    Raises:
-        SwapError: it cannot be read, or was written by another version.
-    """
-    return Report.load(path) if path.exists() else None
-
-
 def store(path: Path, report: Report) -> None:
     """Write a file, and delete the oldest ones above a limit.
 
