@@ -261,7 +261,7 @@ def split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Replace the tuning keys of the table of kernels by their arguments; also return the machine.
 
     A tuning key is ``version|machine|mode|argument|...``; its first parts are the same in all rows. A row of
-    one of several machines keeps it. Tables other than that of the kernels are returned unchanged.
+    one of several machines keeps it. Other tables are returned unchanged.
 
     >>> split_tuning_keys({"columns": ["op", "key"], "rows": [["silu", "v1|cpu Xeon|grad|x=float32 4x8"]]})
     ({'columns': ['op', 'arguments'], 'rows': [['silu', 'grad  x=float32 4x8']]}, 'cpu Xeon')

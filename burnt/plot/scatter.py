@@ -63,7 +63,7 @@ class Scatter:
         groups: the points.
         x: the name of the x axis.
         y: the name of the y axis.
-        labelled: how many points have their label in the drawing: those of the largest y. In SVG every point
+        labelled: how many points have their label in the drawing, by descending y. In SVG every point
             shows its label under the pointer.
 
     >>> print(Scatter([Points("a", [1, 10, 100], [0.1, 0.01, 0.001], "xyz")], "size", "error").text(28, 10))
@@ -208,7 +208,7 @@ def _circle(x: float, y: float, number: int, label: str) -> str:
 
 
 def _place(cells: Sequence[str], column: int, label: str) -> int | None:
-    """Return where a label fits beside a marker, in cells that are empty; None if it does not."""
+    """Return where a label fits next to a marker, in cells that are empty; None if it does not."""
     for start in (column + 1, column - len(label)):
         free = cells[max(start, 0) : start + len(label)]
         if start >= 0 and len(free) == len(label) and all(cell == " " for cell in free):

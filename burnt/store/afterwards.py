@@ -1,6 +1,6 @@
-"""Add results to a run that has ended, such as those of an evaluation.
+"""Add results to a run that has ended, such as an evaluation's.
 
-While a run is trained, its training alone writes `run.db`. Afterwards nobody does, and a short transaction
+While a run is trained, only its training writes `run.db`. Afterwards nobody does, and a short transaction
 adds the rows to the newest attempt; it excludes a training that resumes the run at the same moment.
 """
 

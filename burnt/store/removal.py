@@ -1,7 +1,7 @@
 """Remove a run's folder, unless its training is running.
 
 The folder is renamed first, so that no viewer sees half a run and a training notices at once; a removal that
-is interrupted leaves a hidden folder ``.NAME.removed-...`` beside the others, which is no run.
+is interrupted leaves a hidden folder ``.NAME.removed-...`` next to the others, which is not a run.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
             where=str(path),
             expected=f"application id {APPLICATION_ID:#x}",
             found=f"{application:#x}, {path.stat().st_size} bytes",
-            hint="restore run.db from a copy; checkpoints/ beside it can still be loaded",
+            hint="restore run.db from a copy; checkpoints/ next to it can still be loaded",
         )
     if version > SCHEMA_VERSION:
         raise RunError(

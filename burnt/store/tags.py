@@ -1,6 +1,6 @@
 """Tags and notes of a run: small files that any process may add during the run and after it.
 
-Only the training writes run.db, so they lie beside it: a tag is an empty file ``tags/NAME``, a note a JSON
+Only the training writes run.db, so they lie next to it: a tag is an empty file ``tags/NAME``, a note a JSON
 file in ``notes/``. To add or remove one is a single operation of the file system, so that several processes
 need no lock, and copying or merging folders keeps all of them.
 """
@@ -58,7 +58,7 @@ def check_tag(tag: str) -> str:
 
 
 def read_tags(folder: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the tags of a run, sorted; hidden files and other names that are no tags are ignored."""
+    """Return the tags of a run, sorted; hidden files and invalid tags are ignored."""
     try:
         names = os.listdir(Path(folder, _TAGS))
     except OSError:  # no tags yet, or the run was deleted
@@ -69,7 +69,7 @@ def read_tags(folder: str | os.PathLike[str]) -> tuple[str, ...]:
 def change_tags(
     folder: str | os.PathLike[str], add: Iterable[str] = (), remove: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """Add and remove tags of a run; those that it has, or lacks, already are no error.
+    """Add and remove tags of a run; those that it has, or lacks, already cause no error.
 
     Returns:
         The run's tags afterwards.

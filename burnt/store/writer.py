@@ -273,7 +273,7 @@ class RunWriter:
         """Write an image.
 
         Raises:
-            RunError: the bytes are not those of a PNG file.
+            RunError: the bytes are not a PNG file.
         """
         if bytes(png_bytes[:8]) != b"\x89PNG\r\n\x1a\n":
             raise RunError(

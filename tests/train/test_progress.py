@@ -131,10 +131,8 @@ def test_the_live_view_of_a_duration_in_time():
     reporter, _ = live()
     reporter.on_start(Started(training(Position()), "title", None, None, 7200.0))
     reporter.on_log(Logged(training(Position(50, 0, 50, seconds=1800.0)), {"loss": 0.5}, SPEED))
-    picture = io.StringIO()
-    Console(file=picture, width=110).print(reporter)
-    reporter.close()
-    (line,) = [line for line in picture.getvalue().splitlines() if "eta" in line]
+    picture = drawn(reporter)
+    (line,) = [line for line in picture.splitlines() if "eta" in line]
     assert "eta 1:30:00" in line
     assert len(re.search("━+", line)[0]) == 7  # of 28
 
@@ -147,6 +145,13 @@ def live(width=110) -> tuple[LiveReporter, Console]:
     return reporter, console
 
 
+def drawn(reporter: LiveReporter, width: int = 110) -> str:
+    picture = io.StringIO()
+    Console(file=picture, width=width).print(reporter)
+    reporter.close()
+    return picture.getvalue()
+
+
 def test_the_live_view_shows_where_it_stands():
     reporter, console = live()
     reporter.on_start(Started(training(Position(10, 1, 0)), "Linear, 4 parameters [not markup]", 12, 1200))
@@ -154,13 +159,10 @@ def test_the_live_view_shows_where_it_stands():
     reporter.on_validation(Validated(training(Position(60, 2, 0)), "valid", {"loss": 0.25}))
     reporter.activity("validating")
     reporter.message("[bold] is text here")
-    picture = io.StringIO()
-    Console(file=picture, width=110).print(reporter)
-    reporter.close()
-    shown = picture.getvalue()
+    picture = drawn(reporter)
     for words in ("epoch 2/12", "step 60/1,200", "eta", "validating", "loss", "accuracy", "0.5000", "0.2500"):
-        assert words in shown
-    assert "1,234 samples/s, learning rate 0.001, waiting for data 25%" in shown
+        assert words in picture
+    assert "1,234 samples/s, learning rate 0.001, waiting for data 25%" in picture
     output = console.export_text()
     assert "Linear, 4 parameters [not markup]" in output
     assert "[bold] is text here" in output
@@ -177,10 +179,8 @@ def test_the_live_view_shows_every_validation_set_and_the_first_of_many_metrics(
     )
     for split, loss in (("[shifted]", 0.75), ("train", 0.5), ("valid", 0.25)):
         reporter.on_validation(Validated(training(Position(5, 1, 5)), split, {"loss": loss}))
-    picture = io.StringIO()
-    Console(file=picture, width=200).print(reporter)
-    reporter.close()
-    heading, *rows = (line.split() for line in picture.getvalue().splitlines()[1:6])
+    picture = drawn(reporter, 200)
+    heading, *rows = (line.split() for line in picture.splitlines()[1:6])
     assert heading == ["loss", *(f"norm/[layer]{i}" for i in range(7)), "+13"]
     assert [row[:2] for row in rows[1:]] == [
         ["train", "0.5000"],
@@ -202,21 +202,17 @@ def test_a_pause_does_not_make_the_live_view_expect_a_later_end(monkeypatch):
     reporter.activity("paused")
     now[0] += 1000.0
     reporter.activity("training")
-    picture = io.StringIO()
-    Console(file=picture, width=110).print(reporter)
-    reporter.close()
-    assert "eta 10.0 s" in picture.getvalue()
+    picture = drawn(reporter)
+    assert "eta 10.0 s" in picture
 
 
 def test_the_live_view_before_anything_is_known():
     reporter, _ = live()
     reporter.on_start(Started(training(Position()), "title", None, None))
-    picture = io.StringIO()
-    Console(file=picture, width=80).print(reporter)
-    reporter.close()
-    assert "epoch 1" in picture.getvalue()
-    assert "step 0" in picture.getvalue()
-    assert "eta" not in picture.getvalue()
+    picture = drawn(reporter, 80)
+    assert "epoch 1" in picture
+    assert "step 0" in picture
+    assert "eta" not in picture
 
 
 def test_a_live_run(tmp_path, monkeypatch):

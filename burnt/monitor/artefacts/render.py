@@ -1,6 +1,7 @@
 """Draw confusion matrices, scores by class, histograms, images and texts as styled text. No Textual.
 
-Each function draws in at most `width` columns and `height` lines. Without `colors`, shades are characters.
+Each function draws in at most `width` columns, and in `height` lines or, if it scrolls, as many as it needs.
+Without `colors`, shades are characters.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def is_confusion_matrix(table: dict[str, Any]) -> bool:
     )
 
 
-def draw_confusion_matrix(table: dict[str, Any], width: int, *, colors: bool = True) -> Lines:
+def draw_confusion_matrix(table: dict[str, Any], width: int, height: int = 0, colors: bool = True) -> Lines:
     """Draw a confusion matrix: rows are targets, columns predictions, shaded by the share of the row.
 
     Recall and precision are at the margins, the most confused pairs below. If the numbers do not fit, only
@@ -161,7 +162,7 @@ def is_class_scores(table: dict[str, Any]) -> bool:
     return list(table.get("columns") or []) == ["class", "precision", "recall", "f1", "count"]
 
 
-def draw_class_scores(table: dict[str, Any], width: int) -> Lines:
+def draw_class_scores(table: dict[str, Any], width: int, height: int = 0, colors: bool = True) -> Lines:
     """Draw precision, recall and F1 of each class as numbers and bars, and the number of targets."""
     rows = [[clean(str(row[0])), *row[1:]] for row in table["rows"]]
     label_width = max([5, *(min(cell_len(row[0]), 20) for row in rows)])
@@ -195,7 +196,6 @@ def draw_histogram(
     selected: int,
     width: int,
     height: int,
-    *,
     colors: bool = True,
 ) -> Lines:
     """Draw one histogram in full, and below it the histograms of all steps as one shaded line each."""
@@ -363,7 +363,7 @@ def _pad(text: str, width: int, *, right: bool = False) -> str:
 # --- texts
 
 
-def draw_text(text: str, width: int) -> Lines:
+def draw_text(text: str, width: int, height: int = 0, colors: bool = True) -> Lines:
     """Draw a text with its lines, wrapped at words."""
     lines: Lines = []
     for line in text.splitlines():

@@ -12,7 +12,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +59,6 @@ _MAX_LOG_LINES = 20_000
 _MAX_LOG_CHARACTERS = 16_000_000
 _MAX_SAMPLES = 1_800  # an hour
 _RETRY_SECONDS = 5.0
-_PACE_WINDOW_SECONDS = 180.0  # the remaining time is estimated from the pace of this window
 
 # Maximum share of the time spent on searching the folders for runs.
 _MAX_SCAN_SHARE = 0.005
@@ -130,8 +128,6 @@ class RunView:
         self.version = 0
         self._lock = threading.RLock()
         self._reader: RunReader | None = None
-        self._pace_marks: deque[tuple[float, int]] = deque()
-        self._num_pace_attempts = 0
         self._num_followers = 0
         self._was_followed = False
         self._stamp: object = None
@@ -178,7 +174,7 @@ class RunView:
 
     @property
     def eta(self) -> float | None:
-        """Estimated seconds until the end, from the pace of the last minutes; None if unknown."""
+        """Estimated seconds until the end, from the pace of the newest attempt; None if unknown."""
         progress, fraction = self.progress, self.fraction
         if not self.is_live or progress is None or fraction is None or not self.attempts:
             return None
@@ -187,37 +183,17 @@ class RunView:
         seconds = seconds_of(progress)
         ends = [] if seconds is None else [max(seconds[1] - seconds[0], 0.0)]
         if progress.total_steps or not ends:
-            ends += self._ends_at_pace(progress, fraction)
+            newest = self.attempts[-1]
+            # The pauses of the training do not count.
+            paused = parse_number(progress.data.get("paused_seconds")) or 0.0
+            elapsed = progress.time - paused - newest.started
+            done, left = fraction, 1.0 - fraction
+            if progress.total_steps:
+                done = progress.step - (newest.resumed_from_step or 0)
+                left = progress.total_steps - progress.step
+            if done > 0 and elapsed > 0:
+                ends.append(max(elapsed / done * left, 0.0))
         return min(ends, default=None)
-
-    def _ends_at_pace(self, progress: Progress, fraction: float) -> list[float]:
-        """Return the seconds until the last step or epoch at the pace of the last minutes, if known."""
-        if not progress.total_steps:
-            elapsed, done, left = _active_time(progress) - self.attempts[-1].started, fraction, 1.0 - fraction
-        else:
-            start_time, step = self._pace_marks[0]
-            elapsed, done = _active_time(progress) - start_time, progress.step - step
-            left = progress.total_steps - progress.step
-        return [] if done <= 0 or elapsed <= 0 else [max(elapsed / done * left, 0.0)]
-
-    def _record_pace(self) -> None:
-        """Record (time, step) marks for `eta`: the start of the attempt, later only the last minutes."""
-        newest, progress = self.attempts[-1], self.progress
-        if len(self.attempts) != self._num_pace_attempts:
-            self._num_pace_attempts = len(self.attempts)
-            self._pace_marks = deque([(newest.started, newest.resumed_from_step or 0)])
-        if progress is None or progress.attempt != newest.id:
-            return
-        active_time = _active_time(progress)
-        if progress.activity == "paused":
-            self._pace_marks = deque([(active_time, progress.step)])
-        elif (
-            progress.step > self._pace_marks[-1][1]
-            and active_time - self._pace_marks[-1][0] >= _PACE_WINDOW_SECONDS / 20
-        ):
-            self._pace_marks.append((active_time, progress.step))
-        while len(self._pace_marks) > 2 and active_time - self._pace_marks[1][0] > _PACE_WINDOW_SECONDS:
-            self._pace_marks.popleft()
 
     @property
     def active_seconds(self) -> float:
@@ -380,7 +356,7 @@ class RunView:
                 # Another run replaced this one; the new file may even have the same inode.
                 self._clear_cache()
                 self._event_notes, self._newest_note_event = [], 0
-                self._num_pace_attempts, self.attempts = 0, ()
+                self.attempts = ()
             if len(attempts) != len(self.attempts):
                 self._best_cache.clear()
                 self.name, self.created, self.config = reader.name, reader.created, reader.config()
@@ -393,7 +369,6 @@ class RunView:
             if self.progress is not None:
                 self.progress = self.progress._replace(data=_as_mapping(self.progress.data))
             self.attempts = attempts
-            self._record_pace()
             self.metric = main_metric(list(self.heads), self.config)
             self.metric_best = None if self.metric is None else self._find_best(self.metric)
             if self.newest.event > self._newest_note_event:
@@ -643,11 +618,6 @@ def _extend_rows(
     rows = list(cached)
     rows += read(after=after, newest=max_rows)
     return rows[-max_rows:]
-
-
-def _active_time(progress: Progress) -> float:
-    """Return the time of a progress record on a clock that stops while the training is paused."""
-    return progress.time - (parse_number(progress.data.get("paused_seconds")) or 0.0)
 
 
 def _attempt_identity(attempt: Attempt) -> tuple[object, ...]:

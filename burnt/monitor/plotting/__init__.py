@@ -5,5 +5,5 @@ plot          layout of a plot as lines of styled text
 curves        curves: downsampling, smoothing, axis units, styles
 run_curves    the metrics of a run as curves
 
-Braille lines, ticks and colours are those of `burnt.plot`.
+Braille lines, ticks and colours come from `burnt.plot`.
 """

@@ -316,7 +316,7 @@ class Plot:
                 self._overlays[row, column] = ("●", str(i))
 
     def _place_tags(self) -> dict[int, tuple[str, str]]:
-        """Return the tags beside the curves' ends, by row; if two collide, the later one moves."""
+        """Return the tags next to the curves' ends, by row; if two collide, the later one moves."""
         tags: dict[int, tuple[str, str]] = {}
         for i, curve in enumerate(self.view.curves):
             index = nearest_index(curve.xs, self.range_x[1])
@@ -424,7 +424,7 @@ class Plot:
         return lines
 
     def _notes(self) -> list[str]:
-        """Return notes on what the curves alone do not show."""
+        """Return notes on what the curves do not show."""
         low, high = self.range_x
         notes = [f"smoothed {self.view.smoothing:g}"] if self.view.smoothing else []
         if self.view.log_y:

@@ -30,7 +30,7 @@ def curves_of(
     *,
     with_means: bool = False,
 ) -> list[Curve]:
-    """Read a metric as one curve per split; those of a fork's parent come first, dimmed.
+    """Read a metric as one curve per split; a fork's parent comes first, dimmed.
 
     The parent's curves are drawn beyond the step of the fork too, so that what the fork changed can be seen.
     """
@@ -123,7 +123,7 @@ def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float
 
 
 def _seconds_before(view: RunView, folders: frozenset[Path] = frozenset()) -> float:
-    """Return the seconds that a fork's parents had trained when it began; 0 for a run that is no fork."""
+    """Return the seconds that a fork's parents had trained when it began; 0 for a run that is not a fork."""
     parent, folders = view.parent_view(), folders | {view.folder}
     if view.parent is None or parent is None or parent.folder in folders:  # no run is its own ancestor
         return 0.0

@@ -46,7 +46,7 @@ from burnt.train.format import duration_text, value_text
 _MIN_CHART_LINES = 8  # of one of several charts, with its title and axis
 _MAX_CHART_ROWS = 3
 _TWO_COLUMNS_WIDTH, _CHART_WIDTH = 76, 50  # the width for two charts side by side, and for each of more
-_SAMPLE_CELLS = 3  # cells of the line sample beside a run's name
+_SAMPLE_CELLS = 3  # cells of the line sample next to a run's name
 _MIN_VALUE_WIDTH = 12  # minimum width of a shortened setting
 _VALUE_COLUMNS = (
     Column(""),
@@ -167,7 +167,7 @@ class CompareScreen(Screen[None], CurveKeys):
         return partial(self._show, page)
 
     def _page(self, all_series: Sequence[Series]) -> Sequence[Series]:
-        """Return the metrics that have a chart: the selected one alone, or the page that it is on."""
+        """Return the metrics that have a chart: only the selected one, or the page that it is on."""
         if self.metric is None:
             return ()
         if not self._shows_several or self.has_class("full"):

@@ -31,7 +31,7 @@ class Candidate(NamedTuple):
 
 
 def is_column(key: str) -> bool:
-    """Whether a key is that of a setting or a metric."""
+    """Whether a column shows a setting or a metric."""
     return key.startswith((_SETTING, _METRIC))
 
 

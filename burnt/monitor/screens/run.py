@@ -356,7 +356,7 @@ class RunScreen(Screen[None]):
         )
 
     async def action_note(self) -> None:
-        """Ask for a note; that of a run that has ended is written to its folder."""
+        """Ask for a note; if the run has ended, it is written to the run's folder."""
         if self.view.error is not None:
             self._can_send_commands()  # says why not
             return

@@ -184,13 +184,11 @@ class RunsScreen(Screen[None]):
             columns=None if all_columns == table.columns else all_columns,
             sorted_by=(sorted_name, self._descending),
         )
+        remark = ""
         if self._unknown_key is not None and not views:
             key, guess = self._unknown_key
-            self.query_one(FilterInput).show_remark(
-                clean(f"no run has {key}" + (f": did you mean {guess}?" if guess else ""))
-            )
-        else:
-            self.query_one(FilterInput).show_remark("")
+            remark = f"no run has {key}" + (f": did you mean {guess}?" if guess else "")
+        self.query_one(FilterInput).show_remark(clean(remark))
         self._show_title(len(views))
         self._show_details()
         self._update_preview()
@@ -225,10 +223,13 @@ class RunsScreen(Screen[None]):
             columns["last"] = columns["last"]._replace(name=clean(series_label(*metrics)))
         return {key: columns[key] for key in order}
 
+    def _view_under_cursor(self) -> RunView | None:
+        view = self.query_one(Table).cursor_key
+        return view if isinstance(view, RunView) else None
+
     def _update_preview(self) -> None:
         """Request the preview if the cursor is on another run than before."""
-        view = self.query_one(Table).cursor_key
-        view = view if isinstance(view, RunView) else None
+        view = self._view_under_cursor()
         if view is not self._cursor_view:
             self._cursor_view = view
             if self._has_preview:
@@ -263,9 +264,8 @@ class RunsScreen(Screen[None]):
         )
 
     def _show_details(self) -> None:
-        view = self.query_one(Table).cursor_key
-        about = self.query_one("#about", Static)
-        if not isinstance(view, RunView):
+        view, about = self._view_under_cursor(), self.query_one("#about", Static)
+        if view is None:
             update_if_changed(about, Content(""))
             return
         text, style = state_cell(view)
@@ -323,8 +323,7 @@ class RunsScreen(Screen[None]):
             self._sort_by(key, self._sort_column == key and not self._descending)
 
     def action_open(self) -> None:
-        view = self.query_one(Table).cursor_key
-        if isinstance(view, RunView):
+        if (view := self._view_under_cursor()) is not None:
             app_of(self).open_run(view)
 
     def action_sort(self) -> None:
@@ -373,8 +372,7 @@ class RunsScreen(Screen[None]):
         return self._ordered_keys
 
     def action_mark(self) -> None:
-        view = self.query_one(Table).cursor_key
-        if isinstance(view, RunView):
+        if (view := self._view_under_cursor()) is not None:
             if view in self.marked:
                 self.marked.remove(view)
             else:
@@ -394,8 +392,8 @@ class RunsScreen(Screen[None]):
 
     def _selected_views(self) -> list[RunView]:
         """Return the marked runs, or else the one under the cursor."""
-        view = self.query_one(Table).cursor_key
-        return list(self.marked) or ([view] if isinstance(view, RunView) else [])
+        view = self._view_under_cursor()
+        return list(self.marked) or ([] if view is None else [view])
 
     async def action_tag(self) -> None:
         await self._ask_for_tags("Add tags to", add=True)

@@ -24,7 +24,7 @@ def facts_line(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
     """Join names and values to one line, as many as fit.
 
     Args:
-        pairs: (name, value) pairs, the most important first; an empty name shows the value alone.
+        pairs: (name, value) pairs, the most important first; an empty name shows only the value.
         width: width of the line in cells.
     """
     shown, width_left = [], width - 2

@@ -37,9 +37,7 @@ class Column(NamedTuple):
     name: str
     align_right: bool = False
     expands: bool = False  # takes the remaining width; other columns are as wide as their content
-    drop_priority: int = (
-        0  # the highest is dropped first if there is no room, of equal ones the last; 0 never
-    )
+    drop_priority: int = 0  # the highest, and of equal ones the last, is dropped first; 0 never
     min_width: int = 18  # of an expanding column when the table is too narrow
 
 

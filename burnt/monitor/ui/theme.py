@@ -1,4 +1,4 @@
-"""Themes, symbols and colours of run states, progress bars. No state is shown by colour alone."""
+"""Themes, symbols and colours of run states, progress bars. States are not shown only by colour."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from burnt.train.reporting.priority import set_lowest_priority
 from burnt.train.reporting.terminal import LentTerminal
 
 POLL_SECONDS = 1.0
-MAX_SILENT_POLLS = 60  # drawing is slow at the lowest priority beside a training that uses every core
+MAX_SILENT_POLLS = 60  # drawing is slow at the lowest priority next to a training that uses every core
 MAX_STOPPED_POLLS = 5
 CLOSE_SECONDS = 15.0  # the monitor closes by itself 10 s after the end of the run
 TERMINATE_SECONDS = 5.0

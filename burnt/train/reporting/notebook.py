@@ -42,7 +42,7 @@ class NotebookDisplay:
 
 
 def bar_html(done: float, total: float | None, text: str, title: str = "") -> str:
-    """Return a progress bar with a text to its right, below a title; without a total, the texts alone."""
+    """Return a progress bar with a text to its right, below a title; without a total, only the texts."""
     bar = ""
     if total:
         bar = f'<progress value="{min(done, total):g}" max="{total:g}" style="width:16em"></progress> '

@@ -30,7 +30,7 @@ class MLflow(Sink):
         experiment: the name of the experiment, created if it is missing.
         tracking_uri: the server, a folder, or a database such as ``"sqlite:///mlflow.db"``, which needs
             ``pip install mlflow``; by default that of the environment variable ``MLFLOW_TRACKING_URI``.
-        name: the run's name, by default that of its folder.
+        name: the run's name, by default its folder's.
         tags: of the run.
 
     Raises:

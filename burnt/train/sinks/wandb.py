@@ -49,7 +49,7 @@ class WandB(Sink):
         given = {key: value for key, value in self._options.items() if value is not None}
         settings = given.pop("settings", None) or wandb.Settings(console="off", silent=True)
         arguments = {"name": run.name, "dir": str(run.folder), **given, "id": identity}
-        # A run of its own beside one that the user's code may have open.
+        # A separate run from one that the user's code may have open.
         self._run: Any = wandb.init(
             **arguments, config=run.config, resume="allow", reinit="create_new", settings=settings
         )

@@ -31,6 +31,12 @@ def make(folder: Path, steps: int = 3, state: str = "finished", **extra: object)
     return folder
 
 
+def read(folder: Path) -> RunView:
+    view = RunView(folder)
+    view.refresh()
+    return view
+
+
 def test_a_run_that_is_written_is_followed(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run")
     view = RunView(tmp_path / "run")
@@ -102,16 +108,14 @@ def test_a_duration_in_time_shows_its_share_and_its_end(
 
 
 def test_unchanged_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    view = RunView(make(tmp_path / "run"))
-    view.refresh()
+    view = read(make(tmp_path / "run"))
     monkeypatch.setattr(runs, "RunReader", None)  # whoever opens the file now, fails
     assert not any(view.refresh() for _ in range(100))
 
 
 def test_heartbeats_alone_are_no_change(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run")
-    view = RunView(tmp_path / "run")
-    view.refresh()
+    view = read(tmp_path / "run")
     for _ in range(3):
         run.flush()  # writes the heartbeat
         assert not view.refresh()
@@ -152,8 +156,7 @@ def test_the_best_is_that_of_what_holds(tmp_path: Path) -> None:
     for step, loss in ((1, 0.9), (2, 0.1)):
         first.log(step, 1, {"loss": loss})
     first.close("stopped")
-    view = RunView(folder)
-    view.refresh()
+    view = read(folder)
     assert view.metric_best is not None
     assert view.metric_best.value == 0.1
     second = RunWriter.create(folder, resume=True, resumed_from_step=1)
@@ -172,8 +175,7 @@ def test_a_run_that_may_not_be_read_stays_and_says_so(
     tmp_path.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "_RETRY_SECONDS", 0.0)
-    view = RunView(Path("run"))
-    view.refresh()
+    view = read(Path("run"))
     Path("run").chmod(0o700)
     os.seteuid(65534)
     try:
@@ -251,8 +253,7 @@ def test_best_follows_the_way_that_is_better(tmp_path: Path) -> None:
     for step, (loss, accuracy) in enumerate([(3.0, 0.1), (1.0, 0.9), (2.0, 0.5)], 1):
         run.log(step, 1, {"loss": loss, "accuracy": accuracy, "learning_rate": 0.1}, split="valid")
     run.close("finished")
-    view = RunView(tmp_path / "run")
-    view.refresh()
+    view = read(tmp_path / "run")
     best = {series.name: view.best(series) for series in view.series()}
     assert best["loss"] is not None
     assert (best["loss"].value, best["loss"].step) == (1.0, 2)
@@ -267,8 +268,7 @@ def test_a_run_says_which_values_are_the_better_ones(tmp_path: Path) -> None:
     for step, value in enumerate([3.0, 1.0, 2.0], 1):
         run.log(step, 1, {"words": value, "accuracy": value}, split="valid")
     run.close("finished")
-    view = RunView(tmp_path / "run")
-    view.refresh()
+    view = read(tmp_path / "run")
     best = {series.name: view.best(series) for series in view.series()}
     assert best["words"] is not None
     assert best["words"].value == 3.0
@@ -415,8 +415,7 @@ def test_a_run_that_is_mended_is_read_again(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
     whole = (folder / DATABASE).read_bytes()
     (folder / DATABASE).write_bytes(b"x" * 5000)
-    view = RunView(folder)
-    view.refresh()
+    view = read(folder)
     assert view.state == "unreadable"
     (folder / DATABASE).write_bytes(whole)
     assert view.refresh()

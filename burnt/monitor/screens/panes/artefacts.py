@@ -45,7 +45,7 @@ from burnt.store.search import setting_text
 
 _SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")
-_COUNT_WIDTH, _MIN_NAME_WIDTH = 9, 10  # cells beside a name for the number of steps, and for the name
+_COUNT_WIDTH, _MIN_NAME_WIDTH = 9, 10  # cells next to a name for the number of steps, and for the name
 _MAX_HISTOGRAMS = 200  # drawn together for one name
 _CACHE_BYTES = 128 * 2**20  # of cached artefacts, so that moving between steps does not read them again
 
@@ -146,24 +146,22 @@ class ArtefactsPane(FilterPane):
                 first = max(min(index - _MAX_HISTOGRAMS // 2, len(names) - _MAX_HISTOGRAMS), 0)
                 nearby = names[first : first + _MAX_HISTOGRAMS]
                 data = [(name.step, self._load_data(name)) for name in nearby]
-                return partial(_draw_histogram, data, index - first), None
+                return partial(draw_histogram, data, index - first), None
             content = self._load_data(names[index])
             if kind == "image":
                 return partial(_draw_image, content), None
             if self._last_draw is not None and self._last_draw[0] == names[index].id:
                 return self._last_draw[1], None
-            draw = (
-                _draw_confusion_matrix
-                if is_confusion_matrix(content)
-                else _draw_class_scores
-                if is_class_scores(content)
-                else _draw_text
-                if text_of(content) is not None
-                else None
-            )
+            draw: DrawFunction | None = None
+            if is_confusion_matrix(content):
+                draw = partial(draw_confusion_matrix, content)
+            elif is_class_scores(content):
+                draw = partial(draw_class_scores, content)
+            elif (only_text := text_of(content)) is not None:
+                draw = partial(draw_text, only_text)
             if draw is not None:
-                self._last_draw = names[index].id, partial(draw, content)
-                return self._last_draw[1], None
+                self._last_draw = names[index].id, draw
+                return draw, None
             table_rows(content)
             return None, content
         except PngError as error:
@@ -272,7 +270,7 @@ class ArtefactsPane(FilterPane):
 
 
 def _sort_key(kind: str, name: str, splits: Sequence[str]) -> tuple[Any, ...]:
-    """Return a sort key that puts an artefact of a step beside those of the validations, ``valid/name``."""
+    """Return a sort key that puts an artefact of a step next to the validations' ones, ``valid/name``."""
     split, _, rest = name.partition("/")
     if rest and split in splits:
         return _KINDS.index(kind), natural_key(rest), 1 + splits.index(split)
@@ -291,22 +289,6 @@ def _memory_bytes(data: Any) -> int:
         return len(data.rgb)
     lists = [part for part in data.values() if isinstance(part, list)] if isinstance(data, dict) else []
     return 64 * sum(len(one) if isinstance(one, list) else 1 for part in lists for one in part)
-
-
-def _draw_confusion_matrix(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
-    return draw_confusion_matrix(table, width, colors=colors)
-
-
-def _draw_class_scores(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
-    return draw_class_scores(table, width)
-
-
-def _draw_text(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
-    return draw_text(text_of(table) or "", width)
-
-
-def _draw_histogram(data: Sequence[Any], index: int, width: int, height: int, colors: bool) -> Lines:
-    return draw_histogram(data, index, width, height, colors=colors)
 
 
 def _draw_image(image: Image, width: int, height: int, colors: bool) -> Lines:

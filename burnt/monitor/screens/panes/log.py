@@ -79,7 +79,7 @@ class LogPane(Pane):
         self._show_match_count()
 
     def _show_match_count(self) -> None:
-        """Show beside the search text the number of matches and which one the cursor is on."""
+        """Show next to the search text the number of matches and which one the cursor is on."""
         text, table = "", self.query_one(Table)
         if self._search_text:
             total = f"{len(self._match_rows):,}"
