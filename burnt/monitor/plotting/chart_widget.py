@@ -138,20 +138,27 @@ class Chart(Widget, can_focus=True):
     # --- drawing
 
     def render_line(self, y: int) -> Strip:
-        if self._plot is None or (self._plot.width, self._plot.height) != self.size:
-            self._paint()
+        _ = self.plot
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
 
-    def _paint(self) -> None:
+    @property
+    def plot(self) -> Plot:
+        """The view drawn for the widget's size."""
+        if self._plot is None or (self._plot.width, self._plot.height) != self.size:
+            return self._paint()
+        return self._plot
+
+    def _paint(self) -> Plot:
         width, height = self.size
-        self._plot = Plot(self._view, width, height)
+        plot = self._plot = Plot(self._view, width, height)
         # Recomputed on every paint: the background and the theme may change without notice.
         plain = self.rich_style
         self._styles = {"": plain}
         self._strips = [
             Strip([Segment(span.text, self._style(span)) for span in line]).adjust_cell_length(width, plain)
-            for line in self._plot.lines
+            for line in plot.lines
         ]
+        return plot
 
     def _style(self, span: Span) -> Style:
         style = self._styles.get(span.style)
@@ -178,35 +185,30 @@ class Chart(Widget, can_focus=True):
     # --- keys
 
     def action_zoom_x(self, direction: int) -> None:
-        if self._plot is not None:
-            low, high = self._plot.range_x
-            at = self._view.crosshair
-            around = at if at is not None and low <= at <= high else (low + high) / 2
-            self._zoom_x(around, _ZOOM_FACTOR ** (2 * direction))
+        low, high = self.plot.range_x
+        at = self._view.crosshair
+        around = at if at is not None and low <= at <= high else (low + high) / 2
+        self._zoom_x(around, _ZOOM_FACTOR ** (2 * direction))
 
     def action_zoom_y(self, direction: int) -> None:
-        if self._plot is not None:
-            low, high = self._plot.range_y
-            self._zoom_y(low / 2 + high / 2, _ZOOM_FACTOR ** (2 * direction))
+        low, high = self.plot.range_y
+        self._zoom_y(low / 2 + high / 2, _ZOOM_FACTOR ** (2 * direction))
 
     def action_pan(self, direction: int) -> None:
-        if self._plot is not None:
-            low, high = self._plot.range_x
-            self._pan((high - low) / 4 * direction)
+        low, high = self.plot.range_x
+        self._pan((high - low) / 4 * direction)
 
     def action_crosshair(self, direction: int) -> None:
         """Move the crosshair by one cell; at the edge, pan the x axis."""
-        if self._plot is None:
-            return
-        low, high = self._plot.range_x
+        low, high = self.plot.range_x
         at = self._view.crosshair
         if at is None:
             at = high if direction < 0 else low
         else:
-            at += (high - low) / max(self._plot.columns, 1) * direction
+            at += (high - low) / max(self.plot.columns, 1) * direction
         if not low <= at <= high:
             self._pan((high - low) / 4 * direction)
-            low, high = self._plot.range_x
+            low, high = self.plot.range_x
         self._set_crosshair(min(max(at, low), high))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -235,9 +237,7 @@ class Chart(Widget, can_focus=True):
 
     def _zoom_x(self, around: float, factor: float) -> None:
         """Zoom the x axis by a factor, limited to the range of the values."""
-        if self._plot is None:
-            return
-        low, high = self._plot.range_x
+        low, high = self.plot.range_x
         low, high = around - (around - low) / factor, around + (high - around) / factor
         first, last = Plot(self._view._replace(range_x=None), 0, 0).range_x
         if low <= first and high >= last:
@@ -246,16 +246,14 @@ class Chart(Widget, can_focus=True):
             self._set_range_x((max(low, first), min(high, last)))
 
     def _zoom_y(self, around: float, factor: float) -> None:
-        if self._plot is None:
-            return
-        low, high = self._plot.range_y
+        low, high = self.plot.range_y
         low, high = around - (around - low) / factor, around + (high - around) / factor
         if high - low > 1e-12 * max(abs(low), abs(high)) and abs(low) < 1e307 and abs(high) < 1e307:
             self._set_view(self._view._replace(range_y=(low, high)))
 
     def _pan(self, by: float) -> None:
         """Pan the x axis, limited to the range of the values."""
-        if self._plot is None or self._view.range_x is None:
+        if self._view.range_x is None:
             return
         low, high = self._view.range_x
         first, last = Plot(self._view._replace(range_x=None), 0, 0).range_x
@@ -266,9 +264,8 @@ class Chart(Widget, can_focus=True):
 
     def _plot_position(self, event: events.MouseEvent) -> tuple[int, int] | None:
         """Return column and row of a mouse event in the content; None outside of the plot."""
-        offset = event.get_content_offset(self)
-        plot = self._plot
-        if offset is None or plot is None:
+        offset, plot = event.get_content_offset(self), self.plot
+        if offset is None:
             return None
         x, y = offset
         if plot.left <= x < plot.left + plot.columns and plot.top <= y < plot.top + plot.rows:
@@ -283,18 +280,18 @@ class Chart(Widget, can_focus=True):
 
     def _zoom_by_wheel(self, event: events.MouseEvent, factor: float) -> None:
         at = self._plot_position(event)
-        if at is None or self._plot is None:
+        if at is None:
             return
         event.stop()
         if event.ctrl:
-            self._zoom_y(self._plot.y_at(at[1]), factor)
+            self._zoom_y(self.plot.y_at(at[1]), factor)
         else:
-            self._zoom_x(self._plot.x_at(at[0]), factor)
+            self._zoom_x(self.plot.x_at(at[0]), factor)
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        if self._plot_position(event) is not None and self._plot is not None:
+        if self._plot_position(event) is not None:
             self.capture_mouse()
-            self._drag_start = (event.screen_x, event.screen_y, self._plot.range_x, self._plot.range_y)
+            self._drag_start = (event.screen_x, event.screen_y, self.plot.range_x, self.plot.range_y)
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
         if self._drag_start is not None:
@@ -303,9 +300,7 @@ class Chart(Widget, can_focus=True):
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         """Pan while dragging; otherwise move the crosshair to the pointer."""
-        plot = self._plot
-        if plot is None:
-            return
+        plot = self.plot
         if self._drag_start is None:
             at = self._plot_position(event)
             self._set_crosshair(None if at is None else plot.x_at(at[0]))

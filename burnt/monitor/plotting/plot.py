@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -251,15 +251,19 @@ class Plot:
 
     def _overlay_non_finite(self) -> None:
         """Mark infinities at the top or bottom edge, and NaN at the bottom."""
-        low, high = self.range_x
         for i, curve in enumerate(self.view.curves):
-            if all(map(math.isfinite, curve.ys)):
-                continue
+            for x, y in self._non_finite(curve):
+                column = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
+                row = 0 if y > 0 else self.rows - 1
+                self._overlays[row, column] = ("!" if math.isnan(y) else "∞", str(i))
+
+    def _non_finite(self, curve: Curve) -> Iterator[tuple[float, float]]:
+        """Yield the visible points of a curve that are NaN or infinite."""
+        low, high = self.range_x
+        if not all(map(math.isfinite, curve.ys)):
             for x, y in zip(curve.xs, curve.ys, strict=True):
                 if not math.isfinite(y) and low <= x <= high:
-                    column = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
-                    row = 0 if y > 0 else self.rows - 1
-                    self._overlays[row, column] = ("!" if math.isnan(y) else "∞", str(i))
+                    yield x, y
 
     def _overlay_extremes(self, bits: list[list[int]]) -> None:
         low, high = self.range_x
@@ -425,19 +429,14 @@ class Plot:
 
     def _notes(self) -> list[str]:
         """Return notes on what the curves do not show."""
-        low, high = self.range_x
         notes = [f"smoothed {self.view.smoothing:g}"] if self.view.smoothing else []
         if self.view.log_y:
             notes.append("log")
             if any(y <= 0 for curve in self.view.curves for y in curve.ys):
                 notes.append("≤ 0 not shown")
         for curve in self.view.curves:
-            if all(map(math.isfinite, curve.ys)):
-                continue
-            for x, y in zip(curve.xs, curve.ys, strict=True):
-                if not math.isfinite(y) and low <= x <= high:
-                    notes.append(f"{number_text(y)} at {self._x_text(x)}")
-                    break
+            if (first := next(self._non_finite(curve), None)) is not None:
+                notes.append(f"{number_text(first[1])} at {self._x_text(first[0])}")
         return list(dict.fromkeys(notes))
 
     def _legend_entry(self, number: int, curve: Curve) -> list[Span] | None:
