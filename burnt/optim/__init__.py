@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
 from burnt.optim.adafactor import Adafactor
-from burnt.optim.adagrad import Adadelta, Adagrad
+from burnt.optim.adagrad import Adadelta, Adagrad, RmsProp
 from burnt.optim.adam import Adam, Adamax, AdamW, Adan, Lamb, NAdam, RAdam
 from burnt.optim.averages import Ema, Swa
 from burnt.optim.groups import Group, Groups, matrices
@@ -14,7 +14,6 @@ from burnt.optim.lbfgs import Lbfgs
 from burnt.optim.lion import Lion
 from burnt.optim.muon import Muon
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
-from burnt.optim.rms_prop import RmsProp
 from burnt.optim.schedule_free import ScheduleFreeAdamW
 from burnt.optim.schedules import (
     Constant,
