@@ -6,7 +6,6 @@ import io
 import os
 import struct
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from PIL import Image
 
 from burnt.data import read_image, read_mask
 from burnt.errors import DataError, UnsupportedError
+from tests.data.pictures import png
 
 RED = (255, 0, 0)
 PIXELS = np.random.default_rng(0).integers(256, size=(6, 9, 3), dtype=np.uint8)
@@ -169,17 +169,6 @@ def test_without_pillow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
         read_image(tmp_path / "a.png")
     assert 'pip install "burnt[data]"' in str(error.value)
     assert os.fspath(tmp_path / "a.png") in str(error.value)
-
-
-def png(depth: int, colour: int, width: int, row: bytes, transparent: bytes = b"") -> bytes:
-    """Return a PNG file of one row, written by its specification."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, 1, depth, colour, 0, 0, 0)
-    parts = [(b"IHDR", header), (b"tRNS", transparent), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts if part[1] or part[0] != b"tRNS")
 
 
 DEEP = struct.pack(">2H", 2570, 51400)

@@ -5,8 +5,6 @@ import dataclasses
 import io
 import json
 import random
-import struct
-import zlib
 from collections import UserDict
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
@@ -26,6 +24,7 @@ from PIL import Image
 from burnt import data
 from burnt.data import Batch, InMemoryDataset, IterableLoader, Loader, TensorDataset, as_loader
 from burnt.errors import DataError
+from tests.data.pictures import png
 
 
 class Counting:
@@ -549,7 +548,7 @@ def test_a_picture_that_is_only_opened_keeps_its_classes(classes: list[int], tmp
     if 255 in classes:
         picture.save(path)
     else:
-        path.write_bytes(grey_png(4, 4, bytes([0x01, 0x2F])))
+        path.write_bytes(png(4, 0, 4, bytes([0x01, 0x2F])))
     for item in (Image.open(path), Image.open(io.BytesIO(path.read_bytes()))):
         loader = Loader([item], 1, item_transform=lambda item, generator: data.read_mask(item))
         for epoch in range(3):
@@ -558,15 +557,3 @@ def test_a_picture_that_is_only_opened_keeps_its_classes(classes: list[int], tmp
     loader = Loader([item], 1, item_transform=lambda item, generator: item.putpixel((1, 0), 7) or 0)
     list(loader.epoch(0))
     assert item.getpixel((1, 0)) != 7
-
-
-def grey_png(bits: int, width: int, row: bytes) -> bytes:
-    """A PNG file of one row, by its specification."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-        )
-
-    header = chunk(b"IHDR", struct.pack(">2I5B", width, 1, bits, 0, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" + row)) + chunk(b"IEND", b"")
