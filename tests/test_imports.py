@@ -148,16 +148,20 @@ def assigned(path: Path) -> set[str]:
     }
 
 
+TABLES = {"cli/__init__.py"}
+"""Tables of modules, like those of `_lazy`: of the commands, a call imports the one that it is for."""
+
+
 def test_no_module_of_burnt_is_imported_by_a_string() -> None:
     """`import_module("burnt...")` and looks into `sys.modules` would hide arrows between packages."""
     house = Path(burnt.__file__).parent
     found = {
-        f"{path.relative_to(house).as_posix()}:{node.lineno}"
+        path.relative_to(house).as_posix()
         for path in house.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if names_a_module_of_burnt(node)
     }
-    assert found == set()
+    assert found == TABLES
 
 
 @pytest.mark.parametrize(
