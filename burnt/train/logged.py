@@ -13,13 +13,14 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from burnt.errors import MetricError
+from burnt.store import RunWriter
 from burnt.train.other_trainers import LOG_OPTIONS
 
 _ACTIVE: ContextVar[StepLog | None] = ContextVar("_ACTIVE", default=None)
@@ -72,9 +73,9 @@ class Image:
             pixels = pixels.float().nan_to_num(0.0).clamp(0, 1).mul(255).round().to(torch.uint8)
         return _encode_png(pixels.permute(1, 2, 0).cpu().contiguous().numpy())
 
-    def record(self, recorder: Recorder, name: str, step: int) -> None:
+    def record(self, writer: RunWriter, name: str, step: int) -> None:
         """Write the image to the run store."""
-        recorder.record_image(name, self.png(), step)
+        writer.record_image(name, self.png(), step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +107,9 @@ class Table:
                 found=f"{len(wrong)} values: {wrong}"[:200],
             )
 
-    def record(self, recorder: Recorder, name: str, step: int) -> None:
+    def record(self, writer: RunWriter, name: str, step: int) -> None:
         """Write the table to the run store."""
-        recorder.record_table(name, self.columns, self.rows, step)
+        writer.record_table(name, self.columns, self.rows, step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,29 +144,9 @@ class Histogram:
         counts, edges = np.histogram(values[values.isfinite()].numpy(), self.bins)
         return counts.astype(float).tolist(), edges.tolist()
 
-    def record(self, recorder: Recorder, name: str, step: int) -> None:
+    def record(self, writer: RunWriter, name: str, step: int) -> None:
         """Write the histogram to the run store."""
-        recorder.record_histogram(name, *self.counts(), step)
-
-
-class Recorder(Protocol):
-    """The part of the run store that is written to."""
-
-    def record_image(self, name: str, png_bytes: bytes, step: int | None = None) -> None:
-        """Record an image under a name."""
-        ...
-
-    def record_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None = None
-    ) -> None:
-        """Record a table under a name."""
-        ...
-
-    def record_histogram(
-        self, name: str, counts: Sequence[float], edges: Sequence[float], step: int | None = None
-    ) -> None:
-        """Record a histogram under a name."""
-        ...
+        writer.record_histogram(name, *self.counts(), step)
 
 
 Artefact = Image | Table | Histogram
@@ -209,9 +190,9 @@ class StepLog:
     """
 
     def __init__(
-        self, recorder: Recorder, taken: Sequence[str], step: Callable[[], tuple[int, bool, bool]]
+        self, writer: RunWriter, taken: Sequence[str], step: Callable[[], tuple[int, bool, bool]]
     ) -> None:
-        self._recorder, self._taken, self._step = recorder, frozenset(taken), step
+        self._writer, self._taken, self._step = writer, frozenset(taken), step
         self._scalars: dict[str, list[Tensor | float]] = {}
         self._split: str | None = None  # of the validation in progress
         self._recorded: set[str] = set()  # artefacts of that validation, or of the step
@@ -278,7 +259,7 @@ class StepLog:
             if name in self._recorded:
                 return
             self._recorded.add(name)
-        value.record(self._recorder, name, step)
+        value.record(self._writer, name, step)
 
     def state(self) -> dict[str, list[float]]:
         """Return the scalars since the last reading, for a checkpoint."""

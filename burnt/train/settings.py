@@ -131,13 +131,11 @@ class TrainingSettings:
                     found="checkpoints=None",
                 )
             if self.best_keeper is None:
-                assert stopping.metric is not None  # resolved above
-                keepers.append(KeepBest(stopping.metric, stopping.monitored.split))
+                keepers.append(KeepBest(stopping.monitored.metric, stopping.monitored.split))
 
     def _resolve(self, watcher: EarlyStopping | KeepBest | Plateau) -> None:
         """Find the metric that is monitored among those of the training."""
-        splits = ("train", *self.valid)
-        watcher.metric = watcher.monitored.resolve(self.metrics, splits, type(watcher).__name__)
+        watcher.monitored.resolve(self.metrics, ("train", *self.valid))
 
     def resolve_plateaus(self, learner: Learner) -> None:
         """Find the metrics that the schedules of a Learner monitor."""

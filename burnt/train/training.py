@@ -434,9 +434,10 @@ class SupervisedTraining(TrainingSettings):
             before = earlier.get("load", {})
             inputs |= {key: before[key] for key in inputs if key in before}
         fork = self.fork or earlier.get("fork")
-        ranking, best = None, self.best_keeper
-        if best is not None and best.metric is not None:
-            ranking = {"metric": best.monitored.key, "higher_is_better": bool(best.metric.higher_is_better)}
+        ranking = None
+        if (best := self.best_keeper) is not None:
+            is_higher = bool(best.monitored.metric.higher_is_better)
+            ranking = {"metric": best.monitored.key, "higher_is_better": is_higher}
         return {
             "config": config.to_dict() if isinstance(config, Config) else dict(config or {}),
             "model": type(learner.model).__qualname__,

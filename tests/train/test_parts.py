@@ -125,7 +125,7 @@ def test_nan_is_never_better_and_anything_is_better_than_nan():
     assert stops(stopping, [nan, 5, nan, nan, nan]) == [False, False, False, False, True]
     assert (stopping.best, stopping.best_at) == (5, 2)
     assert stops(EarlyStopping(Loss(), "2 epochs"), [nan, nan]) == [False, True]
-    assert not Monitored("loss").is_better(nan, nan, Loss())
+    assert not Monitored(Loss(), None, "KeepBest").is_better(nan, nan)
 
 
 def test_early_stopping_goes_on_from_its_state():
@@ -600,18 +600,21 @@ def test_random_states_come_back():
 
 def test_what_cannot_be_monitored():
     known, splits = [Loss(), Accuracy(), ConfusionMatrix(2)], ("train", "valid")
-    assert Monitored("accuracy").resolve(known, splits, "KeepBest") is known[1]
-    for monitored, words in (
-        (Monitored("acuracy"), ["that the run does not have", "valid/acuracy", "did you mean 'accuracy'?"]),
-        (Monitored(Loss(name="xyz")), ["one of: loss, accuracy, confusion", "add it to metrics=[...]"]),
-        (Monitored("loss", "test"), ["a split that the run does not have", "one of: train, valid", "'test'"]),
+    monitored = Monitored("accuracy", None, "KeepBest")
+    monitored.resolve(known, splits)
+    assert monitored.metric is known[1]
+    for metric, split, words in (
+        ("acuracy", None, ["that the run does not have", "valid/acuracy", "did you mean 'accuracy'?"]),
+        (Loss(name="xyz"), None, ["one of: loss, accuracy, confusion", "add it to metrics=[...]"]),
+        ("loss", "test", ["a split that the run does not have", "one of: train, valid", "'test'"]),
         (
-            Monitored("confusion"),
+            "confusion",
+            None,
             ["KeepBest cannot monitor confusion", "that does not define which value is better"],
         ),
     ):
         with pytest.raises(MetricError) as caught:
-            monitored.resolve(known, splits, "KeepBest")
+            Monitored(metric, split, "KeepBest").resolve(known, splits)
         for word in words:
             assert word in str(caught.value)
 

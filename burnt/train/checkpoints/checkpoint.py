@@ -198,14 +198,12 @@ class KeepBest:
     """
 
     def __init__(self, metric: Metric | str, split: str | None = None, count: int = 1) -> None:
-        self.monitored = Monitored(metric, split)
-        self.metric = metric if isinstance(metric, Metric) else None
+        self.monitored = Monitored(metric, split, "KeepBest")
         self.count = _checked_count(count, "KeepBest")
 
     def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
         """Return the best checkpoints; the older of two equal ones, and none with NaN."""
-        metric = self.monitored.require_metric(self.metric, "KeepBest")
-        sign = -1.0 if metric.higher_is_better else 1.0
+        sign = -1.0 if self.monitored.metric.higher_is_better else 1.0
         key = self.monitored.key
         known = [s for s in saved if key in s.values and s.values[key] == s.values[key]]
         return sorted(known, key=lambda s: (sign * s.values[key], s.position.step))[: self.count]

@@ -90,8 +90,7 @@ class Plateau:
         ):
             if not valid:
                 raise _invalid(name, expected, value)
-        self.monitored = Monitored(metric, split)
-        self.metric = metric if isinstance(metric, Metric) else None
+        self.monitored = Monitored(metric, split, "Plateau")
         self.patience = _parse(patience, "patience", least=1)
         self.cooldown = _parse(cooldown, "cooldown", least=0)
         self.factor = factor
@@ -128,13 +127,16 @@ class Plateau:
             value: the metric's value. NaN is no improvement.
             position: the position of the training. A second value at the same step is ignored.
         """
-        metric = self.monitored.require_metric(self.metric, "Plateau")
+        worst = -math.inf if self.monitored.metric.higher_is_better else math.inf
         if position.step == self._updated_at:
             return False
         self._updated_at = position.step
         self.evaluations += 1
         now = self._count(self.patience, position)
-        if self._improves(value, metric):
+        best, margin = worst if self.best is None else self.best, 0.0
+        if self.best is not None:
+            margin = self.threshold * (abs(best) if self.threshold_mode == "rel" else 1)
+        if self.monitored.is_better(value, best, margin):
             self.best, self._waiting_since = value, now
         if self._count(self.cooldown, position) <= self._cooldown_until:
             self._waiting_since = now
@@ -168,12 +170,6 @@ class Plateau:
 
     def _count(self, duration: Duration, position: Position) -> float:
         return self.evaluations if duration.unit == _EVALUATIONS else duration.done(position)
-
-    def _improves(self, value: float, metric: Metric) -> bool:
-        if self.best is None:
-            return self.monitored.is_better(value, -math.inf if metric.higher_is_better else math.inf, metric)
-        margin = self.threshold * (abs(self.best) if self.threshold_mode == "rel" else 1)
-        return self.monitored.is_better(value, self.best, metric, margin)
 
 
 def plateaus_of(learner: Learner) -> dict[Plateau, str]:

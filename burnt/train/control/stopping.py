@@ -56,7 +56,7 @@ class EarlyStopping:
         diverged: float | None = None,
         restore_best: bool = False,
     ) -> None:
-        self.monitored = Monitored(metric, split)
+        self.monitored = Monitored(metric, split, "EarlyStopping")
         self.patience = None if patience is None else Duration.parse(patience, "patience", single=True)
         self.warmup = None if warmup is None else Duration.parse(warmup, "warmup", single=True)
         if min_delta < 0:
@@ -70,7 +70,6 @@ class EarlyStopping:
         self.target = target
         self.diverged = diverged
         self.restore_best = restore_best
-        self.metric = metric if isinstance(metric, Metric) else None
         self.reset()
 
     def reset(self) -> None:
@@ -110,24 +109,18 @@ class EarlyStopping:
             value: the metric's value.
             position: the position of the training.
         """
-        metric = self.monitored.require_metric(self.metric, "EarlyStopping")
         now = 0 if self.patience is None else self.patience.done(position)
         if self.warmup is not None and self.warmup.done(position) <= self.warmup.count:
             self.best_at = now
             return False
-        first = self.best is None and not math.isnan(value)
-        if first or (
-            self.best is not None
-            and self.monitored.is_better(value, self.best, metric, self.min_delta)
-        ):  # fmt: skip
+        if self.monitored.is_better(value, self.best, self.min_delta):
             self.best, self.best_at = value, now
         self.value, self.waited = value, now - self.best_at
         return self.over
 
     def _is_worse(self, value: float, bound: float) -> bool:
         """Whether a value is worse than a bound. NaN is."""
-        metric = self.monitored.require_metric(self.metric, "EarlyStopping")
-        return math.isnan(value) or self.monitored.is_better(bound, value, metric)
+        return math.isnan(value) or self.monitored.is_better(bound, value)
 
     def state(self) -> dict[str, Any]:
         """Return the state to save in a checkpoint."""

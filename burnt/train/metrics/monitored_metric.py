@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from burnt.errors import MetricError, nearest
@@ -21,32 +22,47 @@ def default_split(splits: Iterable[str]) -> str:
 
 
 class Monitored:
-    """A metric on a split.
+    """A metric on a split, as early stopping, a plateau or `KeepBest` monitors it.
 
     Args:
         metric: the metric, as an object or by name; ``"valid/loss"`` names the split too.
         split: ``"train"`` or the name of a validation set. By default ``"valid"``, or if the run has no set
             of that name, its first one.
+        owner: the class that monitors it, for messages.
     """
 
-    def __init__(self, metric: Metric | str, split: str | None = None) -> None:
+    def __init__(self, metric: Metric | str, split: str | None, owner: str) -> None:
         if isinstance(metric, str) and "/" in metric:
             split, metric = metric.split("/", 1)  # as in the keys of `values`
-        self.metric = metric
+        self.name = metric if isinstance(metric, str) else metric.name
         self.split = DEFAULT_SPLIT if split is None else split
         self._is_default = split is None
+        self._owner = owner
+        self._metric = metric if isinstance(metric, Metric) else None
 
     @property
-    def name(self) -> str:
-        """The metric's name."""
-        return self.metric if isinstance(self.metric, str) else self.metric.name
+    def metric(self) -> Metric:
+        """The metric.
+
+        Raises:
+            MetricError: it was given by name, and no training has resolved the name.
+        """
+        if self._metric is None:
+            raise MetricError(
+                f"{self._owner} has only the name of its metric",
+                where=self.key,
+                expected="a metric object; only SupervisedTraining resolves names",
+                found=repr(self.name),
+                hint=f"{self._owner}(Loss(), ...)",
+            )
+        return self._metric
 
     @property
     def key(self) -> str:
         """The key in the dict of metric values: ``"valid/loss"``."""
         return f"{self.split}/{self.name}"
 
-    def resolve(self, metrics: Iterable[Metric], splits: Iterable[str], owner: str) -> Metric:
+    def resolve(self, metrics: Iterable[Metric], splits: Iterable[str]) -> None:
         """Look the metric up among those of the run, and the split that is monitored by default.
 
         Raises:
@@ -57,7 +73,7 @@ class Monitored:
         if found is None:
             guess = nearest(self.name, by_name)
             raise MetricError(
-                f"{owner} monitors a metric that the run does not have",
+                f"{self._owner} monitors a metric that the run does not have",
                 where=self.key,
                 expected=f"one of: {', '.join(by_name)}",
                 found=repr(self.name),
@@ -67,7 +83,7 @@ class Monitored:
             self.split = default_split(splits)
         if self.split not in splits:
             raise MetricError(
-                f"{owner} monitors a split that the run does not have",
+                f"{self._owner} monitors a split that the run does not have",
                 where=self.key,
                 expected=f"one of: {', '.join(splits)}",
                 found=repr(self.split),
@@ -77,27 +93,14 @@ class Monitored:
             )
         if found.higher_is_better is None or not found.scalar:
             raise MetricError(
-                f"{owner} cannot monitor {self.name}",
+                f"{self._owner} cannot monitor {self.name}",
                 found="a metric that does not define which value is better",
             )
-        return found
+        self._metric = found
 
-    def require_metric(self, metric: Metric | None, owner: str) -> Metric:
-        """Return the metric object.
-
-        Raises:
-            MetricError: it was given by name, and no training has resolved the name.
-        """
-        if metric is None:
-            raise MetricError(
-                f"{owner} has only the name of its metric",
-                where=self.key,
-                expected="a metric object; only SupervisedTraining resolves names",
-                found=repr(self.name),
-                hint=f"{owner}(Loss(), ...)",
-            )
-        return metric
-
-    def is_better(self, value: float, best: float, metric: Metric, margin: float = 0.0) -> bool:
-        """Whether a value improves on the best one by more than a margin. NaN never does."""
-        return value > best + margin if metric.higher_is_better else value < best - margin
+    def is_better(self, value: float, best: float | None, margin: float = 0.0) -> bool:
+        """Whether a value improves on the best one, if any, by more than a margin. NaN never does."""
+        is_higher_better = self.metric.higher_is_better
+        if best is None:
+            return not math.isnan(value)
+        return value > best + margin if is_higher_better else value < best - margin
