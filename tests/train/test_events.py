@@ -218,12 +218,6 @@ def test_several_validations_by_name(tmp_path):
     assert result.values["clean/loss"] != result.values["shifted/loss"]
 
 
-@pytest.mark.parametrize("name", ["train", "a/b", "", 3])
-def test_unusable_names_of_validations(tmp_path, name):
-    with pytest.raises(ConfigError, match="a validation loader has an unusable name"):
-        train(tmp_path / "run", [], valid={name: batches()})
-
-
 @pytest.mark.parametrize("accumulate", [0, -1, 1.5, "2"])
 def test_unusable_accumulate(tmp_path, accumulate):
     with pytest.raises(ConfigError, match="a training setting is invalid") as caught:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from burnt import optim
-from burnt.data import Loader, TensorDataset
+from burnt.data import Loader
 from burnt.errors import ConfigError, DataError
 from burnt.store.control import send
 from burnt.train import (
@@ -17,12 +17,11 @@ from burnt.train import (
     SupervisedTraining,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix
+from tests.train.cases import labelled
 
 
 def loader(shuffle: bool = True) -> Loader:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(40, 6, generator=generator)
-    return Loader(TensorDataset(x=x, y=torch.randint(3, (40,), generator=generator)), 4, shuffle=shuffle)
+    return labelled(40, 4, shuffle=shuffle)
 
 
 class Run:

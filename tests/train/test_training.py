@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import burnt
 from burnt import optim
-from burnt.data import Batch, Loader, TensorDataset
+from burnt.data import Batch, Loader
 from burnt.errors import (
     BurntError,
     CheckpointError,
@@ -53,12 +53,11 @@ from burnt.train.checks.target_shapes import TargetShapes
 from burnt.train.code.source import started_by
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
 from tests import forked
+from tests.train.cases import labelled
 
 
-def loader(n=20, batch_size=4, classes=3) -> Loader:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(n, 6, generator=generator)
-    return Loader(TensorDataset(x=x, y=torch.randint(classes, (n,), generator=generator)), batch_size)
+def loader(n=20, batch_size=4) -> Loader:
+    return labelled(n, batch_size)
 
 
 def net(classes=3) -> nn.Sequential:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from burnt import load, optim
-from burnt.data import Loader, TensorDataset
+from burnt.data import Loader
 from burnt.errors import ConfigError, DataError, MetricError
 from burnt.monitor.format import main_metric
 from burnt.store import RunWriter, Series
@@ -33,12 +33,11 @@ from burnt.train.events import Validated
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
 from burnt.train.reporting.final_summary import format_summary
 from burnt.train.reporting.progress import LiveReporter
+from tests.train.cases import labelled
 
 
 def loader(seed: int = 1, n: int = 20) -> Loader:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 6, generator=generator)
-    return Loader(TensorDataset(x=x, y=torch.randint(3, (n,), generator=generator)), 5)
+    return labelled(n, 5, seed=seed)
 
 
 def sets() -> dict[str, Loader]:

@@ -30,6 +30,7 @@ from burnt.train import (
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
 from tests import forked
+from tests.train.cases import assert_same_tensors
 
 ITEMS, BATCH, EPOCHS = 23, 5, 3  # the last batch of an epoch has 3 items
 STEPS = 5 * EPOCHS
@@ -152,10 +153,7 @@ def history(folder) -> dict[str, Any]:
 
 
 def assert_same(one: Run, other: Run) -> None:
-    ours, theirs = one.state(), other.state()
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
+    assert_same_tensors(one.state(), other.state())
     assert (one.on_host, one.outcome) == (other.on_host, other.outcome)
 
 

@@ -39,6 +39,7 @@ from burnt.train.code.source import started_by
 from burnt.train.control.control import TrainingClock
 from burnt.train.control.end_reason import cause_of
 from tests import forked
+from tests.train.cases import assert_same_tensors
 
 STEPS, PER_EPOCH = 12, 4
 
@@ -139,10 +140,7 @@ def whole(tmp_path_factory) -> Trial:
 
 
 def assert_ends_as(trial: Trial, whole: Trial) -> None:
-    ours, theirs = trial.state(), whole.state()
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
+    assert_same_tensors(trial.state(), whole.state())
     assert dict(trial.result.values) == dict(whole.result.values)
 
 

@@ -29,6 +29,7 @@ from burnt.train import (
 )
 from burnt.train.metrics import Accuracy
 from tests import forked
+from tests.train.cases import assert_same_tensors
 
 PER_EPOCH, STEPS = 4, 12
 
@@ -154,10 +155,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def assert_same(one: Trial, other: Trial) -> None:
-    ours, theirs = one.state(), other.state()
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
+    assert_same_tensors(one.state(), other.state())
     assert one.result.values == other.result.values
     assert one.history() == other.history()
 

@@ -18,9 +18,9 @@ from burnt.train import (
     Learner,
     RunReader,
     StepOutput,
-    SupervisedTraining,
     update_batch_norm,
 )
+from tests.train.cases import supervised
 
 
 def data() -> TensorDataset:
@@ -66,18 +66,8 @@ RATES = {"generator": optim.Cosine(0.02, 12), "discriminator": lambda step: 0.05
 
 
 def train(folder, how=step, optimizers=None, rates=None, model=None, **settings):
-    training = SupervisedTraining(
-        folder,
-        **{
-            "train": Loader(data(), 4, shuffle=True),
-            "duration": "2 epochs",
-            "device": "cpu",
-            "monitor": "off",
-            "log_every": 1,
-            "seed": 0,
-            **settings,
-        },
-    )
+    defaults = {"train": Loader(data(), 4, shuffle=True), "duration": "2 epochs", "log_every": 1, "seed": 0}
+    training = supervised(folder, {**defaults, "check": True}, **settings)
     model = gan() if model is None else model
     optimizers = two() if optimizers is None else optimizers
     learner = Learner(model, optimizers, RATES if rates is None else rates, step=how)

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import ConfigError, NonFiniteError, UnsupportedError
-from burnt.train import KeepLast, Learner, RunReader, StepOutput, SupervisedTraining
+from burnt.train import KeepLast, Learner, RunReader, StepOutput
 from burnt.train.metrics import Accuracy
+from tests.train.cases import supervised
 
 BAD = (6, 13)
 """Items with bad values."""
@@ -46,19 +47,9 @@ def steep(model, batch) -> StepOutput:
 
 
 def train(folder, how=step, optimizer=None, model=None, **settings):
-    training = SupervisedTraining(
-        folder,
-        **{
-            "train": Loader(data(), 2, shuffle=True, seed=5),
-            "duration": "2 epochs",
-            "metrics": [Accuracy()],
-            "device": "cpu",
-            "monitor": "plain",
-            "log_every": 1,
-            "check": False,
-            **settings,
-        },
-    )
+    batches = Loader(data(), 2, shuffle=True, seed=5)
+    defaults = {"train": batches, "duration": "2 epochs", "metrics": [Accuracy()], "log_every": 1}
+    training = supervised(folder, {**defaults, "monitor": "plain"}, **settings)
     return training.run(Learner(model or net(), optimizer or optim.AdamW(), 0.01, step=how))
 
 

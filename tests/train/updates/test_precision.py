@@ -19,13 +19,13 @@ from burnt.train import (
     Learner,
     RunReader,
     StepOutput,
-    SupervisedTraining,
     evaluate,
     update_batch_norm,
 )
 from burnt.train.updates.loss_scale import LossScale
 from burnt.train.updates.precision import check_precision
 from tests import forked
+from tests.train.cases import supervised
 
 
 def data() -> TensorDataset:
@@ -60,19 +60,8 @@ class Step:
 
 
 def train(folder, how=None, optimizer=None, model=None, **settings):
-    training = SupervisedTraining(
-        folder,
-        **{
-            "train": Loader(data(), 8, shuffle=True),
-            "valid": Loader(data(), 24),
-            "duration": "4 epochs",
-            "device": "cpu",
-            "monitor": "off",
-            "log_every": 1,
-            "check": False,
-            **settings,
-        },
-    )
+    loaders = {"train": Loader(data(), 8, shuffle=True), "valid": Loader(data(), 24)}
+    training = supervised(folder, {**loaders, "duration": "4 epochs", "log_every": 1}, **settings)
     learner = Learner(net() if model is None else model, optimizer or optim.AdamW(), 0.01, step=how or Step())
     return training.run(learner), learner
 

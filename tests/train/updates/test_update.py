@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from burnt import Gradients, optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import BurntError, ConfigError, DefinitionError
-from burnt.train import Interrupted, KeepLast, Learner, RunReader, StepOutput, SupervisedTraining
+from burnt.train import Interrupted, KeepLast, Learner, RunReader, StepOutput
 from burnt.train.updates.accumulation import WindowGradients
+from tests.train.cases import supervised
 
 ITEMS, BATCH, IGNORED = 22, 4, -100
 
@@ -69,18 +70,8 @@ class Seen:
 
 def train(folder, how=samples, optimizer=None, model=None, **settings):
     model = net() if model is None else model
-    training = SupervisedTraining(
-        folder,
-        **{
-            "train": Loader(data(), BATCH),
-            "duration": "1 epoch",
-            "checkpoints": None,
-            "device": "cpu",
-            "monitor": "off",
-            "check": False,
-            **settings,
-        },
-    )
+    defaults = {"train": Loader(data(), BATCH), "duration": "1 epoch", "checkpoints": None}
+    training = supervised(folder, defaults, **settings)
     return training.run(
         Learner(model, optimizer or optim.Sgd(), 0.0 if optimizer is None else 0.05, step=how)
     )

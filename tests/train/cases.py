@@ -1,0 +1,31 @@
+"""What tests of trainings share: a quiet training, labelled batches, a comparison of states."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from burnt.data import Loader, TensorDataset
+from burnt.train import SupervisedTraining
+
+
+def supervised(folder: Any, settings: Mapping[str, Any], **more: Any) -> SupervisedTraining:
+    """A training on the CPU that shows nothing and checks nothing, with these settings."""
+    return SupervisedTraining(
+        folder, **{"device": "cpu", "monitor": "off", "check": False, **settings, **more}
+    )
+
+
+def labelled(n: int, batch_size: int, *, seed: int = 1, classes: int = 3, shuffle: bool = False) -> Loader:
+    """Batches of x, ``[n, 6]``, and labels y, ``[n]``."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 6, generator=generator)
+    y = torch.randint(classes, (n,), generator=generator)
+    return Loader(TensorDataset(x=x, y=y), batch_size, shuffle=shuffle)
+
+
+def assert_same_tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    """Assert that two states are equal to the bit."""
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
