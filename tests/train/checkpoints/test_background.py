@@ -21,10 +21,10 @@ from burnt.train import (
     RunReader,
     StepOutput,
     SupervisedTraining,
-    control,
 )
 from burnt.train.checkpoints.background import BackgroundWriter, copied_tensors
 from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.control import control
 from burnt.train.metrics import Accuracy, Loss
 from tests.faults import operations
 from tests.train.checkpoints.test_resume import STEPS, Run, assert_same, history
@@ -175,8 +175,9 @@ def test_one_is_written_at_a_time_and_reported_when_it_is_written(tmp_path, monk
         def on_step(self, event):
             step = event.training.position.step
             if step == 3:
-                seen.append(("on disk", len(event.training.checkpoints.saved())))  # that of step 2 is not
-                event.training.background.wait()
+                saved = Checkpoints(event.training.writer.folder / "checkpoints").saved()
+                seen.append(("on disk", len(saved)))  # that of step 2 is not
+                event.training.saving.newest()  # waits
 
         def on_checkpoint(self, event):
             assert event.saved.path.is_dir()
@@ -199,7 +200,7 @@ def test_a_full_disk_ends_the_training_at_the_next_step(tmp_path, monkeypatch):
     class Wait:
         def on_step(self, event):
             if event.training.position.step == 5:
-                event.training.background.wait()
+                event.training.saving.newest()  # waits
 
     with pytest.raises(OSError, match="No space left") as caught:
         Run(tmp_path / "run", async_checkpoints=True, callbacks=[Wait()], **SETTINGS)

@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 
 import burnt
@@ -28,10 +27,10 @@ from burnt.train import (
     Learner,
     StepOutput,
     SupervisedTraining,
-    checkpoint,
-    loading,
 )
+from burnt.train.after import loading
 from burnt.train.after.loading import RunFiles
+from burnt.train.checkpoints import checkpoint
 from tests import faults
 
 MODEL, TRAINING = "model.safetensors", "training.safetensors"
@@ -264,19 +263,6 @@ def test_a_new_one_is_not_called_damaged(run, monkeypatch):
     monkeypatch.setattr(Checkpoints, "saved", saved_early)
     assert Checkpoints(run / "checkpoints").unreadable() == []
     assert newest.exists()
-
-
-def test_a_file_that_vanishes_between_its_header_and_its_values(run, monkeypatch):
-    load = safetensors.torch.load_file
-
-    def load_late(path):
-        if Path(path).parent == at(run, 8) and at(run, 8).exists():
-            shutil.rmtree(at(run, 8))
-        return load(path)
-
-    expected = Record.load(at(run, 6) / MODEL).tensors["bias"]
-    monkeypatch.setattr(safetensors.torch, "load_file", load_late)
-    assert torch.equal(burnt.load(run, "last").bias, expected)
 
 
 def test_the_moment_between_two_renames(run):

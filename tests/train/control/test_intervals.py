@@ -23,9 +23,9 @@ from burnt.train import (
     RunReader,
     StepOutput,
     SupervisedTraining,
-    control,
 )
 from burnt.train.checkpoints.checkpoint import Saved
+from burnt.train.control import control
 
 STEP_SECONDS = 10.0
 
