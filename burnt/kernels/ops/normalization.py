@@ -128,10 +128,16 @@ def _layer_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _torch_layer_norm(*args: Any) -> Tensor | tuple[Tensor, Tensor]:
-    x, weight, bias, eps, residual, activation = args
+def _torch_layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
-        return layer_norm.reference(*args)
+        return layer_norm.reference(x, weight, bias, eps, residual, activation)
     total = x if residual is None else x + residual
     output = F.layer_norm(total, _normalized_shape(x, weight, bias), weight, bias, eps)
     output = apply_activation(output, activation)
@@ -190,10 +196,15 @@ def _rms_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x, w, 1e-6, residual, None) for x, w, _, _, residual, _ in _layer_norm_examples(device)]
 
 
-def _torch_rms_norm(*args: Any) -> Tensor | tuple[Tensor, Tensor]:
-    x, weight, eps, residual, activation = args
+def _torch_rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     if _has_wider_parameters(x, weight):  # torch warns that it has no fused kernel for this
-        return rms_norm.reference(*args)
+        return rms_norm.reference(x, weight, eps, residual, activation)
     total = x if residual is None else x + residual
     output = apply_activation(F.rms_norm(total, _normalized_shape(x, weight, None), weight, eps), activation)
     return output if residual is None else (output, total)
@@ -305,10 +316,17 @@ def _group_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _torch_group_norm(*args: Any) -> Tensor:
-    x, num_groups, weight, bias, eps, residual, activation = args
+def _torch_group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
     if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
-        return group_norm.reference(*args)
+        return group_norm.reference(x, num_groups, weight, bias, eps, residual, activation)
     return _finish(F.group_norm(x, num_groups, weight, bias, eps), residual, activation)
 
 
@@ -385,8 +403,14 @@ def _check_batch_norm_training(*args: Any) -> None:
         )
 
 
-def _torch_batch_norm_training(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    x, weight, bias, eps, residual, activation = args
+def _torch_batch_norm_training(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = weight.dtype if weight is not None else x.dtype
     mean = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
     var = torch.zeros_like(mean)
@@ -459,8 +483,16 @@ def _batch_norm_inference_examples(device: torch.device) -> list[tuple[object, .
     ]
 
 
-def _torch_batch_norm_inference(*args: Any) -> Tensor:
-    x, running_mean, running_var, weight, bias, eps, residual, activation = args
+def _torch_batch_norm_inference(
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
     mean, var = running_mean.detach(), running_var.detach()
     output = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
     return _finish(output, residual, activation)

@@ -135,8 +135,15 @@ def check_label_range(name: str, target: Tensor, classes: int, ignore_index: int
         )
 
 
-def _library(*args: Any) -> Tensor:
-    logits, target, weight, ignore_index, reduction, label_smoothing, z_loss = args
+def _library(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
     target = int64_labels(target)
     loss = F.cross_entropy(
         logits,
