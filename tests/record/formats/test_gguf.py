@@ -235,7 +235,7 @@ def test_a_model_of_other_sizes_is_unchanged(tmp_path):
     assert "values (6, 32) of int4-block32" in refused("another size", tmp_path / "m.gguf", model)
     assert torch.equal(model[0].weight, before["0.weight"])
     other_model(tmp_path / "b.gguf", Q4_0, name="0.bias_table")
-    refused("no weight of a linear layer", tmp_path / "b.gguf")
+    refused("not the weight of a linear layer", tmp_path / "b.gguf")
 
 
 @pytest.mark.parametrize("kind", [Q4_0, F32], ids=lambda kind: kind.name)
