@@ -64,28 +64,8 @@ def checked_padding(layer: Any, padding: str | int | Sequence[Sides]) -> str | t
     return tuple(before if before == after else (before, after) for before, after in pairs)
 
 
-class ConvBase:
-    """The forward of all ranks. The attributes are torch's, but for a `padding` with pairs."""
-
-    _axes: ClassVar[int]
-    in_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: Any
-    dilation: tuple[int, ...]
-    groups: int
-    padding_mode: Literal["zeros", "reflect", "replicate", "circular"]
-    weight: Tensor
-    bias: Tensor | None
-
-    @explain_input
-    def forward(self, input: Tensor) -> Tensor:
-        """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis."""
-        return convolve(self, input)
-
-
 def convolve(layer: Any, input: Tensor) -> Tensor:
-    """Compute the forward of a convolution, burnt's or torch's."""
+    """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis."""
     weight = layer.weight  # read once, since a parametrization computes it
     input, padding = pad(layer, input)
     sizes: Any = layer.stride, padding, layer.dilation, layer.groups
@@ -118,6 +98,23 @@ def _same(layer: Any, input: Tensor) -> list[Sides]:
         is_even = step == 1 and added % 2 == 0
         sides.append(added // 2 if is_even else (added // 2, added - added // 2))
     return sides
+
+
+class ConvBase:
+    """The forward of all ranks. The attributes are torch's, but for a `padding` with pairs."""
+
+    _axes: ClassVar[int]
+    in_channels: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    groups: int
+    padding_mode: Literal["zeros", "reflect", "replicate", "circular"]
+    weight: Tensor
+    bias: Tensor | None
+
+    forward = explain_input(convolve)
 
 
 class _Conv(ConvBase, Module, Generic[Size, Pads]):

@@ -402,6 +402,8 @@ def adaptive_size(layer: Any, input: Tensor, axes: int) -> tuple[int, ...]:
     """Return the output's size of an adaptive pool, in which None is the input's size."""
     given = layer.output_size
     sizes = given if isinstance(given, tuple | list) else (given,) * axes
+    if None not in sizes:
+        return tuple(sizes)
     pairs = zip(sizes, input.shape[-axes:], strict=True)
     return tuple(kept if size is None else size for size, kept in pairs)
 

@@ -220,7 +220,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         """
         if is_compiling() or torch._C._get_tracing_state() is not None:
             return self.library(*args, **kwargs)
-        if self.small is not None and (not _torch.is_plain_call() or self.small(*args, **kwargs)):
+        if self.small is not None and (self.small(*args, **kwargs) or not _torch.is_plain_call()):
             return self.library(*args, **kwargs)
         return self(*args, **kwargs)
 
