@@ -37,12 +37,12 @@ Draw = Callable[[Any, list[float], list[float], list[float], list[float]], None]
 def ours() -> tuple[type, Draw]:
     from burnt.monitor.plotting.chart_widget import Chart
     from burnt.monitor.plotting.curves import Curve
-    from burnt.monitor.plotting.plot import PlotView
+    from burnt.monitor.plotting.text_chart import ChartView
     from burnt.plot.styles import PALETTE
 
     def draw(plot: Any, xs: list[float], ys: list[float], vx: list[float], vy: list[float]) -> None:
         plot.show(
-            PlotView([Curve("train", PALETTE[0], xs, ys), Curve("valid", PALETTE[1], vx, vy)], title="loss")
+            ChartView([Curve("train", PALETTE[0], xs, ys), Curve("valid", PALETTE[1], vx, vy)], title="loss")
         )
 
     return Chart, draw

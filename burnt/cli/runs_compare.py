@@ -22,7 +22,7 @@ from burnt.monitor.plotting.comparison import (
     compared_curves,
     differences,
 )
-from burnt.monitor.plotting.plot import Plot, PlotView
+from burnt.monitor.plotting.text_chart import ChartView, TextChart
 from burnt.store import Series
 from burnt.train.format import duration_text, value_text
 
@@ -202,8 +202,8 @@ def _value_row(
 def _draw(page: Page, views: Sequence[RunView], series: Series) -> None:
     curves, _ = compared_curves(views, series)
     width = max(_terminal_width(), _MIN_COLUMNS) if page.is_styled else _PIPE_COLUMNS
-    view = PlotView(tuple(curves), title=series_label(series), short_legend=True)
-    plot = Plot(view, width, _PLOT_LINES)
+    view = ChartView(tuple(curves), title=series_label(series), short_legend=True)
+    plot = TextChart(view, width, _PLOT_LINES)
     styles = {"title": "bold", "axis": "dim", "label": "", "note": "italic dim"}
     if not page.is_styled:
         print(plot.text())

@@ -10,7 +10,7 @@ from textual import on
 from textual.containers import Grid
 
 from burnt.monitor.plotting.chart_widget import Chart
-from burnt.monitor.plotting.plot import PlotView, Range, XAxis
+from burnt.monitor.plotting.text_chart import ChartView, Range, XAxis
 
 AXIS_NAMES: dict[XAxis, str] = {"step": "steps", "epoch": "epochs", "time": "training time"}
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
@@ -23,7 +23,7 @@ class ChartGrid(Grid):
     def charts(self) -> list[Chart]:
         return list(self.query(Chart))
 
-    async def show(self, views: Sequence[PlotView], num_columns: int, x_range: Range | None) -> None:
+    async def show(self, views: Sequence[ChartView], num_columns: int, x_range: Range | None) -> None:
         """Show a chart for each view, in at most `num_columns` columns; `x_range` None shows everything."""
         for chart in self.charts[len(views) :]:
             await chart.remove()

@@ -1,4 +1,4 @@
-"""`Chart`: a widget that shows a `Plot`, with zoom, pan and crosshair by key and mouse.
+"""`Chart`: a widget that shows a `TextChart`, with zoom, pan and crosshair by key and mouse.
 
 The rest of the monitor draws curves through `Chart.show` only. It is a widget of our own because existing
 ones cost too much (docs/decisions/training.md): six charts at 2 redraws per second take 3.8 % of a core, with
@@ -21,7 +21,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from burnt.errors import clean
-from burnt.monitor.plotting.plot import Plot, PlotView, Range, Span
+from burnt.monitor.plotting.text_chart import ChartView, Range, Span, TextChart
 from burnt.monitor.ui.keymap import CHART, bindings
 
 _ZOOM_FACTOR = 1.25  # per notch of the wheel; a key zooms by two notches
@@ -80,15 +80,15 @@ class Chart(Widget, can_focus=True):
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
-        self._view = PlotView()
-        self._plot: Plot | None = None
+        self._view = ChartView()
+        self._plot: TextChart | None = None
         self._strips: list[Strip] = []
         self._styles: dict[str, Style] = {}
         self._drag_start: tuple[int, int, Range, Range] | None = None
 
     # --- called by the app
 
-    def show(self, view: PlotView) -> None:
+    def show(self, view: ChartView) -> None:
         """Show curves; keeps zoom and crosshair, and does not redraw if nothing changed.
 
         Args:
@@ -108,7 +108,7 @@ class Chart(Widget, can_focus=True):
         )
 
     @property
-    def view(self) -> PlotView:
+    def view(self) -> ChartView:
         return self._view
 
     def zoom(self, range: Range | None) -> None:
@@ -119,7 +119,7 @@ class Chart(Widget, can_focus=True):
         """Move the crosshair, or hide it (None). Posts no message."""
         self._set_view(self._view._replace(crosshair=x))
 
-    def _set_view(self, view: PlotView) -> None:
+    def _set_view(self, view: ChartView) -> None:
         if view == self._view:
             return
         self._view = view
@@ -142,15 +142,15 @@ class Chart(Widget, can_focus=True):
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.rich_style)
 
     @property
-    def plot(self) -> Plot:
+    def plot(self) -> TextChart:
         """The view drawn for the widget's size."""
         if self._plot is None or (self._plot.width, self._plot.height) != self.size:
             return self._paint()
         return self._plot
 
-    def _paint(self) -> Plot:
+    def _paint(self) -> TextChart:
         width, height = self.size
-        plot = self._plot = Plot(self._view, width, height)
+        plot = self._plot = TextChart(self._view, width, height)
         # Recomputed on every paint: the background and the theme may change without notice.
         plain = self.rich_style
         self._styles = {"": plain}
@@ -239,7 +239,7 @@ class Chart(Widget, can_focus=True):
         """Zoom the x axis by a factor, limited to the range of the values."""
         low, high = self.plot.range_x
         low, high = around - (around - low) / factor, around + (high - around) / factor
-        first, last = Plot(self._view._replace(range_x=None), 0, 0).range_x
+        first, last = TextChart(self._view._replace(range_x=None), 0, 0).range_x
         if low <= first and high >= last:
             self._set_range_x(None)
         elif high - low > (last - first) * 1e-9:
@@ -256,7 +256,7 @@ class Chart(Widget, can_focus=True):
         if self._view.range_x is None:
             return
         low, high = self._view.range_x
-        first, last = Plot(self._view._replace(range_x=None), 0, 0).range_x
+        first, last = TextChart(self._view._replace(range_x=None), 0, 0).range_x
         by = max(min(by, last - high), first - low)
         self._set_range_x((low + by, high + by))
 

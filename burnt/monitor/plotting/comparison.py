@@ -15,7 +15,7 @@ from burnt.store import Extreme, Series
 from burnt.store.search import setting_text, settings_of
 
 if TYPE_CHECKING:
-    from burnt.monitor.plotting.plot import Range, XAxis
+    from burnt.monitor.plotting.text_chart import Range, XAxis
 
 
 MAX_RUNS = 8  # in one chart: as many as there are distinguishable colours

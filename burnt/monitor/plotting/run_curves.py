@@ -16,7 +16,7 @@ from burnt.plot.styles import DASH_PATTERNS, PALETTE
 from burnt.store import Points, Series
 
 if TYPE_CHECKING:
-    from burnt.monitor.plotting.plot import Range, XAxis
+    from burnt.monitor.plotting.text_chart import Range, XAxis
 
 
 _DASH_NAMES = tuple(DASH_PATTERNS)

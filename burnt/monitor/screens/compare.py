@@ -30,7 +30,7 @@ from burnt.monitor.plotting.comparison import (
     differences,
 )
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import PlotView, XAxis
+from burnt.monitor.plotting.text_chart import ChartView, XAxis
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keybar import KeyBar
@@ -200,7 +200,7 @@ class CompareScreen(Screen[None], CurveKeys):
         takes_focus = isinstance(self.focused, Chart) or self.focused is None
         charts = {series_label(series): curves for series, curves in page.curves.items()}
         views = [
-            PlotView(curves, page.axis, self.log_y, self.smoothing, title, short_legend=len(charts) > 1)
+            ChartView(curves, page.axis, self.log_y, self.smoothing, title, short_legend=len(charts) > 1)
             for title, curves in (charts or {"no metric has been logged yet": ()}).items()
         ]
         await grid.show(views, self._grid_shape[0], self.x_range)

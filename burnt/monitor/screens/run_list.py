@@ -22,8 +22,8 @@ from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import clock_text, series_label, size_text
 from burnt.monitor.plotting.comparison import MAX_RUNS
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import PlotView
 from burnt.monitor.plotting.run_curves import curves_of
+from burnt.monitor.plotting.text_chart import ChartView
 from burnt.monitor.screens.choose_columns import ChooseColumnsScreen
 from burnt.monitor.screens.list_columns import (
     Candidate,
@@ -156,7 +156,7 @@ class RunsScreen(Screen[None]):
             await container.mount(chart)
         container.display = bool(curves)
         metric = None if view is None else view.metric
-        container.query_one(Chart).show(PlotView(curves, title="" if metric is None else metric.name))
+        container.query_one(Chart).show(ChartView(curves, title="" if metric is None else metric.name))
 
     def on_resize(self) -> None:
         """Show the preview only if the screen is high enough."""

@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 
 from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
 from burnt.monitor.plotting.curves import Curve, smooth
-from burnt.monitor.plotting.plot import Plot, PlotView
+from burnt.monitor.plotting.text_chart import ChartView, TextChart
 from burnt.plot.styles import PALETTE
 from tests.monitor.driving import text_of
 
@@ -30,7 +30,7 @@ def curve(ys: list[float], xs: list[float] | None = None, label: str = "train", 
 
 
 def text(ys: list[float], width: int = 40, height: int = 12, **fields: Any) -> str:
-    return Plot(PlotView((curve(ys),), markers=False, **fields), width, height).text()
+    return TextChart(ChartView((curve(ys),), markers=False, **fields), width, height).text()
 
 
 # --- plots
@@ -68,7 +68,7 @@ def test_any_values_fit_any_size(
     one = curve([y for _, y in found], [float(x) for x, _ in found], tag="t")
     other = curve([1.0, 2.0], [0.0, 5.0], "valid", style="dashed")
     for curves in ((one,), (one, other), (one, other, one)):
-        plot = Plot(PlotView(curves, x, log, weight, "loss", crosshair=at), width, height)
+        plot = TextChart(ChartView(curves, x, log, weight, "loss", crosshair=at), width, height)
         assert len(plot.lines) <= height
         for line in plot.text().splitlines():
             assert cell_len(line) <= width
@@ -77,7 +77,7 @@ def test_any_values_fit_any_size(
 
 
 def test_nothing_to_show_is_said() -> None:
-    assert "no values yet" in Plot(PlotView((), title="loss"), 40, 10).text()
+    assert "no values yet" in TextChart(ChartView((), title="loss"), 40, 10).text()
     assert "no values yet" in text([])
     assert "NaN at 0" in text([NAN, NAN])
     assert "no values above 0" in text([0.0, -1.0], log_y=True)
@@ -131,17 +131,17 @@ def test_huge_and_tiny_values_have_short_labels() -> None:
 
 def test_extremes_are_marked_with_their_values() -> None:
     ys = [1.0, 0.25, 3.5, 2.0, 1.5, 1.75]
-    shown = Plot(PlotView((curve(ys),)), 50, 14).text()
+    shown = TextChart(ChartView((curve(ys),)), 50, 14).text()
     assert "▲3.5" in shown
     assert "▼0.25" in shown
     assert "▲" not in text(ys)
-    assert "▲" not in Plot(PlotView((curve([2.0, 2.0]),)), 50, 14).text()
+    assert "▲" not in TextChart(ChartView((curve([2.0, 2.0]),)), 50, 14).text()
     # Where there is no room for the value, the place is marked all the same.
-    cramped = Plot(PlotView((curve([float(i * 7 % 11) for i in range(200)]),)), 30, 7).text()
+    cramped = TextChart(ChartView((curve([float(i * 7 % 11) for i in range(200)]),)), 30, 7).text()
     assert cramped.count("▲") == cramped.count("▼") == 1
     # Of many curves only the ends of all.
     many = tuple(curve([i + 0.5, i + 1.0], label=str(i)) for i in range(5))
-    shown = Plot(PlotView(many), 60, 20).text()
+    shown = TextChart(ChartView(many), 60, 20).text()
     assert "▲5" in shown
     assert "▼0.5" in shown
     assert shown.count("▲") == shown.count("▼") == 1
@@ -149,10 +149,10 @@ def test_extremes_are_marked_with_their_values() -> None:
 
 def test_what_is_smoothed_is_drawn_over_what_is_not() -> None:
     noisy = [math.sin(i / 9) + (i * 7919 % 13) / 9 for i in range(300)]
-    plot = Plot(PlotView((curve(noisy),), smoothing=0.9, markers=False), 60, 20)
-    alone = Plot(PlotView((curve(smooth(noisy, 0.9)),), range_y=plot.range_y, markers=False), 60, 20)
+    plot = TextChart(ChartView((curve(noisy),), smoothing=0.9, markers=False), 60, 20)
+    alone = TextChart(ChartView((curve(smooth(noisy, 0.9)),), range_y=plot.range_y, markers=False), 60, 20)
 
-    def cells(plot: Plot) -> dict[tuple[int, int], tuple[str, str]]:
+    def cells(plot: TextChart) -> dict[tuple[int, int], tuple[str, str]]:
         found, rows = {}, plot.lines[plot.top : plot.top + plot.rows]
         for y, line in enumerate(rows):
             styled = [(c, span.style) for span in line for c in span.text]
@@ -167,10 +167,10 @@ def test_what_is_smoothed_is_drawn_over_what_is_not() -> None:
 
 
 def test_the_crosshair_reads_the_nearest_values() -> None:
-    view = PlotView(
+    view = ChartView(
         (curve([1.0, 2.0, 4.0, 8.0]), curve([5.0, 7.0], [0.0, 3.0], "valid")), crosshair=2.2, markers=False
     )
-    shown = Plot(view, 60, 14).text()
+    shown = TextChart(view, 60, 14).text()
     head = shown.splitlines()[0]
     assert "train 4" in head
     assert "valid 7" in head
@@ -178,14 +178,14 @@ def test_the_crosshair_reads_the_nearest_values() -> None:
     assert " 2 " in shown.splitlines()[-1]
     assert shown.count("●") == 2
     # Without one, the last values.
-    assert "train 8" in Plot(view._replace(crosshair=None), 60, 14).text().splitlines()[0]
+    assert "train 8" in TextChart(view._replace(crosshair=None), 60, 14).text().splitlines()[0]
 
 
 def test_tags_stand_beside_the_ends_of_their_curves_and_do_not_meet() -> None:
     curves = tuple(
         curve([1.0, y], tag=tag, label=f"run {tag}") for tag, y in zip("abc", (5.0, 5.0, 1.0), strict=True)
     )
-    rows = Plot(PlotView(curves, markers=False), 50, 14).text().splitlines()
+    rows = TextChart(ChartView(curves, markers=False), 50, 14).text().splitlines()
     found = {row[-1]: i for i, row in enumerate(rows) if row[-1:] in "abc" and row[-2:-1] == " "}
     assert set(found) == set("abc")
     assert abs(found["a"] - found["b"]) == 1
@@ -194,24 +194,24 @@ def test_tags_stand_beside_the_ends_of_their_curves_and_do_not_meet() -> None:
 
 def test_legends_wrap_and_say_when_they_are_cut() -> None:
     curves = tuple(curve([1.0, 2.0], label=f"a run of name {i}") for i in range(8))
-    wide = Plot(PlotView(curves), 120, 24).text()
+    wide = TextChart(ChartView(curves), 120, 24).text()
     assert all(f"a run of name {i}" in wide for i in range(8))
-    narrow = Plot(PlotView(curves, title="loss"), 40, 8).text()
+    narrow = TextChart(ChartView(curves, title="loss"), 40, 8).text()
     assert "…" in narrow.splitlines()[1] or "…" in narrow.splitlines()[0]
 
 
 def test_names_cannot_steer_the_terminal_and_wide_ones_fit() -> None:
-    shown = Plot(PlotView((curve([1.0, 2.0], label="a\x1b[2Jb"),), title="\x07loss"), 60, 10).text()
+    shown = TextChart(ChartView((curve([1.0, 2.0], label="a\x1b[2Jb"),), title="\x07loss"), 60, 10).text()
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert "a\\x1b[2Jb" in shown
     for width in range(4, 40):
-        wide = Plot(PlotView((curve([1.0, 2.0], label="学習"),), title="損失関数"), width, 10)
+        wide = TextChart(ChartView((curve([1.0, 2.0], label="学習"),), title="損失関数"), width, 10)
         assert all(cell_len(line) <= width for line in wide.text().splitlines())
 
 
 def test_cells_and_values_are_inverse() -> None:
-    plot = Plot(PlotView((curve([0.0, 10.0], [100.0, 300.0]),)), 60, 20)
+    plot = TextChart(ChartView((curve([0.0, 10.0], [100.0, 300.0]),)), 60, 20)
     for column in (plot.left, plot.left + 7, plot.left + plot.columns - 1):
         assert plot._cell(plot.x_at(column), 5.0)[1] == column - plot.left
     for row in (plot.top, plot.top + plot.rows - 1):
@@ -219,8 +219,8 @@ def test_cells_and_values_are_inverse() -> None:
 
 
 def test_what_is_outside_of_the_zoom_is_not_drawn_but_lines_run_on() -> None:
-    shown = Plot(
-        PlotView((curve([0.0, 100.0, 0.0, 100.0]),), range_x=(0.9, 1.1), markers=False), 40, 12
+    shown = TextChart(
+        ChartView((curve([0.0, 100.0, 0.0, 100.0]),), range_x=(0.9, 1.1), markers=False), 40, 12
     ).text()
     low = [float(line.split("┤")[0]) for line in shown.splitlines() if "┤" in line]
     assert min(low) >= 85  # the range fits what is seen, which is the peak alone
@@ -262,8 +262,8 @@ async def charts(
     app = Charts()
     async with app.run_test(size=size) as pilot:
         one, two = app.query_one("#one", Chart), app.query_one("#two", Chart)
-        one.show(PlotView([curve([math.cos(i / 9) for i in range(201)])], title="loss"))
-        two.show(PlotView([curve([i * 2.0 for i in range(201)])], title="accuracy"))
+        one.show(ChartView([curve([math.cos(i / 9) for i in range(201)])], title="loss"))
+        two.show(ChartView([curve([i * 2.0 for i in range(201)])], title="accuracy"))
         one.focus()
         await pilot.pause()
         yield app, pilot, one, two
@@ -297,10 +297,10 @@ async def test_keys_zoom_pan_and_reset_all_charts() -> None:
 
 
 def test_the_label_of_the_crosshair_cuts_no_tick() -> None:
-    view = PlotView((curve([float(i) for i in range(101)]),), markers=False)
-    whole = set(Plot(view, 80, 14).text().splitlines()[-1].split())
+    view = ChartView((curve([float(i) for i in range(101)]),), markers=False)
+    whole = set(TextChart(view, 80, 14).text().splitlines()[-1].split())
     for x in range(101):
-        labels = Plot(view._replace(crosshair=float(x)), 80, 14).text().splitlines()[-1].split()
+        labels = TextChart(view._replace(crosshair=float(x)), 80, 14).text().splitlines()[-1].split()
         assert str(x) in labels
         assert set(labels) - {str(x)} <= whole, labels
 
@@ -370,13 +370,13 @@ async def test_nothing_is_drawn_again_when_nothing_changed(monkeypatch: pytest.M
     async with charts() as (_, pilot, one, _):
         painted.clear()
         same = [math.cos(i / 9) for i in range(201)]
-        one.show(PlotView([curve(same)], title="loss"))
+        one.show(ChartView([curve(same)], title="loss"))
         await pilot.pause()
         assert painted == []
-        one.show(PlotView([curve([*same, NAN])], title="loss"))
+        one.show(ChartView([curve([*same, NAN])], title="loss"))
         await pilot.pause()
         assert painted == [one]
-        one.show(PlotView([curve([*same, NAN])], title="loss"))
+        one.show(ChartView([curve([*same, NAN])], title="loss"))
         await pilot.pause()
         assert painted == [one]
 
@@ -390,7 +390,7 @@ async def test_only_lines_that_changed_are_sent(monkeypatch: pytest.MonkeyPatch)
         )
         ys = [math.cos(i / 9) for i in range(201)]
         ys[100] -= 0.1
-        one.show(PlotView([curve(ys)], title="loss"))
+        one.show(ChartView([curve(ys)], title="loss"))
         await pilot.pause()
         assert 1 <= len(sent) <= 4
 
@@ -402,7 +402,7 @@ async def test_a_hidden_chart_costs_nothing_and_is_right_when_shown(monkeypatch:
         two.display = False
         await pilot.pause()
         monkeypatch.setattr(Chart, "_paint", lambda self: (painted.append(self), paint(self))[1])
-        two.show(PlotView([curve([5.0, 7.0])], title="hidden"))
+        two.show(ChartView([curve([5.0, 7.0])], title="hidden"))
         await pilot.pause()
         assert painted == []
         two.display = True
@@ -429,10 +429,10 @@ async def test_charts_follow_the_size_and_the_theme() -> None:
 async def test_a_new_axis_gives_zoom_and_crosshair_up() -> None:
     async with charts() as (_, pilot, one, _):
         await pilot.press("plus", "left", "shift+up")
-        one.show(PlotView(one.view.curves, x="epoch", title="loss"))
+        one.show(ChartView(one.view.curves, x="epoch", title="loss"))
         assert one.view.range_x is one.view.crosshair is None
         assert one.view.range_y is not None
-        one.show(PlotView(one.view.curves, x="epoch", log_y=True))
+        one.show(ChartView(one.view.curves, x="epoch", log_y=True))
         assert one.view.range_y is None
 
 

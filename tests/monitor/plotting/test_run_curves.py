@@ -10,8 +10,8 @@ import pytest
 
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.plotting.curves import Curve, smooth
-from burnt.monitor.plotting.plot import Plot, PlotView
 from burnt.monitor.plotting.run_curves import curves_of, history_curve
+from burnt.monitor.plotting.text_chart import ChartView, TextChart
 from burnt.store import RunWriter, Series
 
 LENGTH = 20_000
@@ -55,7 +55,7 @@ def test_means_are_read_only_where_they_are_needed(view: RunView) -> None:
 
 def test_the_plot_draws_smoothed_means() -> None:
     spread = Curve("loss", "blue", [0, 0, 9, 9], [0.0, 10.0, 0.0, 10.0], means=([0, 9], [1.0, 1.0]))
-    plot = Plot(PlotView((spread,), smoothing=0.5, markers=False), 40, 14)
+    plot = TextChart(ChartView((spread,), smoothing=0.5, markers=False), 40, 14)
     rows = [i for i, line in enumerate(plot.lines[plot.top :]) for span in line if span.style == "0"]
     assert rows
     assert min(rows) > plot.rows * 0.7
@@ -191,11 +191,11 @@ def test_a_faint_curve_is_drawn_faintly_and_without_markers() -> None:
         Curve("fork", "red", [5, 9], [6.0, 1.0], tag="1"),
     )
     for smoothing in (0.0, 0.5):
-        plot = Plot(PlotView(curves, smoothing=smoothing), 60, 16)
+        plot = TextChart(ChartView(curves, smoothing=smoothing), 60, 16)
         styles = {span.style for line in plot.lines for span in line}
         assert "-0" in styles
         assert "0" not in styles
         assert "▲9" not in plot.text()
         assert "▲6" in plot.text()
-    short = Plot(PlotView(curves, short_legend=True, title="loss"), 60, 16).text().splitlines()[0]
+    short = TextChart(ChartView(curves, short_legend=True, title="loss"), 60, 16).text().splitlines()[0]
     assert short.split() == ["loss", "1", "1"]

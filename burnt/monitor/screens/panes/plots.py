@@ -18,8 +18,8 @@ from burnt.monitor.data.series_order import metrics_in_order
 from burnt.monitor.plotting.chart_grid import ChartGrid, CurveKeys
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import PlotView, XAxis
 from burnt.monitor.plotting.run_curves import curves_of
+from burnt.monitor.plotting.text_chart import ChartView, XAxis
 from burnt.monitor.screens.panes.pane import FilterPane
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keymap import PLOTS, bindings
@@ -86,7 +86,7 @@ class PlotsPane(FilterPane, CurveKeys):
         grid = self.query_one(ChartGrid)
         focused_index = next((i for i, chart in enumerate(grid.charts) if chart.has_focus), None)
         views = [
-            PlotView(lines, axis, self.log_y, self.smoothing, clean(name)) for name, lines in curves.items()
+            ChartView(lines, axis, self.log_y, self.smoothing, clean(name)) for name, lines in curves.items()
         ]
         await grid.show(views, self._grid_shape[0], self.x_range)
         self._shown_metrics = list(curves)

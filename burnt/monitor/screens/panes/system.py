@@ -18,7 +18,7 @@ from burnt.monitor.format import parse_number, size_text
 from burnt.monitor.plotting.chart_grid import ChartGrid
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import Curve, times_to_active_seconds
-from burnt.monitor.plotting.plot import PlotView, Range
+from burnt.monitor.plotting.text_chart import ChartView, Range
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.status_line import update_if_changed
 from burnt.plot.styles import PALETTE
@@ -74,7 +74,7 @@ class SystemPane(Pane):
     async def _show(self, curves: dict[str, list[Curve]], last: dict[str, Any] | None) -> None:
         update_if_changed(self.query_one(Static), Content.assemble(*_latest_values(last)))
         grid = self.query_one(ChartGrid)
-        views = [PlotView(lines, "time", title=title, markers=False) for title, lines in curves.items()]
+        views = [ChartView(lines, "time", title=title, markers=False) for title, lines in curves.items()]
         await grid.show(views, self._num_columns, self._x_range)
 
     @on(Chart.Zoomed)

@@ -1,6 +1,6 @@
 """A plot as lines of styled text: axes, legend, curves in braille, markers, crosshair. No Textual.
 
-`Plot` draws a `PlotView` for a size; `burnt.monitor.plotting.chart_widget` shows it and changes the view.
+`TextChart` draws a `ChartView` for a size; the widget of `chart_widget` shows it and changes the view.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_DOT = 1e6  # dot coordinates are clamped to this; points farther out look t
 _SAMPLE_CELLS = 3  # cells of a line sample in the legend
 
 
-class PlotView(NamedTuple):
+class ChartView(NamedTuple):
     """What a plot shows."""
 
     curves: Sequence[Curve] = ()  # drawn in this order, the last on top
@@ -61,7 +61,7 @@ class _PreparedLine(NamedTuple):
     faint: bool
 
 
-class Plot:
+class TextChart:
     """A view drawn for a size in cells.
 
     Args:
@@ -70,7 +70,7 @@ class Plot:
         height: number of lines. Legend, axes and labels are omitted if there is no room for them.
 
     >>> curve = Curve("train", "blue", range(100), [1 / (1 + i) for i in range(100)])
-    >>> print(Plot(PlotView((curve,), title="loss", markers=False), 32, 8).text())
+    >>> print(TextChart(ChartView((curve,), title="loss", markers=False), 32, 8).text())
     loss  ⠒⠒⠒ train 0.01
     1.0 ┤⡆
         │⡇
@@ -81,7 +81,7 @@ class Plot:
          0           50         step
     """
 
-    def __init__(self, view: PlotView, width: int, height: int) -> None:
+    def __init__(self, view: ChartView, width: int, height: int) -> None:
         self.view, self.width, self.height = view, max(width, 0), max(height, 0)
         self.range_x = view.range_x or _full_x_range(view.curves)
         legend = self._draw_legend()
