@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -217,9 +218,8 @@ def test_two_values_are_handed_on(tmp_path):
     for i, (x, z) in enumerate([("x", "z"), ("h0", "z0"), ("h1", "z1")]):
         body += _layer(i, x, f"t{i}") + f"z{i} = Mul({z}, t{i}) h{i} = Sub(t{i}, z{i})"
     model = _model(body + "y = Add(h2, z2)", inputs="float[n, 6] x, float[n, 6] z")
-    assert "hidden_2, hidden = block(hidden_2, hidden)" in _check(model, tmp_path, (4, 6), (4, 6)).replace(
-        "hidden, hidden_2 = block(hidden, hidden_2)", "hidden_2, hidden = block(hidden_2, hidden)"
-    )
+    source = _own(_check(model, tmp_path, (4, 6), (4, 6)))
+    assert re.search(r"(hidden\w*), (hidden\w*) = block\(\1, \2\)", source)
 
 
 def test_one_layer_called_again_is_one_block(tmp_path):
