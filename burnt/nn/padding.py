@@ -10,7 +10,10 @@ from burnt.module import Module
 class CircularPad1d(Module, torch.nn.CircularPad1d, init=False):
     """Continues sequences from the opposite end, as if they were periodic.
 
-    Arguments and shapes are those of `CircularPad2d`, for one axis: ``(left, right)``.
+    Arguments are those of `CircularPad2d`, for one axis: ``(left, right)``.
+
+    Shapes:
+        input ``[batch, channels, length]`` or without batch, output the same with longer axes.
 
     >>> CircularPad1d(2)(torch.arange(4.0).view(1, 1, 4))
     tensor([[[2., 3., 0., 1., 2., 3., 0., 1.]]])
@@ -35,8 +38,11 @@ class CircularPad2d(Module, torch.nn.CircularPad2d, init=False):
 class CircularPad3d(Module, torch.nn.CircularPad3d, init=False):
     """Continues volumes from the opposite end, as if they were periodic.
 
-    Arguments and shapes are those of `CircularPad2d`, for three axes:
+    Arguments are those of `CircularPad2d`, for three axes:
     ``(left, right, top, bottom, front, back)``.
+
+    Shapes:
+        input ``[batch, channels, depth, height, width]`` or without batch, output the same with longer axes.
 
     >>> CircularPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
@@ -46,7 +52,10 @@ class CircularPad3d(Module, torch.nn.CircularPad3d, init=False):
 class ConstantPad1d(Module, torch.nn.ConstantPad1d, init=False):
     """Surrounds sequences with a constant.
 
-    Arguments and shapes are those of `ConstantPad2d`, for one axis: ``(left, right)``.
+    Arguments are those of `ConstantPad2d`, for one axis: ``(left, right)``.
+
+    Shapes:
+        input ``[*, length]``, output the same with longer axes.
 
     >>> ConstantPad1d((1, 2), 9.0)(torch.zeros(1, 1, 2))
     tensor([[[9., 0., 0., 9., 9.]]])
@@ -71,8 +80,11 @@ class ConstantPad2d(Module, torch.nn.ConstantPad2d, init=False):
 class ConstantPad3d(Module, torch.nn.ConstantPad3d, init=False):
     """Surrounds volumes with a constant.
 
-    Arguments and shapes are those of `ConstantPad2d`, for three axes:
+    Arguments are those of `ConstantPad2d`, for three axes:
     ``(left, right, top, bottom, front, back)``.
+
+    Shapes:
+        input ``[*, depth, height, width]``, output the same with longer axes.
 
     >>> ConstantPad3d((1, 1, 2, 0, 0, 1), 9.0)(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
@@ -82,7 +94,10 @@ class ConstantPad3d(Module, torch.nn.ConstantPad3d, init=False):
 class ReflectionPad1d(Module, torch.nn.ReflectionPad1d, init=False):
     """Mirrors sequences at their outermost elements, which are not repeated.
 
-    Arguments and shapes are those of `ReflectionPad2d`, for one axis: ``(left, right)``.
+    Arguments are those of `ReflectionPad2d`, for one axis: ``(left, right)``.
+
+    Shapes:
+        input ``[batch, channels, length]`` or without batch, output the same with longer axes.
 
     >>> ReflectionPad1d(2)(torch.arange(4.0).view(1, 1, 4))
     tensor([[[2., 1., 0., 1., 2., 3., 2., 1.]]])
@@ -107,8 +122,11 @@ class ReflectionPad2d(Module, torch.nn.ReflectionPad2d, init=False):
 class ReflectionPad3d(Module, torch.nn.ReflectionPad3d, init=False):
     """Mirrors volumes at their outermost elements, which are not repeated.
 
-    Arguments and shapes are those of `ReflectionPad2d`, for three axes:
+    Arguments are those of `ReflectionPad2d`, for three axes:
     ``(left, right, top, bottom, front, back)``.
+
+    Shapes:
+        input ``[batch, channels, depth, height, width]`` or without batch, output the same with longer axes.
 
     >>> ReflectionPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
@@ -118,7 +136,10 @@ class ReflectionPad3d(Module, torch.nn.ReflectionPad3d, init=False):
 class ReplicationPad1d(Module, torch.nn.ReplicationPad1d, init=False):
     """Repeats the outermost elements of sequences.
 
-    Arguments and shapes are those of `ReplicationPad2d`, for one axis: ``(left, right)``.
+    Arguments are those of `ReplicationPad2d`, for one axis: ``(left, right)``.
+
+    Shapes:
+        input ``[batch, channels, length]`` or without batch, output the same with longer axes.
 
     >>> ReplicationPad1d((1, 2))(torch.arange(3.0).view(1, 1, 3))
     tensor([[[0., 0., 1., 2., 2., 2.]]])
@@ -142,8 +163,11 @@ class ReplicationPad2d(Module, torch.nn.ReplicationPad2d, init=False):
 class ReplicationPad3d(Module, torch.nn.ReplicationPad3d, init=False):
     """Repeats the outermost elements of volumes.
 
-    Arguments and shapes are those of `ReplicationPad2d`, for three axes:
+    Arguments are those of `ReplicationPad2d`, for three axes:
     ``(left, right, top, bottom, front, back)``.
+
+    Shapes:
+        input ``[batch, channels, depth, height, width]`` or without batch, output the same with longer axes.
 
     >>> ReplicationPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
@@ -153,7 +177,10 @@ class ReplicationPad3d(Module, torch.nn.ReplicationPad3d, init=False):
 class ZeroPad1d(Module, torch.nn.ZeroPad1d, init=False):
     """Surrounds sequences with zeros.
 
-    Arguments and shapes are those of `ZeroPad2d`, for one axis: ``(left, right)``.
+    Arguments are those of `ZeroPad2d`, for one axis: ``(left, right)``.
+
+    Shapes:
+        input ``[*, length]``, output the same with longer axes.
 
     >>> ZeroPad1d((1, 2))(torch.ones(1, 1, 2))
     tensor([[[0., 1., 1., 0., 0.]]])
@@ -177,8 +204,11 @@ class ZeroPad2d(Module, torch.nn.ZeroPad2d, init=False):
 class ZeroPad3d(Module, torch.nn.ZeroPad3d, init=False):
     """Surrounds volumes with zeros.
 
-    Arguments and shapes are those of `ZeroPad2d`, for three axes:
+    Arguments are those of `ZeroPad2d`, for three axes:
     ``(left, right, top, bottom, front, back)``.
+
+    Shapes:
+        input ``[*, depth, height, width]``, output the same with longer axes.
 
     >>> ZeroPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])

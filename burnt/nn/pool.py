@@ -437,7 +437,11 @@ class _AdaptiveMaxPool(_Pool, Module, Generic[OutputSize]):
 class AdaptiveAvgPool1d(_AdaptiveAvgPool[int | tuple[int]], torch.nn.AdaptiveAvgPool1d, init=False):  # type: ignore[misc]
     """Adaptive average pooling of sequences: the output's size is fixed, the windows follow.
 
-    Arguments, shapes and errors are those of `AdaptiveAvgPool2d`, for one axis.
+    Arguments and errors are those of `AdaptiveAvgPool2d`, for one axis.
+
+    Shapes:
+        input ``[batch, channels, length]`` or without batch; output
+        ``[batch, channels, *output_size]``.
 
     >>> AdaptiveAvgPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[2., 3.]])
@@ -475,7 +479,11 @@ class AdaptiveAvgPool3d(  # type: ignore[misc]
 ):
     """Adaptive average pooling of volumes: the output's size is fixed, the windows follow.
 
-    Arguments, shapes and errors are those of `AdaptiveAvgPool2d`, for three axes.
+    Arguments and errors are those of `AdaptiveAvgPool2d`, for three axes.
+
+    Shapes:
+        input ``[batch, channels, depth, height, width]`` or without batch; output
+        ``[batch, channels, *output_size]``.
 
     >>> AdaptiveAvgPool3d((1, None, 2))(torch.zeros(2, 3, 7, 5, 4)).shape
     torch.Size([2, 3, 1, 5, 2])
@@ -487,7 +495,13 @@ class AdaptiveAvgPool3d(  # type: ignore[misc]
 class AdaptiveMaxPool1d(_AdaptiveMaxPool[int | tuple[int]], torch.nn.AdaptiveMaxPool1d, init=False):  # type: ignore[misc]
     """Adaptive max pooling of sequences: the output's size is fixed, the windows follow.
 
-    Arguments, shapes and errors are those of `AdaptiveMaxPool2d`, for one axis.
+    Arguments and errors are those of `AdaptiveMaxPool2d`, for one axis.
+
+    Shapes:
+        input ``[batch, channels, length]`` or without batch; output
+        ``[batch, channels, *output_size]``.
+
+    (Burn has no such layer.)
 
     >>> AdaptiveMaxPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[3., 4.]])
@@ -528,7 +542,13 @@ class AdaptiveMaxPool3d(  # type: ignore[misc]
 ):
     """Adaptive max pooling of volumes: the output's size is fixed, the windows follow.
 
-    Arguments, shapes and errors are those of `AdaptiveMaxPool2d`, for three axes.
+    Arguments and errors are those of `AdaptiveMaxPool2d`, for three axes.
+
+    Shapes:
+        input ``[batch, channels, depth, height, width]`` or without batch; output
+        ``[batch, channels, *output_size]``.
+
+    (Burn has no such layer.)
 
     >>> AdaptiveMaxPool3d((1, None, 2))(torch.zeros(2, 3, 7, 5, 4)).shape
     torch.Size([2, 3, 1, 5, 2])

@@ -515,7 +515,15 @@ class Gru(_OneState):
               n &= \tanh(x_t W_{in}^\top + b_{in} + r (h_{t-1} W_{hn}^\top + b_{hn})) \\
               h_t &= (1 - z) n + z h_{t-1}
 
-    Arguments are those of `Lstm`, without `proj_size`.
+    Args:
+        input_size: number I of features of a step.
+        hidden_size: number H of hidden units.
+        num_layers: number N of layers, each of which takes the outputs of the one before.
+        bias: whether there are the biases ``b``.
+        dropout: probability of dropping an output of a layer, but the last one, while training.
+        bidirectional: each layer goes through the sequence in both directions (D = 2).
+        device: where the parameters live.
+        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, T, I]``, or ``[T, I]`` for one sequence, output ``[B, T, D * H]``; states
@@ -565,9 +573,15 @@ class Rnn(_OneState):
     .. math:: h_t = \tanh(x_t W_{ih}^\top + b_{ih} + h_{t-1} W_{hh}^\top + b_{hh})
 
     Args:
+        input_size: number I of features of a step.
+        hidden_size: number H of hidden units.
+        num_layers: number N of layers, each of which takes the outputs of the one before.
         nonlinearity: ``"tanh"`` or ``"relu"``.
-
-    All others are those of `Lstm`, without `proj_size`.
+        bias: whether there are the biases ``b``.
+        dropout: probability of dropping an output of a layer, but the last one, while training.
+        bidirectional: each layer goes through the sequence in both directions (D = 2).
+        device: where the parameters live.
+        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, T, I]``, or ``[T, I]`` for one sequence, output ``[B, T, D * H]``; states
@@ -755,7 +769,12 @@ class RnnCell(Module, torch.nn.RNNCell):
 class LstmCell(Module, torch.nn.LSTMCell, init=False):
     r"""One step of an `Lstm`: takes and returns the states h and c.
 
-    Arguments are those of `RnnCell`, without `nonlinearity`.
+    Args:
+        input_size: number I of features.
+        hidden_size: number H of hidden units.
+        bias: whether there are biases.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, I]`` or ``[I]``; states h and c, a pair, ``[B, H]`` or ``[H]``, zeros by default; returns
@@ -773,7 +792,12 @@ class LstmCell(Module, torch.nn.LSTMCell, init=False):
 class GruCell(Module, torch.nn.GRUCell, init=False):
     r"""One step of a `Gru`: takes and returns the state.
 
-    Arguments are those of `RnnCell`, without `nonlinearity`.
+    Args:
+        input_size: number I of features.
+        hidden_size: number H of hidden units.
+        bias: whether there are biases.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, I]`` or ``[I]``, state ``[B, H]`` or ``[H]``, zeros by default; output, which is the next

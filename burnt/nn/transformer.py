@@ -90,9 +90,20 @@ class TransformerEncoder(_Stack[TransformerEncoderLayer]):
         num_heads: heads of the attention.
         d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
         num_layers: number of layers.
+        dropout: probability, as in a layer.
+        activation: between the two Linears, as in a layer; a module is shared by all layers.
+        norm_first: as in a layer.
         final_norm: whether a norm follows the last layer, as is usual with `norm_first` (torch's ``norm``).
-
-    All others are those of `TransformerEncoderLayer`; a module given as one is shared by all layers.
+        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
+        layer_norm_eps: added to the variance, or the mean square.
+        bias: whether Linears and norms have biases.
+        num_kv_heads: heads of keys and values, None for `num_heads`.
+        quiet_softmax: as in `MultiHeadAttention`.
+        rotary: as in `MultiHeadAttention`; a module is shared by all layers.
+        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
+            `d_ff` and `activation` are unused then.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
@@ -199,9 +210,20 @@ class TransformerDecoder(_Stack[TransformerDecoderLayer]):
         d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
         num_layers: number of layers.
         memory_dim: size of the memory's vectors; None is `d_model`.
+        dropout: probability, as in a layer.
+        activation: between the two Linears, as in a layer; a module is shared by all layers.
+        norm_first: as in a layer.
         final_norm: whether a norm follows the last layer, as is usual with `norm_first` (torch's ``norm``).
-
-    All others are those of `TransformerDecoderLayer`; a module given as one is shared by all layers.
+        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
+        layer_norm_eps: added to the variance, or the mean square.
+        bias: whether Linears and norms have biases.
+        num_kv_heads: heads of keys and values, None for `num_heads`.
+        quiet_softmax: as in `MultiHeadAttention`.
+        rotary: as in `MultiHeadAttention`, of the self-attention; a module is shared by all layers.
+        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
+            `d_ff` and `activation` are unused then.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
@@ -320,9 +342,20 @@ class Transformer(Module):
         num_encoder_layers: layers of the encoder.
         num_decoder_layers: layers of the decoder.
         d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
+        dropout: probability, as in a layer.
+        activation: between the two Linears, as in a layer; a module is shared by all layers.
+        norm_first: as in a layer.
         final_norm: whether a norm follows the last layer of each stack.
-
-    All others are those of the layers; a module given as one is shared by all of them.
+        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
+        layer_norm_eps: added to the variance, or the mean square.
+        bias: whether Linears and norms have biases.
+        num_kv_heads: heads of keys and values, None for `num_heads`.
+        quiet_softmax: as in `MultiHeadAttention`.
+        rotary: as in `MultiHeadAttention`, of both self-attentions; a module is shared by all layers.
+        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
+            `d_ff` and `activation` are unused then.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
 
     Shapes:
         source ``[B, S, d_model]``, target ``[B, L, d_model]``, or both without B; output as the target.

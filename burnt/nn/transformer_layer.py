@@ -178,9 +178,21 @@ class TransformerDecoderLayer(FeedForwardBase):
         num_heads: heads of both attentions.
         d_ff: size between the two Linears (torch's ``dim_feedforward``).
         memory_dim: size of the memory's vectors; None is `d_model`.
-
-    All others are those of `TransformerEncoderLayer`: `dropout`, `norm_first` and `quiet_softmax` hold for
-    both attentions, `rotary` for the self-attention.
+        dropout: probability, after each attention (and of its weights), after `f` and after the second
+            Linear.
+        activation: `f`: a name, a Config or a module, or ``"swiglu"`` or ``"geglu"``, as in
+            `PositionWiseFeedForward`.
+        norm_first: normalise what goes into attentions and Linears, and not the sums.
+        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
+        layer_norm_eps: added to the variance, or the mean square.
+        bias: whether Linears and norms have biases.
+        num_kv_heads: heads of keys and values, None for `num_heads`.
+        quiet_softmax: as in `MultiHeadAttention`, of both attentions.
+        rotary: as in `MultiHeadAttention`, of the self-attention.
+        feed_forward: replaces the two Linears; then `d_ff` and `activation` are unused. Any module that maps
+            ``[..., d_model]`` to the same, or the Config of a `GatedFeedForward` or `MoeFeedForward`.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
