@@ -51,11 +51,6 @@ def misfits(values: NDArray[Any], dtype: np.dtype[Any], *, is_measured: bool = F
     Numbers in floating point count as integers if all of them are, and `is_measured` does not say that others
     of the column have fractions: identifiers next to missing values are often stored so.
 
-    Args:
-        values: numbers; NaN is missing.
-        dtype: of floating point, integers or bool.
-        is_measured: fractions were found in the column, so that rounding is expected.
-
     >>> misfits(np.array([16777216, 16777217]), np.dtype(np.float32))
     array([False,  True])
     >>> misfits(np.array([16777217.0, 0.5]), np.dtype(np.float32))

@@ -75,10 +75,7 @@ class _TraceOfProcess(Exception):
 def _call_in_fork(function: Callable[[], Any]) -> tuple[Any, BaseException | None, str] | None:
     """Return a function's result in a forked process, or its exception with the traceback.
 
-    None if there can be no such process, or its result cannot be copied.
-
-    Raises:
-        RuntimeError: the process was killed.
+    None if there can be no such process, or its result cannot be copied; RuntimeError if it was killed.
     """
     for stream in (sys.stdout, sys.stderr):  # or both processes would write what is buffered
         if stream is not None:

@@ -49,9 +49,7 @@ def meta_copy(tensor: torch.Tensor) -> torch.Tensor:
 def meta_inputs(inputs: Any, batch: tuple[int, int] | None = None) -> Any:
     """Replace the tensors and specs in nested inputs by meta tensors.
 
-    Args:
-        inputs: any nested value.
-        batch: ``(old, new)``: each tensor whose leading axis has size ``old`` gets ``new``.
+    With ``batch=(old, new)``, each tensor whose leading axis has size ``old`` gets ``new``.
     """
 
     def resized(value: torch.Tensor | TensorSpec) -> torch.Tensor:
@@ -77,14 +75,7 @@ def batch_size_of(tensors: list[Any]) -> int | None:
 
 
 class MetaModel:
-    """A model that runs on meta tensors, with a trace of its calls.
-
-    Args:
-        model: any module; it is not changed.
-
-    Attributes:
-        trace: the last module calls, for error messages.
-    """
+    """A copy of a model that runs on meta tensors; `trace` has its last module calls, for error messages."""
 
     def __init__(self, model: nn.Module, trace_class: type[CallTrace] = CallTrace) -> None:
         self._copies: dict[int, Any] | None = None  # of the tensors of a model that cannot be copied, by id
@@ -105,10 +96,8 @@ class MetaModel:
     def run(self, call: Call | None, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the model, or ``call(model, *inputs)``, on meta inputs.
 
-        Raises:
-            ShapeError: a shape does not fit.
-            ArgumentError: a module got arguments that its ``forward`` does not take.
-            Exception: any other exception of the model.
+        A shape that does not fit raises ShapeError, arguments that a ``forward`` does not take ArgumentError;
+        the model's other exceptions pass.
         """
         self.trace.clear()
         self.trace.given = _named_inputs("input" if call is None else "batch", inputs, kwargs)

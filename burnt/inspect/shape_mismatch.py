@@ -27,16 +27,10 @@ def is_rank_hint(hint: str | None) -> bool:
 
 @dataclass(frozen=True)
 class ShapeMismatch:
-    """An input that a layer does not accept.
+    """An input that a layer does not accept: `expected` and `found` as text.
 
-    Args:
-        expected: the shapes that fit, as text.
-        found: the shape, or dtype and shape, of the input.
-        size: the input's number of features or channels, if that is what does not fit.
-        unit: "features" or "channels".
-        instead: the layer that would fit, as Python code.
-        hint: what to do, if it is known without other layers; for a dtype the method that converts.
-        dtype: the input's dtype, if that is what does not fit.
+    `size` and `dtype` are the input's where they do not fit; `unit` is "features" or "channels". `instead` is
+    the layer that would fit, as Python code; `hint` what to do, if it is known without other layers.
     """
 
     expected: str

@@ -296,9 +296,8 @@ class SignatureRecorder:
     def signature(self) -> Signature:
         """Return the signature of the first call, with the batch axes that it shares with the second.
 
-        Raises:
-            UnsupportedError: the step never called the model, or with an object that is not listed in
-                `signature_of`.
+        UnsupportedError if the step never called the model, or with an object that `signature_of` does not
+        list.
         """
         if not self._calls:
             raise UnsupportedError(
@@ -396,11 +395,7 @@ def _join(name: str, key: object) -> str:
 
 
 def _template(value: Any, numbers: Iterator[int]) -> Any:
-    """Return an argument as JSON, with ``{"tensor": number}`` for each tensor.
-
-    Raises:
-        UnsupportedError: it holds an object that JSON cannot give back.
-    """
+    """Return an argument as JSON, with ``{"tensor": number}`` for each tensor."""
     if isinstance(value, Tensor | TensorSpec):
         return {"tensor": next(numbers)}
     if value is None or isinstance(value, bool | int | float | str):

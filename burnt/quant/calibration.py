@@ -27,9 +27,8 @@ _CHUNK_SAMPLES = 64
 class Calibration:
     """What was seen while a model ran over a calibration set.
 
-    Args:
-        inputs: path of a layer -> the observer of its input; not for layers that were never called.
-        flow: who reads whose output, if that was asked for.
+    `inputs` are the observers by path of those layers that were called; `flow` says who reads whose output,
+    if that was asked for.
     """
 
     inputs: dict[str, InputObserver]
@@ -47,7 +46,8 @@ def calibrate_layers(
 ) -> Calibration:
     """Run a model over a calibration set, in evaluation mode and without gradients.
 
-    Training flags, buffers and hooks are afterwards as before, also if it raises.
+    Training flags, buffers and hooks are afterwards as before, also if it raises: a QuantError if there is no
+    batch, the model fails on one, or it calls none of the layers.
 
     Args:
         model: the model.
@@ -56,9 +56,6 @@ def calibrate_layers(
         forward: ``forward(model, batch)``, for batches that do not fit the model's own; see `call_model`.
         followed: path -> module that `Flow` follows; None if nobody asks.
         progress: called with a text, the number of the batch, and that of all, 0 if unknown.
-
-    Raises:
-        QuantError: there is no batch, the model fails on one, or it calls none of the layers.
     """
     check_batches(batches)
     observers: dict[str, InputObserver] = {}
@@ -118,11 +115,7 @@ def _count_batches(batches: Iterable[Any]) -> int:
 
 
 def check_batches(batches: object) -> None:
-    """Check that a calibration set is an iterable of batches, not a single batch.
-
-    Raises:
-        QuantError: it is not.
-    """
+    """Check that a calibration set is an iterable of batches, not a single batch."""
     is_batch = isinstance(batches, Tensor | Mapping | str)
     if is_batch or not isinstance(batches, Iterable):
         raise QuantError(
@@ -134,16 +127,11 @@ def check_batches(batches: object) -> None:
 
 
 def call_model(model: torch.nn.Module, batch: Any) -> Any:
-    """Call a model with a batch.
+    """Call a model with a batch: a tensor is its only argument.
 
-    Args:
-        model: the model.
-        batch: a tensor, its only argument; a mapping or Batch: those of its entries that ``model.forward``
-            has as arguments; a tuple or list: as many positional arguments as ``forward`` takes, so that
-            ``(inputs, targets)`` works for a model of one input.
-
-    Raises:
-        QuantError: no entry is an argument of ``forward``.
+    Of a mapping or Batch, it gets the entries that ``model.forward`` has as arguments; of a tuple or list as
+    many positional arguments as ``forward`` takes, so that ``(inputs, targets)`` works for a model of one
+    input.
     """
     if isinstance(batch, Tensor):
         return model(batch)
@@ -183,13 +171,9 @@ def layer_items(layer: torch.nn.Module, input: Tensor) -> Tensor:
 def output_error(
     layer: torch.nn.Module, new: Quantized, observer: InputObserver, divisor: Tensor | None = None
 ) -> float:
-    """Return the norm of the error of a quantized layer's output, relative to that of the output.
+    """Return the norm of the error of a quantized layer's output on a sample, relative to that of the output.
 
-    Args:
-        layer: the layer before.
-        new: the quantized layer.
-        observer: has the sample of inputs.
-        divisor: ``[channels]``: what inputs will be divided by.
+    `divisor`, ``[channels]``, is what inputs will be divided by.
     """
     error = power = 0.0
     is_conv = isinstance(new, QuantizedConv)

@@ -62,13 +62,9 @@ def _quantize_layer(
     method: RangeMethod | None = None,
     shared: dict[tuple[object, ...], Quantized] | None = None,
 ) -> Quantized:
-    """Return a quantized copy of a layer.
+    """Return a quantized copy of a layer of a class in `burnt.nn.quantized.LAYERS`.
 
-    Args:
-        layer: of a class in `burnt.nn.quantized.LAYERS`.
-        scheme: of the weight.
-        method: how its range is found.
-        shared: layers made so far, by weight and scheme: those of tied weights share their values.
+    `shared` holds the layers made so far, by weight and scheme: those of tied weights share their values.
     """
     cls = quantized_class(layer)
     assert cls is not None

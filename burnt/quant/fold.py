@@ -50,12 +50,9 @@ def find_batch_norms(
 ) -> dict[str, str]:
     """Return which batch norm can be folded into which layer: path of the layer -> path of the norm.
 
-    Args:
-        model: holds all of them.
-        layers: path -> linear layer or convolution.
-        flow: of a calibration that followed the layers and the norms. A pair is found where the norm alone
-            reads the layer's output, and the norm reads nothing else. Without it, convolutions are found
-            that are followed by the norm in a Sequential, where both have this one place.
+    A pair is found where `flow`, which followed the layers and the norms, says that the norm alone reads the
+    layer's output and nothing else. Without it, convolutions are found that are followed by the norm in a
+    Sequential, where both have this one place.
     """
     norms, shared = batch_norms(model), shared_parameters(model)
     fitting = {
@@ -73,10 +70,6 @@ def find_batch_norms(
 
 def fold_batch_norm(layer: torch.nn.Module, norm: torch.nn.Module) -> torch.nn.Module:
     """Return a copy of a layer that computes what the layer and a batch norm after it compute in evaluation.
-
-    Args:
-        layer: a linear layer or convolution.
-        norm: with running statistics, for its output channels.
 
     Computed in float64, then rounded to the weight's dtype.
 

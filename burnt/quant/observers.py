@@ -29,12 +29,8 @@ class Reservoir:
     """A uniform random sample of all items that were added, of bounded size.
 
     Each item draws a random key, and those with the smallest keys stay. The sample depends on the items and
-    the seed alone; torch's global generator is not used.
-
-    Args:
-        seed: of the keys.
-        max_elements: of all items together; a single larger item is kept nevertheless.
-        max_items: number of items.
+    the seed alone; torch's global generator is not used. `max_elements` is for all items together; a single
+    larger item is kept nevertheless.
 
     >>> sample = Reservoir(max_items=2)
     >>> sample.add(torch.arange(6.0).view(3, 2))
@@ -95,18 +91,10 @@ class Reservoir:
 
 
 class InputObserver:
-    """What a layer's inputs were: their range, and a sample.
+    """What a layer's inputs were: the number of calls, their range, and a sample.
 
-    Args:
-        seed: of the sample.
-
-    Attributes:
-        calls: how often the layer was called.
-        low: smallest values, ``[channels]`` for inputs of linear layers, else ``[1]``.
-        high: largest values.
-        mean_low: moving average of each call's smallest values.
-        mean_high: of each call's largest values.
-        sample: a sample of the items.
+    `low` and `high` are the extreme values, ``[channels]`` for inputs of linear layers, else ``[1]``;
+    `mean_low` and `mean_high` the moving averages of each call's.
     """
 
     low: Tensor
@@ -119,11 +107,10 @@ class InputObserver:
         self.sample = Reservoir(seed)
 
     def add(self, items: Tensor) -> None:
-        """Observe one call.
+        """Observe the input of one call, as `layer_items` gives it.
 
-        Args:
-            items: rows ``[count, channels]`` of a linear layer, samples ``[count, channels, *axes]`` of a
-                convolution, or ids ``[count]``.
+        Rows ``[count, channels]`` of a linear layer, samples ``[count, channels, *axes]`` of a convolution,
+        or ids ``[count]``.
         """
         if not items.numel():
             return
@@ -168,9 +155,6 @@ def activation_range(
 
     Returns:
         scale, float32 ``[1, 1]``, and the zero point, int8 ``[1, 1]``, or None for floats.
-
-    Raises:
-        ConfigError: there is no such method.
 
     >>> observer = InputObserver()
     >>> observer.add(torch.tensor([[0.0, 0.5], [2.55, 1.0]]))

@@ -37,11 +37,7 @@ def default_method(scheme: QuantScheme) -> RangeMethod:
 
 
 def check_method(what: str, method: str, known: Sequence[str]) -> None:
-    """Check the name of a method to find the range of weights or activations.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
+    """Check the name of a method to find the range of weights or activations."""
     if method not in known:
         close = nearest(str(method), known)
         raise ConfigError(
@@ -55,21 +51,12 @@ def check_method(what: str, method: str, known: Sequence[str]) -> None:
 def weight_range(
     matrix: Tensor, scheme: QuantScheme, method: RangeMethod | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return scale and zero point of a weight.
+    """Return scale and zero point of a weight ``[rows, columns]``, floating-point and finite.
 
-    Args:
-        matrix: ``[rows, columns]``, floating-point, finite.
-        scheme: says what shares a scale.
-        method: ``"minmax"``: all values are in range; ``"mse"``: the range with the smallest squared error;
-            ``"percentile"``: 99.9 % of the absolute values are in range; ``"absmean"``: the mean absolute
-            value becomes the value 1, as in BitNet b1.58. None selects `default_method`.
-
-    Returns:
-        scale ``[rows or 1, blocks]`` in the scheme's dtype, and the zero point, int8 in the same shape, or
-        None for symmetric schemes.
-
-    Raises:
-        ConfigError: there is no such method.
+    The scale is ``[rows or 1, blocks]`` in the scheme's dtype; the zero point int8 in the same shape, or None
+    for symmetric schemes. Methods: ``"minmax"``: all values are in range; ``"mse"``: the range with the
+    smallest squared error; ``"percentile"``: 99.9 % of the absolute values are in range; ``"absmean"``: the
+    mean absolute value becomes the value 1, as in BitNet b1.58. None selects `default_method`.
 
     >>> scale, _ = weight_range(torch.tensor([[1.0, -2.0], [0.5, 0.0]]), QuantScheme("int8", narrow=True))
     >>> (scale * 127).flatten()

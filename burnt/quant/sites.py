@@ -40,19 +40,11 @@ _OTHER = "only Linear, Conv and Embedding are quantized"
 class Site:
     """A layer that may be quantized.
 
-    Args:
-        path: its first path in the model.
-        layer: the layer.
-        places: every parent and name under which the model holds it.
-        schemes: what it may become; the first that is good enough is taken. Empty if it stays.
-        is_auto: whether the schemes are those of ``"auto"``.
-        why_skipped: why it stays, or None.
-        folded: path of the batch norm that is folded into it, or None.
-        float_layer: what is quantized: the layer, or a copy with another weight and bias.
-        divisor: what its inputs will be divided by, or None.
-        new: the quantized layer.
-        scheme: its scheme.
-        output_error: of the quantized layer, or None.
+    `path` is its first path, `places` are all parents and names under which the model holds it. Of `schemes`,
+    the first that is good enough is taken; there is none if the layer stays, for the reason `why_skipped`.
+    `folded` is the path of the batch norm that is folded into it, `float_layer` what is quantized: the layer,
+    or a copy with another weight and bias, whose inputs will be divided by `divisor`. `new`, `scheme` and
+    `output_error` are the result.
     """
 
     path: str
@@ -84,11 +76,7 @@ class Site:
 
 
 def refuse_single_layer(model: torch.nn.Module) -> None:
-    """Check that a module is not itself a layer that would have to be replaced.
-
-    Raises:
-        QuantError: it is.
-    """
+    """Refuse a model that is itself a layer that would have to be replaced."""
     if quantized_class(model) is None and not isinstance(model, Quantized):
         return
     function = "dequantize" if isinstance(model, Quantized) else "quantize"
@@ -102,11 +90,7 @@ def refuse_single_layer(model: torch.nn.Module) -> None:
 
 
 def find_sites(model: torch.nn.Module) -> tuple[list[Site], dict[str, torch.nn.Module]]:
-    """Return the layers that can be quantized, and by path other modules with parameters of their own.
-
-    Raises:
-        QuantError: the model is itself such a layer.
-    """
+    """Return the layers that can be quantized, and by path other modules with parameters of their own."""
     refuse_single_layer(model)
     places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for parent, name, child in children(model):
@@ -129,12 +113,7 @@ def choose_schemes(
     skip: str | Sequence[str] | None,
     overrides: Mapping[str, str | QuantScheme] | None,
 ) -> None:
-    """Set the schemes of each site, or why it is skipped.
-
-    Raises:
-        ConfigError: a scheme of `overrides` does not exist.
-        QuantError: a pattern matches no layer.
-    """
+    """Set the schemes of each site, or why it is skipped."""
     paths = [site.path for site in sites]
     selected = None if only is None else _as_patterns("only", only)
     skipped = [] if skip is None else _as_patterns("skip", skip)
@@ -240,11 +219,7 @@ def children(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str, torch.n
 
 
 def check_model(model: object, function: str) -> None:
-    """Check that an argument is a module.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """Check that an argument is a module."""
     if isinstance(model, torch.nn.Module):
         return
     hint = None
@@ -266,11 +241,7 @@ def _described(value: object) -> str:
 
 
 def _as_patterns(argument: str, patterns: Any) -> list[str]:
-    """Return one pattern or several as a list.
-
-    Raises:
-        ArgumentError: one is no string.
-    """
+    """Return one pattern or several as a list."""
     found = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else list(patterns)
     if wrong := [pattern for pattern in found if not isinstance(pattern, str)]:
         raise ArgumentError(

@@ -25,13 +25,7 @@ _TOLERANCE = 1e-2  # of a norm's output; one that adds 1 to its weight is off by
 
 @dataclasses.dataclass(frozen=True)
 class Smoothing:
-    """A norm to divide, and the linear layers to multiply.
-
-    Args:
-        norm: its path.
-        layers: paths of the linear layers.
-        divisor: ``[channels]``, float32.
-    """
+    """A norm to divide and the linear layers to multiply, by path; the divisor is float32 ``[channels]``."""
 
     norm: str
     layers: tuple[str, ...]
@@ -62,11 +56,8 @@ def find_smoothings(
 ) -> tuple[list[Smoothing], dict[str, str]]:
     """Return which norms can be smoothed, and why others cannot: path -> reason.
 
-    Args:
-        model: holds them all.
-        layers: path -> layer that will be quantized.
-        calibration: has followed the layers and the norms.
-        alpha: 0 leaves the difficulty in the activations, 1 moves it into the weights.
+    The calibration has followed the norms and `layers`, which will be quantized. An `alpha` of 0 leaves the
+    difficulty in the activations, 1 moves it into the weights.
     """
     flow = calibration.flow
     assert flow is not None

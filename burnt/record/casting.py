@@ -44,13 +44,8 @@ def cast_tensors(
     """Return tensors of another floating-point dtype, which are converted when they are read.
 
     Integers, booleans, complex numbers and floats of 8 bits stay as they are, and in 16 bits also the
-    modules with running statistics (`beside_statistics`).
-
-    Args:
-        tensors: by path.
-        dtype: float64, float32, float16 or bfloat16; None converts nothing.
-        keep: patterns on paths of further tensors that stay as they are.
-        unchanged: paths that stay as they are: the scales of quantized layers.
+    modules with running statistics (`beside_statistics`), what patterns in `keep` match, and the paths in
+    `unchanged`: the scales of quantized layers. None converts nothing.
     """
     patterns = [] if keep is None else [keep] if isinstance(keep, str) else list(keep)
     for pattern in patterns:

@@ -30,8 +30,7 @@ class Fit:
         tied: paths that need no tensor of their own in the source.
         partial: whether tensors may be missing on either side, as long as any fits.
         origins: the names in the file of what `found` has, where a layout has changed them.
-        absent: the names in the file that a missing path comes from, where a layout says so, and which the
-            file lacks.
+        absent: the names that a layout has for the parts of a missing path, and that the file lacks.
         fragments: what `found` has of tensors of which the file lacks another part.
 
     >>> fit = Fit({"a.weight": (2, 3), "bias": (2,)}, {"a.wieght": (2, 3), "bias": (3,)})

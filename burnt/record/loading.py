@@ -209,14 +209,9 @@ def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False)
 class _Incoming:
     """The tensors of a source, under the names of the model.
 
-    Args:
-        source: where they come from.
-        tensors: by the names that ``rename=`` and `layout` give them.
-        named: by the names that ``rename=`` gives them, as a layout would find them.
-        origins: the names in the source, where they are others.
-        notes: what was found out about the source.
-        layout: the one in use, None without one.
-        prefixed: whether the source has the layout's prefix.
+    `tensors` go by the names that ``rename=`` and `layout` give them, `named` by those before the layout;
+    `origins` are the names in the source, where they are others. `prefixed` says that the source has the
+    layout's prefix.
     """
 
     source: Source

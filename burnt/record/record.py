@@ -192,13 +192,10 @@ def parse_metadata(
     where: str,
     foreign: Mapping[str, str] | None = None,
 ) -> Record:
-    """Return a record without tensors that holds the metadata of a file.
+    """Return a record without tensors that holds the metadata of a file, which messages call `where`.
 
-    Args:
-        document: what `Record.save` stored with the tensors; None if another program wrote the file.
-        names: the names of the tensors.
-        where: what messages call the file.
-        foreign: the metadata of the other program: safetensors' own `save_model` names tied tensors in it.
+    The document is what `Record.save` stored with the tensors; None if another program wrote the file.
+    `foreign` is that program's metadata: safetensors' own `save_model` names tied tensors in it.
     """
     if document is None:
         pairs = (foreign or {}).items()

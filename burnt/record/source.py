@@ -12,17 +12,11 @@ from burnt.record.stored import StoredTensor
 
 @dataclass(frozen=True)
 class Source:
-    """An open source of weights.
+    """An open source of weights: what messages call its `kind`, and its tensors by name.
 
-    Args:
-        kind: what messages call it: ``"file"``, ``"folder"``, ``"state dict"`` or ``"record"``.
-        tensors: by name.
-        path: of a file or folder.
-        record: the metadata; its tensors are not used.
-        notes: what was decided when the source was opened.
-        metadata: what other programs stored beside the tensors.
-        shards: of a folder with several files, the file's name by the tensor's.
-        format: the name of the file format.
+    The tensors of `record` are not used, only its metadata; `metadata` is what other programs stored. `notes`
+    say what was decided when the source was opened. `path` is of a file or folder; `shards` of a folder with
+    several files, the file's name by the tensor's.
     """
 
     kind: str

@@ -13,13 +13,9 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the values of a tensor are like.
+    """The extremes and the mean of a tensor's values that are no NaN, and the number of NaNs.
 
-    Args:
-        min: the smallest value that is no NaN; None if there is none, and of complex numbers.
-        max: the largest one.
-        mean: the mean of those.
-        nans: how many values are NaN.
+    None stands for no such values, and for complex numbers.
     """
 
     min: float | None

@@ -31,12 +31,9 @@ from burnt.record.stored import MemoryTensor, StoredTensor
 
 @dataclass(frozen=True)
 class Weights:
-    """What is written.
+    """What is written: tensors by name, each once, read when they are written; `metadata` of other programs.
 
-    Args:
-        tensors: by name, each tensor once; they are read when they are written.
-        record: the other names of tensors in its ``aliases``, and metadata; its own tensors are not used.
-        metadata: of other programs.
+    The record has the other names of tensors in its ``aliases``; its own tensors are not used.
     """
 
     tensors: Mapping[str, StoredTensor]

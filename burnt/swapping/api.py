@@ -196,11 +196,7 @@ def _constructs_sites(module: nn.Module) -> bool:
 
 
 def _take(decisions: Any, model: nn.Module, plan: SwapPlan) -> Report | None:
-    """Use the decisions of an earlier report; return None, with a warning, if they do not hold here.
-
-    Raises:
-        SwapError: it is no report, has no decisions, or is of another model.
-    """
+    """Use the decisions of an earlier report; return None, with a warning, if they do not hold here."""
     if not isinstance(decisions, Report | str | os.PathLike):
         raise SwapError(
             "decisions= of swap has the wrong type",
@@ -258,11 +254,7 @@ def _absorbs_any(module: nn.Module, kind: Kind, words: set[str], paths: Mapping[
 
 
 def _heads(model: nn.Module) -> dict[nn.Module, Kind]:
-    """Map language models to the kind of their loss, and their last layers to the kind of a head.
-
-    Raises:
-        SwapError: there are none.
-    """
+    """Map language models to the kind of their loss, and their last layers to the kind of a head."""
     heads: dict[nn.Module, Kind] = {}
     for module in model.modules():
         head = hf_layers.head_of(module)
@@ -329,11 +321,7 @@ def _fallback_reason(module: nn.Module, kind: Kind) -> str | None:
 
 
 def _resolve(model: nn.Module, words: str | Sequence[str] | None, argument: str) -> set[str]:
-    """Return the paths and kinds that words select; a class selects its modules and everything below them.
-
-    Raises:
-        SwapError: a word selects nothing.
-    """
+    """Return the paths and kinds that words select; a class selects its modules and everything below them."""
     classes: dict[str, list[str]] = {}
     for path, module in model.named_modules():
         classes.setdefault(type(module).__name__, []).append(path)
@@ -379,11 +367,7 @@ def _is_below(path: str, other: str) -> bool:
 
 
 def _verify(model: nn.Module, mode: str, batch: Any, first_call: FirstCall) -> None:
-    """Call a model so that its sites are measured, then restore its state and the random generators.
-
-    Raises:
-        SwapError: the model fails, or the measuring; or the model or the batch is on the meta device.
-    """
+    """Call a model so that its sites are measured, then restore its state and the random generators."""
     args, kwargs = as_arguments(batch)
     inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     for what, tensors in ("batch of verify=", inputs), ("model", (*model.parameters(), *model.buffers())):

@@ -28,17 +28,10 @@ _SHORTEST = 5e-3  # seconds of a sample, at least
 
 @dataclass
 class Comparison:
-    """The result of `compare`.
+    """The result of `compare`: by rival the seconds of a call in each round, and why a rival is missing.
 
-    Args:
-        train: whether training steps were timed.
-        report: the report of the swapped model.
-        seconds: the seconds of a call in each round, by rival.
-        failed: why a rival is missing, in one line, by rival.
-        tracebacks: the whole errors of these.
-        error: the largest difference between the results of the eager model and the swapped one, relative to
-            the largest number.
-        peaks: the peak memory of a call in bytes, including the parameters, by rival; on accelerators.
+    `error` is the largest difference between the results of the eager and the swapped model, relative to the
+    largest number; `peaks` is the peak memory of a call in bytes with the parameters, on accelerators.
     """
 
     train: bool
@@ -103,9 +96,6 @@ def compare(
         say: called with progress messages.
         patches: further rivals, by name: functions that modify a copy of the model in place.
         defer_logits: as in `swap`.
-
-    Raises:
-        SwapError: the model fails with the batch.
     """
     patches = patches or {}
     shared = {id(p): p for p in model.parameters()}

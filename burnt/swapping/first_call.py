@@ -30,12 +30,8 @@ _lock = threading.Lock()
 class FirstCall:
     """The hooks of a model that waits for its first call; they are removed after it.
 
-    With `verify`, `before` and `after` are called instead.
-
-    Args:
-        report: the report of the swap.
-        given: the report of an earlier swap, whose decisions are used.
-        remeasure: ignore what an earlier process has kept.
+    With `verify`, `before` and `after` are called instead. `given` is the report of an earlier swap, whose
+    decisions are used; `remeasure` ignores what an earlier process has kept.
     """
 
     def __init__(self, report: Report, given: Report | None = None, remeasure: bool = False) -> None:

@@ -25,11 +25,7 @@ def is_enabled() -> bool:
 
 
 def path_of(*parts: str) -> Path:
-    """Return the file for a model, inputs and machine, which are given as text.
-
-    Raises:
-        CacheError, OSError: there is no cache folder, or it is not safe to use.
-    """
+    """Return the file for a model, inputs and machine, which are given as text."""
     return _folder() / f"{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:32]}.json"
 
 
@@ -46,11 +42,7 @@ def store(path: Path, report: Report) -> None:
 
 
 def files() -> list[Path]:
-    """Return the files, the newest first.
-
-    Raises:
-        CacheError, OSError: there is no cache folder, or it is not safe to use.
-    """
+    """Return the files, the newest first; without a safe cache folder, raise CacheError or OSError."""
     ages: dict[Path, float] = {}
     for path in _folder().glob("*.json"):
         try:

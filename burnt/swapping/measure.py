@@ -60,12 +60,9 @@ Source = Literal["measured", "kept", "given"]
 class Timing:
     """The times of the original and of the swapped one, sampled in turns.
 
-    Args:
-        forward: the median seconds of a forward, original and swapped.
-        whole: the median seconds with the backward; of the forward if there is none.
-        speed: the median of the samples' speedups: the original's seconds divided by the swapped one's.
-        speed_range: the interval in which the median lies with a probability of 95 %.
-        samples: the number of pairs of samples.
+    `forward` and `whole` (with the backward, if there is one) are median seconds, original and swapped.
+    `speed` is the median of the samples' speedups: the original's seconds divided by the swapped one's; it
+    lies in `speed_range` with a probability of 95 %.
     """
 
     forward: tuple[float, float]
@@ -116,12 +113,8 @@ class Timing:
 class ModelTiming:
     """The time of a whole model, original and swapped.
 
-    Args:
-        how: what was timed: the steps, and the training mode of the call.
-        timing: the times; None if the model was not timed.
-        why: why it was not timed, or what followed from its time; else None.
-        restored: whether the original was restored, because it is faster.
-        source: whether it was measured in this process.
+    `how` says what was timed: the steps, and the training mode of the call. `why` says why it was not timed,
+    or what followed: `restored` if the original is faster. `source` is whether this process measured it.
     """
 
     how: str
@@ -187,14 +180,8 @@ def measure(
 ) -> Finding:
     """Compare the results of the original and the swapped module, then their times.
 
-    Args:
-        module: the module that is called.
-        classes: the original class and the swapped one.
-        kind: the module's kind.
-        args: the positional arguments of the call.
-        kwargs: the keyword arguments of the call.
-        train: compute gradients, and time the backward too.
-        timed: whether to time both; else only errors against the original are computed.
+    `classes` are the original class and the swapped one. With `train`, gradients are computed and the
+    backward is timed too; without `timed`, only errors against the original are computed.
     """
     finding = Finding()
     if kind.random and not timed:
@@ -258,13 +245,10 @@ def shared_copy(
     class_below: Callable[[nn.Module], type] | None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """Copy a module: parameters share their memory, buffers are copied, no hooks.
+    """Copy a module as a `cls`: parameters share their memory, buffers are copied, no hooks.
 
-    Args:
-        module: the module.
-        cls: the copy's class.
-        class_below: returns the class of a submodule's copy; None keeps the submodules themselves.
-        dtype: a dtype to cast floating-point parameters and buffers to.
+    `class_below` returns the class of a submodule's copy; None keeps the submodules themselves.
+    Floating-point parameters and buffers are cast to `dtype`.
     """
     if isinstance(module, torch.jit.ScriptModule):
         return module  # it runs without Python, and is never a site
@@ -307,11 +291,8 @@ def copy_arguments(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Copy the arguments of a call, so that it can be repeated.
 
-    Objects with state, such as a cache of keys and values, are replaced by the parameter's default. For other
-    methods than forward they are settings of the model, and passed as they are.
-
-    Raises:
-        NotCallableError: such an object's parameter has no default.
+    Objects with state, such as a cache of keys and values, are replaced by the parameter's default, or raise
+    NotCallableError without one. For other methods than forward they are settings, and passed as they are.
     """
     parameters: Mapping[str, inspect.Parameter] = {}
     copies: dict[int, Tensor] = {}  # a tensor that is passed twice is copied once: identity may matter

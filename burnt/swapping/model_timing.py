@@ -32,12 +32,7 @@ def time_model(
     """Time a model's call, original and swapped, on copies: it has no effects on the model.
 
     The call is timed as it is made: with the modules' training modes, and with gradients if they are enabled.
-
-    Args:
-        model: the swapped model.
-        args: the positional arguments of the call.
-        kwargs: the keyword arguments of the call.
-        backward: time the backward too: of the loss that the model returns, or else of all its outputs.
+    With `backward`, also the backward of the loss that the model returns, or else of all its outputs.
     """
     training = "training" if model.training else "evaluation"
     finding = ModelTiming(f"forward in {training} mode")

@@ -112,12 +112,8 @@ _holder: ContextVar[nn.Module | None] = ContextVar("holder", default=None)
 def reuse_inner_module(module: nn.Module, key: Any) -> nn.Module:
     """Make a module that a running method has constructed a site, and reuse it at later calls.
 
-    Args:
-        module: the module that the method has constructed.
-        key: its settings; modules with equal settings are one site.
-
-    Returns:
-        The first module with this key, which holds its measurement; `module` if there are too many keys.
+    Returns the first module with the same `key` (its settings), which holds its measurement; `module` itself
+    if there are too many keys.
     """
     holder = _holder.get()
     site = None if holder is None else site_of(holder)

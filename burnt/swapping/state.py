@@ -31,12 +31,8 @@ def preserved_state(module: nn.Module, *, on_host: bool = False) -> Iterator[Non
     statistics, and what is done through ``.data``. Only tensors that have changed are written to.
 
     Attributes of torch's own modules, among them wrappers for distributed training, are not restored: these
-    manage their memory themselves. Parameters that a lazy module has initialized stay.
-
-    Args:
-        module: any module.
-        on_host: keep the copies of its tensors in host memory. On an accelerator this takes longer, and needs
-            no memory there.
+    manage their memory themselves. Parameters that a lazy module has initialized stay. With `on_host`, copies
+    of tensors are kept in host memory: slower on an accelerator, and without memory there.
     """
     with torch.inference_mode(False), torch.no_grad():
         state = _State(module, on_host)

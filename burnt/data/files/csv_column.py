@@ -22,14 +22,10 @@ Fields = Any  # a chunked array of pyarrow, in which nulls are missing
 
 
 def typed_column(fields: Fields, name: str, schema: Schema, where: Callable[[int], str]) -> Fields:
-    """Return the fields of a column as text, bool, int64 or float64 of Arrow.
+    """Return the fields of a column, text as it stands in the file, as text, bool, int64 or float64 of Arrow.
 
-    Args:
-        fields: as they stand in the file.
-        name: of the column.
-        schema: has its type, if it is declared. Else it is inferred from the first rows; integers become
-            float64 when a fraction follows.
-        where: ``where(row)`` is the place of a row, for messages.
+    Without a declared type in `schema`, it is inferred from the first rows; integers become float64 when a
+    fraction follows. ``where(row)`` is the place of a row, for messages.
     """
     import pyarrow
     import pyarrow.compute as compute

@@ -57,8 +57,7 @@ def find_labelled(
 ) -> tuple[list[str], list[str], list[int], list[str]]:
     """List the files below the folders of the classes, each with its label.
 
-    Returns:
-        the classes, the files and their labels, and the files of other suffixes.
+    Returns the classes, the files and their labels, and the files of other suffixes.
     """
     names = find_classes(folder, classes)
     paths: list[str] = []
@@ -111,9 +110,8 @@ def check_splits(folder: Path, names: Sequence[str], otherwise: str) -> None:
 def find_files(folder: Path, suffixes: Collection[str]) -> tuple[list[str], list[str]]:
     """List the files below a folder, links followed and hidden files and folders left out.
 
-    Returns:
-        the files with one of the suffixes, and the others: paths relative to `folder` with forward slashes,
-        sorted by folder and name.
+    Returns the files with one of the suffixes, and the others: paths relative to `folder` with forward
+    slashes, sorted by folder and name.
     """
     _check_folder(folder)
     found: list[str] = []

@@ -50,9 +50,7 @@ def _no_file(path: str) -> DataError:
 class Handle(Generic[T]):
     """An open file or connection, of which each process and thread has its own; a pickle holds none.
 
-    Args:
-        open_handle: a function that can be pickled, called with `arguments`; what it returns has `close`.
-        arguments: its arguments.
+    `open_handle` can be pickled; what it returns, called with `arguments`, has `close`.
     """
 
     def __init__(self, open_handle: Callable[..., T], *arguments: Any) -> None:

@@ -41,8 +41,7 @@ _SAMPLED = 1000
 class RowDataset(Labelled, ABC):
     """Items that are rows of values of Python, each converted to the types of its columns when it is read.
 
-    Attributes:
-        categories: each column of class names, and the names by their number.
+    `categories` has each column of class names, and the names by their number.
     """
 
     def _prepare(self, source: str, options: Options, more_columns: Iterable[str] = ()) -> None:
@@ -98,11 +97,7 @@ class RowDataset(Labelled, ABC):
         return [value for value in values if value is not None]
 
     def column(self, name: str) -> Any:
-        """Return a whole column, read row by row: a tensor ``[n, ...]``, or a list of other cells.
-
-        Raises:
-            DataError: there is no such column, or its cells differ in shape.
-        """
+        """Return a whole column, read row by row: a tensor ``[n, ...]``, or a list of other cells."""
         check_entry(name, self._schema.fields)
         return collate([self[index][name] for index in range(len(self))])
 

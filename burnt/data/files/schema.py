@@ -90,10 +90,9 @@ def shorten(value: object) -> str:
 
 
 class Categories:
-    """The values of a column in their order; the number of a value is what a model sees.
+    """The distinct values of a column in their order; the number of a value is what a model sees.
 
-    Args:
-        values: distinct ones; sorted by `found`, in the user's order where the user gives them.
+    Those that `found` finds are sorted; others are in the user's order.
     """
 
     def __init__(self, values: Iterable[Any]) -> None:

@@ -217,10 +217,8 @@ class Table(Labelled):
 def take_across(take: Callable[[int, Tensor], Any], starts: Tensor, indices: Tensor) -> Any:
     """Return one batch with items of several datasets, in the order of the indices.
 
-    Args:
-        take: ``take(number, indices)`` returns a batch of one of the datasets.
-        starts: the index of the first item of each and, last, the number of all items.
-        indices: ``[n]`` of int64, counted over all datasets.
+    ``take(number, indices)`` returns a batch of one of them. `starts` has the index of the first item of each
+    and, last, the number of all items; `indices`, int64 ``[n]``, are counted over all datasets.
     """
     if not len(indices):
         return take(0, indices)

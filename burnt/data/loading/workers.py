@@ -79,12 +79,10 @@ class Target(Protocol):
 
 
 class WorkerPool:
-    """The workers of a loader, started when they are first needed.
+    """The workers of a loader, started when they are first needed; `target` is what they do.
 
-    Args:
-        target: what they do.
-        workers: a number of processes, or text such as ``"4 threads"`` or ``"2 processes"``; 0 for none.
-        prefetch: tasks that each worker is ahead; None is 2.
+    `workers` is a number of processes, or text such as ``"4 threads"`` or ``"2 processes"``; 0 for none.
+    `prefetch` is how many tasks each is ahead; None is 2.
     """
 
     def __init__(self, target: Target, workers: int | str, prefetch: int | None) -> None:

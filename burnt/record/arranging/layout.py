@@ -98,12 +98,9 @@ Step: TypeAlias = tuple[str, str] | Rename | Join | Split | Drop | Keep
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The tensors of a file, as a model has them.
+    """The tensors of a file by the model's names; nothing is read yet.
 
-    Args:
-        tensors: by the model's names; nothing is read yet.
-        origins: the names in the file that each of them comes from.
-        prefixed: whether the file has the layout's prefix.
+    `origins` are the names in the file that each comes from; `prefixed` says that it has the layout's prefix.
     """
 
     tensors: dict[str, StoredTensor]

@@ -57,10 +57,8 @@ def renamed_layers(
 ) -> dict[str, dict[str, Any]]:
     """Return what a record says of quantized layers, by the paths that their tensors have now.
 
-    Args:
-        layers: by path in the source.
-        origins: the names in the source by those of today, where they are others. A layer that was made of
-            several, such as queries, keys and values, has the scheme of all of them.
+    `origins` are the names in the source by those of today, where they are others. A layer that was made of
+    several, such as queries, keys and values, has the scheme of all of them.
     """
     entries = {f"{path}.values": entry for path, entry in layers.items()}
     old = {name for names in origins.values() for name in names}

@@ -85,9 +85,8 @@ def open_burnpack(
 ) -> tuple[dict[str, StoredTensor], dict[str, Any] | None, tuple[str, ...]]:
     """Open a burnpack file to read its tensors one at a time.
 
-    Returns:
-        tensors by name, in the order of the file; the document that `write_burnpack` has stored, or None;
-        notes on what is ignored.
+    Returns tensors by name, in the order of the file; the document that `write_burnpack` has stored, or None;
+    notes on what is ignored.
     """
     file = stack.enter_context(path.open("rb", buffering=0))
     metadata, end, sums = _read_metadata(file, path)
@@ -123,13 +122,10 @@ def read_burnpack(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict
 def write_burnpack(
     path: str | os.PathLike[str], tensors: Mapping[str, StoredTensor], document: Mapping[str, Any] | None
 ) -> None:
-    """Write named tensors and a JSON document to one burnpack file: temporary file, fsync, rename.
+    """Write tensors, one at a time, and a JSON document to one burnpack file: temporary file, fsync, rename.
 
-    Args:
-        path: the file; an old one is replaced only after the new one is complete.
-        tensors: by name; one at a time is read.
-        document: JSON values, stored in the file's metadata under ``burnt``, with checksums; None stores
-            nothing, as Burn does.
+    The document is stored in the file's metadata under ``burnt``, with checksums; None stores nothing, as
+    Burn does.
     """
     target = Path(path)
     if not target.parent.is_dir():

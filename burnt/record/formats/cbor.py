@@ -58,11 +58,9 @@ def decode_cbor(data: bytes) -> Any:
     """Decode one item that fills `data`.
 
     Python's usual decoders also build dates, fractions, references and more from tags, which a hostile file
-    can make expensive; burnpack files have none.
-
-    Raises:
-        ValueError: it is damaged, nested more than 32 deep, has more than `MOST_ITEMS` items, the same key
-            twice in a map, or what burnpack files lack: tags, byte strings, items of unknown length.
+    can make expensive; burnpack files have none. A ValueError is raised if the item is damaged, nested more
+    than 32 deep, has more than `MOST_ITEMS` items or a key twice in a map, or has what burnpack files lack:
+    tags, byte strings, items of unknown length.
 
     >>> decode_cbor(bytes.fromhex("a1 65 73 68 61 70 65 82 03 19 01 00"))
     {'shape': [3, 256]}

@@ -47,17 +47,11 @@ def write_folder(
     metadata: Mapping[str, str] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> list[Path]:
-    """Write ``model.safetensors``, or if that would be too large shards and their index.
+    """Write ``model.safetensors``, or if that would be too large shards and their index; return the files.
 
-    Args:
-        folder: is created if its parent exists. Weights in this layout are replaced; other files stay.
-        tensors: by name.
-        document: burnt's own, for the file or the index; None for a layout of other programs.
-        metadata: more metadata, for other programs.
-        shard_bytes: the size of a file; only a single larger tensor makes a larger one.
-
-    Returns:
-        the files with tensors.
+    The folder is created if its parent exists. Weights in this layout are replaced; other files stay. The
+    document is burnt's own, None for a layout of other programs, which `metadata` is for. Only a single
+    tensor makes a file larger than `shard_bytes`.
     """
     if shard_bytes < 1:
         raise RecordError(

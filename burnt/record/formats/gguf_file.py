@@ -90,13 +90,10 @@ llama = Layout(
 
 
 class Gguf(NamedTuple):
-    """An open GGUF file.
+    """An open GGUF file; a quantized weight has two tensors, its values and scales.
 
-    Args:
-        tensors: by name; of a quantized weight its values and scales.
-        quantized: what a record would say of the quantized layers, by path.
-        metadata: the entries that are not arrays, and the numbers of heads.
-        notes: what was renamed.
+    `quantized` is what a record would say of the quantized layers, by path; `metadata` the entries that are
+    not arrays, and the numbers of heads; `notes` say what was renamed.
     """
 
     tensors: dict[str, StoredTensor]
@@ -116,13 +113,7 @@ class _Description(NamedTuple):
 
 @dataclass(frozen=True)
 class _BlockTensor(StoredTensor):
-    """The values or the scales of a weight in blocks.
-
-    Args:
-        blocks: the bytes, uint8 ``[rows, blocks, bytes of a block]``.
-        part: ``"values"`` or ``"scale"``.
-        kind: the type of the blocks.
-    """
+    """The values or the scales (`part`) of a weight in blocks, uint8 ``[rows, blocks, bytes of a block]``."""
 
     blocks: FileTensor = field(repr=False)
     part: str

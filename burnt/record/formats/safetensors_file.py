@@ -169,11 +169,7 @@ def write_tensors(
 def write_stored(
     path: str | os.PathLike[str], tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]
 ) -> int:
-    """Write tensors to a safetensors file, one at a time, so that only one is in memory.
-
-    Returns:
-        the checksum of its header.
-    """
+    """Write tensors to a safetensors file, only one in memory at a time; return the header's checksum."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder {target.parent} of {target.name} does not exist")
@@ -311,8 +307,7 @@ def open_safetensors(
 ) -> tuple[dict[str, StoredTensor], dict[str, Any] | None, dict[str, str]]:
     """Open a safetensors file to read its tensors one at a time.
 
-    Returns:
-        tensors by name; the document as in `read_tensors`; the metadata of other programs.
+    Returns tensors by name; the document as in `read_tensors`; the metadata of other programs.
     """
     file = stack.enter_context(path.open("rb", buffering=0))
     header = _read_header(file, path)

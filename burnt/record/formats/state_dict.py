@@ -16,11 +16,7 @@ _DEEPEST = 4
 
 
 def find_state_dict(value: Any, where: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Find the state dict in what a training program has saved.
-
-    Returns:
-        the tensors by name; notes on what was chosen and what is ignored.
-    """
+    """Find the state dict in what a training program has saved; with notes on what was chosen or ignored."""
     notes: list[str] = []
     for _ in range(_DEEPEST):
         if not isinstance(value, Mapping):

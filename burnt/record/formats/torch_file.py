@@ -67,10 +67,9 @@ def is_legacy(start: bytes) -> bool:
 
 
 def read_torch(path: str, *, legacy: bool) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Read the state dict in a file of `torch.save`; a zip file is mapped, a legacy one read into memory.
+    """Read the state dict in a file of `torch.save`, with notes on where it was found.
 
-    Returns:
-        the tensors by name; notes on where they were found.
+    A zip file is mapped, a legacy one read into memory.
     """
     if path.endswith(".safetensors"):
         raise RecordError(  # torch.load goes by the name

@@ -92,12 +92,7 @@ class _Node:
 
 
 class _Value:
-    """A value in a probe: the output of a node. Anything but a layer's call or a sum fails.
-
-    Args:
-        nodes: those recorded so far.
-        number: the number of the node.
-    """
+    """The output of a node in a probe. Anything but a layer's call or a sum fails."""
 
     def __init__(self, nodes: list[_Node], number: int) -> None:
         self.nodes, self.number = nodes, number
@@ -135,12 +130,7 @@ class _Recorder(nn.Module):
 
 
 def _probe(module: nn.Module, training: bool) -> tuple[list[_Node], int] | None:
-    """Return a block's nodes and the number of its result; None if it computes anything else.
-
-    Args:
-        module: the block.
-        training: the block's training mode, on which its `forward` may depend.
-    """
+    """Return a block's nodes and the number of its result; None if it computes anything else."""
     copied: nn.Module = object.__new__(original_class(module))
     copied.__dict__.update(
         {k: copy.copy(v) if isinstance(v, list | dict | set) else v for k, v in module.__dict__.items()}
@@ -167,16 +157,10 @@ def _probe(module: nn.Module, training: bool) -> tuple[list[_Node], int] | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """A step of a flow: a layer with or without an epilogue, or a sum.
+    """A step of a flow: a layer with or without an epilogue (norm, residual, activation), or a sum.
 
-    Args:
-        layer: the layer's name; None for a sum.
-        inputs: the numbers of its input values.
-        output: the number of its output value.
-        norm: the name of the batch norm that follows a convolution.
-        residual: the value that is added next.
-        act: the name of the activation layer that follows.
-        activation: the activation's name in `burnt.kernels`; it may be the norm's own.
+    Values go by number, layers by name; `layer` is None for a sum. `activation` is the name in
+    `burnt.kernels` of the layer `act`, or of the norm's own activation.
     """
 
     layer: str | None
@@ -200,13 +184,10 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The steps of a block.
+    """The steps of a block, each with the values that are not needed after it.
 
-    Args:
-        parts: the steps in order, each with the values that are not needed after it.
-        result: the number of the value that is returned.
-        ranks: the supported ranks of inputs.
-        absorbed: the names of the layers that are not called, because they are part of a kernel.
+    `result` is the number of the value that is returned, `ranks` are the supported ranks of inputs,
+    `absorbed` the layers that are not called, because they are part of a kernel.
     """
 
     parts: tuple[tuple[_Part, tuple[int, ...]], ...]

@@ -23,11 +23,9 @@ from burnt.kernels.interface.autocast import autocast_dtype
 
 
 class Logits:
-    """The logits of a last layer, computed when they are first read.
+    """The logits of a last layer for its input ``[*, d]``, computed when they are first read.
 
-    Args:
-        x: the layer's input, ``[*, d]``.
-        head: the layer; its parameters must not change before the logits are read.
+    The layer's parameters must not change before.
     """
 
     def __init__(self, x: Tensor, head: nn.Linear) -> None:
@@ -109,11 +107,7 @@ class Logits:
     # --- everything else computes the logits
 
     def tensor(self) -> Tensor:
-        """Return the logits as a tensor, computing them at the first call.
-
-        Raises:
-            SwapError: the layer's input or parameters have changed since.
-        """
+        """Return the logits, computed at the first call; SwapError if input or parameters have changed."""
         if self._base is not None:
             base = self._base.tensor()
             if self._in_float32 and base.dtype != torch.float32:
