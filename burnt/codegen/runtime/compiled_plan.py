@@ -63,6 +63,11 @@ class CompiledPlan:
         self.backward_traces: dict[tuple[bool, ...], Traced] = {}  # the same; traces not scheduled yet
         self.saved = SavedTensors([], [])  # what the backward takes from this plan
         self.plan: Plan = target.schedule(traced, captured)
+        self.stand_ins = {  # of run-time numbers in arguments of calls
+            stand_in: self.plan.number_positions.index(position)
+            for stand_in, position in traced.stand_in_positions.items()
+            if position in self.plan.number_positions
+        }
         self.number_limits = [
             (i, traced.number_limits[position])
             for i, position in enumerate(self.plan.number_positions)
@@ -140,9 +145,9 @@ class CompiledPlan:
             new = [b for b in outputs if b not in allocated]
             allocated.update(outputs)
             allocate = [(self.slots[b], self.allocation(b)) for b in new]
-            prepared_steps.append(
-                _PreparedStep(step, _buffers_of(step), allocate, self.constant_arguments(step))
-            )
+            inputs = {} if isinstance(step, Kernel) else step.inputs
+            slots = {node: self.slots[buffer] for node, buffer in inputs.items()}
+            prepared_steps.append(_PreparedStep(step, _buffers_of(step), allocate, slots))
         # Release a buffer after the last step that uses it, unless it is a result.
         used_later = {r for r in self.results if r is not None}
         for prepared in reversed(prepared_steps):
@@ -232,18 +237,15 @@ class CompiledPlan:
         if isinstance(step, Kernel):
             self.launchers[step](slot_tensors, numbers)
             return
-        args: Any
-        kwargs: Any
-        if prepared.constant_arguments is not None:
-            args, kwargs = (
-                [v if slot is None else slot_tensors[slot] for slot, v in prepared.constant_arguments],
-                {},
-            )
-        else:
-            tensors = {node: slot_tensors[self.slots[buffer]] for node, buffer in step.inputs.items()}
-            args, kwargs = torch.fx.node.map_aggregate(
-                (step.node.args, step.node.kwargs), lambda v: self.call_argument(v, tensors, numbers)
-            )
+
+        def argument(value: Any) -> Any:
+            if isinstance(value, torch.fx.Node):
+                return slot_tensors[prepared.slots[value]]
+            if isinstance(value, float) and value in self.stand_ins:
+                return numbers[self.stand_ins[value]]
+            return value
+
+        args, kwargs = torch.fx.node.map_aggregate((step.node.args, step.node.kwargs), argument)
         # The trace contains autocast's casts already.
         with _torch.without_autocast() if _torch.is_autocast() else contextlib.nullcontext():
             outputs = step.node.target(*args, **kwargs)  # type: ignore[operator]
@@ -259,35 +261,6 @@ class CompiledPlan:
                         tensor
                     )
                 slot_tensors[self.slots[buffer]] = tensor
-
-    def constant_arguments(self, step: Kernel | TorchCall) -> list[tuple[int | None, Any]] | None:
-        """Return a call's arguments, each as a slot or a constant.
-
-        None if a run-time number may be among them, for calls with keyword arguments, and for kernels.
-        """
-        if isinstance(step, Kernel) or step.node.kwargs:
-            return None
-        arguments: list[tuple[int | None, Any]] = []
-        for value in step.node.args:
-            if isinstance(value, torch.fx.Node):
-                arguments.append((self.slots[step.inputs[value]], None))
-            elif isinstance(value, float) or (
-                isinstance(value, list | tuple) and not all(map(_is_int, value))
-            ):
-                return None  # a float may stand for a run-time number
-            else:
-                arguments.append((None, value))
-        return arguments
-
-    def call_argument(
-        self, value: Any, tensors: dict[torch.fx.Node, Tensor], numbers: Sequence[float]
-    ) -> Any:
-        """Return an argument of a call: the tensor of a node, or the run-time number of its placeholder."""
-        if isinstance(value, torch.fx.Node):
-            return tensors[value]
-        if isinstance(value, float) and value in self.traced.stand_in_positions:
-            return numbers[self.plan.number_positions.index(self.traced.stand_in_positions[value])]
-        return value
 
     def time_steps(
         self, tensors: Sequence[Tensor], numbers: Sequence[float], budget: float = 0.2
@@ -332,14 +305,14 @@ class _PreparedStep:
         step: the kernel or call.
         buffers: all that it reads or writes.
         allocate: slots of its new outputs, and what to allocate.
-        constant_arguments: from `CompiledPlan.constant_arguments`.
+        slots: of the tensors that a call takes, by their nodes.
         release: slots that no later step uses.
     """
 
     step: Kernel | TorchCall
     buffers: set[Buffer]
     allocate: list[tuple[int, _Allocation]]
-    constant_arguments: list[tuple[int | None, Any]] | None = None
+    slots: dict[torch.fx.Node, int]
     release: list[int] = dataclasses.field(default_factory=list)
 
 
@@ -347,10 +320,6 @@ def _has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
     """Whether a tensor has these strides; the strides of axes of size 1 do not matter."""
     axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
     return not tensor.numel() or all(own == other for size, own, other in axes if size > 1)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int)
 
 
 def _buffers_of(step: Kernel | TorchCall) -> set[Buffer]:
