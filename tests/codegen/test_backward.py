@@ -172,15 +172,15 @@ def grads_of(fn: Callable[[Tensor], Any], grad: Callable[..., Any]) -> list[Tens
     x = leaf()
     results = pytree.tree_leaves(fn(x))
     source = torch.Generator().manual_seed(0)
-    batches = [torch.randn(3, *r.shape, generator=source) for r in results]
+    batches = [torch.randn(3, *r.shape, generator=source).requires_grad_() for r in results]
     return pytree.tree_leaves(grad(results, x, batches))
 
 
 GRADS: dict[str, Callable[..., Any]] = {
     "batched": lambda y, x, batches: torch.autograd.grad(y, x, batches, is_grads_batched=True),
     "batched, to differentiate": lambda y, x, batches: torch.autograd.grad(
-        torch.autograd.grad(y, x, batches, is_grads_batched=True, create_graph=True)[0].sin().sum(), x,
-        materialize_grads=True,
+        torch.autograd.grad(y, x, batches, is_grads_batched=True, create_graph=True)[0].sin().sum(),
+        [x, *batches], materialize_grads=True,
     ),
     "under vmap": lambda y, x, batches: torch.vmap(
         lambda *g: torch.autograd.grad(y, x, g, retain_graph=True)
