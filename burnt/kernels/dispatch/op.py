@@ -219,7 +219,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         calls it for small arguments, too, and under modes and transforms, such as a counter of FLOPs.
         """
         if is_compiling() or torch._C._get_tracing_state() is not None:
-            return self.library(*args, **kwargs)
+            return self.library(*self.bind(args, kwargs))  # type: ignore[call-arg]
         if self.small is not None and (self.small(*args, **kwargs) or not _torch.is_plain_call()):
             return self.library(*args, **kwargs)
         return self(*args, **kwargs)

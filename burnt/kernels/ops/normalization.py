@@ -130,11 +130,11 @@ def _layer_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
 
 def _torch_layer_norm(
     x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    residual: Tensor | None = None,
-    activation: str | None = None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    activation: str | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
         return layer_norm.reference(x, weight, bias, eps, residual, activation)
@@ -197,11 +197,7 @@ def _rms_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
 
 
 def _torch_rms_norm(
-    x: Tensor,
-    weight: Tensor | None = None,
-    eps: float | None = None,
-    residual: Tensor | None = None,
-    activation: str | None = None,
+    x: Tensor, weight: Tensor | None, eps: float | None, residual: Tensor | None, activation: str | None
 ) -> Tensor | tuple[Tensor, Tensor]:
     if _has_wider_parameters(x, weight):  # torch warns that it has no fused kernel for this
         return rms_norm.reference(x, weight, eps, residual, activation)
@@ -319,11 +315,11 @@ def _group_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
 def _torch_group_norm(
     x: Tensor,
     num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    residual: Tensor | None = None,
-    activation: str | None = None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    activation: str | None,
 ) -> Tensor:
     if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
         return group_norm.reference(x, num_groups, weight, bias, eps, residual, activation)
@@ -405,11 +401,11 @@ def _check_batch_norm_training(*args: Any) -> None:
 
 def _torch_batch_norm_training(
     x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    residual: Tensor | None = None,
-    activation: str | None = None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    activation: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = weight.dtype if weight is not None else x.dtype
     mean = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
@@ -487,11 +483,11 @@ def _torch_batch_norm_inference(
     x: Tensor,
     running_mean: Tensor,
     running_var: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    residual: Tensor | None = None,
-    activation: str | None = None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    activation: str | None,
 ) -> Tensor:
     mean, var = running_mean.detach(), running_var.detach()
     output = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)

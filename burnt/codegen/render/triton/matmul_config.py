@@ -6,9 +6,8 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable
-from typing import Any
 
-from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
+from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two, scale_sizes
 
 _NUM_MULTIPROCESSORS = 132  # of an H100; each runs one program of this size at a time
 _MIN_TERMS_PER_SPLIT = 1024
@@ -197,10 +196,10 @@ def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) ->
     steps = [*_STEPS, {"stages": 1}, {"stages": -1}]
     pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
     nearest = [selected, *(set_mode(selected) for set_mode in modes)]
-    changed = [_scale_sizes(selected, step) for step in steps]
+    changed = [scale_sizes(selected, step) for step in steps]
     changed += [set_mode(config) for config in changed for set_mode in modes]
     configs = {selected: None}
-    for config in [*nearest, *changed, *(_scale_sizes(selected, pair) for pair in pairs)]:
+    for config in [*nearest, *changed, *(scale_sizes(selected, pair) for pair in pairs)]:
         fits = (
             config.block_m >= structure.min_rows
             and min(config.block_n, config.block_k) >= 16
@@ -256,17 +255,6 @@ def _other_modes(structure: MatmulStructure, limits: Limits) -> list[Callable[[M
         if limits.can_specialize_warps:
             modes += [specialize_warps, make_persistent_specialized]
     return modes
-
-
-def _scale_sizes(config: MatmulConfig, changes: dict[str, int]) -> MatmulConfig:
-    """Change sizes by powers of two, the number of stages by one."""
-    sizes: dict[str, Any] = {}
-    for size, change in changes.items():
-        value: int = getattr(config, size)
-        sizes[size] = max(
-            value + change if size == "stages" else value << change if change > 0 else value >> -change, 1
-        )
-    return dataclasses.replace(config, **sizes)
 
 
 def _num_tiles(structure: MatmulStructure, config: MatmulConfig) -> int:

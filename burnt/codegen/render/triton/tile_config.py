@@ -10,6 +10,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+Config = TypeVar("Config")
 
 # Programs that keep a large GPU busy: a few for each of its 80 to 300 multiprocessors.
 _TARGET_PROGRAMS = 512
@@ -209,15 +213,28 @@ def neighbouring_configs(structure: TileStructure) -> list[TileConfig]:
     pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
     configs = {selected: None}
     for changes in [*_STEPS, *pairs]:
-        sizes = {size: _scale_size(getattr(selected, size), shift) for size, shift in changes.items()}
-        config = _clamp_config(structure, dataclasses.replace(selected, **sizes))
+        config = _clamp_config(structure, scale_sizes(selected, changes))
         if config is not None:
             configs[config] = None
     return list(configs)
 
 
-def _scale_size(size: int, shift: int) -> int:
-    return size << shift if shift > 0 else max(size >> -shift, 1)
+def scale_sizes(config: Config, changes: Mapping[str, int]) -> Config:
+    """Change sizes by powers of two, the number of stages by one."""
+    sizes: dict[str, int] = {}
+    for size, change in changes.items():
+        value: int = getattr(config, size)
+        if size == "stages":
+            value += change
+        else:
+            value = value << change if change > 0 else value >> -change
+        sizes[size] = max(value, 1)
+    return dataclasses.replace(config, **sizes)  # type: ignore[type-var]
+
+
+def change_each_size(config: Config, *sizes: str) -> list[Config]:
+    """Return configs that differ in one size: twice or half of it, one stage more or less."""
+    return [scale_sizes(config, {size: change}) for size in sizes for change in (1, -1)]
 
 
 def _clamp_config(structure: TileStructure, config: TileConfig) -> TileConfig | None:

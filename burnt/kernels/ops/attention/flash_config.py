@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
+from burnt.codegen.render.triton.tile_config import Limits, change_each_size, next_power_of_two
 
 KERNELS = ("forward", "dots", "keys", "queries")
 
@@ -175,23 +175,19 @@ def configs(
     for kernel in kernels:
         current = default[kernel]
         neighbours.append([])
-        for change in (
-            {"n": current.n * 2}, {"n": current.n // 2}, {"m": current.m * 2}, {"m": current.m // 2},
-            {"warps": current.warps * 2}, {"warps": current.warps // 2}, {"stages": current.stages + 1},
-            {"stages": current.stages - 1},
-        ):  # fmt: skip
-            config = dataclasses.replace(current, **change)
-            fits = min(config.m, config.n) >= 16 and max(config.m, config.n) <= 256 and config.stages >= 1
-            shared = shared_memory_bytes(kernel, config, next_power_of_two(size), itemsize)
-            has_room = shared <= limits.shared_memory
+        for config in change_each_size(current, "n", "m", "warps", "stages"):
+            width = next_power_of_two(size)
             threads = config.warps * limits.warp_size
-            max_registers = min(limits.max_registers, limits.registers // threads)
-            has_room = (
-                has_room
-                and min_accumulator_elements(kernel, config, next_power_of_two(size))
-                <= max_registers * threads
-            )
-            if fits and has_room and 2 <= config.warps <= 16 and config.stages <= 5:
+            registers = min(limits.max_registers, limits.registers // threads) * threads
+            if (
+                config != current
+                and min(config.m, config.n) >= 16
+                and max(config.m, config.n) <= 256
+                and 2 <= config.warps <= 16
+                and config.stages <= 5
+                and shared_memory_bytes(kernel, config, width, itemsize) <= limits.shared_memory
+                and min_accumulator_elements(kernel, config, width) <= registers
+            ):
                 neighbours[-1].append({**default, kernel: config})
     interleaved = itertools.chain.from_iterable(itertools.zip_longest(*neighbours))
     all_configs = [default, *(choice for choice in interleaved if choice is not None)]

@@ -138,11 +138,11 @@ def check_label_range(name: str, target: Tensor, classes: int, ignore_index: int
 def _library(
     logits: Tensor,
     target: Tensor,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
 ) -> Tensor:
     target = int64_labels(target)
     loss = F.cross_entropy(

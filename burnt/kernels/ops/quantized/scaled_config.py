@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Literal
 
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
-from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
+from burnt.codegen.render.triton.tile_config import Limits, change_each_size, next_power_of_two
 
 Use = Literal["int8", "float8", "float16", "windows"]
 _MAX_SPLITS = 16
@@ -74,18 +73,10 @@ def configs(
     The arguments are as in `select_config`.
     """
     selected = select_config(rows, columns, terms, limits, use)
-    found = {selected: None}
-    for name, scale in (
-        ("block_n", 2), ("block_n", 0.5), ("block_m", 2), ("block_m", 0.5), ("block_k", 2), ("block_k", 0.5),
-        ("warps", 2), ("warps", 0.5), ("split", 2), ("split", 0.5),
-    ):  # fmt: skip
-        value = int(getattr(selected, name) * scale)
-        found[dataclasses.replace(selected, **{name: max(value, 1)})] = None  # type: ignore[arg-type]
-    for stages in (selected.stages + 1, selected.stages - 1):
-        found[dataclasses.replace(selected, stages=stages)] = None
+    sizes = "block_n", "block_m", "block_k", "warps", "split", "stages"
     return [
         c
-        for c in found
+        for c in dict.fromkeys([selected, *change_each_size(selected, *sizes)])
         if 16 <= c.block_m <= max(2 * rows, 16)
         and c.block_n >= 16
         and 32 <= c.block_k <= 256

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
-from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
+from burnt.codegen.render.triton.tile_config import Limits, change_each_size, next_power_of_two, scale_sizes
 
 _VECTOR_WARPS, _THREAD_BYTES = 4, 16  # of the matrix-vector kernel: a thread reads 16 bytes at once
 _MAX_VECTOR_ROWS = 4
@@ -119,20 +119,13 @@ def _select_vector(sizes: LinearSizes, limits: Limits) -> VectorConfig:
 
 def _vector_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[VectorConfig]:
     selected = _select_vector(sizes, limits)
-    yield selected
-    for change in (
-        {"rows": selected.rows * 2}, {"rows": selected.rows // 2}, {"bytes": selected.bytes * 2},
-        {"bytes": selected.bytes // 2}, {"warps": selected.warps * 2}, {"warps": selected.warps // 2},
-        {"split": selected.split * 2}, {"split": selected.split // 2},
-        {"rows": selected.rows * 2, "warps": selected.warps * 2},
-        {"rows": selected.rows // 2, "warps": selected.warps // 2},
-    ):  # fmt: skip
-        config = dataclasses.replace(selected, **change)
+    changed = change_each_size(selected, "rows", "bytes", "warps", "split")
+    changed += [scale_sizes(selected, {"rows": change, "warps": change}) for change in (1, -1)]
+    for config in [selected, *changed]:
         is_possible = (
-            config.rows >= 1
-            and _smallest_group(sizes) <= config.bytes <= next_power_of_two(_row_bytes(sizes))
+            _smallest_group(sizes) <= config.bytes <= next_power_of_two(_row_bytes(sizes))
             and config.rows * config.bytes <= 8192
-            and 1 <= config.split <= _MAX_SPLITS
+            and config.split <= _MAX_SPLITS
             and (config.split == 1 or config.split * config.bytes <= _row_bytes(sizes))
         )
         if is_possible:
@@ -161,14 +154,8 @@ def _select_tiles(sizes: LinearSizes, limits: Limits) -> MatmulConfig:
 def _tile_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[MatmulConfig]:
     selected = _select_tiles(sizes, limits)
     yield selected
-    for change in (
-        {"block_n": selected.block_n * 2}, {"block_n": selected.block_n // 2},
-        {"block_k": selected.block_k * 2}, {"block_k": selected.block_k // 2},
-        {"block_m": selected.block_m * 2}, {"block_m": selected.block_m // 2},
-        {"warps": selected.warps * 2}, {"warps": selected.warps // 2}, {"stages": selected.stages + 1},
-        {"stages": selected.stages - 1}, {"split": selected.split * 2}, {"split": selected.split // 2},
-    ):  # fmt: skip
-        config = dataclasses.replace(selected, **change)  # type: ignore[arg-type]
+    sizes_to_change = "block_n", "block_k", "block_m", "warps", "stages", "split"
+    for config in change_each_size(selected, *sizes_to_change):
         accumulators = config.block_m * config.block_n // (config.warps * limits.warp_size)
         if (
             16 <= config.block_m <= max(2 * sizes.rows, 16)
@@ -177,7 +164,7 @@ def _tile_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[MatmulConfi
             and 32 <= config.block_k <= 256
             and 2 <= config.warps <= 8
             and 2 <= config.stages <= 5
-            and 1 <= config.split <= _MAX_SPLITS
+            and config.split <= _MAX_SPLITS
             and (config.split == 1 or config.split * config.block_k <= sizes.terms)
             and accumulators <= 128
             and _shared_bytes(sizes, config, limits) <= limits.shared_memory
