@@ -84,14 +84,7 @@ class Part(NamedTuple):
 def results_by_part(
     call: Callable[..., Any], args: Sequence[Any], parts: Sequence[Part], *, wide: bool
 ) -> list[Tensor]:
-    """Compute the same as `results_and_gradients`, part by part.
-
-    Args:
-        call: the function.
-        args: its arguments.
-        parts: at least one.
-        wide: whether to convert floating-point arguments to float64.
-    """
+    """Compute the same as `results_and_gradients`, part by part; in float64 if `wide`."""
     results: list[Tensor] = []
     grad_outs: dict[int, Tensor] = {}
     gradient_sums = {
@@ -152,9 +145,7 @@ class _LastCall:
 class ReferenceResult:
     """The results and gradients of an op for some arguments, and the tolerance for candidates.
 
-    Args:
-        op: the op.
-        args: its arguments; the memory of the tensors is not used elsewhere.
+    The memory of the tensors in `args` must not be used elsewhere.
     """
 
     def __init__(self, op: AnyOp, args: Sequence[Any]) -> None:
@@ -180,10 +171,7 @@ class ReferenceResult:
         self.largest, self.has_matmul = value_range.largest, value_range.has_matmul
 
     def find_error(self, call: Callable[..., Any]) -> str | None:
-        """Run a candidate once; return a description of what is wrong with it, or None.
-
-        Arguments that it modifies are restored.
-        """
+        """Run a candidate once; return what is wrong with it. Arguments that it modifies are restored."""
         grad_outs: list[Tensor] = []
         definition_fault: str | None = None
 

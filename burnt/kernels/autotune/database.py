@@ -218,22 +218,14 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSON, one per line, for another machine or for the package.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write rows as JSON, one per line, for another machine or for the package."""
     lines = ",\n".join(json.dumps(row._asdict(), sort_keys=True) for row in rows)
     with replacing(path) as temporary:
         temporary.write_text(f'{{"format": "{_FORMAT}", "version": {_VERSION}, "rows": [\n{lines}\n]}}\n')
 
 
 def read_table(path: Path) -> list[Row]:
-    """Read the rows of a file written by `write_table`.
-
-    Raises:
-        CacheError: the file cannot be read, or is not such a table.
-    """
+    """Read the rows of a file written by `write_table`; raise a `CacheError` if it is not such a table."""
     try:
         document = parse_json(path.read_text())
         if document["format"] != _FORMAT or document["version"] > _VERSION:

@@ -43,13 +43,7 @@ POLICIES = ("off", "cached", "quick", "full")
 
 @dataclasses.dataclass(frozen=True)
 class _Effort:
-    """The budget for a tuning key.
-
-    Args:
-        seconds: the time for all samples.
-        configs: how many configurations of a candidate are measured at most.
-        rounds: how many samples of each are taken.
-    """
+    """The budget for a tuning key: seconds of sampling, configurations per candidate, and samples of each."""
 
     seconds: float
     configs: int
@@ -71,11 +65,7 @@ _warned = False
 
 
 def policy() -> str:
-    """Return the tuning policy in effect.
-
-    Raises:
-        ConfigError: ``BURNT_TUNE`` is not a policy.
-    """
+    """Return the tuning policy in effect; raise a `ConfigError` if ``BURNT_TUNE`` is not one."""
     if _policy is not None:
         return _policy
     return _validate_policy(os.environ.get("BURNT_TUNE") or "cached", "BURNT_TUNE")
@@ -158,10 +148,8 @@ class Measurements(NamedTuple):
 
     Args:
         rows: the rows of this key.
-        wrong: candidates that failed the accuracy check for this key or for other arguments of the op on this
-            machine: candidate, with its configuration as JSON -> what was wrong. They are not selected for
-                any
-            arguments until the op's sources change.
+        wrong: candidate, with its configuration -> what was wrong. These failed the accuracy check on this
+            machine, for any arguments of the op, and are not selected until the op's sources change.
         source: ``"measured"`` in this call or ``"measured before"``.
     """
 
@@ -347,11 +335,7 @@ class _Benchmark:
         self.compile_seconds_left = _COMPILE_TIMEOUT
 
     def run(self, known: set[str]) -> None:
-        """Measure all variants but the known ones.
-
-        Args:
-            known: candidates with their configurations, as formatted by `format_choice`.
-        """
+        """Measure all variants but the known ones, which are named as by `format_choice`."""
         variants, risky = self.variants_to_measure(known)
         if not variants and not risky:
             return

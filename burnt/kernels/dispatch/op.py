@@ -50,13 +50,7 @@ _MAX_ENTRIES = 4096  # per op: bounds the memory of programs whose shapes keep c
 class Entry(NamedTuple):
     """The cached selection for a signature.
 
-    Args:
-        call: runs the candidate; takes the op's arguments by position.
-        checks_values: whether `Op.look` validates the values before each call.
-        candidate: the selected candidate.
-        config: its configuration, or None.
-        why: how it was selected: ``heuristic``, ``pinned``, or what was measured.
-        key: the tuning key of the call.
+    `call` runs the candidate with the op's arguments by position, after `Op.look` if `checks_values`.
     """
 
     call: Callable[..., Any]

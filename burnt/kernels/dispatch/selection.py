@@ -75,19 +75,11 @@ def pinned(choices: Mapping[str, str]) -> Iterator[None]:
 
 
 def select_candidate(op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = None) -> Choice:
-    """Select the candidate for these arguments.
-
-    Args:
-        op: the op.
-        args: all its arguments.
-        broken: as for `runnable_candidates`: collects candidates with invalid limits, which are skipped.
-
-    Returns:
-        the candidate, its configuration, why it was selected, and the tuning key.
+    """Select the candidate for these arguments; also return its configuration, the reason and the tuning key.
 
     Raises:
         UnsupportedError: no candidate can run with these arguments.
-        DefinitionError: a candidate has an invalid limit, and `broken` is None.
+        DefinitionError: a candidate has an invalid limit, and `broken` (see `runnable_candidates`) is None.
     """
     from burnt.kernels.autotune import tuner
 

@@ -54,12 +54,10 @@ Strides = Sequence[tuple[int, ...]]
 
 
 class Registration(NamedTuple):
-    """The registration of an op with torch.
+    """The registration of an op with torch, which ends when `library` is destroyed.
 
-    Args:
-        overloads: the overload that returns a tensor, and the one that returns a pair; the same overload
-            twice if the number of results is fixed.
-        library: the `torch.library.Library` that owns the registrations; they end when it is destroyed.
+    `overloads` are the overload that returns a tensor and the one that returns a pair; the same twice if the
+    number of results is fixed.
     """
 
     overloads: tuple[Any, Any]
@@ -67,11 +65,7 @@ class Registration(NamedTuple):
 
 
 def register(op: AnyOp) -> Registration:
-    """Register ``burnt::f`` and ``burnt::f_backward``.
-
-    Raises:
-        DefinitionError: the reference lacks an annotation, or has one that torch's schemas do not support.
-    """
+    """Register ``burnt::f`` and ``burnt::f_backward``; a DefinitionError for unsupported annotations."""
     arguments, results = _schema(op)
     library: Any = torch.library.Library("burnt", "FRAGMENT")  # type: ignore[no-untyped-call]
     if op.pair is None:
@@ -348,10 +342,8 @@ def _autograd_kernel(
 ) -> Callable[..., Any]:
     """Return a kernel for the Autograd key.
 
-    Args:
-        overload: the overload, called below autograd if no gradient is required.
-        differentiated: called if a gradient is required.
-        reference: called in forward-mode AD and within transforms of `torch.func`.
+    It calls `overload` below autograd if no gradient is required, else `differentiated`; in forward-mode AD
+    and within transforms of `torch.func` it calls `reference`.
     """
     arguments = overload._schema.arguments
 

@@ -49,17 +49,10 @@ def translate_error(
     candidate: str | None = None,
     part: str = "",
 ) -> Exception:
-    """Translate torch's error about an op's arguments into an `InputError` of the same class.
+    """Translate torch's error about an op's arguments into an `InputError` of the same class, if it is one.
 
-    Other errors are returned unchanged.
-
-    Args:
-        op: the op.
-        args: all its arguments.
-        error: the exception that was raised.
-        candidate: the user's candidate that raised it, if any: then errors of other classes are translated,
-            too.
-        part: the part of the candidate, such as ``"the backward of "``.
+    For a user's `candidate`, errors of other classes are translated, too; `part` names its part, such as
+    ``"the backward of "``.
     """
     kind = _INPUT_ERRORS.get(type(error))
     found = str(error)
@@ -102,11 +95,7 @@ def describe(value: Any) -> str:
 
 
 def check_one_device(op: str, **tensors: Tensor | None) -> None:
-    """Check that all tensors are on one device.
-
-    Raises:
-        InputRuntimeError: they are not; names the first that differs.
-    """
+    """Raise an `InputRuntimeError` that names the first tensor on another device, if any."""
     for first, expected, name, tensor in _differing("device", tensors):
         raise InputRuntimeError(
             f"the arguments of {op} are on different devices",
@@ -128,11 +117,7 @@ def _differing(what: str, tensors: Mapping[str, Tensor | None]) -> Iterator[tupl
 
 
 def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
-    """Check that all tensors have one dtype.
-
-    Raises:
-        InputRuntimeError: they do not; names the first that differs.
-    """
+    """Raise an `InputRuntimeError` that names the first tensor of another dtype, if any."""
     for first, expected, name, tensor in _differing("dtype", tensors):
         raise InputRuntimeError(
             f"the arguments of {op} have different dtypes",
@@ -144,21 +129,13 @@ def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
 
 
 def check_residual_dtype(op: str, x: Tensor, residual: Tensor | None) -> None:
-    """Check that a residual has the dtype of `x`, or is float32 where `x` is float16 or bfloat16.
-
-    Raises:
-        InputRuntimeError: it has another dtype.
-    """
+    """Check that a residual has the dtype of `x`, or is float32 where `x` is float16 or bfloat16."""
     if residual is not None and not (residual.dtype == torch.float32 and x.dtype in _SHORT):
         check_one_dtype(op, x=x, residual=residual)
 
 
 def check_floating(op: str, **tensors: Tensor | None) -> None:
-    """Check that all tensors are floating-point.
-
-    Raises:
-        InputUnsupportedError: one is not; torch has no kernel for it either.
-    """
+    """Raise an `InputUnsupportedError` if a tensor is not floating-point, as torch has no kernel for it."""
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_floating_point():
             raise InputUnsupportedError(
@@ -171,11 +148,7 @@ def check_floating(op: str, **tensors: Tensor | None) -> None:
 
 
 def check_one_of(op: str, name: str, value: str | None, known: Sequence[str]) -> None:
-    """Check that an option is None or one of the supported values.
-
-    Raises:
-        InputValueError: it is not.
-    """
+    """Raise an `InputValueError` if an option is neither None nor one of the supported values."""
     if value is not None and value not in known:
         raise InputValueError(
             f"{op} does not support the {name} {value!r}",

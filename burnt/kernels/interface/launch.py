@@ -12,15 +12,7 @@ from torch import Tensor
 
 
 class Launch(NamedTuple):
-    """A kernel launch.
-
-    Args:
-        kernel: the Triton function.
-        grid: the number of programs along each axis.
-        arguments: tensors, numbers and functions, by position.
-        constants: values of the ``tl.constexpr`` parameters, by name.
-        options: compile options.
-    """
+    """A launch of a Triton function; ``tl.constexpr`` values and compile options are by name."""
 
     kernel: Any
     grid: tuple[int, ...]

@@ -20,12 +20,8 @@ def results_and_gradients(
 ) -> list[Tensor]:
     """Return the results of a call, then the gradients of the arguments that require one.
 
-    Args:
-        call: the function.
-        args: its arguments.
-        used_grad_outs: a list to which the gradients of the results are appended, as passed to the backward.
-        make_grad_out: returns the gradient of a result, given its index and the result. By default
-            `default_grad_out`, the same values at every call.
+    The gradients of the results are `default_grad_out`, the same values at every call, or what
+    `make_grad_out` returns for a result and its index. They are appended to `used_grad_outs`.
     """
     returned = call(*args)
     results = list(returned) if isinstance(returned, tuple | list) else [returned]

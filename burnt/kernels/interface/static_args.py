@@ -13,12 +13,9 @@ class StaticArg(NamedTuple):
 
 
 class PartialReference:
-    """A reference as a function of its tensors and floats only, with the static arguments filled in.
+    """A reference as a function of its tensors and floats only.
 
-    Args:
-        reference: the reference.
-        arguments: for each of its arguments a `StaticArg`, or anything else for one that is passed to the
-            call.
+    `arguments` has a `StaticArg` for each argument that is filled in, anything else for one that is passed.
     """
 
     __slots__ = ("__name__", "arguments", "reference")

@@ -28,14 +28,8 @@ def runnable_candidates(
 ) -> list[Candidate]:
     """Return the candidates that can run with these arguments.
 
-    Args:
-        op: the op.
-        args: all its arguments.
-        broken: a dictionary to which candidates with an invalid ``when=``, ``configs=`` or ``best=`` are
-            added, with the error message; they are skipped. If None, the first such error is raised.
-
-    Raises:
-        DefinitionError: a limit of a candidate raises or returns an invalid value.
+    A candidate with an invalid ``when=``, ``configs=`` or ``best=`` is skipped and its error message added to
+    `broken`; if that is None, the `DefinitionError` is raised.
     """
     runnable = []
     for candidate in op.candidates.values():

@@ -10,13 +10,9 @@ from torch import Tensor
 
 
 class Vjp:
-    """The vector-Jacobian product of a function: called with ``(*grad_outs, *args)``, it returns gradients.
+    """The vector-Jacobian product of `fn`: maps ``(*grad_outs, *args)`` to the gradients that are needed.
 
-    Args:
-        fn: a function of tensors and numbers.
-        num_grad_outs: how many gradients of results it is called with; those of integer and boolean results
-            are ignored.
-        needs_grad: for each argument, whether to compute its gradient.
+    The first `num_grad_outs` arguments are gradients of results; those of integers and booleans are ignored.
     """
 
     __slots__ = ("__name__", "fn", "needs_grad", "num_grad_outs")

@@ -210,9 +210,5 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> 
 
 
 def check_activation(name: str, activation: str | None) -> None:
-    """Check that an activation is None or a key of `ACTIVATIONS`.
-
-    Raises:
-        InputValueError: it is neither.
-    """
+    """Raise an `InputValueError` if an activation is neither None nor a key of `ACTIVATIONS`."""
     check_one_of(name, "activation", activation, list(ACTIVATIONS))

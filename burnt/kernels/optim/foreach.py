@@ -40,14 +40,7 @@ class Passes(Protocol):
         options: Options,
         scalars: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        """Apply an update to the tensors in place, unless the step is skipped.
-
-        Args:
-            update: the update.
-            elements: lists with one tensor per parameter, by name.
-            options: the options of its formula.
-            scalars: for each scalar of the formula a list with its tensors or numbers.
-        """
+        """Apply an update to the tensors in place, unless the step is skipped (see `foreach_c`)."""
 
 
 class HostPasses:
@@ -122,19 +115,9 @@ def run_step(
 ) -> StepResult:
     """Run a step by burnt's kernels or, if they do not support the arguments, by torch.
 
-    Args:
-        request: the options of the step.
-        params: the parameters.
-        grads: their gradients.
-        states: the optimizer's state, one list of tensors per kind.
-        burnt_step: runs the step with `Passes`; gets gradients with the strides of their parameters. None if
-            there is no kernel.
-        torch_step: runs the step with torch; gets unscaled and clipped gradients.
-        steps: step counters and other scalars.
-        wide_steps: scalars in float64.
-
-    Raises:
-        InputUnsupportedError: ``candidate="burnt"`` does not support the arguments.
+    `states` has one list of tensors per kind; `steps` are step counters and other scalars, `wide_steps` those
+    in float64. `burnt_step` gets gradients with the strides of their parameters (None if there is no kernel),
+    `torch_step` gets them unscaled and clipped.
     """
     reason = (
         "it has no kernel"
@@ -290,12 +273,7 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def check_lists(request: Request, params: Sequence[Tensor], **lists: Sequence[Tensor | None] | None) -> None:
-    """Check that each list has one tensor per parameter, of its shape, dtype and device.
-
-    Raises:
-        InputRuntimeError: one does not.
-        InputUnsupportedError: a parameter is not floating-point, or a tensor is not dense.
-    """
+    """Check that each list has one tensor per parameter, of its shape, dtype and device."""
     where = request.where
     if request.ema is not None:
         lists["ema"] = request.ema
@@ -339,11 +317,7 @@ def check_lists(request: Request, params: Sequence[Tensor], **lists: Sequence[Te
 
 
 def check_steps(request: Request, params: Sequence[Tensor], steps: Sequence[Tensor]) -> None:
-    """Check that there is one step counter per parameter.
-
-    Raises:
-        InputRuntimeError: there is not, or a counter is not one floating-point number.
-    """
+    """Check that there is one step counter per parameter."""
     invalid = next((i for i, s in enumerate(steps) if s.numel() != 1 or not s.is_floating_point()), None)
     if len(steps) != len(params) or invalid is not None:
         raise InputRuntimeError(

@@ -148,11 +148,7 @@ void squares(const burnt_arg *a)
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> float:
-    """Return the sum of the squares of all elements, accumulated in double.
-
-    Args:
-        tensors: dense tensors of one dtype.
-    """
+    """Return the sum of the squares of all elements of dense tensors of one dtype, accumulated in double."""
     table = _build_table([tensors], [])
     blocks = sum(-(-t.numel() // BLOCK) for t in tensors)
     partial, total = torch.empty(blocks, dtype=torch.float64), array("d", [0.0])
@@ -170,12 +166,8 @@ def apply_update(
 ) -> None:
     """Apply an update to lists of tensors in place.
 
-    Args:
-        update: the update.
-        elements: lists with one tensor per parameter, by name. All tensors have one dtype; those of one
-            parameter are dense, with its shape and strides.
-        options: the options of the formula, with ``grad_factor`` if there are gradients.
-        scalars: for each scalar of the update a list with its tensors or numbers.
+    All elements have one dtype; those of one parameter are dense, with its shape and strides. Options include
+    ``grad_factor`` if there are gradients.
     """
     traced = trace(update, elements.keys(), options)
     table = _build_table(list(elements.values()), [scalars[name] for name in traced.scalars])

@@ -193,10 +193,7 @@ class Update:
 class Trace:
     """A formula as terms.
 
-    Args:
-        elements: names of the lists of tensors, in the order of their addresses.
-        results: the new value of each element and scalar that the formula assigns.
-        options: names of the options.
+    `elements` are in the order of their addresses; `results` are the new values of what the formula assigns.
     """
 
     update: Update
@@ -244,13 +241,7 @@ Options = Mapping[str, Any]
 
 
 def trace(update: Update, elements: Iterable[str], options: Options) -> Trace:
-    """Trace a formula; cached.
-
-    Args:
-        update: the update.
-        elements: the names of the lists of tensors that there are.
-        options: the options of the step; floats become numbers, other values are constants of the trace.
-    """
+    """Trace a formula; cached. Options that are floats become numbers, others are constants of the trace."""
     return _trace(
         update,
         tuple(elements),
@@ -298,14 +289,7 @@ def apply_eagerly(
     options: Options,
     scalars: Mapping[str, Sequence[Any]],
 ) -> None:
-    """Apply an update with torch's operations, one tensor at a time; 16-bit elements in float32.
-
-    Args:
-        update: the update.
-        elements: lists with one tensor per parameter, by name; those that the formula assigns are written.
-        options: the options.
-        scalars: lists of 0-dimensional tensors or numbers.
-    """
+    """Apply an update with torch's operations, one tensor at a time; 16-bit elements in float32."""
     o = SimpleNamespace(**options)
     for i in range(len(next(iter(elements.values())))):
         tensors = {name: column[i] for name, column in elements.items()}

@@ -30,17 +30,8 @@ def lamb_step(
 ) -> StepResult:
     """Take a step of Lamb on lists of tensors in place, with optional unscaling, clipping and averaging.
 
-    Args:
-        params: as in `adamw_step`, like all other arguments unless stated.
-        grads: gradients; not changed.
-        exp_avgs: running means of the gradients, initially zeros.
-        exp_avg_sqs: running means of the squared gradients, initially zeros.
-        steps: number of steps taken.
-        lr: learning rate.
-        betas: decay rates of the two running means.
-        eps: added to the denominator.
-        weight_decay: this times the parameter is added to the direction, before its norm is taken.
-        limits: `grad_scale`, `max_norm`, `ema`, `ema_decay` and `candidate`.
+    Arguments are as in `adamw_step`; the weight decay, times the parameter, is added to the direction before
+    its norm is taken.
     """
     request = Request("Lamb", **limits)
     request.check_numbers(*betas, lr=lr, eps=eps, weight_decay=weight_decay)

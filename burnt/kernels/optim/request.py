@@ -38,12 +38,9 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """Options common to all steps; see the arguments of the same names in `adamw_step`.
+    """Options common to all steps, of the same names as in `adamw_step`, which also lists the errors raised.
 
     `name` is that of a function of `burnt.kernels` or of a class of `burnt.optim`.
-
-    Raises:
-        InputValueError: an option is out of range, or the candidate is unknown.
     """
 
     name: str
@@ -81,11 +78,7 @@ class Request:
         return f"burnt.{'kernels' if self.name.endswith('_step') else 'optim'}.{self.name}"
 
     def check_numbers(self, *betas: float | Tensor, **nonnegative: float | Tensor) -> None:
-        """Check the hyperparameters of a step: `betas` are in ``[0, 1)``, the others at least 0.
-
-        Raises:
-            InputValueError: one is out of range; names it.
-        """
+        """Check the hyperparameters of a step: `betas` are in ``[0, 1)``, the others at least 0."""
         for what, value in nonnegative.items():
             if not isinstance(value, Tensor) and not value >= 0:
                 self._raise_invalid(what, "a number of at least 0", str(value))

@@ -247,17 +247,10 @@ def update_step(
     scalars: Mapping[str, Sequence[Tensor]],
     **options: Any,
 ) -> StepResult:
-    """Take a step by the formula of an update.
+    """Take a step by the formula of an update, or eagerly by `apply_eagerly`.
 
-    Args:
-        name: what messages call the step.
-        update: the update.
-        params: as in `adamw_step`, as are `grads`.
-        grads: gradients; not changed.
-        states: the formula's tensors by name, one per parameter each.
-        scalars: the formula's scalars by name, ``[]`` each.
-        options: the options of the formula, which gets `betas` as ``beta1``, ``beta2``, and `grad_scale`,
-            `max_norm`, `ema`, `ema_decay` and `candidate`; torch's is `apply_eagerly`.
+    `states` and `scalars` are the formula's tensors by name. Options are the formula's, with `betas` instead
+    of ``beta1`` and ``beta2``, and the limits that all steps have.
     """
     request = Request(name, **{limit: options.pop(limit) for limit in LIMITS if limit in options})
     check_lists(request, params, grads=grads, **states)

@@ -115,11 +115,7 @@ def attention(
 
 
 def _window_sizes(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before and after its own position.
-
-    Raises:
-        InputTypeError: `window` is not a pair of integers or None.
-    """
+    """Return how many keys a query sees before and after its own position."""
     if window is None:
         return None, None
     pair = tuple(window) if isinstance(window, tuple | list) else ()

@@ -152,16 +152,7 @@ _DEFAULT_KERNELS = make_tile_kernels(None)
 
 
 class _Tile(NamedTuple):
-    """Some queries of some heads.
-
-    Args:
-        batch: slice of the batch.
-        heads: slice of the query heads.
-        kv_heads: slice of the key and value heads they use.
-        queries: slice of the queries.
-        key_range: slice of the keys, which includes all that the queries see.
-        inputs: what else the scores depend on.
-    """
+    """Some queries of some heads; `key_range` includes all keys that they see."""
 
     batch: slice
     heads: slice
@@ -441,14 +432,7 @@ def tiled_attention(
 ) -> Tensor:
     """Compute `dot_product_attention` one tile at a time; none of the tensors may be empty.
 
-    Args:
-        q: ``[B, H, L, D]``.
-        k: ``[B, K, S, D]``.
-        v: ``[B, K, S, E]``.
-        rest: the op's other arguments.
-        kernels: the fused kernels of a tile.
-        eager: the same function of q, k and v in eager torch, for second derivatives.
-        keyword_options: the op's other arguments, by name.
+    `eager` is the same function of q, k and v in eager torch, for second derivatives.
     """
     options = Options(*rest, **keyword_options)
     if not wants_gradient(q, k, v):

@@ -69,10 +69,9 @@ def make_problem(q: Tensor, k: Tensor, *rest: Any, **keyword_options: Any) -> Pr
 
 
 def interval_tables(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the interval of keys that each query sees, and the interval of queries that see each key.
+    """Return begin and end of the keys that each query sees, and of the queries that see each key.
 
-    Returns:
-        Begin and end of the keys, ``[B or 1, L]``, and begin and end of the queries, ``[B or 1, S]``; int32.
+    These are ``[B or 1, L]`` and ``[B or 1, S]``; int32.
     """
     _, begin, end = (t.contiguous() for t in intervals(q, k, options))
     # Both bounds are non-decreasing in the query, so the queries that see key j are an interval too.
@@ -173,13 +172,7 @@ def _start_compiling(config: Mapping[str, str], q: Tensor, *rest: Any) -> Future
 
 
 def call_launches(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Launch]:
-    """Return all launches of a call, including its backward if inputs require gradients, to compile them.
-
-    Args:
-        blocks: block sizes of all kernels.
-        q: as in the op, as are `k` and `v`.
-        rest: the op's other arguments.
-    """
+    """Return all launches of a call, including its backward if inputs require gradients, to compile them."""
     from burnt.kernels.ops.attention import flash_triton as kernels
 
     problem, needs_grad = make_problem(q, k, *rest), (q.requires_grad, k.requires_grad or v.requires_grad)
@@ -212,16 +205,7 @@ def _(*args: Any, config: Mapping[str, str]) -> Tensor:
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: Blocks, **options: Any) -> Tensor:
-    """Compute `dot_product_attention` with the Triton kernels.
-
-    Args:
-        q: ``[B, H, L, D]``, float16, bfloat16 or float32; q, k and v must not be empty.
-        k: ``[B, K, S, D]``.
-        v: ``[B, K, S, E]``.
-        rest: the op's other arguments.
-        blocks: block sizes of all kernels.
-        options: the op's other arguments, by name.
-    """
+    """Compute `dot_product_attention` with the Triton kernels; q, k and v must not be empty."""
     from burnt.kernels.ops.attention import flash_triton as kernels
 
     problem = make_problem(q, k, *rest, **options)

@@ -14,13 +14,7 @@ KERNELS = ("forward", "dots", "keys", "queries")
 
 @dataclasses.dataclass(frozen=True)
 class FlashConfig:
-    """Block sizes of a kernel.
-
-    Args:
-        m: queries per tile.
-        n: keys per tile.
-        warps: warps per program.
-        stages: pipeline stages of the loop over blocks.
+    """Block sizes of a kernel: queries and keys per tile, warps, and pipeline stages of the loop over blocks.
 
     >>> str(FlashConfig(128, 64, warps=8, stages=3)), FlashConfig.of("64x32 w4 s2")
     ('128x64 w8 s3', FlashConfig(m=64, n=32, warps=4, stages=2))
@@ -36,11 +30,7 @@ class FlashConfig:
 
     @classmethod
     def of(cls, text: str) -> FlashConfig:
-        """Parse block sizes from their `str`.
-
-        Raises:
-            ValueError: the text is not of that form.
-        """
+        """Parse block sizes from their `str`; raise a ValueError if the text is malformed."""
         found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)", text)
         if found is None:
             raise ValueError(f"block sizes {text!r}: expected a text such as '128x64 w8 s3'")
@@ -101,12 +91,7 @@ def select_config(
 ) -> dict[str, FlashConfig]:
     """Return the default block sizes of all kernels, without measuring.
 
-    Args:
-        size: the larger head size of keys and values, at most 256.
-        itemsize: bytes per element.
-        limits: resources of the device.
-        has_additive_mask: whether a mask is added to the scores.
-        has_score: whether there is a score function.
+    `size` is the larger head size of keys and values, at most 256; `itemsize` the bytes per element.
 
     >>> select_config(128, 2, Limits(132, shared_memory=227 << 10))["forward"]
     FlashConfig(m=128, n=64, warps=8, stages=3)
@@ -157,15 +142,8 @@ def configs(
 ) -> list[dict[str, str]]:
     """Return block sizes worth measuring, as text: the default, then variations of one kernel at a time.
 
-    The kernels alternate, so that the first few choices include variations of each.
-
-    Args:
-        size: the larger head size of keys and values, at most 256.
-        itemsize: bytes per element.
-        limits: resources of the device.
-        kernels: the kernels that run; the others keep their default block sizes.
-        has_additive_mask: as in `select_config`.
-        has_score: as in `select_config`.
+    `kernels` are those that run; they alternate, so that the first few choices include variations of each.
+    The other arguments are as in `select_config`.
 
     >>> configs(64, 2, Limits(132, shared_memory=227 << 10))[0]["forward"]
     '128x64 w8 s3'

@@ -908,12 +908,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the output ``[B, H, L, E]``, stored as ``[B, L, H, E]``, and `lse`, ``[B, H, L or 2 * L]``.
 
-    Args:
-        q: ``[B, H, L, D]``; q, k and v have a last stride of 1 and are not empty.
-        k: ``[B, K, S, D]``.
-        v: ``[B, K, S, E]``.
-        problem: the other options.
-        blocks: block sizes of the kernel ``"forward"``.
+    q, k and v have a last stride of 1 and are not empty.
     """
     launch, out, lse = _forward(q, k, v, problem, blocks)
     run_all([launch], q)

@@ -119,18 +119,12 @@ def intervals(q: Tensor, k: Tensor, options: Options) -> Intervals:
 def dropout_mask(
     seed: Tensor, shape: Sequence[int], dropout: float, first_query: int = 0, first_key: int = 0
 ) -> Tensor:
-    """Return a boolean mask, True for attention weights that dropout keeps.
+    """Return a mask ``[B, H, queries, keys]``, True for attention weights that dropout keeps.
 
     It depends only on the seed and a weight's indices: Philox4x32-10 (Salmon et al., 2011) keyed by the seed.
     Four adjacent keys share the counter ``(key // 4, query, batch * heads + head, 0)``; a weight is kept if
-    the upper 24 bits of its word, as a fraction of their range, are ``dropout`` or more.
-
-    Args:
-        seed: ``[]``, int64.
-        shape: ``[B, H, queries, keys]`` of the requested part.
-        dropout: probability of a zero.
-        first_query: first query of the part.
-        first_key: its first key, a multiple of 4.
+    the upper 24 bits of its word, as a fraction of their range, are ``dropout`` or more. The mask may be a
+    part that starts at `first_query` and `first_key`, a multiple of 4.
     """
     batch, heads, queries, keys = shape
     device, low_32 = seed.device, 0xFFFFFFFF
@@ -218,11 +212,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
 
 
 def check_scalars(softcap: float | None, dropout: float) -> None:
-    """Check softcap and dropout on every call: their values are not part of a call's signature.
-
-    Raises:
-        InputValueError: the cap is not positive, or the probability is not in 0 to 1.
-    """
+    """Check softcap and dropout on every call: their values are not part of a call's signature."""
     if softcap is not None and not softcap > 0:
         _raise_error("softcap must be positive", "a number above 0, or None", softcap, value=True)
     if not 0 <= dropout <= 1:

@@ -108,12 +108,7 @@ class _ScorePrinter(ExprPrinter):
 
 
 class _TritonScore:
-    """A function of a tile as a Triton function; traced once, and again when captured tensors change.
-
-    Args:
-        fn: function of scores and indices.
-        name: name of the Triton function.
-    """
+    """A function of a tile as a Triton function; traced once, and again when captured tensors change."""
 
     def __init__(self, fn: ScoreMod, name: str) -> None:
         self.name = name
@@ -202,12 +197,7 @@ def _compiled_score(score: ScoreMod) -> CompiledScore:
 
 
 def attention_with_score(score: ScoreMod, *args: Any) -> Tensor:
-    """Compute `dot_product_attention` with a score function: by flash, tiled or eager attention.
-
-    Args:
-        score: the score function, as in `attention`.
-        args: the op's arguments.
-    """
+    """Compute `dot_product_attention` with a score function: by flash, tiled or eager attention."""
     q, k, v, *rest = args
     op: Any = dot_product_attention
     op.check(*args)
@@ -265,11 +255,6 @@ def check_score(score: ScoreMod, shape: Sequence[int], device: torch.device) -> 
 
     The function is called with up to three indices per axis, once per such shape, unless the device cannot be
     waited for.
-
-    Args:
-        score: the function.
-        shape: shape of the scores, ``[B, H, L, S]``.
-        device: their device.
 
     Raises:
         InputTypeError: it cannot be called with five tensors, or does not return a tensor.

@@ -224,11 +224,7 @@ class _OpWithNamedPadding(Op[P, R]):
         return super().__call__(*call_args)  # type: ignore[call-arg]
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Bind arguments like `Op`, with the padding converted to numbers.
-
-        Raises:
-            InputRuntimeError: the padding is another string, or ``"same"`` with a stride.
-        """
+        """Bind arguments like `Op`, with the padding converted to numbers."""
         bound_args = super().bind(args, kwargs)
         index = self.positions["padding"]
         if not isinstance(bound_args[index], str):

@@ -126,16 +126,9 @@ def is_supported(dtype: torch.dtype) -> bool:
 
 
 def embedding_gradient(grad_output: Tensor, indices: Tensor, rows: int, padding_idx: int | None) -> Tensor:
-    """Return the gradient of ``table`` for the result ``table[indices]``.
+    """Return the gradient ``[rows, d]`` of ``table`` for the result ``table[indices]``.
 
-    Args:
-        grad_output: ``[*, d]``, of a floating-point dtype, on a CPU or a CUDA device.
-        indices: ``[*]``, int64 or int32, in 0 to ``rows - 1``.
-        rows: number of rows of the table.
-        padding_idx: row that gets no gradient; negative counts from the end.
-
-    Returns:
-        ``[rows, d]`` in the dtype of `grad_output`; the same from run to run, whatever the number of threads.
+    It is the same from run to run, whatever the number of threads; the row `padding_idx` gets none.
 
     >>> embedding_gradient(torch.ones(3, 2), torch.tensor([0, 2, 2]), 3, None)
     tensor([[1., 1.],

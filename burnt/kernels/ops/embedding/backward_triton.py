@@ -76,17 +76,10 @@ def add_runs(  # type: ignore[no-untyped-def]
 
 
 def sum_rows_by_key(g: Tensor, keys: Tensor, order: Tensor, rows: int, padding: int) -> Tensor:
-    """Sum the rows of a matrix by key.
+    """Sum the rows of a matrix ``[count, d]`` by key: ``[rows, d]``, accumulated in at least float32.
 
-    Args:
-        g: ``[count, d]``, contiguous.
-        keys: ``[count]``, int64 or int32, sorted: rows of the result.
-        order: ``[count]``, int64: the row of `g` of each key.
-        rows: number of rows of the result.
-        padding: key whose rows are left out; -1 for none.
-
-    Returns:
-        ``[rows, d]`` in the dtype of `g`, accumulated in at least float32.
+    `keys`, sorted, are rows of the result; `order` is the row of `g` of each; rows of the key `padding` are
+    left out (-1: none).
     """
     y = torch.zeros(rows, g.shape[1], dtype=g.dtype, device=g.device)
     if not g.numel():

@@ -87,10 +87,7 @@ def partial_statistics(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what the rows' losses need to know about a subset of the classes.
 
-    Args:
-        logits: ``[rows, classes of the subset]``.
-        label: ``[rows]``, int64, relative to the first class of the subset; out of range for other classes.
-        has_smoothing: whether to compute the sum of the logits.
+    `label` is relative to the first class of the subset, and out of range for other classes.
 
     Returns:
         The largest logit of each row; the sum of exponentials relative to it, NaN where it is infinite; the

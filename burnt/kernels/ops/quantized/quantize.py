@@ -15,12 +15,7 @@ from burnt.scheme import VALUES
 def check_scale(
     op_name: str, rows: int, columns: int, scale: Tensor, zero_point: Tensor | None, block: int
 ) -> None:
-    """Check the shapes of scales and zero points of a matrix ``[rows, columns]``.
-
-    Raises:
-        InputRuntimeError: they have other shapes, or zero points are not int8.
-        InputValueError: the block is negative.
-    """
+    """Check the shapes of scales and zero points of a matrix ``[rows, columns]``."""
     if block < 0:
         raise InputValueError(
             f"the block of {op_name} is negative",

@@ -236,13 +236,8 @@ def finish_linear(
 ) -> Tensor:
     """Subtract what zero points add to sums ``[rows, out_features]``, and `finish` them.
 
-    Args:
-        sums: integers for int8, else floating-point.
-        x_zero_point: as in `scaled_linear`.
-        column_sums: ``[out_features]``: sums of the weight's rows less `zero_point`, with `x_zero_point`.
-        zero_point: as in `scaled_linear`.
-        row_sums: ``[rows, 1]``: sums of the rows of `x`, with `zero_point`.
-        epilogue: the fields of `Epilogue`.
+    `column_sums`, ``[out_features]``, are of the weight's rows less `zero_point`; `row_sums`, ``[rows, 1]``,
+    of `x`.
     """
     if x_zero_point is not None and column_sums is not None:
         sums = sums - x_zero_point.to(sums.dtype) * column_sums
@@ -324,16 +319,8 @@ def exact_conv(
 ) -> Tensor:
     """Convolve integers exactly, as a product of their windows: int64 ``[batch, out_channels, *axes]``.
 
-    Libraries' convolutions may transform their inputs (Winograd), which rounds.
-
-    Args:
-        numbers: ``[batch, channels, *axes]``, of any dtype.
-        weight: ``[out_channels, channels / groups, *kernel]``, integers of any dtype.
-        stride: one number for each axis, as are the next two.
-        padding: see `stride`.
-        dilation: see `stride`.
-        groups: of the channels.
-        terms: as in `exact_linear`.
+    Libraries' convolutions may transform their inputs (Winograd), which rounds. `terms` is as in
+    `exact_linear`.
     """
     axes = weight.dim() - 2
     windows = F.pad(numbers, [size for pad in reversed(padding) for size in (pad, pad)])

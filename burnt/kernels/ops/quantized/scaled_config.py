@@ -30,13 +30,9 @@ def select_config(
 ) -> MatmulConfig:
     """Select block sizes for a product of 8-bit values by heuristic, such that a device has room for them.
 
-    Args:
-        rows: of the result.
-        columns: of the result.
-        terms: that are added; of a convolution those of one tap.
-        limits: of the device.
-        use: what is multiplied, and how. All but ``"int8"`` need more registers: a second set of sums
-            (``"float8"``), decoded tiles (``"float16"``), or an address for each element (``"windows"``).
+    `rows` and `columns` are the result's; `terms` are added (of a convolution those of one tap). All uses but
+    ``"int8"`` need more registers: a second set of sums (``"float8"``), decoded tiles (``"float16"``), or an
+    address for each element (``"windows"``).
 
     >>> str(select_config(4096, 4096, 4096))
     '128x128x128 w8 s3'
@@ -68,10 +64,7 @@ def select_config(
 def configs(
     rows: int, columns: int, terms: int, limits: Limits = HOPPER, use: Use = "int8"
 ) -> list[MatmulConfig]:
-    """Return block sizes to measure: the selected ones, then those that differ in one size.
-
-    The arguments are as in `select_config`.
-    """
+    """Return block sizes to measure: the selected ones, then those that differ in one size."""
     selected = select_config(rows, columns, terms, limits, use)
     sizes = "block_n", "block_m", "block_k", "warps", "split", "stages"
     return [

@@ -290,10 +290,7 @@ def linear_launches(
 ) -> tuple[list[Launch], Tensor]:
     """Return the launches of `burnt.kernels.scaled_linear`, and the tensor ``[rows, columns]`` they write.
 
-    Args:
-        call: with x of ``[rows, terms]``; on the meta device nothing is allocated.
-        config: block sizes.
-        float8: whether tensor cores multiply float8 numbers.
+    On the meta device nothing is allocated. `float8`: tensor cores multiply float8 numbers.
     """
     x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (call.x, call.values))
     (rows, terms), columns = x.shape, values.shape[0]

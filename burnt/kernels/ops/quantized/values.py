@@ -21,11 +21,7 @@ FLOAT8 = types.MappingProxyType({"float8_e4m3": torch.float8_e4m3fn, "float8_e5m
 
 
 def value_type(op: str, value: str) -> ValueType:
-    """Return the type of values by its name.
-
-    Raises:
-        InputValueError: there is none of this name.
-    """
+    """Return the type of values by its name; raise an `InputValueError` if there is none."""
     if value not in VALUES:
         raise InputValueError(
             f"{op} does not know this type of quantized values",
@@ -37,12 +33,7 @@ def value_type(op: str, value: str) -> ValueType:
 
 
 def check_values(op: str, values: Tensor, value: str) -> None:
-    """Check the dtype of packed values.
-
-    Raises:
-        InputValueError: `value` is unknown.
-        InputRuntimeError: the tensor has another dtype than such values have.
-    """
+    """Check that packed values have the dtype of their kind."""
     expected = torch.int8 if value_type(op, value).name == "int8" else torch.uint8
     if values.dtype != expected:
         raise InputRuntimeError(

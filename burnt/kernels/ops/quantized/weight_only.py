@@ -51,12 +51,7 @@ class LinearArguments(NamedTuple):
 
 
 def check_bias(op_name: str, rows: int, bias: Tensor | None) -> None:
-    """Check that a bias is floating-point and has one element per row of the weight.
-
-    Raises:
-        InputRuntimeError: it has another shape.
-        InputUnsupportedError: it is not floating-point.
-    """
+    """Check that a bias is floating-point and has one element per row of the weight."""
     if bias is None:
         return
     check_floating(op_name, bias=bias)

@@ -298,19 +298,10 @@ def multiply(
     value: str,
     block: int,
 ) -> Tensor:
-    """Multiply up to `MAX_ROWS` rows by a packed weight, in float32.
+    """Multiply up to `MAX_ROWS` rows by a packed weight, in float32: ``[m, n]``.
 
-    Args:
-        x: ``[m, k]``, float32, float16 or bfloat16, rows contiguous.
-        values: ``[n, bytes]``, rows contiguous, as for `burnt.kernels.quantized_linear`.
-        scale: ``[n, 1]``, ``[1, 1]`` or ``[n, blocks]``, float32, float16 or bfloat16.
-        zero_point: int8, in the shape of `scale`.
-        bias: ``[n]``, float32, contiguous.
-        value: a key of `burnt.scheme.VALUES`.
-        block: columns that share a scale, of at least 4 bytes; 0 for whole rows.
-
-    Returns:
-        ``[m, n]``, float32.
+    Rows of `x` and `values` are contiguous, the bias is float32; the others are as for `quantized_linear`. A
+    scale is shared by `block` columns, which have at least 4 bytes; 0 for whole rows.
     """
     (m, k), n = x.shape, values.shape[0]
     per_byte = VALUES[value].per_byte

@@ -39,13 +39,9 @@ class LinearSizes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class VectorConfig:
-    """Block sizes of the matrix-vector kernel.
+    """Block sizes of the matrix-vector kernel: rows of the weight, bytes of each for an iteration, and warps.
 
-    Args:
-        rows: rows of the weight for a program.
-        bytes: of each row for an iteration.
-        warps: warps of a program.
-        split: programs that share a row; a second kernel adds their sums.
+    `split` programs share a row; a second kernel adds their sums.
 
     >>> str(VectorConfig(4, 512)), VectorConfig.of("8x256 w2 k4").split
     ('4x512 w4 k1', 4)
@@ -66,11 +62,7 @@ class VectorConfig:
 
     @classmethod
     def of(cls, text: str) -> VectorConfig:
-        """Parse block sizes.
-
-        Raises:
-            ValueError: the text is malformed.
-        """
+        """Parse block sizes; raise a ValueError if the text is malformed."""
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise ValueError(f"block sizes {text!r}: expected such as '4x512 w4 k1'")

@@ -226,10 +226,7 @@ def add_parts(  # type: ignore[no-untyped-def]
 def launches(call: LinearArguments, config: Mapping[str, str]) -> tuple[list[Launch], Tensor]:
     """Return the launches of `burnt.kernels.quantized_linear`, and the tensor ``[rows, columns]`` they write.
 
-    Args:
-        call: with x of ``[rows, terms]`` and blocks of a power of two, or 0; on the meta device nothing is
-            allocated.
-        config: block sizes of `weight_only_config`.
+    Blocks are a power of two, or 0. On the meta device nothing is allocated.
     """
     x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (call.x, call.values))
     scale, block = call.scale.contiguous(), call.block

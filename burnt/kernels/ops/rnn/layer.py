@@ -51,17 +51,10 @@ def run_layer(
     lengths: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, ...]:
-    """Compute a layer, with autograd.
+    """Compute a layer, with autograd: outputs and last states.
 
-    Args:
-        kind: ``"lstm"`` or ``"gru"``.
-        reference: the layer's eager reference, for second derivatives.
-        x, lengths, reverse: as in `burnt.kernels.lstm_layer`.
-        weights: weight_ih, weight_hh, bias_ih, bias_hh.
-        initial: initial states.
-
-    Returns:
-        Outputs and last states.
+    `weights` are weight_ih, weight_hh, bias_ih and bias_hh; `reference`, the eager layer, gives second
+    derivatives.
     """
     if wants_gradient(x, *weights, *initial):
         outputs: tuple[Tensor, ...] = _StepsFunction.apply(  # type: ignore[no-untyped-call]

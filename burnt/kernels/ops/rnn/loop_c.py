@@ -346,14 +346,9 @@ def forward_steps(loop: Loop, save: bool) -> tuple[Tensor, Tensor | None, list[T
 def backward_steps(
     loop: Loop, saved: Tensor, output: Tensor, grad_output: Tensor | None, grad_last: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Run all steps of the backward of `forward_steps`.
+    """Run all steps of the backward of `forward_steps`, which has saved `loop.gates`, `saved` and `output`.
 
-    Args:
-        loop: of the forward, which has saved the gates.
-        saved: from there.
-        output: ``[steps, batch, d]``, from there, contiguous.
-        grad_output: gradient of the outputs, ``[steps, batch, d]``, contiguous along the last axis.
-        grad_last: gradients of the last states.
+    Gradients are contiguous along the last axis.
 
     Returns:
         The gradients of the inputs' and of the states' parts of the gates, ``[steps, batch, G d]`` (one
