@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from burnt.errors import ConfigError, nearest
 
@@ -44,23 +43,16 @@ _NAMES: dict[str, Activation] = {
 """burnt's names of transformers' activations; the first of several is the one that is written."""
 
 
-def read_activation(document: Mapping[str, Any], key: str, default: str, where: str) -> Activation:
-    """Return burnt's name of an activation in a ``config.json``.
-
-    Args:
-        document: the contents of the file.
-        key: of the activation.
-        default: transformers' name, where the key is absent.
-        where: what messages call the file.
+def read_activation(name: str, where: str) -> Activation:
+    """Return burnt's name of one of transformers' activations.
 
     Raises:
         ConfigError: burnt has no such activation.
     """
-    name = document.get(key, default)
     if name not in _NAMES:
         raise ConfigError(
             "the models have no such activation",
-            where=f"{where}: {key}",
+            where=where,
             expected=" or ".join(map(repr, _NAMES)),
             found=repr(name),
             hint=f"did you mean {close!r}?" if (close := nearest(str(name), _NAMES)) else None,
@@ -68,8 +60,8 @@ def read_activation(document: Mapping[str, Any], key: str, default: str, where: 
     return _NAMES[name]
 
 
-def name_activation(document: Mapping[str, Any], key: str, activation: Activation) -> str:
-    """Return transformers' name of an activation: the one in the document if that is the same activation."""
-    if _NAMES.get(name := document.get(key, "")) == activation:
-        return str(name)
+def name_activation(activation: str, before: str) -> str:
+    """Return transformers' name of an activation: the one before if that is the same activation."""
+    if _NAMES.get(before) == activation:
+        return before
     return next(name for name, ours in _NAMES.items() if ours == activation)

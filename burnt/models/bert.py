@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 
 from burnt import nn
-from burnt.errors import ConfigError, ShapeError
-from burnt.models.activation import Activation, name_activation, read_activation
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_tokens
+from burnt.errors import ConfigError
+from burnt.models.activation import Activation
+from burnt.models.pretrained import (
+    Pretrained,
+    PretrainedConfig,
+    build,
+    check_length,
+    check_tokens,
+    join_qkv,
+)
 from burnt.module import Module
-from burnt.record import Drop, Join, Layout, Step
-
-_FAMILIES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+from burnt.record import Drop, Layout, Step
 
 
 class BertConfig(PretrainedConfig):
@@ -70,7 +75,11 @@ class BertConfig(PretrainedConfig):
     pooler: bool = True
     kind: Literal["bert", "roberta", "xlm-roberta"] = "bert"
 
-    _MODEL_TYPES: ClassVar[tuple[str, ...]] = tuple(_FAMILIES)
+    _MODEL_TYPES: ClassVar[Mapping[str, str]] = {
+        "bert": "Bert",
+        "roberta": "Roberta",
+        "xlm-roberta": "XLMRoberta",
+    }
     _KEYS: ClassVar[Mapping[str, str]] = {
         "vocab_size": "vocab_size",
         "d_model": "hidden_size",
@@ -79,6 +88,7 @@ class BertConfig(PretrainedConfig):
         "num_heads": "num_attention_heads",
         "max_len": "max_position_embeddings",
         "num_segments": "type_vocab_size",
+        "activation": "hidden_act",
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
         "classifier_dropout": "classifier_dropout",
@@ -131,19 +141,13 @@ class BertConfig(PretrainedConfig):
             )
         return self.max_len - self.pad_token - 1
 
-    def to_hugging_face(self) -> dict[str, Any]:
-        """Return the contents of the ``config.json`` of this model."""
-        document = super().to_hugging_face()
-        return {**document, "hidden_act": name_activation(document, "hidden_act", self.activation)}
-
     @classmethod
     def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
         if document["model_type"] != "bert":  # the defaults of transformers' other classes
             document.setdefault("pad_token_id", 1)
         if document["model_type"] == "roberta":
             document.setdefault("vocab_size", 50265)
-        values, rest = super()._fields_of(document, where)
-        return {**values, "activation": read_activation(rest, "hidden_act", "gelu", where)}, rest
+        return super()._fields_of(document, where)
 
 
 class BertLayer(Module):
@@ -326,14 +330,7 @@ class Bert(Pretrained[BertConfig]):
     def _positions(self, tokens: Tensor) -> Tensor:
         """Return the position of each token: ``[L]`` in BERT, ``[B, L]`` in RoBERTa."""
         length = tokens.shape[-1]
-        if length > self._longest:
-            raise ShapeError(
-                "the sequence is longer than the model's positions",
-                where="Bert",
-                expected=f"at most {self._longest} tokens",
-                found=length,
-                hint="shorten it; the positions are learned, so that there are no others",
-            )
+        check_length(length, self._longest, "Bert")
         if not self._counts_tokens:
             return torch.arange(length, device=tokens.device)
         padding_idx = self.embedding.padding_idx
@@ -345,21 +342,14 @@ class Bert(Pretrained[BertConfig]):
     def layouts(self) -> Mapping[str, Layout]:
         """``"hugging_face"``: that of transformers' BERT, RoBERTa and XLM-RoBERTa."""
         output = "encoder.layer.*.attention.output"
+        qkv = (f"encoder.layer.*.attention.self.{part}" for part in ("query", "key", "value"))
         steps: list[Step] = [
             Drop("embeddings.position_ids"),  # 0, 1, 2, ..., in files of early versions
             ("embeddings.word_embeddings", "embedding"),
             ("embeddings.position_embeddings", "positions"),
             ("embeddings.token_type_embeddings", "segments"),
             *_norm("embeddings.LayerNorm", "norm"),
-            *(
-                Join(
-                    tuple(
-                        f"encoder.layer.*.attention.self.{part}.{kind}" for part in ("query", "key", "value")
-                    ),
-                    f"layers.*.attention.in_proj_{kind}",
-                )
-                for kind in ("weight", "bias")
-            ),
+            *join_qkv(qkv, "layers.*.attention"),
             (f"{output}.dense", "layers.*.attention.out_proj"),
             *_norm(f"{output}.LayerNorm", "layers.*.norm1"),
             ("encoder.layer.*.intermediate.dense", "layers.*.feed_forward.linear1"),
@@ -399,12 +389,6 @@ class Bert(Pretrained[BertConfig]):
                     *_norm(f"{head}.transform.LayerNorm" if bert else f"{head}.layer_norm", "head.norm"),
                 ]
         return []
-
-    @property
-    def architecture(self) -> str:
-        """The name of transformers' class of the same model."""
-        end = next(end for end, head in self.config._HEADS.items() if head == self.config.head)
-        return _FAMILIES[self.config.kind] + end
 
 
 def _norm(theirs: str, ours: str) -> list[Step]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from burnt.errors import InputIndexError, InputTypeError, InputValueError, ShapeError, UnsupportedError
-from burnt.models.pretrained import Pretrained
+from burnt.models.pretrained import Pretrained, check_padding
 from burnt.nn import KeyValueCache, length_mask
 
 Prompts: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -396,14 +396,7 @@ def left_padded(
         raise InputTypeError(
             "prompts are token ids", where="prompts", expected="integers", found=str(prompts.dtype)
         )
-    if padding is not None and padding.dtype != torch.bool:
-        raise InputTypeError(
-            "padding is boolean",
-            where="padding",
-            expected="True at tokens to ignore",
-            found=str(padding.dtype),
-            hint="attention_mask == 0, of a tokenizer's attention_mask",
-        )
+    check_padding(padding, "padding")
     tokens = prompts.to(device, torch.int64)
     hidden = torch.zeros_like(tokens, dtype=torch.bool) if padding is None else padding.to(device)
     lengths = (~hidden).sum(1)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from burnt import nn
 from burnt.errors import ConfigError, ShapeError
-from burnt.models.activation import Activation, name_activation, read_activation
+from burnt.models.activation import Activation
 from burnt.models.generation import Decoder, last_of_each
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_tokens
-from burnt.module import Module
+from burnt.models.layer import PreNormLayer
+from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_length, check_tokens
 from burnt.record import Drop, Layout, Rename, Step
 
 _ALIASES = {
@@ -74,7 +74,7 @@ class Gpt2Config(PretrainedConfig):
     head: Literal["lm", "classification"] | None = "lm"
     num_classes: int = 2
 
-    _MODEL_TYPES: ClassVar[tuple[str, ...]] = ("gpt2",)
+    _MODEL_TYPES: ClassVar[Mapping[str, str]] = {"gpt2": "GPT2"}
     _HEADS: ClassVar[Mapping[str, str | None]] = {
         "LMHeadModel": "lm",
         "DoubleHeadsModel": "lm",
@@ -88,6 +88,7 @@ class Gpt2Config(PretrainedConfig):
         "d_ff": "n_inner",
         "num_layers": "n_layer",
         "num_heads": "n_head",
+        "activation": "activation_function",
         "dropout": "resid_pdrop",
         "embedding_dropout": "embd_pdrop",
         "attention_dropout": "attn_pdrop",
@@ -114,36 +115,11 @@ class Gpt2Config(PretrainedConfig):
         for alias, key in _ALIASES.items():
             if alias in document:
                 document[key] = document.pop(alias)
-        values, rest = super()._fields_of(document, where)
-        values["activation"] = read_activation(rest, "activation_function", "gelu_new", where)
-        return values, rest
-
-    def to_hugging_face(self) -> dict[str, Any]:
-        """Return the contents of the ``config.json`` of this model."""
-        document = super().to_hugging_face()
-        key = "activation_function"
-        return {**document, key: name_activation(document, key, self.activation)}
+        return super()._fields_of(document, where)
 
     def init(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Gpt2:
         """Build the model, with new weights as in the paper."""
         return build(Gpt2, self, device, dtype)
-
-
-class Gpt2Layer(Module):
-    """Attention and feed-forward, each of normalised vectors and added to them."""
-
-    norm1: nn.LayerNorm
-    attention: nn.MultiHeadAttention
-    norm2: nn.LayerNorm
-    feed_forward: nn.PositionWiseFeedForward
-    dropout: nn.Dropout
-
-    def forward(self, x: Tensor, padding: Tensor | None, cache: nn.KeyValueCache | None) -> Tensor:
-        """Map ``[B, L, E]`` to the same shape."""
-        attended = self.attention(self.norm1(x), key_padding_mask=padding, is_causal=True, cache=cache)
-        x = x + self.dropout(attended)
-        out: Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
-        return out
 
 
 class Gpt2(Decoder, Pretrained[Gpt2Config]):
@@ -162,7 +138,7 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
     embedding: nn.Embedding
     positions: nn.Embedding
     dropout: nn.Dropout
-    layers: list[Gpt2Layer]
+    layers: list[PreNormLayer]
     norm: nn.LayerNorm
     head: nn.Linear | None
 
@@ -173,7 +149,7 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
         self.positions = nn.Embedding(c.max_len, c.d_model)
         self.dropout = nn.Dropout(c.embedding_dropout)
         self.layers = [
-            Gpt2Layer(
+            PreNormLayer(
                 norm1=nn.LayerNorm(c.d_model, c.eps),
                 attention=nn.MultiHeadAttention(
                     c.d_model, c.num_heads, dropout=c.attention_dropout, scale=_scale(c, index)
@@ -232,7 +208,8 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
         positions = self._positions(tokens, padding, cache)
         x = self.dropout(self.embedding(tokens) + self.positions(positions))
         for index, layer in enumerate(self.layers):
-            x = layer(x, padding, None if cache is None else cache[index])
+            own_cache = None if cache is None else cache[index]
+            x = layer(x, key_padding_mask=padding, is_causal=True, cache=own_cache)
         if self.config.head == "classification":
             x = last_of_each(x, padding)
         elif last:
@@ -247,14 +224,7 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
         """Return how many tokens are before each, ``[B, L]``, or ``[L]`` where nothing is padding."""
         batch, new = tokens.shape
         length = new + (cache[0].length if cache else 0)
-        if length > self.config.max_len:
-            raise ShapeError(
-                "the sequence is longer than the model's positions",
-                where="Gpt2",
-                expected=f"at most {self.config.max_len} tokens",
-                found=length,
-                hint="shorten it; the positions are learned, so that there are no others",
-            )
+        check_length(length, self.config.max_len, "Gpt2")
         if padding is None:
             return torch.arange(length - new, length, device=tokens.device)
         if padding.shape != (batch, length):
@@ -289,11 +259,6 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
         prefixed = self.head is not None
         layout = Layout(steps, prefix="transformer", heads=tuple(heads.values()), prefixed=prefixed)
         return {"hugging_face": layout}
-
-    @property
-    def architecture(self) -> str:
-        """The name of transformers' class of the same model."""
-        return "GPT2" + next(end for end, head in self.config._HEADS.items() if head == self.config.head)
 
 
 def _scale(config: Gpt2Config, index: int) -> float | None:

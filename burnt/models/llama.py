@@ -14,12 +14,12 @@ from torch import Tensor
 from burnt import nn
 from burnt.errors import ConfigError
 from burnt.models.generation import Decoder, last_of_each
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_tokens
+from burnt.models.layer import PreNormLayer
+from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_tokens, join_qkv
 from burnt.models.rope import read_rope, write_rope
-from burnt.module import Module
 from burnt.nn import rope_scaling
 from burnt.nn.gated import GateActivation
-from burnt.record import Drop, Join, Layout, Step
+from burnt.record import Drop, Layout, Step
 
 
 class LlamaConfig(PretrainedConfig):
@@ -80,7 +80,7 @@ class LlamaConfig(PretrainedConfig):
     num_classes: int = 2
     kind: Literal["llama", "qwen2", "mistral"] = "llama"
 
-    _MODEL_TYPES: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "mistral")
+    _MODEL_TYPES: ClassVar[Mapping[str, str]] = {"llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral"}
     _HEADS: ClassVar[Mapping[str, str | None]] = {
         "ForCausalLM": "lm",
         "ForSequenceClassification": "classification",
@@ -95,6 +95,7 @@ class LlamaConfig(PretrainedConfig):
         "num_kv_heads": "num_key_value_heads",
         "head_dim": "head_dim",
         "max_len": "max_position_embeddings",
+        "activation": "hidden_act",
         "eps": "rms_norm_eps",
         "dropout": "attention_dropout",
         "init_std": "initializer_range",
@@ -147,9 +148,6 @@ class LlamaConfig(PretrainedConfig):
                     f"{'sliding' if i in windowed else 'full'}_attention" for i in range(self.num_layers)
                 ],
             }
-        # What several spellings say keeps the one that it was read in.
-        if _ACTIVATIONS.get(document.get("hidden_act", "")) != self.activation:
-            document["hidden_act"] = next(k for k, value in _ACTIVATIONS.items() if value == self.activation)
         if isinstance(self.rope, rope_scaling.DynamicNtk):  # transformers scales from this length on
             document["max_position_embeddings"] = self.rope.original_max_len
         max_len = document["max_position_embeddings"]
@@ -162,15 +160,6 @@ class LlamaConfig(PretrainedConfig):
     @classmethod
     def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
         values, rest = super()._fields_of({**_DEFAULTS[document["model_type"]], **document}, where)
-        activation = rest.get("hidden_act", "silu")
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(
-                f"{cls.__name__} has no such activation",
-                where=f"{where}: hidden_act",
-                expected=" or ".join(map(repr, _ACTIVATIONS)),
-                found=repr(activation),
-            )
-        values["activation"] = _ACTIVATIONS[activation]
         values["rope_base"], values["rope"] = read_rope(rest, values["max_len"], where)
         match values["kind"]:
             case "llama":
@@ -225,45 +214,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What transformers takes for keys that a ``config.json`` lacks, where the field has another default."""
 
-_ACTIVATIONS: dict[str, GateActivation] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "relu": "relu",
-    "sigmoid": "sigmoid",
-}
-
-
-class LlamaLayer(Module):
-    """Attention and feed-forward, each of normalised vectors and added to them."""
-
-    norm1: nn.RmsNorm
-    attention: nn.MultiHeadAttention
-    norm2: nn.RmsNorm
-    feed_forward: nn.GatedFeedForward
-
-    def forward(
-        self,
-        x: Tensor,
-        padding: Tensor | None,
-        hidden: Tensor | None,
-        cache: nn.KeyValueCache | None,
-        cos_sin: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """Map ``[B, L, E]`` to the same shape; `hidden` is the mask of a window, ``[L, S]``."""
-        x = x + self.attention(
-            self.norm1(x),
-            attn_mask=hidden,
-            key_padding_mask=padding,
-            is_causal=True,
-            cache=cache,
-            offset=cos_sin,
-        )
-        out: Tensor = x + self.feed_forward(self.norm2(x))
-        return out
-
 
 class Llama(Decoder, Pretrained[LlamaConfig]):
     """A decoder of rotary attention with grouped queries, RMS norms and gated feed-forwards.
@@ -284,7 +234,7 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
 
     embedding: nn.Embedding
     rotary: nn.RotaryEncoding
-    layers: list[LlamaLayer]
+    layers: list[PreNormLayer]
     norm: nn.RmsNorm
     head: nn.Linear | None
 
@@ -295,7 +245,7 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
         self.embedding = nn.Embedding(c.vocab_size, c.d_model, c.pad_token)
         self.rotary = nn.RotaryEncoding(head_dim, c.rope_base, scaling=c.rope)
         self.layers = [
-            LlamaLayer(
+            PreNormLayer(
                 norm1=nn.RmsNorm(c.d_model, c.eps),
                 attention=nn.MultiHeadAttention(
                     c.d_model,
@@ -311,6 +261,7 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
                 feed_forward=nn.GatedFeedForward(
                     c.d_model, c.d_ff, activation=c.activation, bias=c.feed_forward_bias
                 ),
+                dropout=nn.Identity(),
             )
             for _ in range(c.num_layers)
         ]
@@ -354,8 +305,14 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
         windowed = self.config._windowed()
         x = self.embedding(tokens)
         for index, layer in enumerate(self.layers):
-            mask = hidden if index in windowed else None
-            x = layer(x, padding, mask, None if cache is None else cache[index], cos_sin)
+            x = layer(
+                x,
+                attn_mask=hidden if index in windowed else None,
+                key_padding_mask=padding,
+                is_causal=True,
+                cache=None if cache is None else cache[index],
+                offset=cos_sin,
+            )
         if self.config.head == "classification":
             x = last_of_each(x, padding)
         elif last:
@@ -370,16 +327,11 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
         attention = self.layers[0].attention
         heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
         sizes = tuple(number * attention.head_dim for number in heads)
-
-        def qkv(kind: str) -> Join:
-            parts = tuple(f"layers.*.self_attn.{x}_proj.{kind}" for x in "qkv")
-            return Join(parts, f"layers.*.attention.in_proj_{kind}", sizes)
-
+        qkv = (f"layers.*.self_attn.{x}_proj" for x in "qkv")
         steps: list[Step] = [
             ("embed_tokens", "embedding"),
             Drop("layers.*.self_attn.rotary_emb"),
-            qkv("weight"),
-            qkv("bias"),
+            *join_qkv(qkv, "layers.*.attention", sizes),
             ("layers.*.self_attn.o_proj", "layers.*.attention.out_proj"),
             ("layers.*.mlp", "layers.*.feed_forward"),
             ("layers.*.input_layernorm", "layers.*.norm1"),
@@ -389,12 +341,6 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
         heads_of_file = ("lm_head", "score")
         prefixed = self.head is not None
         return {"hugging_face": Layout(steps, prefix="model", heads=heads_of_file, prefixed=prefixed)}
-
-    @property
-    def architecture(self) -> str:
-        """The name of transformers' class of the same model."""
-        family = {"llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral"}[self.config.kind]
-        return family + next(end for end, head in self.config._HEADS.items() if head == self.config.head)
 
     def _outside_window(self, tokens: Tensor, start: int) -> Tensor | None:
         """Return the mask of keys before the window, ``[L, S]``; None if all are within it."""

@@ -22,9 +22,10 @@ from burnt._patterns import matches
 from burnt.config import Config, field_values
 from burnt.device import as_device
 from burnt.errors import ConfigError, InputTypeError, RecordError, ShapeError
+from burnt.models.activation import name_activation, read_activation
 from burnt.models.hub import download_snapshot
 from burnt.module import Module
-from burnt.record import Layout, LoadReport, Record, load_weights, record_of
+from burnt.record import Join, Layout, LoadReport, Record, Step, load_weights, record_of
 from burnt.record.sources import open_source
 
 _OTHER_NAMES = {"num_labels": "num_classes", "torch_dtype": "dtype", "device_map": "device"}
@@ -37,17 +38,18 @@ _M = TypeVar("_M", bound="Pretrained[Any]")
 class PretrainedConfig(Config):
     """Base of the models' Configs, which read and write Hugging Face's ``config.json``.
 
-    A subclass has in `_KEYS` the key of each field, in `_MODEL_TYPES` the model types that it reads, in
-    `_FIXED` the keys that change what the model computes, and of which it has this value alone, and in
-    `_HEADS` the value of its field `head` by how the name of transformers' class ends. A field `num_classes`
-    is the number of labels.
+    A subclass has in `_KEYS` the key of each field, in `_ACTIVATIONS` the fields that hold activations, and
+    in `_FIXED` the keys that change what the model computes, and of which it has this value alone.
+    `_MODEL_TYPES` has how the name of transformers' class begins, by model type, and `_HEADS` the value of
+    the field `head` by how it ends. A field `num_classes` is the number of labels.
     """
 
     other: dict[str, Any] = {}  # noqa: RUF012  # a Config copies it
     """The keys of the ``config.json`` it was read from that are no fields; written back."""
 
-    _MODEL_TYPES: ClassVar[tuple[str, ...]]
+    _MODEL_TYPES: ClassVar[Mapping[str, str]]
     _KEYS: ClassVar[Mapping[str, str]]
+    _ACTIVATIONS: ClassVar[tuple[str, ...]] = ("activation",)
     _FIXED: ClassVar[Mapping[str, Any]] = {}
     _HEADS: ClassVar[Mapping[str, str | None]] = {}
 
@@ -98,7 +100,9 @@ class PretrainedConfig(Config):
     def to_hugging_face(self) -> dict[str, Any]:
         """Return the contents of the ``config.json`` of this model."""
         values = field_values(self)
-        document = {**self.other, "model_type": self._MODEL_TYPES[0]}
+        document = {**self.other, "model_type": next(iter(self._MODEL_TYPES))}
+        for name in self._ACTIVATIONS:
+            values[name] = name_activation(values[name], document.get(self._KEYS[name], ""))
         document |= {key: values[name] for name, key in self._KEYS.items()}
         number = values.get("num_classes")
         if number is not None and number != _count_labels(document):
@@ -137,7 +141,13 @@ class PretrainedConfig(Config):
     @classmethod
     def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Divide a document into the values of fields and the rest; subclasses translate more than names."""
-        values = {name: document.pop(key) for name, key in cls._KEYS.items() if key in document}
+        values: dict[str, Any] = {}
+        for name, key in cls._KEYS.items():
+            if key in document and name in cls._ACTIVATIONS:  # stays, as several names mean the same
+                values[name] = read_activation(document[key], f"{where}: {key}")
+            elif key in document:
+                value = document.pop(key)
+                values[name] = tuple(value) if isinstance(value, list) else value
         return values, document
 
 
@@ -181,7 +191,9 @@ class Pretrained(Module, Generic[_C]):
     @property
     def architecture(self) -> str:
         """The name of transformers' class of the same model."""
-        raise NotImplementedError
+        config: Any = self.config
+        family = config._MODEL_TYPES[config.to_hugging_face()["model_type"]]
+        return family + next(end for end, head in config._HEADS.items() if head == config.head)
 
     @classmethod
     def from_pretrained(
@@ -351,6 +363,11 @@ def check_tokens(tokens: object, padding: object, where: str, *, single: bool = 
             found=tuple(tokens.shape),
             hint="tokens[None] is a batch of one sequence" if tokens.dim() == 1 else None,
         )
+    check_padding(padding, where)
+
+
+def check_padding(padding: object, where: str) -> None:
+    """Raise an InputTypeError for padding that is not boolean."""
     if padding is not None and not (isinstance(padding, Tensor) and padding.dtype == torch.bool):
         raise InputTypeError(
             "padding is boolean",
@@ -359,6 +376,27 @@ def check_tokens(tokens: object, padding: object, where: str, *, single: bool = 
             found=str(padding.dtype) if isinstance(padding, Tensor) else type(padding).__name__,
             hint="padding=attention_mask == 0, of a tokenizer's attention_mask",
         )
+
+
+def check_length(length: int, longest: int, where: str) -> None:
+    """Raise a ShapeError for a sequence that is longer than the positions of a model."""
+    if length > longest:
+        raise ShapeError(
+            "the sequence is longer than the model's positions",
+            where=where,
+            expected=f"at most {longest} tokens",
+            found=length,
+            hint="shorten it; the positions are learned, so that there are no others",
+        )
+
+
+def join_qkv(parts: Iterable[str], attention: str, sizes: tuple[int, ...] | None = None) -> list[Step]:
+    """Return the steps of a layout that join queries, keys and values; `sizes` are those of the parts."""
+    parts = tuple(parts)
+    return [
+        Join(tuple(f"{part}.{kind}" for part in parts), f"{attention}.in_proj_{kind}", sizes)
+        for kind in ("weight", "bias")
+    ]
 
 
 def model_classes() -> dict[str, type[Pretrained[Any]]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from burnt import nn
 from burnt.errors import ConfigError
-from burnt.models.activation import Activation, name_activation, read_activation
+from burnt.models.activation import Activation
 from burnt.models.pretrained import Pretrained, PretrainedConfig, build
 from burnt.module import Module
 from burnt.record import Keep, Layout, Step
@@ -51,13 +51,14 @@ class ResNetConfig(PretrainedConfig):
     head: Literal["classification"] | None = "classification"
     num_classes: int = 2
 
-    _MODEL_TYPES: ClassVar[tuple[str, ...]] = ("resnet",)
+    _MODEL_TYPES: ClassVar[Mapping[str, str]] = {"resnet": "ResNet"}
     _KEYS: ClassVar[Mapping[str, str]] = {
         "in_channels": "num_channels",
         "stem_channels": "embedding_size",
         "channels": "hidden_sizes",
         "depths": "depths",
         "block": "layer_type",
+        "activation": "hidden_act",
         "downsample_in_first_stage": "downsample_in_first_stage",
         "downsample_in_bottleneck": "downsample_in_bottleneck",
     }
@@ -117,19 +118,6 @@ class ResNetConfig(PretrainedConfig):
     def init(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> ResNet:
         """Build the model, with new weights."""
         return build(ResNet, self, device, dtype)
-
-    def to_hugging_face(self) -> dict[str, Any]:
-        """Return the contents of the ``config.json`` of this model."""
-        document = super().to_hugging_face()
-        document["hidden_act"] = name_activation(document, "hidden_act", self.activation)
-        return document
-
-    @classmethod
-    def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        values, rest = super()._fields_of(document, where)
-        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        values["activation"] = read_activation(rest, "hidden_act", "relu", where)
-        return values, rest
 
 
 class ConvNorm(Module):
@@ -268,8 +256,3 @@ class ResNet(Pretrained[ResNetConfig]):
             "hugging_face": Layout(hugging_face, prefix="resnet", heads=("classifier.1",), prefixed=prefixed),
             "torchvision": Layout(torchvision),
         }
-
-    @property
-    def architecture(self) -> str:
-        """The name of transformers' class of the same model."""
-        return "ResNetModel" if self.head is None else "ResNetForImageClassification"

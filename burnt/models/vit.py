@@ -15,16 +15,11 @@ from torch.nn import functional as F
 
 from burnt import nn
 from burnt.errors import ConfigError, ShapeError
-from burnt.models.activation import Activation, name_activation, read_activation
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build
+from burnt.models.activation import Activation
+from burnt.models.layer import PreNormLayer
+from burnt.models.pretrained import Pretrained, PretrainedConfig, build, join_qkv
 from burnt.module import Module
-from burnt.record import Drop, Join, Layout, Rename, Step
-
-_HEADS: dict[str, Literal["classification"] | None] = {
-    "ForImageClassification": "classification",
-    "ForMaskedImageModeling": None,
-    "Model": None,
-}
+from burnt.record import Drop, Layout, Rename, Step
 
 
 class ViTConfig(PretrainedConfig):
@@ -72,7 +67,7 @@ class ViTConfig(PretrainedConfig):
     pooler_size: int | None = None
     pooler_activation: Activation = "tanh"
 
-    _MODEL_TYPES: ClassVar[tuple[str, ...]] = ("vit",)
+    _MODEL_TYPES: ClassVar[Mapping[str, str]] = {"vit": "ViT"}
     _KEYS: ClassVar[Mapping[str, str]] = {
         "image_size": "image_size",
         "patch_size": "patch_size",
@@ -82,14 +77,21 @@ class ViTConfig(PretrainedConfig):
         "num_layers": "num_hidden_layers",
         "num_heads": "num_attention_heads",
         "head_dim": "head_dim",
+        "activation": "hidden_act",
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
         "eps": "layer_norm_eps",
         "init_std": "initializer_range",
         "qkv_bias": "qkv_bias",
         "pooler_size": "pooler_output_size",
+        "pooler_activation": "pooler_act",
     }
-    _HEADS: ClassVar[Mapping[str, str | None]] = _HEADS
+    _ACTIVATIONS: ClassVar[tuple[str, ...]] = ("activation", "pooler_activation")
+    _HEADS: ClassVar[Mapping[str, str | None]] = {
+        "ForImageClassification": "classification",
+        "Model": None,
+        "ForMaskedImageModeling": None,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,33 +122,7 @@ class ViTConfig(PretrainedConfig):
         document = super().to_hugging_face()
         if self.head_dim is None:
             del document["head_dim"]  # transformers would take None for the size
-        document["hidden_act"] = name_activation(document, "hidden_act", self.activation)
-        document["pooler_act"] = name_activation(document, "pooler_act", self.pooler_activation)
         return document
-
-    @classmethod
-    def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        values, rest = super()._fields_of(document, where)
-        values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        values["activation"] = read_activation(rest, "hidden_act", "gelu", where)
-        values["pooler_activation"] = read_activation(rest, "pooler_act", "tanh", where)
-        return values, rest
-
-
-class ViTLayer(Module):
-    """Attention and feed-forward, each of normalised vectors and added to them."""
-
-    norm1: nn.LayerNorm
-    attention: nn.MultiHeadAttention
-    norm2: nn.LayerNorm
-    feed_forward: nn.PositionWiseFeedForward
-    dropout: nn.Dropout
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[B, 1 + N, E]`` to the same shape."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        out: Tensor = x + self.dropout(self.feed_forward(self.norm2(x)))
-        return out
 
 
 class ViTPooler(Module):
@@ -183,7 +159,7 @@ class ViT(Pretrained[ViTConfig]):
     class_token: Parameter
     positions: Parameter
     dropout: nn.Dropout
-    layers: list[ViTLayer]
+    layers: list[PreNormLayer]
     norm: nn.LayerNorm
     pooler: ViTPooler | None
     head: nn.Linear | None
@@ -199,7 +175,7 @@ class ViT(Pretrained[ViTConfig]):
         self.positions = Parameter(torch.empty(1, 1 + rows * columns, c.d_model))
         self.dropout = nn.Dropout(c.dropout)
         self.layers = [
-            ViTLayer(
+            PreNormLayer(
                 norm1=nn.LayerNorm(c.d_model, c.eps),
                 attention=nn.MultiHeadAttention(
                     c.d_model,
@@ -279,19 +255,13 @@ class ViT(Pretrained[ViTConfig]):
         """``"hugging_face"``: that of transformers' ViT; ``"timm"``: that of timm's ``vit_*_patch*``."""
         size = self.config.num_heads * self.layers[0].attention.head_dim if self.layers else 0
         published, attention = "encoder.layer.*", "layers.*.attention"
-
-        def qkv(names: tuple[str, str, str], kind: str) -> Join:
-            parts = tuple(f"{name}.{kind}" for name in names)
-            return Join(parts, f"{attention}.in_proj_{kind}", (size, size, size))
-
-        q, k, v = (f"{published}.attention.attention.{name}" for name in ("query", "key", "value"))
+        qkv = (f"{published}.attention.attention.{name}" for name in ("query", "key", "value"))
         steps: list[Step] = [
             ("embeddings.cls_token", "class_token"),
             ("embeddings.position_embeddings", "positions"),
             ("embeddings.patch_embeddings.projection", "patches"),
             Drop("embeddings.mask_token"),
-            qkv((q, k, v), "weight"),
-            qkv((q, k, v), "bias"),
+            *join_qkv(qkv, attention, (size,) * 3),
             (f"{published}.attention.output.dense", f"{attention}.out_proj"),
             (f"{published}.layernorm_before", "layers.*.norm1"),
             (f"{published}.layernorm_after", "layers.*.norm2"),
@@ -302,11 +272,9 @@ class ViT(Pretrained[ViTConfig]):
             ("classifier", "head"),
         ]
         # The names in transformers 5's modules; its files have those above.
-        q, k, v = (f"layers.*.attention.{name}_proj" for name in "qkv")
         steps += [
-            qkv((q, k, v), "weight"),
-            qkv((q, k, v), "bias"),
-            ("layers.*.attention.o_proj", f"{attention}.out_proj"),
+            *join_qkv((f"{attention}.{name}_proj" for name in "qkv"), attention, (size,) * 3),
+            (f"{attention}.o_proj", f"{attention}.out_proj"),
             ("layers.*.layernorm_before", "layers.*.norm1"),
             ("layers.*.layernorm_after", "layers.*.norm2"),
             ("layers.*.mlp.fc1", "layers.*.feed_forward.linear1"),
@@ -329,11 +297,6 @@ class ViT(Pretrained[ViTConfig]):
             "hugging_face": Layout(steps, prefix="vit", heads=("classifier",), prefixed=prefixed),
             "timm": Layout(timm),
         }
-
-    @property
-    def architecture(self) -> str:
-        """The name of transformers' class of the same model."""
-        return "ViTModel" if self.head is None else "ViTForImageClassification"
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:

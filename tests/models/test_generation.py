@@ -320,7 +320,7 @@ def test_padding_has_to_fit() -> None:
     assert shape.value.found == "(2, 3) and (2, 4)"
     with pytest.raises(InputTypeError, match="padding is boolean") as kind:
         model.generate(prompts, 5, padding=torch.ones(2, 3, dtype=torch.long))
-    assert kind.value.hint == "attention_mask == 0, of a tokenizer's attention_mask"
+    assert kind.value.hint == "padding=attention_mask == 0, of a tokenizer's attention_mask"
     with pytest.raises(InputValueError, match="a prompt is empty") as empty:
         model.generate(prompts, 5, padding=torch.tensor([[False] * 3, [True] * 3]))
     assert empty.value.where == "prompts[1]"

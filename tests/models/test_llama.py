@@ -300,7 +300,8 @@ def test_lora_trains_it_and_is_merged_before_saving(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "where", "expected"),
     [
-        ({"hidden_act": "mish"}, "hidden_act", "'silu' or 'swish'"),
+        ({"hidden_act": "mish"}, "hidden_act", "'silu' | 'gelu'"),
+        ({"hidden_act": "silo"}, "hidden_act", "'silu' or 'swish'"),
         ({"hidden_size": 30}, "hidden_size", "a multiple of num_heads = 4, or head_dim"),
         ({"hidden_size": "32"}, "hidden_size", "int"),
         ({"model_type": "mistral", "sliding_window": 0}, "window", "1 or more"),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -233,7 +233,7 @@ def test_what_is_no_batch_of_tokens_is_refused(config: Any) -> None:
 
 def test_other_models_are_named(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class OtherConfig(LlamaConfig):
-        _MODEL_TYPES = ("other",)
+        _MODEL_TYPES: ClassVar = {"other": "Other"}
 
     class Other(Pretrained[OtherConfig]):
         config_class = OtherConfig
