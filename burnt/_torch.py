@@ -137,10 +137,6 @@ def skip_version_checks(node: Any, positions: Sequence[int]) -> None:
     """Let a node of the autograd graph read saved tensors that were changed in place.
 
     torch does not check the versions of tensors that hooks unpack.
-
-    Args:
-        node: the node.
-        positions: of the tensors, among those that it saved.
     """
     saved = node._raw_saved_tensors
     for position in positions:

@@ -197,12 +197,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
     def _from_plain(cls, value: Any, *, strict: bool) -> Config:
         """Build an instance of an open class from a value that is neither one nor an object with a tag.
 
-        Args:
-            value: the value.
-            strict: false if numbers may be text, as on a command line.
-
-        Raises:
-            ValueError: there is no such instance.
+        With `strict` false, numbers may be text, as on a command line. ValueError: there is no such instance.
         """
         raise ValueError(f"Expected `{_class_name(cls)}`, got `{type(value).__name__}`")
 
@@ -420,15 +415,7 @@ class DerivedConfig:
 
 
 def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
-    """Create a Config class with the parameters and defaults of a class's `__init__`, less device and dtype.
-
-    Args:
-        owner: the class; its parameters must be annotated.
-        init: the Config's method that builds it.
-
-    Raises:
-        DefinitionError: a parameter is not annotated, or is ``*args`` or ``**kwargs``.
-    """
+    """Create a Config class with the annotated parameters of a class's `__init__`, less device and dtype."""
     parameters = dict(inspect.signature(owner.__init__).parameters)  # type: ignore[misc]
     try:
         hints = typing.get_type_hints(owner.__init__)  # type: ignore[misc]
@@ -616,11 +603,6 @@ def _value_problem(data: Any, kind: Any, path: str, reason: str) -> _Problem:
 
 def suggest_value(found: object, words: Iterable[str], tags: Iterable[str]) -> str | None:
     """Return a hint for a value that is none of some words, and no Config with one of some tags.
-
-    Args:
-        found: such as a name of torch's, or a layer instead of its Config.
-        words: the names that fit.
-        tags: of the Configs that fit.
 
     >>> suggest_value("LeakyReLU", ["relu", "leaky_relu"], ["LeakyRelu", "Softmax"])
     "did you mean 'leaky_relu'?"
@@ -896,11 +878,7 @@ def _tag_field(kind: Any) -> str | None:
 def _of_type(tag: str, node: Any, kind: Any, given: set[str]) -> dict[str, Any]:
     """Return the defaults of the Config with a tag, in the form of `to_dict`.
 
-    Args:
-        tag: names the Config.
-        node: the present value; it stays if it is of that class.
-        kind: the type of the value.
-        given: keys of `node` that were assigned, which stay.
+    A present value of that class, `node`, stays, and so do its keys in `given`, which were assigned.
     """
     field = _tag_field(kind)
     assert field is not None

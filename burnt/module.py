@@ -597,9 +597,6 @@ def restore_fields(
 
     Returns:
         A text for each field that was set, and one for each that differs and was kept.
-
-    Raises:
-        RecordError: the model lacks a field, or the value cannot be what it was; all fields are unchanged.
     """
     config = getattr(model, "_built_by", None)
     same = by_hand if config is None else _record.equal_as_json(record.config, config.to_dict())
@@ -635,13 +632,7 @@ def restore_fields(
 
 
 def _from_json(saved: Any, own: Any, kind: Any) -> Any:
-    """Return a value of a field that JSON has made lists and texts of; `_NOT_RESTORED` if that is lost.
-
-    Args:
-        saved: what the file has.
-        own: the field's value in the model that was just built.
-        kind: its annotation, None if unknown.
-    """
+    """Return a value of a field that JSON has made lists and texts of; `_NOT_RESTORED` if that is lost."""
     if isinstance(own, tuple) and type(own) is not tuple and isinstance(saved, list):
         return getattr(type(own), "_make", type(own))(saved)
     if isinstance(own, _Config) or (kind in (None, Any, object) and own is not None):

@@ -1,36 +1,8 @@
 """The `burnt` command line: dispatch and exit codes.
 
-===================  ===========================================================
-`arguments/`         the options of all commands, declared once
-`train.py`           `burnt train module:function key=value`
-`resume.py`          `burnt train --resume RUN`
-`check.py`           `burnt check module:function key=value`
-`replay.py`          `burnt replay RUN --step K`
-`fork.py`            `burnt fork RUN@K key=value`
-`evaluate.py`        `burnt evaluate RUN --data module:loader`
-`export.py`          `burnt export RUN -o model.onnx`
-`import_onnx.py`     `burnt import model.onnx --out package`
-`page.py`            `burnt page RUN -o digits.html`
-`c.py`               `burnt c RUN -o firmware`
-`serve.py`           `burnt serve RUN|m.onnx`
-`quantize.py`        `burnt quantize RUN|FILE --scheme int8`
-`run_model.py`       what the commands that ship a run share: its model and inputs
-`monitor.py`         `burnt monitor`
-`runs_list.py`       `burnt runs list`
-`runs_show.py`       `burnt runs show`
-`runs_export.py`     `burnt runs export`
-`runs_reproduce.py`  `burnt runs reproduce`
-`runs_*.py`          `burnt runs compare`, `search`, `tag`, `note`, `rm`
-`ctl.py`             `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
-`tune.py`            `burnt tune run`, `show`, `export`, `import`, `clear`
-`show.py`            `burnt show FILE`: the tensors in a file of weights
-`show_check.py`      `burnt show --check`: checksums of weights, checkpoints, runs
-`show_onnx.py`       `burnt show model.onnx`: inputs, outputs, ops
-`convert.py`         `burnt convert A B`: weights in another format
-`bench.py`           `burnt bench MODULE:MODEL`
-`info.py`            `burnt info`
-`output.py`          tables for terminals, plain columns for pipes, JSON, errors
-===================  ===========================================================
+The module of a command has its name: `burnt runs list` is `run` in ``runs_list.py``, and `arguments/` says
+which function it is. `output.py` prints for all of them; `run_model.py` is shared by those that ship a run,
+`stored_target.py` by those that start one again.
 
 A command imports what it needs when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
 0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 4 another process has resumed

@@ -14,21 +14,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from burnt.cli.output import Cell, Page, UsageError, print_json
-from burnt.cli.train import load_attribute
+from burnt.cli.output import Cell, Page, UsageError, print_json, usage_errors
+from burnt.cli.train import load_attribute, split_target
 from burnt.errors import DeviceError, quantity
 
 _ROUNDS = 25
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure a model and print the results.
-
-    Raises:
-        UsageError: there is no such model, input or device.
-    """
+    """Measure a model and print the results."""
     import torch
 
+    from burnt.data import move
     from burnt.device import accelerators, as_device
     from burnt.swapping import benchmark
 
@@ -43,11 +40,9 @@ def run(args: argparse.Namespace) -> int:
         )
     kinds = [train for train in (False, True) if args.step in ("both", ("forward", "training")[train])]
     names = list(args.device) or ["cpu", *accelerators()]
-    try:
+    with usage_errors(DeviceError):
         for name in names:
             as_device(name)
-    except DeviceError as error:
-        raise UsageError(error.what, expected=error.expected, found=error.found, hint=error.hint) from None
     print(
         f"{quantity(len(names) * len(kinds), 'comparison')}, each of swapping, compiling with Inductor "
         f"(often a minute or more), and measuring for up to {args.seconds:g} s",
@@ -58,10 +53,7 @@ def run(args: argparse.Namespace) -> int:
     results = []
     for device in names:
         try:
-            device_model = copy.deepcopy(model).to(device)
-            device_batch = torch.utils._pytree.tree_map(
-                lambda value, device=device: _to_device(value, device), _as_dict(batch)
-            )
+            device_model, device_batch = copy.deepcopy(model).to(device), move(batch, torch.device(device))
         except (NotImplementedError, RuntimeError) as error:
             raise UsageError(
                 f"the model cannot be moved to {device!r}", found=f"{type(error).__name__}: {error}"
@@ -142,15 +134,7 @@ def _load_model(target: str) -> tuple[Any, Any]:
     """Load the model, and its batch if the target returns one."""
     from torch import nn
 
-    module_name, colon, name = target.rpartition(":")
-    if not colon or not module_name or not name:
-        where = target.strip(":") or "module"
-        raise UsageError(
-            "the target names no model",
-            expected="module:model or path/file.py:model",
-            found=repr(target),
-            hint=f"burnt bench {where}:model, if the model is called model",
-        )
+    module_name, name = split_target(target, "the target names no model", "model")
     value = load_attribute(module_name, name)
     expected = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
     if not isinstance(value, nn.Module) and callable(value) and (required := _required_arguments(value)):
@@ -163,9 +147,7 @@ def _load_model(target: str) -> tuple[Any, Any]:
     model, batch = loaded if isinstance(loaded, tuple) and len(loaded) == 2 else (loaded, None)
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"{target} is no model, and makes none",
-            expected=expected,
-            found=type(model).__name__,
+            f"{target} is no model, and makes none", expected=expected, found=type(model).__name__
         )
     return model, batch
 
@@ -207,16 +189,3 @@ def parse_input(text: str, option: str = "--input") -> Any:
             hint=f"{option} {shape}:{name}:1000",
         )
     return torch.randint(int(high), size).to(dtype)
-
-
-def _as_dict(batch: Any) -> Any:
-    """Convert mappings other than dicts to dicts, so that `tree_map` reaches their tensors."""
-    from collections.abc import Mapping
-
-    return dict(batch) if isinstance(batch, Mapping) else batch
-
-
-def _to_device(value: Any, device: str) -> Any:
-    import torch
-
-    return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -12,12 +12,7 @@ _UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write a run's model as C, and print what was written and what memory it needs.
-
-    Raises:
-        UsageError: there is no such run, or a limit is no size.
-        BurntError: the model cannot be loaded or printed, or does not fit.
-    """
+    """Write a run's model as C, and print what was written and what memory it needs."""
     from burnt.export import write_firmware
 
     max_ram, max_flash = _parse_size("--ram", args.ram), _parse_size("--flash", args.flash)

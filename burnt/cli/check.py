@@ -28,14 +28,7 @@ class _Result:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check training functions and print what was checked.
-
-    Returns:
-        The exit code: 0, or 1 if a check failed.
-
-    Raises:
-        UsageError: there is no such function, it takes no Config, or the Config cannot be built.
-    """
+    """Check training functions and print what was checked."""
     functions = [(target, configured(target, overrides)) for target, overrides in _split(args.words)]
     page, results = Page(), []
     for target, function in functions:

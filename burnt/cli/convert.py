@@ -17,12 +17,7 @@ _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert weights and print what was written.
-
-    Raises:
-        UsageError: there is no such source, or an argument is invalid.
-        RecordError: the weights cannot be read or written so.
-    """
+    """Convert weights and print what was written."""
     check_source(args.source)
     if not Path(args.target).parent.is_dir():
         raise UsageError("there is no folder for the file", found=args.target)

@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from burnt.cli.output import UsageError
+from burnt.cli.output import usage_errors
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import BurntError, clean
 from burnt.monitor.format import highest_scheduled_rate, rate_change_warning
@@ -15,24 +15,16 @@ from burnt.store.control import Acknowledgement, acknowledgement, check, send
 
 _POLL_SECONDS = 0.05
 _NOT_ANSWERED = 3
+_USAGE = {"lr": "burnt ctl RUN lr 1e-4, or burnt ctl RUN lr auto", "note": "burnt ctl RUN note TEXT"}
 
 
 def run(args: argparse.Namespace) -> int:
     """Send a command and wait for the answer.
 
-    Returns:
-        0 if it is done, 1 if it was refused or the run has ended, 3 if it is not answered yet.
-
-    Raises:
-        UsageError: there is no such command, value or run, or several running runs have that name.
-        RunError: the run accepts no commands, or this user may not send any.
+    Returns 0 if it is done, 1 if it was refused or the run has ended, 3 if it is not answered yet.
     """
-    try:
+    with usage_errors(BurntError, hint=_USAGE.get(args.order)):
         value = check(args.order, " ".join(args.value) if args.value else None)
-    except BurntError as error:
-        raise UsageError(
-            error.what, expected=error.expected, found=error.found, hint=error.hint or _usage_hint(args.order)
-        ) from None
     with open_run(run_folder(args.run)) as reader:
         warning = _rate_warning(reader, value) if isinstance(value, float) else ""
         id = send(reader.folder, args.order, value)
@@ -102,9 +94,3 @@ def _print_answer(
         text += f": {warning.replace('current', 'previous')}"
     print(clean(f"{reader.folder}: {text}"))
     return 0
-
-
-def _usage_hint(kind: str) -> str | None:
-    return {"lr": "burnt ctl RUN lr 1e-4, or burnt ctl RUN lr auto", "note": "burnt ctl RUN note TEXT"}.get(
-        kind
-    )

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json
-from burnt.cli.run_model import load_model
-from burnt.cli.runs_show import open_run, run_folder
-from burnt.cli.train import config_class, configured, load_attribute
+from burnt.cli.run_model import load_model, read_run
+from burnt.cli.train import config_class, configured, load_attribute, split_target
 from burnt.errors import MetricError, clean, nearest, quantity
 from burnt.train.format import value_text
 
@@ -33,46 +32,39 @@ class _Evaluation:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate a run's model and print the metrics. The code that the run names is imported.
-
-    Raises:
-        UsageError: there is no such run, or an argument is invalid.
-        DataError: classes or categories have other numbers in the data than in the training's.
-        BurntError: the model cannot be loaded or evaluated, or the results cannot be recorded.
-    """
+    """Evaluate a run's model and print the metrics. The code that the run names is imported."""
     from burnt.data.names import check_same_names
     from burnt.device import as_device
     from burnt.store.afterwards import add_results, check_ended
-    from burnt.train.after.loading import RunFiles
 
     if args.batch_size < 1:
         raise UsageError("--batch-size is invalid", expected="at least 1", found=args.batch_size)
-    folder = run_folder(args.run)
-    open_run(folder).close()  # raises the error that names the closest run
-    files = RunFiles.read(folder)
+    files = read_run(args.run)
+    folder = str(files.folder)
     files.checkpoint(args.checkpoint)  # raises before the data is read
     device = as_device(args.device)
     if args.record:
         check_ended(folder)
-    loaders = load_data(args.data, args.batch_size, str(files.folder))
+    loaders = load_data(args.data, args.batch_size, folder)
     for split, loader in loaders.items():
         check_same_names(loader, split, files.classes, files.categories)
-    step = None if args.step is None else _load_step(args.step)
+    step = None if args.step is None else _named(args.step, "--step")
+    if step is not None and not callable(step):
+        raise UsageError(
+            f"{args.step} is not a function", expected="step(model, batch)", found=type(step).__name__
+        )
     saved, model = load_model(files, args.checkpoint, args.model)
     model = model.to(device)
     metrics = _choose_metrics(args.metrics, files)
     precision = str(files.document.get("precision", "float32"))
-    found = {}
-    for split, loader in loaders.items():
-        found[split] = _evaluate(model, split, loader, metrics, step, precision, saved.position.step)
+    found = {
+        split: _evaluate(model, split, loader, metrics, step, precision, saved.position.step)
+        for split, loader in loaders.items()
+    }
     if args.record:
         for split, evaluation in found.items():
-            data = {
-                "split": split,
-                "data": args.data,
-                "checkpoint": saved.path.name,
-                "values": evaluation.values,
-            }
+            data = {"split": split, "data": args.data, "checkpoint": saved.path.name}
+            data["values"] = evaluation.values
             add_results(folder, "evaluation", saved.position.step, data, evaluation.tables)
     if args.json:
         print_json(
@@ -129,7 +121,8 @@ def _print(folder: Path, checkpoint: str, found: Mapping[str, _Evaluation], is_r
     page.line(Cell(str(folder), "bold"), f", {checkpoint}")
     names = list(dict.fromkeys(name for evaluation in found.values() for name in evaluation.values))
     rows: list[list[str | Cell]] = [
-        [name, *(_value_text(evaluation, name) for evaluation in found.values())] for name in names
+        [name, *(value_text(e.values[name]) if name in e.values else "" for e in found.values())]
+        for name in names
     ]
     rows.append(["items", *(f"{evaluation.items:,}" for evaluation in found.values())])
     page.table(["metric", *found], rows, align_right=list(found))
@@ -142,20 +135,11 @@ def _print(folder: Path, checkpoint: str, found: Mapping[str, _Evaluation], is_r
         page.line(f"recorded in the run: {quantity(len(found), 'event')}")
 
 
-def _value_text(evaluation: _Evaluation, name: str) -> str:
-    return value_text(evaluation.values[name]) if name in evaluation.values else ""
-
-
 def load_data(target: str, batch_size: int, config_file: str | None) -> dict[str, Any]:
     """Return the loaders that ``"module:name"`` names, by split.
 
-    Args:
-        target: names a loader, a dataset, a list of batches, a dict of these, or a function for one.
-        batch_size: for datasets.
-        config_file: where the Config comes from that a function takes, as for `configured`.
-
-    Raises:
-        UsageError: it names nothing that gives batches.
+    The name is that of a loader, a dataset, a list of batches, a dict of these, or a function for one, which
+    may take a Config: the one in `config_file`.
     """
     from burnt.data import Loader, as_loader
     from burnt.errors import DataError
@@ -185,11 +169,7 @@ def _named(target: str, option: str, *, call: bool = False, config_file: str | N
     """Return what ``module:name`` stands for, or with `call` what it returns if it is a function."""
     from burnt.train.code.source import importing
 
-    module, colon, name = target.rpartition(":")
-    if not colon or not module or not name:
-        raise UsageError(
-            f"{option} names nothing", expected="module:name or path/file.py:name", found=repr(target)
-        )
+    module, name = split_target(target, f"{option} names nothing")
     with importing(Path(module)):
         value = load_attribute(module, name)
     if not call or not callable(value) or callable(getattr(value, "epoch", None)):
@@ -212,22 +192,8 @@ def _takes_config(function: Any, target: str) -> bool:
     return True
 
 
-def _load_step(target: str) -> StepFunction:
-    step = _named(target, "--step")
-    if not callable(step):
-        raise UsageError(
-            f"{target} is not a function", expected="step(model, batch)", found=type(step).__name__
-        )
-    return step  # type: ignore[no-any-return]  # its result is checked at each call
-
-
 def _choose_metrics(names: str | None, files: RunFiles) -> list[Metric]:
-    """Return the metrics of the run, or those that are named.
-
-    Raises:
-        UsageError: a name is none of a metric.
-        MetricError: a metric of the run that is named cannot be built.
-    """
+    """Return the metrics of the run, or those that are named."""
     from burnt.train.metrics.saved import metric_from_dict
 
     saved = files.metrics()

@@ -13,12 +13,7 @@ from burnt.cli.run_model import load_run_model
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export a run's model and print what was written.
-
-    Raises:
-        UsageError: there is no such run, `out` is no path for a file, or another argument is invalid.
-        BurntError: the model cannot be loaded or exported.
-    """
+    """Export a run's model and print what was written."""
     from burnt import onnx
     from burnt.onnx.export import OPSETS
 
@@ -65,9 +60,6 @@ def run(args: argparse.Namespace) -> int:
 
 def parse_open_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
     """Return names of open axes by input and axis, for `burnt.onnx.export`.
-
-    Raises:
-        UsageError: a text is not ``INPUT:AXIS=NAME``, or two are about one axis.
 
     >>> parse_open_axes(["tokens:1=length", "mask:1=length"])
     {'tokens': {1: 'length'}, 'mask': {1: 'length'}}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from burnt.cli.output import UsageError
 from burnt.cli.replay import announce, progress_line
 from burnt.cli.resume import Resuming
-from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.runs_show import find_run
 from burnt.cli.stored_target import StoredTarget
 from burnt.cli.train import choose_monitor
 from burnt.errors import BurntError, CheckpointError, clean
@@ -27,16 +27,9 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start a fork of a run; return the exit code 0.
-
-    Raises:
-        UsageError: there is no such run or step, or the run cannot be started again with these changes.
-        CheckpointError: the changes do not fit the state of the run at that step.
-        DefinitionError: the function trains nothing.
-    """
+    """Start a fork of a run; return the exit code 0."""
     choose_monitor(args)
     parent, step = _parse_point(args.point)
-    open_run(str(parent)).close()  # raises with the closest name if this one is mistyped
     from burnt.train.rewind.rewind import Past
 
     past = Past.read(parent, step, before=step)
@@ -51,19 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def start_fork(past: Past, original: StoredTarget, changed: StoredTarget, folder: Path, *, yes: bool) -> None:
-    """Train from the last step of a run's past on, in another folder.
-
-    Args:
-        past: the run that is forked, until the step of the fork.
-        original: what started that run.
-        changed: the same with the settings of the fork.
-        folder: of the fork.
-        yes: whether to go on without a question, however long it takes to get to the step.
-
-    Raises:
-        UsageError: the run cannot be started again.
-        CheckpointError: the changes do not fit the state of the run at that step.
-    """
+    """Train from the last step of a run's past on, in another folder."""
     from burnt.train.control.intercepting import intercepting
 
     parent, step = past.folder, past.last
@@ -90,7 +71,7 @@ def _parse_point(text: str) -> tuple[Path, int]:
         raise UsageError(
             "a fork needs a run and a step", expected="RUN@STEP, such as runs/digits@1200", found=repr(text)
         )
-    return Path(run_folder(name)), int(step)
+    return Path(find_run(name)), int(step)
 
 
 def _new_folder(parent: Path, step: int, overrides: Sequence[str], changed: StoredTarget) -> Path:
@@ -100,7 +81,11 @@ def _new_folder(parent: Path, step: int, overrides: Sequence[str], changed: Stor
         if folder.exists() and any(folder.iterdir()):
             raise UsageError(f"{folder} is not empty", where="folder", expected="a new folder for the fork")
         return folder
-    base = parent.parent / f"{parent.name}-fork-{step}"
+    return free_folder(parent.parent / f"{parent.name}-fork-{step}")
+
+
+def free_folder(base: Path) -> Path:
+    """Return a folder, with a number from 2 on after its name if it exists."""
     numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([base], numbered) if not folder.exists())
 
@@ -119,11 +104,10 @@ def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
         return
 
     class Progress:
-        def on_start(self, event: Started) -> None:
+        def on_start(self, event: Started | Stepped) -> None:
             show(event.training.position.step)
 
-        def on_step(self, event: Stepped) -> None:
-            show(event.training.position.step)
+        on_step = on_start
 
     def run_again(training: SupervisedTraining, learner: Learner) -> None:
         train_forward(training, learner, past, Path(scratch), finish=True, callbacks=[Progress()])
@@ -140,9 +124,6 @@ def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
             )
         _, difference = compare_recorded(past, Path(scratch), past.last)
         if difference is not None:
-            text = (
-                f"warning: the program gives other values now than in {past.folder}, and the fork starts "
-                f"from these: {difference}"
-            )
-            print(clean(text), file=sys.stderr)
+            what = f"the program gives other values now than in {past.folder}"
+            print(clean(f"warning: {what}, and the fork starts from these: {difference}"), file=sys.stderr)
         checkpoints.adopt(newest)

@@ -19,14 +19,7 @@ from burnt.monitor.format import size_text
 
 
 def run(args: argparse.Namespace) -> int:
-    """Import a model, write it, and print what was written.
-
-    Raises:
-        UsageError: there is no such file, the folder has a package already or cannot be imported by its name,
-            or `name` is no name of a class.
-        RecordError: the file is not an ONNX model, or damaged.
-        UnsupportedError: the model has ops that burnt does not support.
-    """
+    """Import a model, write it, and print what was written."""
     path = args.file
     name = args.name
     from burnt import onnx

@@ -10,31 +10,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from burnt.cli.output import UsageError, closest_path, print_json
+from burnt.cli.output import UsageError, closest_path, print_json, require_folder
 from burnt.cli.runs_show import run_folder
 from burnt.errors import UnsupportedError
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show runs.
-
-    Raises:
-        UsageError: there is no such folder, or `fps` or `size` is invalid.
-        UnsupportedError: the app is requested, but Textual is not installed.
-    """
+    """Show runs."""
     if args.svg is not None and (args.once or args.json):
         raise UsageError(
             f"--svg cannot be combined with {'--json' if args.json else '--once'}",
             expected="one of the two options",
-            found="both",
             hint="run the command twice",
         )
     if args.attached is not None or os.environ.get("BURNT_DEBUG") == "1":
         logging.basicConfig()
     folders = [folder if os.path.isdir(folder) else run_folder(folder) for folder in args.folders]
     for folder in folders:
-        if not os.path.isdir(folder):
-            raise _no_folder_error(folder)
+        require_folder(folder, _folder_hint(folder))
         try:
             os.scandir(folder).close()
         except OSError as error:  # otherwise it would appear to contain no runs
@@ -111,13 +104,8 @@ def _parse_size(text: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def _no_folder_error(folder: str) -> UsageError:
+def _folder_hint(folder: str) -> str:
     parent = os.path.dirname(folder.rstrip("/")) or "."
     names = [entry.name for entry in os.scandir(parent) if entry.is_dir()] if os.path.isdir(parent) else []
     guess = closest_path(folder, [os.path.normpath(os.path.join(parent, name)) for name in names], "/")
-    return UsageError(
-        f"there is no folder {folder!r}",
-        where=os.getcwd(),
-        found="a file" if os.path.exists(folder) else None,
-        hint=f"did you mean {guess}?" if guess else "name a folder of runs; `burnt train` creates runs",
-    )
+    return f"did you mean {guess}?" if guess else "name a folder of runs; `burnt train` creates runs"

@@ -25,6 +25,38 @@ class UsageError(BurntError):
     """An invalid command line, detected before anything was done; exit code 2."""
 
 
+@contextmanager
+def usage_errors(
+    *kinds: type[BurntError], where: str | None = None, hint: str | None = None
+) -> Iterator[None]:
+    """Context in which errors of these kinds, about what the user gave, become `UsageError`s.
+
+    `where` replaces the error's own place, `hint` stands where the error has none.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise UsageError(
+            error.what,
+            where=where or error.where,
+            expected=error.expected,
+            found=error.found,
+            origin=error.origin,
+            hint=error.hint or hint,
+        ) from error
+
+
+def require_folder(folder: str, hint: str) -> None:
+    """Raise a UsageError with a hint if there is no such folder."""
+    if not os.path.isdir(folder):
+        raise UsageError(
+            f"there is no folder {folder!r}",
+            where=os.getcwd(),
+            found="a file" if os.path.exists(folder) else None,
+            hint=hint,
+        )
+
+
 def report(error: BurntError) -> None:
     """Print an error to standard error, with a hint how to get its traceback."""
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
@@ -44,10 +76,6 @@ def print_json(value: object) -> None:
 @contextmanager
 def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on standard error while a block reads many bytes, where that is a terminal.
-
-    Args:
-        text: what is done.
-        total: the bytes to read, if they are known at the beginning.
 
     Yields:
         a function of the bytes that were read, and of those that will be.

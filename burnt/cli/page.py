@@ -11,12 +11,7 @@ from burnt.cli.run_model import RunModel, load_run_model
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write a run's model as a page and print where.
-
-    Raises:
-        UsageError: there is no such run.
-        BurntError: the model cannot be loaded, or cannot run in a page.
-    """
+    """Write a run's model as a page and print where."""
     from burnt.export import write_page
 
     shipped = load_run_model(args)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.evaluate import load_data
-from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json, step_bar
-from burnt.cli.run_model import load_model, named_model
-from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json, step_bar, usage_errors
+from burnt.cli.run_model import load_model, named_model, read_run
+from burnt.cli.runs_show import run_folder
 from burnt.errors import ConfigError, QuantError, RecordError, clean
 from burnt.store.schema import DATABASE
 
@@ -39,12 +39,7 @@ class _Loaded:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Quantize a model, write it, and print the report. The code that a run or an option names is imported.
-
-    Raises:
-        UsageError: there is no such source, or an argument is invalid.
-        BurntError: the model cannot be loaded, quantized or saved, or none of its layers was quantized.
-    """
+    """Quantize a model, write it, and print the report, importing the code that a run or an option names."""
     import burnt
     from burnt.device import as_device
     from burnt.nn.quantized import Quantized
@@ -147,20 +142,12 @@ def _split(text: str) -> tuple[str, str]:
 def _scheme(text: str, option: str) -> QuantScheme:
     from burnt.scheme import QuantScheme
 
-    try:
+    with usage_errors(ConfigError, where=option):
         return QuantScheme.parse(text)
-    except ConfigError as error:
-        raise UsageError(
-            error.what, where=option, expected=error.expected, found=error.found, hint=error.hint
-        ) from None
 
 
 def _check_data(args: argparse.Namespace, schemes: Sequence[str | QuantScheme]) -> None:
-    """Check that there is a calibration set for what needs one.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Check that there is a calibration set for what needs one."""
     needing = [
         scheme if isinstance(scheme, str) else scheme.name
         for scheme in schemes
@@ -201,11 +188,7 @@ def _default_name(source: str, scheme: str) -> str:
 
 
 def _check_out(out: Path, args: argparse.Namespace) -> None:
-    """Check that the files can be written, before minutes are spent on what goes into them.
-
-    Raises:
-        UsageError: there is no folder for one, or it exists; or it is the source.
-    """
+    """Check that the files can be written, before minutes are spent on what goes into them."""
     if out.suffix != ".safetensors":
         raise UsageError("--out is invalid", expected="a name that ends with .safetensors", found=str(out))
     if out.exists() and os.path.exists(args.source) and out.samefile(args.source):
@@ -229,12 +212,10 @@ def _check_out(out: Path, args: argparse.Namespace) -> None:
 
 
 def _load_run(folder: str, args: argparse.Namespace) -> _Loaded:
-    from burnt.train.after.loading import RunFiles
     from burnt.train.after.prediction import call_with_batch
     from burnt.train.after.trained import TrainedAs
 
-    open_run(folder).close()  # raises the error that names the closest run
-    files = RunFiles.read(folder)
+    files = read_run(folder)
     saved, model = load_model(files, args.checkpoint, args.model)
     trained = TrainedAs.of(model)
     forward = call_with_batch(model) if trained is not None and trained.sources else None
@@ -242,12 +223,7 @@ def _load_run(folder: str, args: argparse.Namespace) -> _Loaded:
 
 
 def _load_file(args: argparse.Namespace) -> _Loaded:
-    """Load a file or folder of weights into the model that ``--model`` names.
-
-    Raises:
-        UsageError: ``--model`` is missing, or names no model.
-        RecordError: the file cannot be read, or does not fit the model.
-    """
+    """Load a file or folder of weights into the model that ``--model`` names."""
     import burnt
     from burnt.module import restore_fields
     from burnt.record import Record

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burnt.cli.output import UsageError, print_json
-from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.runs_show import find_run
 from burnt.cli.stored_target import StoredTarget
 from burnt.errors import clean, quantity
 from burnt.train.format import duration_text
@@ -30,16 +30,9 @@ _PROGRESS_SECONDS = 0.2
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what happens in a step; return the exit code 0, or 1 if it differs from what was recorded.
-
-    Raises:
-        UsageError: there is no such run, or it cannot be started again.
-        RunError: the run has no such step.
-        DefinitionError: the function trains nothing.
-    """
+    """Print what happens in a step; return the exit code 0, or 1 if it differs from what was recorded."""
     first, last = _parse_steps(args.step)
-    folder = Path(run_folder(args.run))
-    open_run(str(folder)).close()  # raises with the closest name if this one is mistyped
+    folder = Path(find_run(args.run))
     from burnt.train.control.intercepting import use_first_training
     from burnt.train.rewind.replaying import past_of, replay
 
@@ -74,19 +67,8 @@ def _parse_steps(text: str) -> tuple[int, int]:
 
 
 def announce(past: Past, done: int, *, yes: bool) -> None:
-    """Say from where a run is trained forward, and ask in a terminal if it takes long.
-
-    Args:
-        past: the checkpoint, and how fast the run was.
-        done: the step up to which nothing is seen.
-        yes: do not ask.
-
-    Raises:
-        UsageError: the answer was no.
-    """
-    start = "the beginning: there is no checkpoint before"
-    if past.start is not None:
-        start = clean(past.start.path.name)
+    """Say from where a run is trained forward, and ask in a terminal if it takes long."""
+    start = (past.start and clean(past.start.path.name)) or "the beginning: there is no checkpoint before"
     if past.resumed is not None:
         print(
             f"warning: the run was resumed at step {past.resumed} with other settings; "

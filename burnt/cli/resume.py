@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resume a run; return the exit code 0.
-
-    Raises:
-        UsageError: there is no such run, or it cannot be started again.
-        DefinitionError: the function trains nothing.
-        RunError: the function trains in another folder.
-    """
+    """Resume a run; return the exit code 0."""
     choose_monitor(args)
     folder = Path(run_folder(args.resume))
     with open_run(str(folder)) as reader:
@@ -44,23 +38,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Resuming:
-    """Interceptor that resumes the run in a folder.
-
-    Args:
-        folder: the run folder.
-        fork: the run and the step that this one was forked from, for ``config.json``.
-    """
+    """Interceptor that resumes the run in a folder."""
 
     def __init__(self, folder: Path, fork: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self._fork = fork
 
     def __call__(self, training: SupervisedTraining, learner: Learner) -> TrainingResult:
-        """Run the training with ``resume=True``.
-
-        Raises:
-            RunError: it writes to another folder.
-        """
+        """Run the training with ``resume=True``."""
         if training.folder.resolve() != self.folder.resolve():
             raise RunError(
                 "the program trains in another folder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.output import UsageError
-from burnt.cli.runs_show import open_run, run_folder
-from burnt.cli.train import load_attribute
+from burnt.cli.runs_show import find_run
+from burnt.cli.train import load_attribute, split_target
 from burnt.errors import RecordError, UnsupportedError, clean
 
 if TYPE_CHECKING:
@@ -46,25 +47,10 @@ class RunModel:
 
 
 def load_run_model(args: argparse.Namespace, run: str | None = None) -> RunModel:
-    """Load the model of a run. The code that the run names is imported, since the user named the run.
-
-    Args:
-        args: those that `arguments.parser.add_run_model` declares.
-        run: instead of theirs.
-
-    Raises:
-        UsageError: there is no such run, or `--model` or `--example` is wrong.
-        BurntError: the run cannot be loaded.
-    """
-    import json
-
-    from burnt.train.after.loading import RunFiles
-
-    folder = run_folder(run or args.run)
-    open_run(folder).close()  # raises the error that names the closest run
-    files = RunFiles.read(folder)
+    """Load the model of a run. The code that the run names is imported, since the user named the run."""
+    files = read_run(run or args.run)
     saved, model = load_model(files, args.checkpoint, args.model)
-    signature = _signature_of_examples(model, args.example) if args.example else _known_signature(files)
+    signature = _signature(files, model, args.example)
     metadata = {
         "burnt.run": files.folder.resolve().name,
         "burnt.checkpoint": saved.path.name,
@@ -75,19 +61,16 @@ def load_run_model(args: argparse.Namespace, run: str | None = None) -> RunModel
     return RunModel(model, signature, files.folder, saved.path.name, files.classes, metadata)
 
 
+def read_run(name: str) -> RunFiles:
+    """Read the files of a run for building its model; `find_run` says what a mistyped name raises."""
+    from burnt.train.after.loading import RunFiles
+
+    return RunFiles.read(find_run(name))
+
+
 def load_model(files: RunFiles, checkpoint: str, target: str | None) -> tuple[Saved, torch.nn.Module]:
-    """Load the model of a run, importing its code; return the checkpoint, too.
-
-    Args:
-        files: the run.
-        checkpoint: which one, as in `burnt.load`.
-        target: ``"module:name"`` of the model, for a run that does not say it.
-
-    Raises:
-        UsageError: `target` is wrong.
-        BurntError: the model cannot be loaded.
-    """
-    from burnt.train.after.loading import load
+    """Load the model of a run and its checkpoint, importing its code, or that of a ``module:name``."""
+    from burnt.train.after.loading import load_with_checkpoint
 
     source = files.source if target is None else None
     file = None if source is None else source.find_file(files.folder)
@@ -97,12 +80,7 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> tuple[Sa
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message=".* has changed since the run")
         try:
-            loaded = files.read_checkpoint(
-                checkpoint,
-                lambda saved: load(
-                    files.folder, saved.path.name, model, import_code=files.source is not None
-                ),
-            )
+            loaded = load_with_checkpoint(files, checkpoint, model, import_code=files.source is not None)
         except RecordError as error:
             if error.hint is not None and "load(" in error.hint:  # what to do in Python
                 error.hint = "--model MODULE:NAME: the model's class, or a function that builds the model"
@@ -112,30 +90,13 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> tuple[Sa
     return loaded
 
 
-def _known_signature(files: RunFiles) -> Signature:
-    try:
-        return files.signature()
-    except UnsupportedError as error:
-        error.hint = "pass an example of each input, the batch axis first: --example 2x3x32x32"
-        raise
-
-
 def named_model(target: str) -> Any:
-    """Return the model that ``module:name`` names, or the one that it builds, or a subclass of `Module`.
-
-    Raises:
-        UsageError: it names none of these.
-    """
+    """Return the model that ``module:name`` names, or the one that it builds, or a subclass of `Module`."""
     from torch import nn
 
     from burnt import Module
 
-    module_name, colon, name = target.rpartition(":")
-    if not colon or not module_name or not name:
-        raise UsageError(
-            "--model names no model", expected="module:name or path/file.py:name", found=repr(target)
-        )
-    value = load_attribute(module_name, name)
+    value = load_attribute(*split_target(target, "--model names no model"))
     if isinstance(value, nn.Module) or (inspect.isclass(value) and issubclass(value, Module)):
         return value
     if callable(value):
@@ -155,7 +116,14 @@ def named_model(target: str) -> Any:
     return built
 
 
-def _signature_of_examples(model: torch.nn.Module, examples: Sequence[str]) -> Signature:
+def _signature(files: RunFiles, model: torch.nn.Module, examples: Sequence[str]) -> Signature:
+    """Return the signature that the run knows, or that of ``--example``."""
+    if not examples:
+        try:
+            return files.signature()
+        except UnsupportedError as error:
+            error.hint = "pass an example of each input, the batch axis first: --example 2x3x32x32"
+            raise
     from burnt.cli.bench import parse_input
     from burnt.inspect import signature_of
 

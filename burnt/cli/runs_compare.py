@@ -34,12 +34,7 @@ _BEST, _NOT_BEST = "*", " "  # after the best of a row's values, and after the o
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a comparison of two or more runs; return the exit code 0.
-
-    Raises:
-        UsageError: there is no such run or metric, or only one run.
-        RunError: a run cannot be read.
-    """
+    """Print a comparison of two or more runs; return the exit code 0."""
     folders = select_runs(args.runs)
     if len(folders) < 2:
         raise UsageError(

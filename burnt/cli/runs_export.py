@@ -7,20 +7,14 @@ import io
 import sys
 from pathlib import Path
 
-from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.runs_show import find_run
 from burnt.errors import clean, quantity
 from burnt.store import export_csv, export_jsonl, export_tensorboard
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export a run.
-
-    Raises:
-        UsageError: there is no such run, or several running runs have that name.
-        RunError: the run cannot be read, or a file cannot be written.
-    """
-    folder = run_folder(args.run)
-    open_run(folder).close()  # raises with the closest name if this one is mistyped
+    """Export a run."""
+    folder = find_run(args.run)
     if args.format == "tensorboard":
         files = export_tensorboard(folder, Path(folder, "tensorboard") if args.out is None else args.out)
         messages = [f"wrote {file}" for file in files] or ["the run has no metrics yet: nothing was written"]

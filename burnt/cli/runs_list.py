@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt.cli.output import Cell, Page, UsageError, print_json
+from burnt.cli.output import Cell, Page, print_json, require_folder
 from burnt.errors import RunError
 from burnt.monitor.format import (
     age_text,
@@ -53,27 +52,15 @@ class _Row(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the runs at and below a folder, the most recently written first; return the exit code 0.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
-    if not os.path.isdir(args.folder):
-        raise UsageError(
-            f"there is no folder {args.folder!r}",
-            where=os.getcwd(),
-            found="a file" if os.path.exists(args.folder) else None,
-            hint="burnt runs list FOLDER lists another folder; `burnt train` creates runs",
-        )
+    """Print the runs at and below a folder, the most recently written first; return the exit code 0."""
+    require_folder(args.folder, "burnt runs list FOLDER lists another folder; `burnt train` creates runs")
     folders = find_runs(args.folder)
     if folders or args.json:
         print_runs(folders, args.json)
     else:
         page = Page()
         page.line(f"no runs in {args.folder}")
-        page.line(
-            "Start one with `burnt train module:function`, or list another folder: burnt runs list FOLDER"
-        )
+        page.line("Start one with `burnt train module:function`, or list others: burnt runs list FOLDER")
     return 0
 
 
@@ -93,16 +80,8 @@ def _read_run(folder: Path) -> _Row:
             config = reader.config()
             metric = main_metric(list(summary.last), config)
             best = None if metric is None else best_value(reader, metric, config)
-            return _Row(
-                folder,
-                summary,
-                None,
-                metric,
-                best,
-                active_seconds(reader),
-                read_tags(folder),
-                reader.parent(),
-            )
+            seconds, tags = active_seconds(reader), read_tags(folder)
+            return _Row(folder, summary, None, metric, best, seconds, tags, reader.parent())
     except RunError as error:  # the other runs must still be listed
         return _Row(folder, None, error, None, None, math.nan)
 
@@ -194,14 +173,7 @@ def _row_json(row: _Row) -> dict[str, Any]:
 
 
 def best_value(reader: RunReader, series: Series, config: Any) -> Extreme | None:
-    """Return the best value of a series; None if its better direction is unknown.
-
-    Args:
-        reader: of the run.
-        series: the series.
-        config: the run's, which says better directions. It is as long as the list of metrics, so that it is
-            read once and not for each of them.
-    """
+    """Return the best value of a series; None if the run's config does not say which direction is better."""
     direction = better_direction(series.name, config)
     return None if direction is None else reader.best(*series, higher=direction == "higher")
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from burnt.cli.fork import start_fork
+from burnt.cli.fork import free_folder, start_fork
 from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
@@ -20,13 +20,7 @@ _INSTEAD = "run the program again in another folder, and compare"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a run again, a fork from its parent, and compare; return 0 if every value is equal, else 1.
-
-    Raises:
-        UsageError: there is no such run, it cannot be started again, the new folder exists, or the run is a
-            fork of one that is gone.
-        RunError: the function trains in another folder.
-    """
+    """Run a run again, a fork from its parent, and compare; return 0 if every value is equal, else 1."""
     folder = Path(run_folder(args.run))
     with open_run(str(folder)) as reader:
         document, parent = reader.config() or {}, reader.parent()
@@ -71,9 +65,7 @@ def _new_folder(folder: Path, out: str | None) -> Path:
         if Path(out).exists():
             raise UsageError(f"{out} exists", expected="a new folder", hint="--out FOLDER")
         return Path(out)
-    base = folder.with_name(f"{folder.name}-reproduced")
-    numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
-    return next(path for path in itertools.chain([base], numbered) if not path.exists())
+    return free_folder(folder.with_name(f"{folder.name}-reproduced"))
 
 
 def _circumstances(folder: Path, before: dict[str, Any], again: Path) -> dict[str, dict[str, Any]]:
@@ -154,10 +146,8 @@ def _compare(folder: Path, again: Path) -> tuple[int, dict[str, Any] | None]:
             compared += len(steps)
             step = next((step for step in steps if not same_bits(old[step], new[step])), None)
             if step is not None:
-                differences.append(
-                    {"step": step, "metric": f"{series.split}/{series.name}", "run": old[step],
-                     "reproduction": new[step]}
-                )  # fmt: skip
+                found = {"step": step, "metric": f"{series.split}/{series.name}"}
+                differences.append(found | {"run": old[step], "reproduction": new[step]})
     return compared, min(differences, key=lambda found: found["step"], default=None)
 
 

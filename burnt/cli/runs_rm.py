@@ -14,15 +14,7 @@ from burnt.store.removal import Removable, examine, remove
 
 
 def run(args: argparse.Namespace) -> int:
-    """Remove runs; nothing is removed if one of them cannot be.
-
-    Returns:
-        0 if they were removed, 1 if the question was answered with no.
-
-    Raises:
-        UsageError: there is no such run, or nobody can be asked.
-        RunError: a run is running, cannot be read, or cannot be removed.
-    """
+    """Remove runs; nothing is removed if one of them cannot be."""
     runs = [examine(folder) for folder in select_runs(args.runs)]
     if not args.yes and not _ask(runs):
         print("nothing was removed", file=sys.stderr)

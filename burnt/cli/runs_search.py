@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
-from burnt.cli.output import Page, UsageError
+from burnt.cli.output import Page, require_folder, usage_errors
 from burnt.cli.runs_list import print_runs
 from burnt.errors import QueryError, clean
 from burnt.monitor.data.runs import RunLibrary
@@ -19,22 +18,10 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
         0 if a run matches, otherwise 1, as grep does.
-
-    Raises:
-        UsageError: there is no such folder, or the query cannot be read.
     """
-    if not os.path.isdir(args.folder):
-        raise UsageError(
-            f"there is no folder {args.folder!r}",
-            where=os.getcwd(),
-            hint="burnt runs search QUERY --in FOLDER searches another folder",
-        )
-    try:
+    require_folder(args.folder, "burnt runs search QUERY --in FOLDER searches another folder")
+    with usage_errors(QueryError):
         query = parse_query(" ".join(args.query))
-    except QueryError as error:
-        raise UsageError(
-            error.what, where=error.where, expected=error.expected, found=error.found, hint=error.hint
-        ) from None
     library = RunLibrary([args.folder])
     library.refresh(rescan=True)
     all_facts = [(view, view.facts()) for view in library.views]

@@ -18,12 +18,7 @@ from burnt.store.schema import DATABASE
 def select_runs(names: Sequence[str]) -> list[str]:
     """Return the folders of runs, each once, in the order of the arguments.
 
-    Args:
-        names: folders, names in ``runs``, or patterns with ``*``, ``?`` or ``[...]``, which match folders, or
-            names in ``runs``.
-
-    Raises:
-        UsageError: a name or pattern matches no run, or several running runs have that name.
+    A name is a folder, a name in ``runs``, or a pattern with ``*``, ``?`` or ``[...]`` for either.
     """
     found: dict[str, str] = {}  # by absolute path
     for name in names:

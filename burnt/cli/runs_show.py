@@ -45,12 +45,7 @@ class _Checkpoint(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one run; return the exit code 0.
-
-    Raises:
-        UsageError: there is no such run, or several running runs have that name.
-        RunError: the run cannot be read.
-    """
+    """Print one run; return the exit code 0."""
     with open_run(run_folder(args.run)) as reader:
         if args.json:
             print_json(_run_json(reader))
@@ -60,12 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def open_run(folder: str) -> RunReader:
-    """Open the reader of a run's folder.
-
-    Raises:
-        UsageError: there is no run in the folder; the hint names the closest one.
-        RunError: the run cannot be read.
-    """
+    """Open the reader of a run's folder; a UsageError with the closest run if there is none in it."""
     if Path(folder, DATABASE).is_file():
         return RunReader(folder)
     parent = os.path.dirname(folder.rstrip("/")) or "runs"
@@ -83,12 +73,16 @@ def open_run(folder: str) -> RunReader:
     )
 
 
+def find_run(name: str) -> str:
+    """Return the folder of the run that `run_folder` finds; a mistyped name raises as in `open_run`."""
+    folder = run_folder(name)
+    open_run(folder).close()
+    return folder
+
+
 def run_folder(name: str) -> str:
     """Return a run's folder: `name` itself, ``runs/name``, or the run below ``runs`` of that name, with or
     without a date.
-
-    Raises:
-        UsageError: several runs of that name are running.
     """
     if Path(name, DATABASE).is_file() or os.path.isabs(name):
         return name
@@ -243,10 +237,6 @@ def _series_cells(reader: RunReader, series: Series, config: Any) -> list[str | 
 
 def sparkline(points: Points, cells: int = _SPARKLINE_CELLS) -> str:
     """Draw a series as a line of bars, each as high as the mean of its chunk of points.
-
-    Args:
-        points: the points, by ascending step.
-        cells: maximum number of bars.
 
     Returns:
         Bars scaled between the lowest and the highest mean, and ``!`` where values are NaN or infinite.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from burnt.cli.output import UsageError, print_json
+from burnt.cli.output import UsageError, print_json, usage_errors
 from burnt.cli.runs_select import select_runs
 from burnt.cli.runs_show import open_run
 from burnt.errors import RunError, clean
@@ -13,24 +13,16 @@ from burnt.store.tags import add_note, change_tags, check_tag, read_tags
 
 
 def tag(args: argparse.Namespace) -> int:
-    """Add and remove tags of runs, and print the tags that they have then; return the exit code 0.
-
-    Raises:
-        UsageError: a tag is not valid, or there is no such run.
-        RunError: a run's folder cannot be written.
-    """
-    words = args.words
-    words = [word.strip() for word in words]
+    """Add and remove tags of runs, and print the tags that they have then; return the exit code 0."""
+    words = [word.strip() for word in args.words]
     names = [word for word in words if word[:1] not in ("+", "-")]
     add = [word[1:] for word in words if word.startswith("+")]
     remove = [word[1:] for word in words if word.startswith("-")]
     if not names:
         raise UsageError("no run is named", hint="burnt runs tag RUN +baseline -old")
-    try:
+    with usage_errors(RunError):
         for one in (*add, *remove):
             check_tag(one)
-    except RunError as error:
-        raise UsageError(error.what, expected=error.expected, found=error.found) from None
     if both := set(add) & set(remove):
         raise UsageError("a tag is both added and removed", found=", ".join(sorted(both)))
     changes = bool(add or remove)
@@ -47,16 +39,9 @@ def tag(args: argparse.Namespace) -> int:
 
 
 def note(args: argparse.Namespace) -> int:
-    """Add a note to a run, which may be running or have ended; return the exit code 0.
-
-    Raises:
-        UsageError: the text is empty or too long, or there is no such run.
-        RunError: the run cannot be read or written.
-    """
-    try:
+    """Add a note to a run, which may be running or have ended; return the exit code 0."""
+    with usage_errors(RunError):
         text = str(check("note", " ".join(args.text)))
-    except RunError as error:
-        raise UsageError(error.what, expected=error.expected, found=error.found) from None
     (folder,) = select_runs([args.run])
     with open_run(folder) as reader:
         progress = reader.progress()

@@ -30,12 +30,7 @@ _KEY_VARIABLE = "BURNT_API_KEY"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve models until SIGTERM or Ctrl-C, or write a folder for a container image.
-
-    Raises:
-        UsageError: an argument is wrong, or there is no such run.
-        BurntError: a model cannot be loaded, the port is in use, a package is missing.
-    """
+    """Serve models until SIGTERM or Ctrl-C, or write a folder for a container image."""
     require_packages()  # before what imports them
     from burnt.serve.process import listen, serve
 

@@ -29,15 +29,7 @@ _LONGEST_METADATA = 200  # characters of a value; --json has all
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what a file or folder of weights holds, or an ONNX model; with ``--check`` whether it is damaged.
-
-    Returns:
-        The exit code 0; with ``--check`` 1 if something is damaged.
-
-    Raises:
-        UsageError: there is no such file, it is the folder of a run, or an option does not fit an ONNX model.
-        RecordError: the file is damaged, unsafe or of no known format, or a pattern matches nothing.
-    """
+    """Print what weights or an ONNX model hold; with ``--check`` return 1 if something is damaged."""
     path = args.file
     if args.check:
         if args.only or args.values:
@@ -63,11 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_source(path: str) -> None:
-    """Refuse what is no file or folder of weights by its name alone.
-
-    Raises:
-        UsageError: there is no such file, or it is the folder of a run.
-    """
+    """Refuse what is no file or folder of weights by its name alone."""
     if not os.path.exists(path):
         raise UsageError("there is no such file or folder", found=path)
     if os.path.isfile(os.path.join(path, DATABASE)):

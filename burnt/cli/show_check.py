@@ -22,18 +22,7 @@ _COLOURS = {"ok": "green", "damaged": "bold red", "not checked": "yellow"}
 
 
 def run(path: str, as_json: bool) -> int:
-    """Compare a file or folder of weights, a checkpoint or a run with the checksums that burnt has written.
-
-    Args:
-        path: the file or folder.
-        as_json: whether to print JSON.
-
-    Returns:
-        The exit code: 1 if something is damaged, else 0, also if nothing has checksums.
-
-    Raises:
-        UsageError: there is no such file, or it is an ONNX model.
-    """
+    """Compare weights, a checkpoint or a run with the checksums in it; return 1 if something is damaged."""
     if not os.path.exists(path) or path.endswith(".onnx"):
         what = "ONNX models have no checksums" if os.path.exists(path) else "there is no such file or folder"
         raise UsageError(what, found=path)

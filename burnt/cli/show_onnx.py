@@ -10,16 +10,7 @@ from burnt.monitor.format import size_text
 
 
 def run(path: str, as_json: bool, max_constant_bytes: int | None = None) -> int:
-    """Print inputs, outputs, operator sets, ops by count, parameters, and what is not supported.
-
-    Args:
-        path: the ONNX file.
-        as_json: whether to print JSON.
-        max_constant_bytes: as of `burnt.onnx.load`.
-
-    Raises:
-        RecordError: the file is not an ONNX model, or damaged.
-    """
+    """Print inputs, outputs, operator sets, ops by count, parameters, and what is not supported."""
     from burnt.onnx.importer.summary import summarize
 
     summary = summarize(path, max_constant_bytes)

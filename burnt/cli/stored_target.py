@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.output import UsageError
-from burnt.cli.train import config_class, find_function, usage_error
+from burnt.cli.train import assignment_errors, config_class, find_function
 from burnt.config import Config
 from burnt.errors import ConfigError, clean
 
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredTarget:
-    """A function that `burnt train` called, and its Config.
-
-    Args:
-        target: ``"train.py:main"``.
-        function: the function.
-        config: its argument.
-        overrides: the assignments that it was built by.
-    """
+    """A function that `burnt train` called, and its Config."""
 
     target: str
     function: Callable[[Any], object]
@@ -35,18 +28,7 @@ class StoredTarget:
 
     @classmethod
     def read(cls, folder: Path, document: Any, instead: str) -> StoredTarget:
-        """Return what started a run.
-
-        Args:
-            folder: the run folder.
-            document: the run's configuration.
-            instead: what to do for a run that was started by a script.
-
-        Raises:
-            UsageError: the run was not started by `burnt train`, or its function is not found, or takes other
-                settings by now.
-            RunError: its code is not trusted.
-        """
+        """Return what started a run; `instead` is the hint if `burnt train` has not."""
         from burnt.train.code.source import Source
 
         try:
@@ -54,20 +36,17 @@ class StoredTarget:
         except (KeyError, TypeError):
             source = None
         if source is None or source.target is None:
+            what = "the run does not say what started it"
+            found = "one of an older burnt" if source is None else "one of an interactive session"
+        elif ":" not in source.target:
+            what = "the run was started by a script"
+            found = " ".join(["python", source.target, *source.overrides])
+        if source is None or source.target is None or ":" not in source.target:
             raise UsageError(
-                "the run does not say what started it",
+                what,
                 where=str(folder),
                 expected="a run that `burnt train module:function` started",
-                found="one of an older burnt" if source is None else "one of an interactive session",
-                hint=instead,
-            )
-        if ":" not in source.target:
-            words = " ".join(["python", source.target, *source.overrides])
-            raise UsageError(
-                "the run was started by a script",
-                where=str(folder),
-                expected="a run that `burnt train module:function` started",
-                found=words,
+                found=found,
                 hint=instead,
             )
         function = None if source.is_trusted(folder, document) else source.import_function(folder)
@@ -97,15 +76,9 @@ class StoredTarget:
         return name in type(self.config).__struct_fields__
 
     def override(self, assignments: Sequence[str]) -> StoredTarget:
-        """Return the same function with other settings.
-
-        Raises:
-            UsageError: no such key, or a value that is not of its type.
-        """
-        try:
+        """Return the same function with other settings."""
+        with assignment_errors():
             config = self.config.override(assignments)
-        except ConfigError as error:
-            raise usage_error(error) from error
         return StoredTarget(self.target, self.function, config, (*self.overrides, *assignments))
 
     def in_folder(self, folder: Path, *, resume: bool) -> StoredTarget:
@@ -115,11 +88,7 @@ class StoredTarget:
         return self.override([f"{name}={value}" for name, value in settings.items() if self.has(name)])
 
     def require_folder(self) -> None:
-        """Check that the run folder of the function is a setting.
-
-        Raises:
-            UsageError: its Config has no field ``folder``.
-        """
+        """Check that the run folder of the function is a setting."""
         if not self.has("folder"):
             raise UsageError(
                 f"{self.target} cannot train in a new folder, because its Config has no field for it",

@@ -6,9 +6,11 @@ Errors in the command line are `UsageError`s. Errors in the user's code keep the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import sys
 import traceback
@@ -18,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from burnt._modules import import_file
-from burnt.cli.output import UsageError, closest_path
+from burnt.cli.output import UsageError, closest_path, usage_errors
 from burnt.config import Config
 from burnt.errors import ConfigError, nearest
 
@@ -28,14 +30,9 @@ _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
 def run(args: argparse.Namespace) -> int:
-    """Call a training function with its configuration.
-
-    Raises:
-        UsageError: there is no such function, it takes no Config, or the Config cannot be built.
-    """
+    """Call a training function with its configuration."""
     choose_monitor(args)
-    function = find_function(args.target)
-    config = _build_config(config_class(function, args.target), args.config, args.overrides)
+    function, config = _configure(args.target, args.overrides, args.config)
     if args.show:
         print(config.to_json())
     else:
@@ -53,37 +50,14 @@ def choose_monitor(args: argparse.Namespace) -> None:
 
 
 def configured(target: str, overrides: Sequence[str], config_file: str | None = None) -> Callable[[], object]:
-    """Return a training function with its configuration as the argument.
-
-    Args:
-        target: ``"module:function"`` or ``"path/file.py:function"``.
-        overrides: ``"key=value"`` assignments.
-        config_file: a file written by `Config.save`, or a run's folder or ``config.json``; None starts from
-            the defaults.
-
-    Raises:
-        UsageError: there is no such function, it takes no Config, or the Config cannot be built.
-    """
-    function = find_function(target)
-    config = _build_config(config_class(function, target), config_file, overrides)
+    """Return a training function with its configuration as the argument."""
+    function, config = _configure(target, overrides, config_file)
     return functools.wraps(function)(lambda: function(config))
 
 
 def find_function(target: str) -> Callable[[Any], object]:
-    """Return the function that ``"module:function"`` or ``"path/file.py:function"`` names.
-
-    Raises:
-        UsageError: there is none.
-    """
-    module_name, colon, name = target.rpartition(":")
-    if not colon or not module_name or not name:
-        where = target.strip(":") or "module"
-        raise UsageError(
-            "the target names no function",
-            expected="module:function or path/file.py:function",
-            found=repr(target),
-            hint=f"{where}:main, if the function is called main",
-        )
+    """Return the function that ``"module:function"`` or ``"path/file.py:function"`` names."""
+    module_name, name = split_target(target, "the target names no function", "function")
     module = load_module(module_name)
     if not hasattr(module, name):
         raise _no_function_error(module, module_name, name)
@@ -95,12 +69,23 @@ def find_function(target: str) -> Callable[[Any], object]:
     return function  # type: ignore[no-any-return]  # any callable
 
 
-def load_module(name: str) -> ModuleType:
-    """Import a module by name or file path, with the current folder on ``sys.path``.
+def split_target(target: str, problem: str, kind: str = "name") -> tuple[str, str]:
+    """Split ``module:name`` or ``path/file.py:name``; a UsageError with the problem if it is neither."""
+    module_name, colon, name = target.rpartition(":")
+    if not colon or not module_name or not name:
+        raise UsageError(
+            problem,
+            expected=f"module:{kind} or path/file.py:{kind}",
+            found=repr(target),
+            hint=f"{target.strip(':') or 'module'}:main, if the function is called main"
+            if kind == "function"
+            else None,
+        )
+    return module_name, name
 
-    Raises:
-        UsageError: there is no such module or file.
-    """
+
+def load_module(name: str) -> ModuleType:
+    """Import a module by name or file path, with the current folder on ``sys.path``."""
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
@@ -108,11 +93,7 @@ def load_module(name: str) -> ModuleType:
 
 
 def load_attribute(module_name: str, name: str) -> Any:
-    """Import a module by name or file path, and return what a name in it stands for.
-
-    Raises:
-        UsageError: there is no such module, file or name.
-    """
+    """Import a module by name or file path, and return what a name in it stands for."""
     module = load_module(module_name)
     if not hasattr(module, name):
         close = nearest(name, vars(module))
@@ -131,18 +112,16 @@ def _import_module(name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if _is_raised_inside(error):
                 raise
-    files = [Path(file).with_suffix("") for file in _python_files()]
+    files = [Path(file).with_suffix("") for file in itertools.islice(_python_files(), _MAX_FILES)]
     modules = [".".join(file.parts).removesuffix(".__init__") for file in files]
     raise _not_found_error("module", name, modules, ".")
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise _not_found_error("file", os.fspath(path), _python_files(), "/")
-    try:
+        raise _not_found_error("file", os.fspath(path), itertools.islice(_python_files(), _MAX_FILES), "/")
+    with usage_errors(ConfigError):
         return import_file(path)
-    except ConfigError as error:
-        raise UsageError(error.what, where=error.where, found=error.found, hint=error.hint) from None
 
 
 def _is_raised_inside(error: BaseException) -> bool:
@@ -152,12 +131,8 @@ def _is_raised_inside(error: BaseException) -> bool:
     return any(file not in import_files and not file.startswith("<frozen importlib") for file in files)
 
 
-def _python_files() -> list[str]:
-    """Return the Python files below the current folder, as relative paths."""
-    return [file for file, _ in zip(_walk_python_files(), range(_MAX_FILES), strict=False)]
-
-
-def _walk_python_files() -> Iterator[str]:
+def _python_files() -> Iterator[str]:
+    """Yield the Python files below the current folder, as relative paths."""
     for folder, folders, files in os.walk("."):
         parts = Path(folder).parts
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
@@ -241,14 +216,18 @@ def config_class(function: Callable[[Any], object], target: str) -> type[Config]
     return annotation
 
 
-def _build_config(cls: type[Config], config_file: str | None, overrides: Sequence[str]) -> Config:
+def _configure(
+    target: str, overrides: Sequence[str], config_file: str | None
+) -> tuple[Callable[[Any], object], Config]:
+    """Return the function that a target names, and its Config from a file or the defaults, overridden."""
+    function = find_function(target)
+    cls = config_class(function, target)
     try:
-        if config_file is None:
-            return cls.from_assignments(overrides)
-        in_folder = Path(config_file, "config.json")
-        return cls.load(in_folder if in_folder.is_file() else config_file).override(overrides)
-    except ConfigError as error:
-        raise usage_error(error) from error
+        with assignment_errors():
+            if config_file is None:
+                return function, cls.from_assignments(overrides)
+            in_folder = Path(config_file, "config.json")
+            return function, cls.load(in_folder if in_folder.is_file() else config_file).override(overrides)
     except OSError as error:
         raise UsageError(
             "the configuration cannot be read",
@@ -258,13 +237,13 @@ def _build_config(cls: type[Config], config_file: str | None, overrides: Sequenc
         ) from error
 
 
-def usage_error(error: ConfigError) -> UsageError:
-    """Return the error for assignments that the Config of a function does not take."""
-    return UsageError(
-        error.what,
-        where=error.where,
-        expected=error.expected,
-        found=error.found,
-        origin=error.origin,
-        hint=error.hint or (f"set it with: {error.where}=value" if error.found == "nothing" else None),
-    )
+@contextlib.contextmanager
+def assignment_errors() -> Iterator[None]:
+    """Context in which assignments that a Config does not take raise a UsageError."""
+    with usage_errors(ConfigError):
+        try:
+            yield
+        except ConfigError as error:
+            if error.found == "nothing":
+                error.hint = error.hint or f"set it with: {error.where}=value"
+            raise

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnt.cli.output import Cell, Page, UsageError, print_json
+from burnt.cli.output import Cell, Page, UsageError, print_json, usage_errors
 from burnt.cli.train import load_module
 from burnt.errors import BurntError, CacheError, nearest, quantity
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
@@ -20,15 +20,7 @@ from burnt.swapping import kept
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure ops at their example sizes, without and with gradients, and print the results.
-
-    Returns:
-        The exit code: 1 if an op could not be measured at all.
-
-    Raises:
-        UsageError: there is no such op, module, device or dtype, a module cannot be imported, `seconds` is
-            negative, or a named op has no examples.
-    """
+    """Measure ops at their example sizes, without and with gradients, and print the results."""
     from burnt.kernels import OPS
 
     if not args.seconds >= 0:
@@ -115,11 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _import_ops(name: str) -> bool:
-    """Import a module; return whether it registers an op.
-
-    Raises:
-        UsageError: there is no such module, or its code raises.
-    """
+    """Import a module; return whether it registers an op."""
     from burnt.kernels import OPS
 
     before = dict(OPS)
@@ -143,10 +131,8 @@ def _parse_device(name: str) -> Any:
     from burnt.device import as_device
     from burnt.errors import DeviceError
 
-    try:
+    with usage_errors(DeviceError):
         return as_device(name)
-    except DeviceError as error:
-        raise UsageError(error.what, expected=error.expected, found=error.found, hint=error.hint) from None
 
 
 def _check_op_name(name: str | None, rows: Iterable[Row]) -> None:
@@ -218,7 +204,9 @@ def _print_results(rows: Sequence[Row], why_none: str) -> None:
         _print_rows(tried)
     else:
         Page().line(f"no measurements: {why_none}")
-    pruned = dict.fromkeys((row.config, _first_line(row.note)) for row in rows if row.status == "pruned")
+    pruned = dict.fromkeys(
+        (row.config, row.note.partition("\n")[0]) for row in rows if row.status == "pruned"
+    )
     if pruned:
         page = Page()
         page.heading("skipped because of their estimated time")
@@ -247,11 +235,7 @@ def _set_aside_if_damaged(database: TuningDatabase) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the measurements, or those of one op; rows measured with outdated sources are marked.
-
-    Raises:
-        UsageError: there is no such op.
-    """
+    """Print the measurements, or those of one op; rows measured with outdated sources are marked."""
     all_rows = TuningDatabase().rows()
     _check_op_name(args.op, all_rows)
     rows = [row for row in all_rows if args.op is None or row.op == args.op]
@@ -303,10 +287,6 @@ def _stale_keys(rows: Sequence[Row]) -> set[str]:
     }
 
 
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
-
-
 def _print_rows(rows: Iterable[Row], stale: Collection[str] = ()) -> None:
     by_key: dict[str, list[Row]] = {}
     for row in rows:
@@ -329,7 +309,9 @@ def _print_rows(rows: Iterable[Row], stale: Collection[str] = ()) -> None:
                     "" if row.ms is None else f"{row.ms:.4g}",
                     "" if row.ms is None else f"{row.ms / best:.2f}",
                     age_text(time.time() - row.at) if row.at else "now",
-                    _first_line(row.note) if row.ms is None else row.key.split("|", 3)[-1].replace("|", "  "),
+                    row.note.partition("\n")[0]
+                    if row.ms is None
+                    else row.key.split("|", 3)[-1].replace("|", "  "),
                 ]
             )
     columns = ["op", "candidate", "state", "ms", "of best", "age", "for"]
@@ -390,9 +372,6 @@ def clear(args: argparse.Namespace) -> int:
     """Delete all measurements and the decisions of `burnt.swap`, or the measurements of one op.
 
     A damaged table is renamed. Returns the exit code 0.
-
-    Raises:
-        UsageError: there is no such op.
     """
     database = TuningDatabase()
     _set_aside_if_damaged(database)

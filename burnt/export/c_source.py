@@ -65,13 +65,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the C function.
-
-    Args:
-        kind: the C type of an element.
-        name: a C identifier.
-        dims: the axes, ``"[1][3]"``.
-    """
+    """A parameter of the C function."""
 
     kind: str
     name: str
@@ -125,11 +119,6 @@ def c_source(
         name: the name of the C function, a C identifier.
         batch: the number of items in a call.
         fold: compute weights anew where that saves work, as for a convolution with a norm after it.
-
-    Raises:
-        MissingOpsError: the generator lacks ops: all of them are named.
-        UnsupportedError: a package is missing.
-        BurntError: as `burnt.onnx.export`.
 
     >>> import torch
     >>> source = c_source(torch.nn.Linear(3, 2), torch.zeros(1, 3), "linear")

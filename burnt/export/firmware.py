@@ -37,14 +37,7 @@ _TRIGONOMETRY_STACK = 832
 
 @dataclass(frozen=True)
 class _Toolchain:
-    """A compiler that measures code.
-
-    Args:
-        label: its name in messages.
-        command: the compiler with its target.
-        link: the arguments that link the function with what it calls of the C library; ``("-c",)`` for none.
-        size: the program that prints the sizes of the sections.
-    """
+    """A compiler that measures code."""
 
     label: str
     command: tuple[str, ...]
@@ -173,11 +166,7 @@ def _checked(case: Sequence[Tensor], signature: Signature) -> list[Tensor]:
 
 
 def _compare(contents: Mapping[str, str], model: nn.Module) -> bool:
-    """Run the test program on this machine; return False if there is no C compiler.
-
-    Raises:
-        InputRuntimeError: outputs differ by more than the tolerance.
-    """
+    """Run the test program on this machine; return False if there is no C compiler."""
     if not all(shutil.which(tool) for tool in ("cc", "make")):
         return False
     with tempfile.TemporaryDirectory(prefix="burnt-c-") as folder:
@@ -200,11 +189,7 @@ def _compare(contents: Mapping[str, str], model: nn.Module) -> bool:
 
 
 def measure_memory(source: CSource) -> Memory:
-    """Return what a program needs, measured by compiling it for a Cortex-M4, or else for this machine.
-
-    Raises:
-        UnsupportedError: it does not compile.
-    """
+    """Return what a program needs, measured by compiling it for a Cortex-M4, or else for this machine."""
     signature = source.signature
     buffers = sum(
         torch.empty(info.shape, dtype=info.torch_dtype, device="meta").nbytes
@@ -423,11 +408,7 @@ def _literal(value: float | int | bool) -> str:
 
 
 def _refuse_foreign_files(files: Sequence[Path]) -> None:
-    """Raise if files that would be replaced were written by another program.
-
-    Raises:
-        UnsupportedError: one was.
-    """
+    """Raise if files that would be replaced were written by another program."""
     for file in files:
         if file.is_file() and _MARK.encode() not in file.read_bytes():
             raise UnsupportedError(

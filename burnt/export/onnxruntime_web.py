@@ -22,13 +22,7 @@ _WASM = "dist/ort-wasm-simd-threaded.wasm"
 
 @dataclass(frozen=True)
 class OnnxRuntimeWeb:
-    """The files of the package that run a model on the CPU.
-
-    Args:
-        version: of the package.
-        script: a JavaScript module without imports.
-        wasm: what the script runs, to be given to it as ``env.wasm.wasmBinary``.
-    """
+    """The files of the package that run a model on the CPU."""
 
     version: str
     script: bytes
@@ -36,11 +30,7 @@ class OnnxRuntimeWeb:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the package from its folder, or from the archive that ``npm pack`` makes.
-
-        Raises:
-            UnsupportedError: a file of the package is missing, or the archive is damaged.
-        """
+        """Read the package from its folder, or from the archive that ``npm pack`` makes."""
         names = ("package.json", _SCRIPT, _WASM)
         try:
             if Path(path).is_dir():
@@ -62,11 +52,7 @@ class OnnxRuntimeWeb:
 
     @classmethod
     def from_npm(cls) -> Self:
-        """Fetch the package by npm, which keeps it in its cache.
-
-        Raises:
-            UnsupportedError: there is no npm, or it fails, as without a network.
-        """
+        """Fetch the package by npm, which keeps it in its cache."""
         command = ["npm", "pack", "--silent", f"onnxruntime-web@{VERSION}"]
         hint = f"on a machine with npm: `{' '.join(command)}`, then --onnxruntime-web FILE"
         if shutil.which("npm") is None:

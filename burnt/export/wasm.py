@@ -58,9 +58,6 @@ def compile_wasm(source: CSource, weights: str = "float32") -> bytes:
         source: the C; its matrices must be rounded to `weights` already.
         weights: how the matrices are stored: ``"float32"``, or ``"float16"`` or ``"bfloat16"``, expanded to
             float32 by ``init()``.
-
-    Raises:
-        UnsupportedError: there is no clang for wasm32, or the C does not compile.
     """
     for tool in ("clang", "wasm-ld"):
         if shutil.which(tool) is None:

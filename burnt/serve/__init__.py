@@ -1,21 +1,5 @@
 """serve: models over HTTP, in batches: runs in burnt, ONNX files in ONNX Runtime.
 
-    app.py         the routes, limits and answers, as an ASGI application
-    service.py     the models that are served: warm-up, predictions, new checkpoints
-    device.py      the queue, and the one thread that runs models
-    bodies.py      reading bodies within limits of size, memory and time
-    refusal.py     answers that are errors
-    wire.py        bodies of requests and answers: JSON and safetensors
-    schema.py      names, shapes and dtypes of what a model takes and returns, without torch
-    servable.py    what the server asks of a model
-    run_model.py   a model of a run; imports torch
-    onnx_model.py  a model in an ONNX file; imports ONNX Runtime
-    metrics.py     what /metrics shows
-    packages.py    which packages it needs
-    process.py     the socket, uvicorn, SIGTERM
-    connections.py limits for clients that send or read too much, too slowly or nothing
-    container.py   a folder from which a container image is built
-
 A request passes the files in this order: `bodies` reads it, `wire` makes arrays of it, `schema` checks them,
 `device` puts requests of equal shapes together and runs the model, `wire` makes the answer. An ONNX file is
 served without torch. The packages that all this needs come with ``pip install burnt[serve]``.

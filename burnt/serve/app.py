@@ -106,13 +106,7 @@ _ACCEPTED = "burnt.accepted"  # in the scope of a request that was queued
 
 
 class _Endpoint:
-    """An ASGI application for one route: it checks the key, and answers refusals.
-
-    Args:
-        handler: makes the response.
-        service: the models.
-        is_open: whether it is for probes, which need no key, and address the server by any name.
-    """
+    """An ASGI application for one route: it checks the key, unless it is open for probes, and refuses."""
 
     def __init__(
         self, handler: Callable[[Request], Awaitable[Response]], service: Service, is_open: bool = False

@@ -14,11 +14,7 @@ from burnt.serve.service import Settings
 
 
 class BodyReader:
-    """Reads bodies, and knows how many bytes of them are in memory.
-
-    Args:
-        settings: the limits.
-    """
+    """Reads bodies, and knows how many bytes of them are in memory."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -28,10 +24,7 @@ class BodyReader:
     async def read(self, request: Request, deadline: float) -> AsyncIterator[bytes]:
         """Context with the body of a request, which counts as held until the context ends.
 
-        Raises:
-            Refusal: it is too large, of which no more is read than the limit; there are too many bytes of
-                other bodies; or it does not arrive before the deadline.
-            ClientDisconnect: the client closed the connection.
+        Refusal: it is too large, or late, or too many bytes of other bodies are held.
         """
         length = request.headers.get("content-length", "")
         if length.isdecimal():

@@ -140,9 +140,6 @@ def _check_folder(target: Path) -> None:
 def locked_requirements(names: Iterable[str]) -> list[str]:
     """Return ``name==version`` for packages and all that they need, as they are installed here, sorted.
 
-    Raises:
-        UnsupportedError: one of them is not installed.
-
     >>> [line.partition("==")[0] for line in locked_requirements(["uvicorn"])]
     ['click', 'h11', 'uvicorn']
     """

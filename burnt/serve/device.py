@@ -74,12 +74,7 @@ class _Queue:
 
 
 class DeviceThread:
-    """Runs models in a thread of its own, requests of equal shapes together.
-
-    Args:
-        max_batch: the largest number of items in one call of a model.
-        max_queue: the largest number of requests that wait.
-    """
+    """Runs models in a thread of its own, requests of equal shapes together."""
 
     def __init__(self, max_batch: int, max_queue: int) -> None:
         self.max_batch = max_batch
@@ -114,15 +109,7 @@ class DeviceThread:
         return self._thread.is_alive()
 
     def put(self, slot: Slot, batch: Batch) -> Request:
-        """Queue a request of the running event loop, whose answer must be awaited.
-
-        Args:
-            slot: the model.
-            batch: its inputs, of at most `max_batch` items.
-
-        Raises:
-            QueueFullError: `max_queue` requests wait.
-        """
+        """Queue a request of the running event loop, whose answer must be awaited."""
         loop = asyncio.get_running_loop()
         request = Request(slot, batch, _bucket(slot, batch), loop, loop.create_future())
         with self._changed:
@@ -142,11 +129,7 @@ class DeviceThread:
             self._changed.notify()
 
     async def answer(self, request: Request) -> Prediction:
-        """Wait for an answer. A request whose wait is cancelled is not run, unless it already is.
-
-        Raises:
-            Exception: what the model raised for this request only.
-        """
+        """Wait for an answer. A request whose wait is cancelled is not run, unless it already is."""
         try:
             outcome = await request.future
         except asyncio.CancelledError:

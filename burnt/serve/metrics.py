@@ -12,11 +12,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The counters of one server. All may be changed from any thread.
-
-    Args:
-        waiting: returns the number of requests in the queue.
-    """
+    """The counters of one server. All may be changed from any thread."""
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 

@@ -8,11 +8,7 @@ from burnt.errors import UnsupportedError
 
 
 def require_packages() -> None:
-    """Check that the packages of the server are installed.
-
-    Raises:
-        UnsupportedError: some are not.
-    """
+    """Check that the packages of the server are installed."""
     needed = ("starlette", "uvicorn", "httptools", "prometheus_client", "packaging")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:

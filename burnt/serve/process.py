@@ -34,15 +34,7 @@ _SEND_BUFFER = 2**17  # bytes
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, so that a wrong address is reported before models are loaded.
-
-    Args:
-        host: a name or address of this machine.
-        port: 0 for any that is free.
-
-    Raises:
-        BurntError: the address does not exist, or is in use.
-    """
+    """Return a socket that listens, so that a wrong address is reported before models are loaded."""
     where = f"{host}:{port}"
     if not 0 <= port < 2**16:  # getaddrinfo takes it modulo that
         raise BurntError("there is no such port", where=where, expected="0 to 65535")

@@ -11,13 +11,7 @@ from burnt.serve.wire import JSON, encode_error
 
 
 class Refusal(Exception):
-    """A request that is not answered with a prediction.
-
-    Args:
-        status: of HTTP.
-        error: the error that the client gets.
-        headers: of the answer.
-    """
+    """A request that is not answered with a prediction."""
 
     def __init__(self, status: int, error: BurntError, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(error.what)

@@ -120,12 +120,7 @@ class Schema:
 
     @classmethod
     def from_signature(cls, document: Mapping[str, Any], classes: Sequence[str] | None = None) -> Schema:
-        """Read what `burnt.inspect.Signature.to_dict` returned.
-
-        Raises:
-            UnsupportedError: a dtype is complex, or one that JSON and NumPy lack.
-            KeyError, TypeError: it is something else.
-        """
+        """Read what `burnt.inspect.Signature.to_dict` returned."""
         inputs, outputs = (
             tuple(
                 TensorSchema(
@@ -184,17 +179,6 @@ class Schema:
         """Return inputs by name as a batch, if they fit.
 
         An input has all its axes, or lacks the batch axis: then it is one item. That holds for all of them.
-
-        Args:
-            arrays: the inputs.
-            max_rows: the largest number of items.
-            max_elements: the largest number of elements of one input.
-
-        Raises:
-            InputTypeError: a name is missing or unknown, or an array is of another dtype.
-            InputRuntimeError: a shape does not fit, or the numbers of items differ.
-            InputValueError: a value is NaN or infinite.
-            TooLargeError: there are more items or elements.
         """
         self.check_names(arrays)
         rows: int | None = None
@@ -252,11 +236,7 @@ class Schema:
         return Batch(fitted, rows or 1, bool(is_single))
 
     def check_names(self, given: Mapping[str, Any]) -> None:
-        """Check that exactly the inputs of the model are given.
-
-        Raises:
-            InputTypeError: a name is missing or unknown.
-        """
+        """Check that exactly the inputs of the model are given."""
         names = [tensor.name for tensor in self.inputs]
         if set(given) != set(names):
             raise InputTypeError(
@@ -266,11 +246,7 @@ class Schema:
             )
 
     def check_outputs(self, outputs: Arrays, rows: int) -> None:
-        """Check that a model has returned as many outputs as it should, and as many items as it was given.
-
-        Raises:
-            BurntError: it has not; the inputs are not to blame.
-        """
+        """Check that a model has returned as many outputs as it should, and as many items as it was given."""
         if len(outputs) != len(self.outputs):
             raise BurntError(
                 "the model returned another number of outputs",
@@ -342,11 +318,7 @@ class Schema:
 
 
 def numpy_dtype(name: str, where: str) -> np.dtype[Any]:
-    """Return the dtype of the arrays for a dtype by name; that of bfloat16, which NumPy lacks, is float32.
-
-    Raises:
-        UnsupportedError: it is neither boolean, integer nor floating-point.
-    """
+    """Return the dtype of the arrays for a dtype by name; that of bfloat16, which NumPy lacks, is float32."""
     try:
         dtype = np.dtype("float32" if name == "bfloat16" else name)
     except TypeError:

@@ -62,12 +62,7 @@ class Settings:
 
 
 class Service:
-    """The models that are served, the thread that runs them, and whether they are ready.
-
-    Args:
-        models: by the name under which each is served, at least one.
-        settings: the limits.
-    """
+    """The models that are served, the thread that runs them, and whether they are ready."""
 
     def __init__(self, models: Mapping[str, Servable], settings: Settings) -> None:
         self.settings = settings

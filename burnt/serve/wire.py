@@ -45,9 +45,6 @@ def decode_json(body: bytes, schema: Schema) -> dict[str, np.ndarray[Any, Any]]:
 
     Numbers are checked as they are read: an integer input takes no fraction, a boolean one only true and
     false. Shapes are left to `Schema.fit`.
-
-    Raises:
-        InputError: the body is no such JSON, lists are ragged, or a value does not fit its dtype.
     """
     if body.count(b'"') > 2 * (_MAX_STRINGS + len(schema.inputs)):
         raise InputTypeError("the body has more names or strings than a request", expected=_expected(schema))
@@ -185,11 +182,7 @@ def _not_finite_hint(body: bytes) -> str | None:
 
 
 def decode_safetensors(body: bytes) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the tensors of a file in the format of safetensors.
-
-    Raises:
-        InputError: it is damaged, or has a dtype that NumPy lacks.
-    """
+    """Return the tensors of a file in the format of safetensors."""
     try:
         return safetensors.numpy.load(body)
     except safetensors.SafetensorError as error:

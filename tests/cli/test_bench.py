@@ -9,6 +9,7 @@ import torch
 
 from burnt.cli import main
 from burnt.swapping import benchmark, measure
+from tests.cli.commands import printed, refused
 
 MODELS = """
 import torch
@@ -105,8 +106,9 @@ def test_a_table_for_people(capsys):
         "running swapped for the first time",
         "measuring",
     ]
-    assert main(["bench", "models.py:pair", "--seconds", "0", "--device", "cpu", "--step", "forward"]) == 0
-    assert "--report and --json show the whole error" in capsys.readouterr().out
+    assert "--report and --json show the whole error" in printed(
+        capsys, "bench", "models.py:pair", "--seconds", "0", "--device", "cpu", "--step", "forward"
+    )
 
 
 def test_inductor_beside_the_others(capsys, monkeypatch):
@@ -134,14 +136,14 @@ def test_inductor_beside_the_others(capsys, monkeypatch):
     ],
 )
 def test_bad_words(capsys, words, message):
-    assert main(["bench", *words]) == 2
-    assert message in (err := capsys.readouterr().err)
+    assert message in (err := refused(capsys, "bench", *words))
     assert "measuring" not in err
 
 
 def test_a_model_that_fails_with_its_input(capsys):
-    assert main(["bench", "models:broken", "--input", "2x3", "--device", "cpu"]) == 1
-    assert "the model fails with the batch" in capsys.readouterr().err
+    assert "the model fails with the batch" in refused(
+        capsys, "bench", "models:broken", "--input", "2x3", "--device", "cpu", code=1
+    )
 
 
 @pytest.mark.parametrize("train", [False, True])

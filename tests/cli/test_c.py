@@ -16,6 +16,7 @@ from burnt.cli.run_model import RunModel
 from burnt.export import CSource
 from burnt.export.c_source import c_source
 from burnt.inspect import signature_of
+from tests.cli.commands import printed, refused
 from tests.export.templates import templates_compiled_once
 from tests.onnx.translations import translations_parsed_once
 
@@ -45,8 +46,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_writes_a_program_and_says_what_it_needs(desk: Path, capsys: Any) -> None:
-    assert main(["c", "runs/net", "-o", "firmware", "--ram", "64k", "--flash", "1 MB"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, "c", "runs/net", "-o", "firmware", "--ram", "64k", "--flash", "1 MB").splitlines()
     assert lines[0] == "runs/net, step-00000003"
     assert lines[1].startswith("needs flash ")
     assert lines[2] == "firmware: model.c, model.h, test_model.c, Makefile"
@@ -58,8 +58,7 @@ def test_it_writes_a_program_and_says_what_it_needs(desk: Path, capsys: Any) -> 
 
 
 def test_a_model_that_does_not_fit(desk: Path, capsys: Any) -> None:
-    assert main(["c", "runs/net", "-o", "firmware", "--flash", "10"]) == 1
-    error = capsys.readouterr().err
+    error = refused(capsys, "c", "runs/net", "-o", "firmware", "--flash", "10", code=1)
     assert "the model does not fit into the flash" in error
     assert "expected  at most 10 bytes" in error
     assert "from      model: 32 bytes" in error
@@ -68,8 +67,7 @@ def test_a_model_that_does_not_fit(desk: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize("text", ["64q", "-1", "", "64 kB extra", "1.5M"])
 def test_a_limit_that_is_no_size(text: str, desk: Path, capsys: Any) -> None:
-    assert main(["c", "runs/net", "-o", "firmware", f"--ram={text}"]) == 2
-    assert "--ram is no size" in capsys.readouterr().err
+    assert "--ram is no size" in refused(capsys, "c", "runs/net", "-o", "firmware", f"--ram={text}")
     assert not (desk / "firmware").exists()
 
 
@@ -81,8 +79,9 @@ def test_sizes(text: str, size: int) -> None:
 
 
 def test_a_name_that_is_no_identifier(desk: Path, capsys: Any) -> None:
-    assert main(["c", "runs/net", "-o", "firmware", "--name", "my-net"]) == 1
-    assert "the name is no C identifier" in capsys.readouterr().err
+    assert "the name is no C identifier" in refused(
+        capsys, "c", "runs/net", "-o", "firmware", "--name", "my-net", code=1
+    )
 
 
 def test_a_file_in_place_of_the_folder(desk: Path, capfd: Any) -> None:
@@ -94,5 +93,4 @@ def test_a_file_in_place_of_the_folder(desk: Path, capfd: Any) -> None:
 
 def test_an_unknown_run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.undo()
-    assert main(["c", "nothing", "-o", "firmware"]) == 2
-    assert "nothing" in capsys.readouterr().err
+    assert "nothing" in refused(capsys, "c", "nothing", "-o", "firmware")

@@ -15,6 +15,7 @@ import safetensors.numpy
 from burnt.cli import main
 from burnt.errors import RunError
 from burnt.store import RunWriter, export_tensorboard
+from tests.cli.commands import printed
 
 OSC = "\x1b]0;owned\x07\x9b31m\r\u202e"  # a title, a colour, the beginning of the line, right to left
 
@@ -129,8 +130,7 @@ def test_data_are_raw_in_a_pipe_and_escaped_in_a_terminal(gift, capsys, monkeypa
         ["runs", "export", str(gift), "--format", "csv"],
         ["runs", "search", "state:crashed", "--paths"],
     ):
-        assert main(words) == 0
-        assert OSC in capsys.readouterr().out
+        assert OSC in printed(capsys, *words)
         with monkeypatch.context() as patch:
             patch.setattr(sys.stdout, "isatty", lambda: True)
             patch.setenv("TERM", "dumb")

@@ -16,6 +16,7 @@ from burnt.cli import main
 from burnt.monitor.data.event_text import event_text
 from burnt.store import RunReader, RunWriter
 from tests import forked
+from tests.cli.commands import printed, refused
 
 CODE = """
 import torch
@@ -165,8 +166,9 @@ def test_the_metrics_of_the_run_are_built_again_with_their_arguments(
 
 
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", "net", "--data", "evaluated.py:splits", "--device", "cpu"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(
+        capsys, "evaluate", "net", "--data", "evaluated.py:splits", "--device", "cpu"
+    ).splitlines()
     assert lines[0] == "runs/net, step-00000006"
     assert lines[1].split() == ["metric", "test", "rotated"]
     assert [line.split()[0] for line in lines[2:6]] == ["loss", "accuracy", "largest", "items"]
@@ -182,8 +184,7 @@ def test_data_is_a_value_a_function_or_a_function_of_the_runs_config(
 
 
 def test_data_whose_classes_have_other_numbers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", "net", "--data", "evaluated.py:other_classes"]) == 1
-    message = capsys.readouterr().err
+    message = refused(capsys, "evaluate", "net", "--data", "evaluated.py:other_classes", code=1)
     assert "in        other_classes, classes\n  expected  1 is 'b', of a, b, c\n" in message
 
 
@@ -217,8 +218,9 @@ def test_nothing_is_recorded_in_a_run_that_is_being_trained(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with RunWriter.create(run, resume=True, resumed_from_step=6):
-        assert main(["evaluate", "net", "--data", "evaluated.py:test", "--device", "cpu", "--record"]) == 1
-        assert "runs/net is being trained: pid" in capsys.readouterr().err
+        assert "runs/net is being trained: pid" in refused(
+            capsys, "evaluate", "net", "--data", "evaluated.py:test", "--device", "cpu", "--record", code=1
+        )
     with RunReader(run) as reader:
         assert reader.events("evaluation") == []
 
@@ -234,8 +236,9 @@ def test_a_metric_that_cannot_be_built_is_left_out_with_a_warning(
     captured = capsys.readouterr()
     assert "warning: the metric 'secret' of the run cannot be built: the attributes of Secret" in captured.err
     assert "secret" not in captured.out
-    assert main(["evaluate", "net", "--data", "evaluated.py:test", "--metrics", "secret"]) == 1
-    assert "the metric 'secret' of the run cannot be built" in capsys.readouterr().err
+    assert "the metric 'secret' of the run cannot be built" in refused(
+        capsys, "evaluate", "net", "--data", "evaluated.py:test", "--metrics", "secret", code=1
+    )
 
 
 @pytest.mark.sample(3)
@@ -256,8 +259,7 @@ def test_a_metric_that_cannot_be_built_is_left_out_with_a_warning(
 def test_mistakes_in_the_command_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["evaluate", "net", *words]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, "evaluate", "net", *words)
 
 
 def test_errors_of_the_code_and_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,8 +268,7 @@ def test_errors_of_the_code_and_of_the_model(capsys: pytest.CaptureFixture[str])
     with pytest.raises(FileNotFoundError, match=r"rows\.csv"):  # with its traceback, unlike our own
         main(["evaluate", "net", "--data", "evaluated.py:opening"])
     assert main(["evaluate", "net", "--data", "evaluated.py:test", "--checkpoint", "first"]) == 1
-    assert main(["evaluate", "met", "--data", "evaluated.py:test"]) == 2
-    assert "did you mean runs/net?" in capsys.readouterr().err
+    assert "did you mean runs/net?" in refused(capsys, "evaluate", "met", "--data", "evaluated.py:test")
 
 
 def test_a_script_that_trains_when_it_is_imported_does_not_train_again(
@@ -276,6 +277,7 @@ def test_a_script_that_trains_when_it_is_imported_does_not_train_again(
     (desk / "careless.py").write_text(
         "import evaluated\nevaluated.main(evaluated.Run())\ntest = evaluated.test\n"
     )
-    assert main(["evaluate", "net", "--data", "careless.py:test"]) == 1
-    assert "careless.py trains when it is imported" in capsys.readouterr().err
+    assert "careless.py trains when it is imported" in refused(
+        capsys, "evaluate", "net", "--data", "careless.py:test", code=1
+    )
     assert torch.is_grad_enabled()

@@ -15,6 +15,7 @@ import torch
 
 from burnt import device
 from burnt.cli import main
+from tests.cli.commands import printed
 
 
 def facts(capsys):
@@ -37,19 +38,8 @@ def test_a_table_for_people(capsys):
     assert main(["info"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["torch"].startswith(torch.__version__)
-    assert {
-        "burnt",
-        "Python",
-        "numpy",
-        "Triton",
-        "NVML",
-        "system",
-        "CPU",
-        "cores",
-        "memory",
-        "host",
-        "C",
-    } <= set(lines)
+    names = "burnt Python numpy Triton NVML system CPU cores memory host C"
+    assert set(names.split()) <= set(lines)
 
 
 def test_an_extra_is_there_with_all_its_packages(capsys, monkeypatch):
@@ -77,8 +67,7 @@ def test_gpus(capsys, monkeypatch):
     monkeypatch.setattr("burnt.device.accelerators", lambda: ["cuda:0", "mps"])
     monkeypatch.setattr(device, "device_info", known.__getitem__)
     assert [gpu["memory"] for gpu in facts(capsys)["gpus"]] == [80 * 2**30, None]
-    assert main(["info"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "info")
     assert "cuda:0      Some GPU, 80.0 GiB, sm_90 (cuda), bfloat16\n" in out
     assert "mps         Other GPU, arm64 (mps), no bfloat16\n" in out
 
@@ -109,8 +98,7 @@ def test_nvml(capsys, monkeypatch):
     nvml.nvmlSystemGetDriverVersion = lambda: "580.1"
     monkeypatch.setattr("importlib.metadata.version", lambda name: "13.0")
     assert facts(capsys)["nvml"] == {"available": True, "version": "13.0", "driver": "580.1"}
-    assert main(["info"]) == 0
-    assert "NVML        13.0, driver 580.1\n" in capsys.readouterr().out
+    assert "NVML        13.0, driver 580.1\n" in printed(capsys, "info")
 
 
 def works(name):
@@ -147,8 +135,7 @@ def test_compilers(capsys, monkeypatch, desk, scripts, cc, expected):
     assert (None if found is None else found["version"]) == expected
     assert facts_here["kernels"]["generated"] == (expected is not None)
     if expected is None:
-        assert main(["info"]) == 0
-        out = capsys.readouterr().out
+        out = printed(capsys, "info")
         assert "none found: install gcc or clang" in out
         assert "PyTorch only: no working C compiler" in out
 
@@ -159,7 +146,6 @@ def test_kernels(capsys, monkeypatch, desk):
     assert found["tuned"] == 0
     assert found["table"] == str(desk / "cache" / "tuned.sqlite")
     (desk / "cache" / "tuned.sqlite").write_text("no database, but long enough to be looked at" * 100)
-    assert main(["info"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "info")
     assert "the tuning table cannot be read" in out
     assert "the table of tuned kernels is damaged" in out

@@ -15,16 +15,10 @@ from burnt.cli.output import report
 ROOT = Path(burnt.__file__).parents[1]
 
 
-def burnt_command(*words, **options):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
-    return subprocess.run(
-        [sys.executable, "-m", "burnt", *words],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=120,
-        **options,
-    )
+def python(*words, stdout=subprocess.PIPE, **env):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    command = [sys.executable, *words]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env, timeout=120)
 
 
 def test_version(capsys):
@@ -45,31 +39,16 @@ def test_help_is_short_and_shows_every_command(capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
-        ["train"],
-        ["check"],
-        ["evaluate"],
-        ["runs"],
-        ["runs", "list"],
-        ["runs", "show"],
-        ["runs", "compare"],
-        ["runs", "search"],
-        ["runs", "tag"],
-        ["runs", "note"],
-        ["runs", "rm"],
-        ["ctl"],
-        ["bench"],
-        ["info"],
-        ["show"],
-        ["convert"],
-        ["quantize"],
+        *("train", "check", "evaluate", "ctl", "bench", "info", "show", "convert", "quantize", "runs"),
+        *(f"runs {name}" for name in ("list", "show", "compare", "search", "tag", "note", "rm")),
     ],
 )
-def test_every_command_has_an_example(words, capsys):
+def test_every_command_has_an_example(command, capsys):
     with pytest.raises(SystemExit):
-        main([*words, "--help"])
-    assert re.search(rf"example.*burnt {' '.join(words)} ", capsys.readouterr().out, re.DOTALL)
+        main([*command.split(), "--help"])
+    assert re.search(rf"example.*burnt {command} ", capsys.readouterr().out, re.DOTALL)
 
 
 @pytest.mark.parametrize(
@@ -122,13 +101,7 @@ def test_looking_at_runs_never_loads_torch(write):
         "    assert code == 0, words\n"
         "    assert 'torch' not in sys.modules, words\nprint('no torch')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-    )
+    done = python("-c", program)
     assert done.stdout.endswith("no torch\n"), done.stderr
 
 
@@ -137,19 +110,13 @@ def test_help_loads_next_to_nothing():
         "import sys\nfrom burnt.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "print(sorted({'rich', 'msgspec', 'numpy', 'sqlite3', 'psutil'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120,
-    )
+    done = python("-c", program)
     assert done.stdout.endswith("[]\n"), done.stdout
 
 
 def test_as_a_module(write):
     write("runs/digits")
-    done = burnt_command("runs", "list")
+    done = python("-m", "burnt", "runs", "list")
     assert (done.returncode, done.stderr) == (0, "")
     assert "runs/digits" in done.stdout
 
@@ -158,26 +125,22 @@ def test_a_reader_that_goes_away_is_no_error(write):
     write("r")
     read, written = os.pipe()
     os.close(read)  # what is written now fails at once, as after `| head`
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "burnt", "runs", "export", "r", "--format", "csv"]
-    done = subprocess.run(command, stdout=written, stderr=subprocess.PIPE, text=True, env=env, timeout=120)
+    done = python("-m", "burnt", "runs", "export", "r", "--format", "csv", stdout=written)
     os.close(written)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_full_disk_is_reported_in_a_line(write):
     write("r")
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "burnt", "runs", "list", "."]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env, timeout=120)
+        done = python("-m", "burnt", "runs", "list", ".", stdout=full)
     assert done.returncode == 1
     assert done.stderr == "error: [Errno 28] No space left on device\n"
 
 
 def test_names_that_the_output_cannot_hold_are_escaped(write):
     write("größe")
-    done = burnt_command("runs", "list", ".", env={"PYTHONIOENCODING": "ascii"})
+    done = python("-m", "burnt", "runs", "list", ".", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert r"gr\xf6\xdfe  finished" in done.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from burnt.cli import main
 from burnt.store import RunWriter
+from tests.cli.commands import in_terminal, printed, refused
 
 COMMAND = [sys.executable, "-m", "burnt", "monitor"]
+
+
+def monitor(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_into_a_pipe_goes_a_snapshot_with_a_line_that_says_so(runs: Path) -> None:
-    done = subprocess.run([*COMMAND, str(runs)], capture_output=True, text=True)
+    done = monitor(runs)
     assert done.returncode == 0
     assert "digits" in done.stdout
     assert "the output is not a terminal: this is a snapshot" in done.stdout
@@ -37,30 +40,17 @@ def test_into_a_pipe_goes_a_snapshot_with_a_line_that_says_so(runs: Path) -> Non
 
 @pytest.mark.parametrize("term", ["dumb", "unknown", ""])
 def test_a_dumb_terminal_gets_no_escape_codes(runs: Path, term: str) -> None:
-    parent, child = pty.openpty()
-    environment = {**os.environ, "TERM": term}
-    with subprocess.Popen(
-        [*COMMAND, str(runs)], stdin=child, stdout=child, stderr=child, env=environment
-    ) as process:
-        os.close(child)
-        output = b""
-        try:
-            while chunk := os.read(parent, 65536):
-                output += chunk
-        except OSError:  # the other end is closed
-            pass
-        assert process.wait() == 0
-    os.close(parent)
-    assert b"digits" in output
-    assert b"TERM describes" in output
-    assert b"\x1b" not in output
+    output = in_terminal("-m", "burnt", "monitor", str(runs), stdin=True, TERM=term)
+    assert "digits" in output
+    assert "TERM describes" in output
+    assert "\x1b" not in output
 
 
 def test_a_damaged_run_is_a_line_and_no_traceback(runs: Path) -> None:
     (runs / "bad").mkdir()
     (runs / "bad" / "run.db").write_bytes(b"damaged")
     for folder in (runs, runs / "bad"):
-        done = subprocess.run([*COMMAND, str(folder), "--once"], capture_output=True, text=True)
+        done = monitor(folder, "--once")
         assert done.returncode == 0
         assert "unreadable" in done.stdout
         assert "the run's database is damaged" in done.stdout
@@ -71,18 +61,12 @@ def test_a_damaged_run_is_a_line_and_no_traceback(runs: Path) -> None:
 def test_a_picture_is_svg(runs: Path, tmp_path: Path) -> None:
     pytest.importorskip("textual")
     file = tmp_path / "screen.svg"
-    done = subprocess.run(
-        [*COMMAND, str(runs / "digits"), "--svg", str(file), "--size", "100x30"],
-        capture_output=True,
-        text=True,
-    )
+    done = monitor(runs / "digits", "--svg", file, "--size", "100x30")
     assert done.returncode == 0, done.stderr
     text = "".join(ElementTree.parse(file).getroot().itertext()).replace("\xa0", " ")
     assert "finished" in text
     assert "loss" in text
-    done = subprocess.run(
-        [*COMMAND, str(runs), "--svg", str(file), "--size", "100x12"], capture_output=True, text=True
-    )
+    done = monitor(runs, "--svg", file, "--size", "100x12")
     assert done.returncode == 0, done.stderr
     text = "".join(ElementTree.parse(file).getroot().itertext()).replace("\xa0", " ")
     assert "finished" in text
@@ -90,9 +74,7 @@ def test_a_picture_is_svg(runs: Path, tmp_path: Path) -> None:
 
 def test_a_picture_that_cannot_be_written_is_an_error(runs: Path, tmp_path: Path) -> None:
     pytest.importorskip("textual")
-    done = subprocess.run(
-        [*COMMAND, str(runs), "--svg", str(tmp_path / "no" / "x.svg")], capture_output=True, text=True
-    )
+    done = monitor(runs, "--svg", tmp_path / "no" / "x.svg")
     assert done.returncode == 1
     assert "the screenshot cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
@@ -124,8 +106,7 @@ def test_the_monitor_takes_the_lowest_priority(runs: Path, tmp_path: Path) -> No
 def test_what_cannot_be_is_refused(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["monitor", *words]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, "monitor", *words)
 
 
 def test_a_folder_that_cannot_be_read_does_not_seem_empty(
@@ -139,8 +120,7 @@ def test_a_folder_that_cannot_be_read_does_not_seem_empty(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert main(["monitor", str(tmp_path), "--once"]) == 2
-    message = capsys.readouterr().err
+    message = refused(capsys, "monitor", str(tmp_path), "--once")
     assert f"the folder '{tmp_path}' cannot be read" in message
     assert "Permission denied" in message
 
@@ -149,16 +129,14 @@ def test_a_mistyped_folder_is_guessed(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs.parent)
-    assert main(["monitor", "rusn"]) == 2
-    assert "did you mean runs?" in capsys.readouterr().err
+    assert "did you mean runs?" in refused(capsys, "monitor", "rusn")
 
 
 def test_a_name_is_looked_for_as_ctl_does(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs.parent)
-    assert main(["monitor", "digits", "--once"]) == 0
-    assert "finished" in capsys.readouterr().out
+    assert "finished" in printed(capsys, "monitor", "digits", "--once")
 
 
 def test_a_file_is_not_guessed(
@@ -166,7 +144,6 @@ def test_a_file_is_not_guessed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README.md").touch()
-    assert main(["monitor", "README.md"]) == 2
-    output = capsys.readouterr().err
+    output = refused(capsys, "monitor", "README.md")
     assert "a file" in output
     assert "did you mean" not in output

@@ -15,6 +15,7 @@ from burnt.cli import main, page
 from burnt.cli.run_model import RunModel
 from burnt.export import Page
 from burnt.inspect import signature_of
+from tests.cli.commands import refused
 
 for package in ("emx_onnx_cgen", "onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason="not installed: pip install 'burnt[c]'")
@@ -89,6 +90,5 @@ def test_names_of_another_number_of_classes_are_left_out(
 
 def test_an_unknown_run(desk: Path, capsys: Any) -> None:
     (desk / "runs").mkdir()
-    assert main(["page", "digits", "-o", "digits.html"]) == 2
-    assert "digits" in capsys.readouterr().err
+    assert "digits" in refused(capsys, "page", "digits", "-o", "digits.html")
     assert not (desk / "digits.html").exists()

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,7 @@ from burnt._modules import import_file
 from burnt.cli import main
 from burnt.cli.output import step_bar
 from tests import forked
-
-ROOT = Path(burnt.__file__).parents[1]
+from tests.cli.commands import in_terminal, printed, refused
 
 CODE = """
 import torch
@@ -166,15 +161,13 @@ def test_calibration_takes_the_models_inputs_of_batches(
 
 def test_auto_is_bounded_and_a_page_says_what_was_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plain.safetensors", "--model", "nets.py:plain", "--data", "nets.py:plain_inputs"]
-    assert main(["quantize", *words, "--scheme", "auto", "--bound", "1e-9", "--device", "cpu"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "quantize", *words, "--scheme", "auto", "--bound", "1e-9", "--device", "cpu")
     assert "calibrated on 2 batches" in shown
     assert "0 layers quantized" in shown
 
 
 def test_the_report_is_a_page_with_a_line_for_each_layer(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quantize", "runs/net", "--skip", "head", "--device", "cpu"]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
+    first, *lines = printed(capsys, "quantize", "runs/net", "--skip", "head", "--device", "cpu").splitlines()
     assert re.fullmatch(r"runs/net, step-\d+ -> net-int8.safetensors, [\d.]+ kB", first)
     assert any(re.fullmatch(r"  first +Linear +int8 +2\.3 kB -> 1\.0 kB +\d+\.\d dB", line) for line in lines)
     assert "  Linear: skip='head'  (head)" in lines
@@ -227,10 +220,12 @@ def test_a_wrong_argument_is_refused_and_nothing_is_written(
 
 
 def test_what_cannot_be_quantized_is_exit_code_1(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    assert main(["quantize", "net", "--skip", "haed", "--device", "cpu"]) == 1
-    assert "did you mean 'head'?" in capsys.readouterr().err
-    assert main(["quantize", "plain.safetensors", "--model", "nets.py:Net", "--device", "cpu"]) == 1
-    error = capsys.readouterr().err
+    assert "did you mean 'head'?" in refused(
+        capsys, "quantize", "net", "--skip", "haed", "--device", "cpu", code=1
+    )
+    error = refused(
+        capsys, "quantize", "plain.safetensors", "--model", "nets.py:Net", "--device", "cpu", code=1
+    )
     assert "holds no Config" in error
     assert "--model MODULE:NAME of a function" in error
     assert not list(here.glob("*-int8.safetensors"))
@@ -247,12 +242,10 @@ with step_bar() as advance_to:
 """
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
 def test_a_file_is_quantized_once(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     quantized(capsys, "plain.safetensors", "--model", "nets.py:plain")
     words = ["plain-int8.safetensors", "--model", "nets.py:plain", "--scheme", "int4", "--device", "cpu"]
-    assert main(["quantize", *words]) == 1
-    message = capsys.readouterr().err
+    message = refused(capsys, "quantize", *words, code=1)
     assert "no layer was quantized, and no file written" in message
     assert "it is quantized already: int8" in message
     assert "start from the weights before they were quantized" in message
@@ -263,21 +256,6 @@ def test_the_bar_shows_text_and_count_in_a_terminal_alone(capfd: pytest.CaptureF
     with step_bar() as advance_to:
         advance_to("quantizing", 1, 2)
     assert capfd.readouterr().err == ""
-    outer, inner = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=inner, env=environment) as process:
-        os.close(inner)
-        shown = b""
-        while True:
-            try:
-                part = os.read(outer, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-        assert process.wait() == 0
-    os.close(outer)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", in_terminal("-c", PROGRAM, columns=100))
     assert "calibrating" in text
     assert re.search(r"3/7.*quantizing first", text)

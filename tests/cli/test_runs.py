@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import pty
 import re
 import sqlite3
 import subprocess
@@ -15,27 +14,13 @@ from pathlib import Path
 
 import pytest
 
-import burnt
 from burnt.cli import main
 from burnt.cli.runs_show import sparkline
 from burnt.store import Points, RunWriter
 from burnt.store.tags import change_tags
-
-ROOT = Path(burnt.__file__).parents[1]
-
-
-def printed(capsys, *words):
-    assert main(["runs", *words]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
-
-
-def refused(capsys, code, *words):
-    assert main(["runs", *words]) == code
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err
+from tests.cli.commands import ROOT, in_terminal
+from tests.cli.commands import runs_printed as printed
+from tests.cli.commands import runs_refused as refused
 
 
 def kill_a_run(folder):
@@ -200,35 +185,12 @@ def test_a_narrow_terminal_does_without_the_less_important(capsys, monkeypatch):
     assert "progress" not in out
 
 
-def through_a_terminal(*words, **env):
-    """What a command writes to a terminal, colours and all."""
-    near, far = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "burnt", *words],
-        stdout=far,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **env},
-    )
-    os.close(far)
-    out = b""
-    while True:
-        try:
-            part = os.read(near, 65536)
-        except OSError:  # so Linux says that nobody writes any more
-            break
-        if not part:
-            break
-        out += part
-    os.close(near)
-    assert process.wait(timeout=120) == 0
-    return out.decode()
-
-
 def test_colours_go_to_terminals_that_want_them(write):
     write("runs/done")
-    assert re.search(r"\x1b\[(\d+;)?32m", through_a_terminal("runs", "list"))
-    assert not re.search(r"\x1b\[(\d+;)?3\dm", through_a_terminal("runs", "list", NO_COLOR="1"))
-    assert "\x1b" not in through_a_terminal("runs", "list", TERM="dumb")
-    assert "\x1b" not in through_a_terminal("runs", "list", TERM="")
+    assert re.search(r"\x1b\[(\d+;)?32m", in_terminal("-m", "burnt", "runs", "list"))
+    assert not re.search(r"\x1b\[(\d+;)?3\dm", in_terminal("-m", "burnt", "runs", "list", NO_COLOR="1"))
+    assert "\x1b" not in in_terminal("-m", "burnt", "runs", "list", TERM="dumb")
+    assert "\x1b" not in in_terminal("-m", "burnt", "runs", "list", TERM="")
 
 
 # --- show

@@ -7,20 +7,8 @@ from pathlib import Path
 from burnt.cli import main
 from burnt.store import RunReader, RunWriter
 from burnt.store.tags import all_notes, read_tags
-
-
-def printed(capsys, *words, code=0):
-    assert main(["runs", *words]) == code
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
-
-
-def refused(capsys, code, *words):
-    assert main(["runs", *words]) == code
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err
+from tests.cli.commands import runs_printed as printed
+from tests.cli.commands import runs_refused as refused
 
 
 def make(name, lr=0.1, loss=1.0, state="finished", fork=None, **extra):

@@ -18,6 +18,7 @@ from burnt.data import Batch, Loader, TensorDataset
 from burnt.serve import OnnxModel, RunModel, process
 from burnt.train import KeepLast, Learner, StepOutput, SupervisedTraining
 from tests import forked
+from tests.cli.commands import printed, refused
 from tests.serve import onnx_files
 
 
@@ -61,9 +62,9 @@ def test_runs_and_files_by_their_names(run: Path, served: Served, capsys: pytest
     assert list(served.models) == ["net", "b", "old", "c"]
     assert [type(model) for model in served.models.values()] == [RunModel, OnnxModel, OnnxModel, RunModel]
     assert served.models["net"].version == "step-00000004"
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "net: input: float32[batch, 2] -> output: float32[batch, 3], step-00000004"
-    assert printed[-1].startswith("listening on http://127.0.0.1:")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "net: input: float32[batch, 2] -> output: float32[batch, 3], step-00000004"
+    assert lines[-1].startswith("listening on http://127.0.0.1:")
 
 
 def test_settings_of_options_and_environment(
@@ -81,8 +82,9 @@ def test_settings_of_options_and_environment(
     assert "k3y" not in captured.out + captured.err
     assert "warning" not in captured.err
     monkeypatch.delenv("BURNT_API_KEY")
-    assert main(["serve", "m.onnx", "--host", "0.0.0.0", "--port", "0"]) == 0
-    assert "everybody who reaches 0.0.0.0 is served: set BURNT_API_KEY" in capsys.readouterr().err
+    assert "everybody who reaches 0.0.0.0 is served: set BURNT_API_KEY" in refused(
+        capsys, "serve", "m.onnx", "--host", "0.0.0.0", "--port", "0", code=0
+    )
     assert (served.settings.reload, served.settings.allowed_hosts) == (None, ())
     assert main(["serve", "m.onnx", "--port", "0", "--allowed-host", "a", "--allowed-host", "b.c"]) == 0
     assert served.settings.allowed_hosts == ("a", "b.c")
@@ -107,8 +109,7 @@ def test_what_is_refused(
     served: Served, capsys: pytest.CaptureFixture[str], words: Sequence[str], code: int, told: str
 ) -> None:
     onnx_files.write(Path("m.onnx"))
-    assert main(["serve", "--port", "0", *words]) == code
-    assert told in capsys.readouterr().err
+    assert told in refused(capsys, "serve", "--port", "0", *words, code=code)
     assert not served.models
 
 
@@ -125,26 +126,23 @@ def test_an_empty_key_is_refused(
     served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BURNT_API_KEY", "")
-    assert main(["serve", "m.onnx"]) == 2
-    assert "BURNT_API_KEY is empty" in capsys.readouterr().err
+    assert "BURNT_API_KEY is empty" in refused(capsys, "serve", "m.onnx")
 
 
 def test_a_missing_package_is_said(
     served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["serve", "m.onnx"]) == 1
-    assert "pip install burnt[serve]" in capsys.readouterr().err
+    assert "pip install burnt[serve]" in refused(capsys, "serve", "m.onnx", code=1)
 
 
 def test_the_folder_of_an_image_holds_the_file(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     onnx_files.write(Path("m.onnx"))
     options = ["--port", "9000", "--max-batch", "64", "--allowed-host", "models.example"]
-    assert main(["serve", "a=m.onnx", "--container", "image", *options]) == 0
-    printed = capsys.readouterr().out
-    assert "podman build -t a image" in printed
-    assert "cd image && python -m burnt serve a=a.onnx --host 0.0.0.0 --port 9000 --max-batch 64" in printed
-    assert "--allowed-host models.example" in printed
+    text = printed(capsys, "serve", "a=m.onnx", "--container", "image", *options)
+    assert "podman build -t a image" in text
+    assert "cd image && python -m burnt serve a=a.onnx --host 0.0.0.0 --port 9000 --max-batch 64" in text
+    assert "--allowed-host models.example" in text
     assert "EXPOSE 9000" in Path("image/Containerfile").read_text()
     assert Path("image/a.onnx").read_bytes() == Path("m.onnx").read_bytes()
     assert not served.models

@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from burnt.cli import main
+from tests.cli.commands import printed
 
 
 @pytest.fixture
@@ -41,8 +42,7 @@ def test_text(path, capsys):
 
 
 def test_json(path, capsys):
-    assert main(["show", path, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed(capsys, "show", path, "--json"))
     assert found["inputs"] == {"x": "float32[batch, 2]"}
     assert found["ops"] == {"Relu": 2, "MatMul": 1, "com.example.Secret": 1}
     assert found["opsets"] == {"ai.onnx": 18, "com.example": 2}

@@ -13,6 +13,7 @@ from burnt.cli import main
 from burnt.record import read_tensors
 from burnt.store import RunWriter
 from burnt.train import Checkpoints, RunReader
+from tests.cli.commands import printed, refused
 
 PROGRAM = """
 import torch
@@ -73,12 +74,6 @@ def ended():
     return sys.modules["net"].ended
 
 
-def refused(capsys, *words, code=2):
-    capsys.readouterr()
-    assert main([*words]) == code
-    return capsys.readouterr().err
-
-
 def points(folder, name="loss", split="train"):
     with RunReader(folder) as reader:
         return dict(zip(*reader.points(name, split)[::2], strict=True))
@@ -109,8 +104,7 @@ def test_resume_takes_the_whole_configuration_also_that_of_a_file(desk, capsys):
     (desk / "base.json").write_text('{"format": 1, "type": "Run", "config": {"lr": 0.02, "epochs": 1}}')
     train("--config", "base.json")
     capsys.readouterr()
-    assert main(["train", "--resume", "runs/net", "--show", "epochs=2"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(printed(capsys, "train", "--resume", "runs/net", "--show", "epochs=2"))
     assert (shown["lr"], shown["epochs"], shown["folder"], shown["resume"]) == (0.02, 2, "runs/net", True)
 
 
@@ -217,8 +211,7 @@ def test_replay_repeats_a_step_and_writes_nothing(desk, capsys):
     assert [layer for layer, *_ in step["gradients"]] == ["first", "last"]
     assert files(desk / "runs") == before
     assert len(ended()) == 1  # the lines after the training were not run again
-    assert main(["replay", "net", "--step", "11"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "replay", "net", "--step", "11")
     assert "step 11, epoch 3, batch 2" in out
     assert "bit for bit" in out
 
@@ -241,8 +234,7 @@ def test_a_loss_that_became_nan_names_the_replay_which_names_the_sample(capsys):
     message = refused(capsys, "train", "net.py:main", "bad=7", "log_every=3", code=1)
     assert "the loss became nan" in message
     assert "to see where it began: burnt replay runs/net --step 1-3" in message
-    assert main(["replay", "net", "--step", "1-3"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "replay", "net", "--step", "1-3")
     order = sys.modules["burnt"].data.Loader(range(16), 4, shuffle=True).order(0).tolist()
     assert f"step {order.index(7) // 4 + 1}, epoch 1" in out
     assert "not finite     batch.x, which the loader gave: 1 of 12 values, in sample 7" in out
@@ -252,8 +244,7 @@ def test_a_loss_that_became_nan_names_the_replay_which_names_the_sample(capsys):
 def test_replay_in_the_debugger_stops_in_the_training_step(capsys, monkeypatch):
     train("epochs=1")
     monkeypatch.setattr("sys.stdin", io.StringIO("p tuple(batch.x.shape)\nn\np tuple(logits.shape)\nc\n"))
-    assert main(["replay", "net", "--step", "2", "--pdb"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "replay", "net", "--step", "2", "--pdb")
     first, *_ = out.splitlines()
     assert first.endswith("training_step()")
     assert "-> logits = self(batch.x)\n(Pdb) (4, 3)" in out
@@ -385,8 +376,7 @@ def test_a_fork_at_the_end_of_an_epoch_takes_another_batch_size(desk):
 def test_a_run_that_is_reproduced(desk, capsys):
     train("epochs=2")
     capsys.readouterr()
-    assert main(["runs", "reproduce", "net", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(printed(capsys, "runs", "reproduce", "net", "--json"))
     assert (found["equal"], found["reproduction"]) == (True, "runs/net-reproduced")
     series = [("loss", "train"), ("learning_rate", "train"), ("loss", "valid")]
     assert found["compared"] == sum(len(points("runs/net", *one)) for one in series)
@@ -397,8 +387,7 @@ def test_a_fork_is_reproduced_from_its_parent(desk, capsys):
     train("epochs=2")
     assert main(["fork", "net@5", "lr=0.3"]) == 0
     capsys.readouterr()
-    assert main(["runs", "reproduce", "net-fork-5", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["equal"]
+    assert json.loads(printed(capsys, "runs", "reproduce", "net-fork-5", "--json"))["equal"]
     with RunReader("runs/net-fork-5-reproduced") as reader:
         assert (reader.parent().step, reader.points("loss").steps) == (5, [6, 7, 8])
     (desk / "runs" / "net").rename(desk / "net-elsewhere")
@@ -413,8 +402,7 @@ def test_a_run_that_is_not_reproduced_differs_from_a_step_on(desk, capsys):
     (desk / "net.py").write_text(PROGRAM.replace("Dropout(0.3)", "Dropout(0.31)"))
     del sys.modules["net"]
     capsys.readouterr()
-    assert main(["runs", "reproduce", "net", "--out", "runs/again"]) == 1
-    out = capsys.readouterr().out
+    out = printed(capsys, "runs", "reproduce", "net", "--out", "runs/again", code=1)
     assert "changed since the run" in out
     assert "different: train/loss at step 1: " in out
     assert "runs/again exists" in refused(capsys, "runs", "reproduce", "net", "--out", "runs/again")
@@ -426,8 +414,7 @@ def test_what_was_changed_while_a_run_went_on_is_named_as_a_cause(desk, capsys):
         run.event("learning_rate", 6, value=0.5)
     assert main(["train", "--resume", "net", "epochs=2", "lr=0.05"]) == 0
     capsys.readouterr()
-    assert main(["runs", "reproduce", "net"]) == 1
-    out = capsys.readouterr().out
+    out = printed(capsys, "runs", "reproduce", "net", code=1)
     causes = "epochs changed at step 4, lr changed at step 4, learning rate 0.5 at step 6"
     assert causes in " ".join(out.split())
     shutil.rmtree(desk / "runs/net/checkpoints/step-00000004")

@@ -16,6 +16,7 @@ from burnt import Config
 from burnt.cli import main
 from burnt.errors import DataError
 from burnt.store import RunWriter
+from tests.cli.commands import printed, refused
 
 ROOT = Path(burnt.__file__).parents[1]
 
@@ -135,8 +136,11 @@ def test_words_may_stand_on_both_sides_of_options(tmp_path):
 
 
 def test_show_prints_the_configuration(capsys):
-    assert main(["train", "work.digits:main", "--show", "model.hidden=3"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"model": {"hidden": 3}, "lr": 0.001, "name": "a"}
+    assert json.loads(printed(capsys, "train", "work.digits:main", "--show", "model.hidden=3")) == {
+        "model": {"hidden": 3},
+        "lr": 0.001,
+        "name": "a",
+    }
 
 
 def test_starts_from_a_file(tmp_path):
@@ -255,8 +259,7 @@ def test_errors_inside_the_module_are_its_own(desk, target, line):
 
 
 def test_errors_of_burnt_have_no_traceback(capsys, monkeypatch):
-    assert main(["train", "work.digits:fails"]) == 1
-    assert capsys.readouterr().err == (
+    assert refused(capsys, "train", "work.digits:fails", code=1) == (
         "error: no data\n  in        loader\n  hint      make some\n"
         "(set BURNT_DEBUG=1 to see the traceback)\n"
     )
@@ -325,12 +328,10 @@ def test_a_real_training_is_listed_and_shown(desk, capsys):
     (desk / "real_two.py").write_text(TRAINING)
     assert main(["train", "real_two:main"]) == 0
     capsys.readouterr()
-    assert main(["runs", "list", "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)
+    (run,) = json.loads(printed(capsys, "runs", "list", "--json"))
     assert (run["folder"], run["state"], run["progress"]["fraction"]) == ("runs/net", "finished", 1.0)
     assert run["metric"] == {"name": "loss", "split": "valid"}
-    assert main(["runs", "show", "runs/net"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "runs", "show", "runs/net")
     assert re.search(r"^step-0+8 +[\d.]+ KiB +\ds  train/loss 0\.\d+  valid/loss 0\.\d+$", out, re.MULTILINE)
     assert re.search(r"^optimizer +Sgd", out, re.MULTILINE)
 
@@ -350,8 +351,7 @@ def test_what_is_shown_meanwhile_can_be_said(desk, monkeypatch, capsys):
         (["monitor=plain", "--monitor", "off"], "PlainReporter"),  # the function's own word holds
     ):
         monkeypatch.setenv("BURNT_MONITOR", "")
-        assert main(["train", "shown:main", *words]) == 0
-        assert capsys.readouterr().out == f"{kind}\n"
+        assert printed(capsys, "train", "shown:main", *words) == f"{kind}\n"
     with pytest.raises(SystemExit) as caught:
         main(["train", "shown:main", "--monitor", "telly"])
     assert caught.value.code == 2

@@ -19,6 +19,7 @@ from burnt.cli.arguments import _build_parser
 from burnt.data import Loader, TensorDataset
 from burnt.errors import RunError
 from burnt.train import Learner, StepOutput, SupervisedTraining
+from tests.cli.commands import refused
 
 CODE = """
 from pathlib import Path
@@ -222,8 +223,7 @@ def test_installed_code_is_called_only_if_it_is_a_function_of_a_config(target, g
     monkeypatch.setitem(sys.modules, "webbrowser", None)  # antigravity would import it
     change(gift, {"target": target, "config": {"command": "touch executed"}})
     is_new = target.partition(":")[0] not in sys.modules
-    assert main(["train", "--resume", "gift"]) == 1
-    text = capsys.readouterr().err
+    text = refused(capsys, "train", "--resume", "gift", code=1)
     assert f"and call its function {target.partition(':')[2]}" in text
     assert not (is_new and target.partition(":")[0] in sys.modules)
     if not target.startswith("antigravity"):  # it opens a browser
@@ -373,8 +373,7 @@ def test_relative_entries_of_the_path_are_not_installed(gift, monkeypatch, capsy
     monkeypatch.setenv("PYTHONPATH", "src")
     monkeypatch.syspath_prepend(str(gift.parent / "src"))  # as Python makes it
     for words in (["train", "--resume", "gift"], ["export", "gift", "-o", "out.onnx"]):
-        assert main(words) == 1
-        assert "nothing was imported" in capsys.readouterr().err
+        assert "nothing was imported" in refused(capsys, *words, code=1)
     assert not (gift.parent / "src" / "executed").exists()
 
 

@@ -13,6 +13,7 @@ from burnt.kernels.autotune import tuner
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table
 from burnt.kernels.interface.candidate import Alternative
 from burnt.kernels.interface.tuning_key import machine_name, source_hash
+from tests.cli.commands import printed, refused
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +42,7 @@ ROWS = [
 
 
 def test_run_measures_and_keeps(capsys, example):
-    assert main(["tune", "run", "negated", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(printed(capsys, "tune", "run", "negated", "--json"))
     assert {row["config"] for row in rows} <= {"library", "generated"}
     assert all(row["status"] == "ok" and row["ms"] > 0 for row in rows)
     assert {row["key"].split("|")[3] for row in rows} == {"inference", "training"}
@@ -52,36 +52,42 @@ def test_run_measures_and_keeps(capsys, example):
 def test_without_a_folder_the_variable_is_named(capsys, desk, monkeypatch):
     (desk / "file").write_text("")
     monkeypatch.setenv("BURNT_CACHE", str(desk / "file"))
-    assert main(["tune", "show"]) == 1
-    err = capsys.readouterr().err
+    err = refused(capsys, "tune", "show", code=1)
     assert "there is no folder for the table of tuned kernels" in err
     assert "set BURNT_CACHE to a folder" in err
 
 
 def test_rows_that_run_prints_have_a_time(capsys, example):
     before = time.time()
-    assert main(["tune", "run", "negated", "--json"]) == 0
-    assert all(row["at"] >= before for row in json.loads(capsys.readouterr().out))
+    assert all(row["at"] >= before for row in json.loads(printed(capsys, "tune", "run", "negated", "--json")))
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan"])
 def test_run_refuses_a_time_that_is_none(capsys, seconds):
-    assert main(["tune", "run", "silu", "--seconds", seconds]) == 2
-    assert f"--seconds {seconds} is not a valid time" in capsys.readouterr().err
+    assert f"--seconds {seconds} is not a valid time" in refused(
+        capsys, "tune", "run", "silu", "--seconds", seconds
+    )
 
 
 def test_run_says_why_there_was_nothing_to_measure(capsys, example, monkeypatch):
-    assert main(["tune", "run", "negated", "--device", "meta"]) == 2
-    assert "the device meta cannot be measured" in capsys.readouterr().err
+    assert "the device meta cannot be measured" in refused(
+        capsys, "tune", "run", "negated", "--device", "meta"
+    )
 
-    def refused(x: torch.Tensor) -> torch.Tensor:
+    def refusing(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("never")
 
     for reference, examples, code, why, problem in (
         (None, lambda device: [], 0, "no examples of negated on cpu", ""),
         (None, lambda device: 1 // 0, 1, "see the errors below", "creating its examples: ZeroDivision"),
         (None, lambda device: [torch.ones(1)], 1, "see the errors below", "is not a tuple of arguments"),
-        (refused, lambda device: [(torch.ones(1),)], 1, "see the errors below", "negated: ValueError: never"),
+        (
+            refusing,
+            lambda device: [(torch.ones(1),)],
+            1,
+            "see the errors below",
+            "negated: ValueError: never",
+        ),
     ):
         monkeypatch.setattr(example, "examples", examples)
         monkeypatch.setattr(example, "reference", reference or example.reference)
@@ -93,12 +99,12 @@ def test_run_says_why_there_was_nothing_to_measure(capsys, example, monkeypatch)
 
 def test_run_says_what_is_wrong_with_a_module(capsys, desk):
     (desk / "without_ops.py").write_text("x = 1\n")
-    assert main(["tune", "run", "nowhere_at_all", "--import", "without_ops.py"]) == 2
-    assert "without_ops.py registers no op" in capsys.readouterr().err
+    assert "without_ops.py registers no op" in refused(
+        capsys, "tune", "run", "nowhere_at_all", "--import", "without_ops.py"
+    )
     for i, (text, found) in enumerate((("def f(:\n", "SyntaxError"), ("\nraise ValueError('boo')\n", "boo"))):
         (desk / f"broken{i}.py").write_text(text)
-        assert main(["tune", "run", "silu", "--import", f"broken{i}.py"]) == 2
-        err = capsys.readouterr().err
+        err = refused(capsys, "tune", "run", "silu", "--import", f"broken{i}.py")
         assert f"broken{i}.py cannot be imported" in err
         assert f"broken{i}.py:{i + 1}" in err
         assert found in err
@@ -130,17 +136,16 @@ def test_rows_of_sources_that_are_no_more_are_marked(capsys, example):
         ("elsewhere", "a"): True,
         ("elsewhere", "b"): False,
     }
-    assert main(["tune", "show", "negated"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, "tune", "show", "negated").splitlines()
     assert sum(" old " in line for line in lines) == 2
 
 
 def test_run_refuses_what_it_does_not_know(capsys):
-    assert main(["tune", "run", "sofmax"]) == 2
-    assert "there is no op 'sofmax'" in (err := capsys.readouterr().err)
+    assert "there is no op 'sofmax'" in (err := refused(capsys, "tune", "run", "sofmax"))
     assert "softmax?" in err
-    assert main(["tune", "run", "silu", "--device", "toaster"]) == 2
-    assert "torch cannot use the device 'toaster'" in capsys.readouterr().err
+    assert "torch cannot use the device 'toaster'" in refused(
+        capsys, "tune", "run", "silu", "--device", "toaster"
+    )
 
 
 def test_run_in_other_dtypes_and_in_a_limited_time(capsys, example):
@@ -153,8 +158,7 @@ def test_run_in_other_dtypes_and_in_a_limited_time(capsys, example):
     out, err = capsys.readouterr()
     assert "no measurements: the time limit was reached" in out
     assert "skipped because of the time limit: negated" in err
-    assert main(["tune", "run", "negated", "--dtype", "int8"]) == 2
-    assert "no floating-point dtype 'int8'" in capsys.readouterr().err
+    assert "no floating-point dtype 'int8'" in refused(capsys, "tune", "run", "negated", "--dtype", "int8")
 
 
 @pytest.fixture
@@ -232,29 +236,33 @@ def test_export_of_a_device(capsys, desk):
 
 def test_export_says_what_is_not_there(capsys, desk):
     TuningDatabase().add(ROWS)
-    assert main(["tune", "export", "nowhere/out.json"]) == 2
-    assert "the folder 'nowhere' of nowhere/out.json does not exist" in capsys.readouterr().err
-    assert main(["tune", "export", "out.json", "--device", "toaster"]) == 2
-    assert "torch cannot use the device 'toaster'" in (err := capsys.readouterr().err)
+    assert "the folder 'nowhere' of nowhere/out.json does not exist" in refused(
+        capsys, "tune", "export", "nowhere/out.json"
+    )
+    assert "torch cannot use the device 'toaster'" in (
+        err := refused(capsys, "tune", "export", "out.json", "--device", "toaster")
+    )
     assert "burnt info" in err
     if not torch.cuda.is_available():
-        assert main(["tune", "export", "out.json", "--device", "cuda"]) == 2
-        assert "there are no measurements on cuda yet" in capsys.readouterr().err
+        assert "there are no measurements on cuda yet" in refused(
+            capsys, "tune", "export", "out.json", "--device", "cuda"
+        )
         TuningDatabase().add([ROWS[0]._replace(key="silu|a|cuda H200 sm_90, triton 3.4|inference|x=float32")])
         assert main(["tune", "export", "cuda.json", "--device", "cuda"]) == 0
         assert [row.machine for row in read_table(desk / "cuda.json")] == ["cuda H200 sm_90, triton 3.4"]
         capsys.readouterr()
-    assert main(["tune", "export", "out.json", "softmax"]) == 2
-    assert "there are no measurements of softmax yet" in capsys.readouterr().err
-    assert main(["tune", "export", "out.json", "--device", "cpu"]) == 2
-    assert "there are no measurements on cpu yet" in capsys.readouterr().err
+    assert "there are no measurements of softmax yet" in refused(
+        capsys, "tune", "export", "out.json", "softmax"
+    )
+    assert "there are no measurements on cpu yet" in refused(
+        capsys, "tune", "export", "out.json", "--device", "cpu"
+    )
 
 
 @pytest.mark.parametrize("command", [["export", "out.json"], ["clear"], ["show"]])
 def test_an_unknown_op_is_named_with_the_nearest(capsys, command):
     TuningDatabase().add([*ROWS, ROWS[0]._replace(key="of_mine|a|cpu|inference|x=float32 1d row 1x64")])
-    assert main(["tune", *command, "sofmax"]) == 2
-    assert "there is no op 'sofmax'" in (err := capsys.readouterr().err)
+    assert "there is no op 'sofmax'" in (err := refused(capsys, "tune", *command, "sofmax"))
     assert "softmax?" in err
     assert main(["tune", *command, "of_min"]) == 2
     assert "of_mine?" in capsys.readouterr().err  # it was measured, and is not imported now
@@ -274,8 +282,7 @@ def test_examples_that_cannot_be_used_are_reported_and_the_others_measured(capsy
 
 def test_what_was_disturbed_is_marked(capsys):
     TuningDatabase().add([ROWS[0], ROWS[1]._replace(note="disturbed: samples differ by 80%")])
-    assert main(["tune", "show"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, "tune", "show").splitlines()
     assert "ok (disturbed)" in lines[1]
     assert "float32 1d row 1x64" in lines[1]
     assert "disturbed" not in lines[2]
@@ -288,23 +295,22 @@ def test_run_imports_ops_of_ones_own(capsys, desk):
         "def of_mine(x: torch.Tensor) -> torch.Tensor:\n    return x * 3\n\n"
         "@kernels.op\ndef without(x: torch.Tensor) -> torch.Tensor:\n    return x * 5\n"
     )
-    assert main(["tune", "run", "of_mine"]) == 2
-    assert "add --import MODULE for an op of your own" in capsys.readouterr().err
-    assert main(["tune", "run", "of_mine", "--import", "ops_of_mine.py", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) >= 2
-    assert main(["tune", "run", "without", "--import", "ops_of_mine.py"]) == 2
-    assert "the op without has no examples" in (err := capsys.readouterr().err)
+    assert "add --import MODULE for an op of your own" in refused(capsys, "tune", "run", "of_mine")
+    assert (
+        len(json.loads(printed(capsys, "tune", "run", "of_mine", "--import", "ops_of_mine.py", "--json")))
+        >= 2
+    )
+    assert "the op without has no examples" in (
+        err := refused(capsys, "tune", "run", "without", "--import", "ops_of_mine.py")
+    )
     assert "@kernels.op(examples=lambda device: [...])" in err
-    assert main(["tune", "run", "--import", "ops_of_nobody.py"]) == 2
-    assert "ops_of_nobody.py" in capsys.readouterr().err
+    assert "ops_of_nobody.py" in refused(capsys, "tune", "run", "--import", "ops_of_nobody.py")
 
 
 def test_show(capsys):
-    assert main(["tune", "show"]) == 0
-    assert "no measurements yet" in capsys.readouterr().out
+    assert "no measurements yet" in printed(capsys, "tune", "show")
     TuningDatabase().add(ROWS)
-    assert main(["tune", "show"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, "tune", "show").splitlines()
     assert lines[0].split() == ["op", "candidate", "state", "ms", "of", "best", "age", "for"]
     assert lines[1].split()[:3] == ["gelu", "mine", "wrong"]
     assert "off by 1" in lines[1]
@@ -312,13 +318,13 @@ def test_show(capsys):
         ["silu", "generated", "ok", "1", "1.00"],
         ["silu", "library", "ok", "2", "2.00"],
     ]
-    assert main(["tune", "show", "gelu", "--json"]) == 0
-    assert [row["config"] for row in json.loads(capsys.readouterr().out)] == ["mine"]
+    assert [row["config"] for row in json.loads(printed(capsys, "tune", "show", "gelu", "--json"))] == [
+        "mine"
+    ]
 
 
 def test_export_and_import(capsys, desk, table):
-    assert main(["tune", "export", "out.json"]) == 2
-    assert "there are no measurements yet" in capsys.readouterr().err
+    assert "there are no measurements yet" in refused(capsys, "tune", "export", "out.json")
     TuningDatabase().add(ROWS)
     before = TuningDatabase().rows()
     assert main(["tune", "export", "out.json"]) == 0
@@ -329,35 +335,30 @@ def test_export_and_import(capsys, desk, table):
     assert main(["tune", "import", "out.json"]) == 0
     assert TuningDatabase().rows() == before
     (desk / "other.json").write_text('{"rows": []}')
-    assert main(["tune", "import", "other.json"]) == 1
-    assert "not a table of tuned kernels" in capsys.readouterr().err
+    assert "not a table of tuned kernels" in refused(capsys, "tune", "import", "other.json", code=1)
     assert main(["tune", "import", "missing.json"]) == 1
 
 
 def test_kept_decisions_of_swap_are_shown_and_cleared(capsys, table):
     folder = table.parent / "swap"
-    assert main(["tune", "show"]) == 0
-    assert "burnt.swap" not in capsys.readouterr().out
+    assert "burnt.swap" not in printed(capsys, "tune", "show")
     folder.mkdir(mode=0o700)
     for name in "ab":
         (folder / f"{name}.json").write_text("{}")
-    assert main(["tune", "show"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "tune", "show")
     assert f"burnt.swap: decisions for 2 models in {folder}, the newest " in out
     TuningDatabase().add(ROWS)
     assert main(["tune", "clear", "silu"]) == 0
     assert len(list(folder.iterdir())) == 2
     capsys.readouterr()
-    assert main(["tune", "clear"]) == 0
-    assert capsys.readouterr().out == "1 row deleted\nburnt.swap: decisions for 2 models deleted\n"
+    assert printed(capsys, "tune", "clear") == "1 row deleted\nburnt.swap: decisions for 2 models deleted\n"
     assert list(folder.iterdir()) == []
 
 
 def test_a_damaged_table_is_moved_aside(capsys, table):
     table.parent.mkdir(mode=0o700)
     table.write_bytes(b"this was no database, ever" * 400)
-    assert main(["tune", "show"]) == 1
-    assert "is damaged" in (err := capsys.readouterr().err)
+    assert "is damaged" in (err := refused(capsys, "tune", "show", code=1))
     assert "`burnt tune clear` renames it" in err
     assert main(["tune", "clear"]) == 0
     (kept,) = table.parent.glob("tuned.sqlite.damaged-*")

@@ -2,12 +2,8 @@
 
 import json
 import os
-import pty
 import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -20,8 +16,7 @@ from burnt.cli.output import progress_bar
 from burnt.record import Record, read_weights
 from burnt.record.formats.safetensors_file import FileTensor
 from burnt.store import RunWriter
-
-ROOT = Path(burnt.__file__).parents[1]
+from tests.cli.commands import ROOT, in_terminal, printed, refused
 
 
 class Net(burnt.Module):
@@ -55,20 +50,6 @@ def files(desk):
 @pytest.fixture(autouse=True)
 def quiet(files, capsys):
     capsys.readouterr()
-
-
-def printed(capsys, *words):
-    assert main(words) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
-
-
-def refused(capsys, code, *words):
-    assert main(words) == code
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err
 
 
 def test_a_file(capsys):
@@ -163,30 +144,12 @@ def test_long_metadata_is_cut(capsys):
     assert len(json.loads(printed(capsys, "show", "lora.safetensors", "--json"))["metadata"]["tags"]) == 2000
 
 
-def in_terminal(width, *words):
-    """What a terminal of this width shows, without colours."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(width), "NO_COLOR": "1"}
-    leader, follower = pty.openpty()
-    done = subprocess.Popen(
-        [sys.executable, "-m", "burnt", *words], stdout=follower, stderr=follower, env=env
-    )
-    os.close(follower)
-    shown = b""
-    try:
-        while part := os.read(leader, 65536):
-            shown += part
-    except OSError:  # the terminal is closed
-        pass
-    os.close(leader)
-    assert done.wait() == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r", "")
-
-
 @pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.full)])
 def test_long_names_are_folded_and_complete(width):
     names = [f"model.decoder.layers.{i}.self_attention.with_a_very_long_name.q_proj.weight" for i in range(3)]
     Record({name: torch.ones(1024, 1024) for name in names}).save_folder("long", shard_bytes=5_000_000)
-    lines = in_terminal(width, "show", "long").splitlines()
+    shown = in_terminal("-m", "burnt", "show", "long", columns=width, NO_COLOR="1")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r", "").splitlines()
     assert max(map(len, lines)) <= width
     column = next(line.index("float32") for line in lines if "float32" in line)
     text = "".join(line[:column].strip() for line in lines)
@@ -257,7 +220,7 @@ def test_what_is_wrong_is_said(capsys, name, files):
     (files / "notes.txt").write_text("a few notes")
     before = sorted(files.rglob("*"))
     words, code, text = WRONG[name]
-    assert text in refused(capsys, code, *words)
+    assert text in refused(capsys, *words, code=code)
     assert sorted(files.rglob("*")) == before
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -15,6 +16,20 @@ from starlette.testclient import TestClient
 from burnt.serve import Settings, create_app
 from burnt.serve.schema import Arrays, Schema, TensorSchema
 from burnt.serve.service import Service
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Decorate a test that is a coroutine: run it in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def scenario() -> None:
+            await test(*args, **kwargs)
+
+        asyncio.run(scenario())
+
+    return run
+
 
 PATIENCE = 60.0  # seconds until a test that waits for nothing fails
 

@@ -21,7 +21,7 @@ from burnt.inspect import signature_of
 from burnt.serve import RunModel, Settings, create_app, wire
 from burnt.serve.schema import Schema
 from burnt.serve.wire import JSON, SAFETENSORS
-from tests.serve.serving import Fake, ask, client, schema_of, served
+from tests.serve.serving import Fake, ask, client, in_loop, schema_of, served
 
 JSON_HEADER = {"content-type": JSON}
 TENSORS_HEADER = {"content-type": SAFETENSORS}
@@ -328,45 +328,41 @@ class Held:
 
 
 @pytest.mark.parametrize("name", ["decode_json", "decode_safetensors", "encode_json", "encode_safetensors"])
-def test_large_bodies_and_answers_do_not_stop_the_server(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@in_loop
+async def test_large_bodies_and_answers_do_not_stop_the_server(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     x = np.arange(40_000, dtype=np.float32)[None]
     is_json = name.endswith("json")
     content = (
         json.dumps({"inputs": {"x": x.tolist()}}).encode() if is_json else safetensors.numpy.save({"x": x})
     )
 
-    async def scenario() -> None:
-        async with served(Fake(schema=schema_of((None, None)))) as (http, _):
-            held = Held(monkeypatch, name)
-            headers = JSON_HEADER if is_json else TENSORS_HEADER
-            large = asyncio.create_task(
-                http.post("/v1/predict", content=content, headers=headers, timeout=60)
-            )
-            assert await asyncio.to_thread(held.entered.wait, 5)
-            assert (await http.get("/healthz")).status_code == 200
-            held.seen.set()
-            answer = await large
-        y = answer.json()["outputs"]["y"] if is_json else safetensors.numpy.load(answer.content)["y"]
-        np.testing.assert_array_equal(np.asarray(y), x * 2)
-
-    asyncio.run(scenario())
+    async with served(Fake(schema=schema_of((None, None)))) as (http, _):
+        held = Held(monkeypatch, name)
+        headers = JSON_HEADER if is_json else TENSORS_HEADER
+        large = asyncio.create_task(http.post("/v1/predict", content=content, headers=headers, timeout=60))
+        assert await asyncio.to_thread(held.entered.wait, 5)
+        assert (await http.get("/healthz")).status_code == 200
+        held.seen.set()
+        answer = await large
+    y = answer.json()["outputs"]["y"] if is_json else safetensors.numpy.load(answer.content)["y"]
+    np.testing.assert_array_equal(np.asarray(y), x * 2)
 
 
-def test_outputs_that_wait_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        schema = Schema(schema_of().inputs, schema_of((None, 60_000)).outputs)
-        model = Fake(lambda x: np.repeat(x, 30_000, 1), schema)
-        async with served(model, max_answers=200_000) as (http, _):
-            held = Held(monkeypatch, "encode_json")
-            first = asyncio.create_task(ask(http, [1, 2]))  # 240 kB: one alone passes
-            assert await asyncio.to_thread(held.entered.wait, 5)
-            second = await ask(http, [1, 2])
-            held.seen.set()
-            assert (await first).status_code == 200
-            third = await ask(http, [1, 2])
-        assert (second.status_code, second.headers["retry-after"], third.status_code) == (503, "1", 200)
-
-    asyncio.run(scenario())
+@in_loop
+async def test_outputs_that_wait_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = Schema(schema_of().inputs, schema_of((None, 60_000)).outputs)
+    model = Fake(lambda x: np.repeat(x, 30_000, 1), schema)
+    async with served(model, max_answers=200_000) as (http, _):
+        held = Held(monkeypatch, "encode_json")
+        first = asyncio.create_task(ask(http, [1, 2]))  # 240 kB: one alone passes
+        assert await asyncio.to_thread(held.entered.wait, 5)
+        second = await ask(http, [1, 2])
+        held.seen.set()
+        assert (await first).status_code == 200
+        third = await ask(http, [1, 2])
+    assert (second.status_code, second.headers["retry-after"], third.status_code) == (503, "1", 200)
 
 
 def test_an_error_of_the_model_is_logged_and_its_text_not_sent(caplog: pytest.LogCaptureFixture) -> None:
@@ -422,28 +418,24 @@ def test_metrics_are_read_by_prometheus_own_parser() -> None:
     assert samples[("burnt_serve_queue_requests",)] == 0
 
 
-def test_nothing_is_predicted_before_every_model_has_run() -> None:
-    async def scenario() -> None:
-        async with served(Fake()) as (client, service):
-            service.is_ready = False
-            answer = await ask(client, [1, 2])
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            assert (await client.get("/readyz")).status_code == 503
-            assert (await client.get("/healthz")).status_code == 200
-
-    asyncio.run(scenario())
+@in_loop
+async def test_nothing_is_predicted_before_every_model_has_run() -> None:
+    async with served(Fake()) as (client, service):
+        service.is_ready = False
+        answer = await ask(client, [1, 2])
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/healthz")).status_code == 200
 
 
-def test_every_batch_size_is_run_before_the_server_is_ready() -> None:
-    async def scenario() -> None:
-        model = Fake(sizes=(1, 2, 4))
-        app = create_app({"model": model}, Settings(max_batch=4))
-        async with app.router.lifespan_context(app):
-            while not app.state.service.is_ready:
-                await asyncio.sleep(0)
-        assert model.calls == [(1, 2), (2, 2), (4, 2)]
-
-    asyncio.run(scenario())
+@in_loop
+async def test_every_batch_size_is_run_before_the_server_is_ready() -> None:
+    model = Fake(sizes=(1, 2, 4))
+    app = create_app({"model": model}, Settings(max_batch=4))
+    async with app.router.lifespan_context(app):
+        while not app.state.service.is_ready:
+            await asyncio.sleep(0)
+    assert model.calls == [(1, 2), (2, 2), (4, 2)]
 
 
 # --- bodies, by calling the application as a server does
@@ -491,66 +483,60 @@ async def endless() -> AsyncIterator[bytes]:
     raise AssertionError("more is read than the limit")
 
 
-def test_a_body_that_is_too_large_is_not_read() -> None:
-    async def scenario() -> None:
-        async with served(Fake(), max_body=10_000) as (client, _):
-            app = client._transport.app
-            declared, endlessly = Caller(endless(), {"content-length": str(10**9)}), Caller(endless(), {})
-            for caller in (declared, endlessly):
-                await caller.call(app)
-                assert caller.status == 413
-                assert caller.headers[b"connection"] == b"close"
-            assert declared.taken == 0
-            assert endlessly.taken == 11_000
-
-    asyncio.run(scenario())
+@in_loop
+async def test_a_body_that_is_too_large_is_not_read() -> None:
+    async with served(Fake(), max_body=10_000) as (client, _):
+        app = client._transport.app
+        declared, endlessly = Caller(endless(), {"content-length": str(10**9)}), Caller(endless(), {})
+        for caller in (declared, endlessly):
+            await caller.call(app)
+            assert caller.status == 413
+            assert caller.headers[b"connection"] == b"close"
+        assert declared.taken == 0
+        assert endlessly.taken == 11_000
 
 
-def test_bytes_of_all_bodies_are_limited_together() -> None:
-    async def scenario() -> None:
-        async with served(Fake(), max_bodies=50_000) as (client, _):
-            app = client._transport.app
-            held = asyncio.Event()
+@in_loop
+async def test_bytes_of_all_bodies_are_limited_together() -> None:
+    async with served(Fake(), max_bodies=50_000) as (client, _):
+        app = client._transport.app
+        held = asyncio.Event()
 
-            async def slow() -> AsyncIterator[bytes]:
-                yield b" " * 45_000
-                held.set()
-                await asyncio.Event().wait()
-                yield b""
+        async def slow() -> AsyncIterator[bytes]:
+            yield b" " * 45_000
+            held.set()
+            await asyncio.Event().wait()
+            yield b""
 
-            waiting = asyncio.create_task(Caller(slow(), {}).call(app))
-            await held.wait()
-            refused = Caller(endless(), {})
-            await refused.call(app)
-            assert (refused.status, refused.headers[b"retry-after"]) == (503, b"1")
-            assert (await ask(client, [1, 2])).status_code == 200  # a small one has room
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            alone = Caller([b" " * 60_000], {})
-            await alone.call(app)
-            assert alone.status == 499
-            assert (await ask(client, [1, 2])).status_code == 200
-            accepted = Caller([b" " * 45_000], {})
-            await accepted.call(app)
-            assert accepted.status == 499  # the memory is free again; this client closes
-
-    asyncio.run(scenario())
+        waiting = asyncio.create_task(Caller(slow(), {}).call(app))
+        await held.wait()
+        refused = Caller(endless(), {})
+        await refused.call(app)
+        assert (refused.status, refused.headers[b"retry-after"]) == (503, b"1")
+        assert (await ask(client, [1, 2])).status_code == 200  # a small one has room
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        alone = Caller([b" " * 60_000], {})
+        await alone.call(app)
+        assert alone.status == 499
+        assert (await ask(client, [1, 2])).status_code == 200
+        accepted = Caller([b" " * 45_000], {})
+        await accepted.call(app)
+        assert accepted.status == 499  # the memory is free again; this client closes
 
 
-def test_a_body_that_does_not_arrive() -> None:
-    async def scenario() -> None:
-        async with served(model := Fake(), timeout=0.05) as (client, _):
+@in_loop
+async def test_a_body_that_does_not_arrive() -> None:
+    async with served(model := Fake(), timeout=0.05) as (client, _):
 
-            async def stuck() -> AsyncIterator[bytes]:
-                yield b"{"
-                await asyncio.Event().wait()
+        async def stuck() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.Event().wait()
 
-            caller = Caller(stuck(), {})
-            await caller.call(client._transport.app)
-            assert (caller.status, caller.headers[b"connection"]) == (408, b"close")
-            assert model.calls == []
-
-    asyncio.run(scenario())
+        caller = Caller(stuck(), {})
+        await caller.call(client._transport.app)
+        assert (caller.status, caller.headers[b"connection"]) == (408, b"close")
+        assert model.calls == []
 
 
 def test_a_tensor_that_is_too_large() -> None:

@@ -21,7 +21,7 @@ from burnt.serve.connections import Connections
 from burnt.serve.process import configuration, listen
 from burnt.serve.schema import Schema
 from burnt.serve.wire import SAFETENSORS
-from tests.serve.serving import PATIENCE, Fake, Gate, schema_of
+from tests.serve.serving import PATIENCE, Fake, Gate, in_loop, schema_of
 
 BODY = b'{"inputs":{"x":[[1,2]]}}'
 ANSWER = {"y": [[2, 4]]}
@@ -296,53 +296,47 @@ class Client:
         self.is_expired = True
 
 
-def test_the_connection_with_the_longest_wait_makes_room() -> None:
-    async def scenario() -> None:
-        connections: Any = Connections(Settings(timeout=1e-9), limit=2)
-        first, second, busy = Client(), Client(), Client()
-        for client in (busy, first, second, first):
-            connections.wait(client)
-        connections.stop_waiting(busy)
-        assert connections.has_room(2)
-        assert (first.is_aborted, second.is_aborted) == (False, False)
-        assert connections.has_room(3)
-        assert (first.is_aborted, second.is_aborted, busy.is_aborted) == (False, True, False)
-
-    asyncio.run(scenario())
+@in_loop
+async def test_the_connection_with_the_longest_wait_makes_room() -> None:
+    connections: Any = Connections(Settings(timeout=1e-9), limit=2)
+    first, second, busy = Client(), Client(), Client()
+    for client in (busy, first, second, first):
+        connections.wait(client)
+    connections.stop_waiting(busy)
+    assert connections.has_room(2)
+    assert (first.is_aborted, second.is_aborted) == (False, False)
+    assert connections.has_room(3)
+    assert (first.is_aborted, second.is_aborted, busy.is_aborted) == (False, True, False)
 
 
-def test_connections_above_the_limit_when_none_has_waited() -> None:
-    async def scenario() -> None:
-        connections: Any = Connections(Settings(timeout=1e9), limit=8)
-        assert not connections.has_room(9)  # the other eight are busy
-        connections.wait(above := Client())
-        above.is_over_limit = True
-        assert not connections.has_room(9)
-        assert not above.is_aborted  # its request may have arrived
-        assert not connections.has_room(10)  # it takes the place of another one above the limit
-        assert above.is_aborted
-
-    asyncio.run(scenario())
+@in_loop
+async def test_connections_above_the_limit_when_none_has_waited() -> None:
+    connections: Any = Connections(Settings(timeout=1e9), limit=8)
+    assert not connections.has_room(9)  # the other eight are busy
+    connections.wait(above := Client())
+    above.is_over_limit = True
+    assert not connections.has_room(9)
+    assert not above.is_aborted  # its request may have arrived
+    assert not connections.has_room(10)  # it takes the place of another one above the limit
+    assert above.is_aborted
 
 
-def test_unread_answers_are_limited_together() -> None:
-    async def scenario() -> None:
-        connections: Any = Connections(Settings(max_answers=100), limit=8)
-        slow, slower, large, alone, idle = Client(40), Client(50), Client(60), Client(200), Client()
+@in_loop
+async def test_unread_answers_are_limited_together() -> None:
+    connections: Any = Connections(Settings(max_answers=100), limit=8)
+    slow, slower, large, alone, idle = Client(40), Client(50), Client(60), Client(200), Client()
 
-        def hold(client: Client) -> list[bool]:
-            connections.wait(client)
-            connections.limit_unread(client)
-            return [client.is_aborted for client in (slow, slower, large, alone, idle)]
+    def hold(client: Client) -> list[bool]:
+        connections.wait(client)
+        connections.limit_unread(client)
+        return [client.is_aborted for client in (slow, slower, large, alone, idle)]
 
-        connections.wait(idle)
-        assert not any(hold(slow) + hold(slower))
-        assert not any(hold(slow))  # it has read something: now the other one has not for longest
-        assert hold(large) == [False, True, False, False, False]
-        connections.stop_waiting(slower)
-        assert hold(alone) == [True, True, True, False, False]  # one alone passes
-
-    asyncio.run(scenario())
+    connections.wait(idle)
+    assert not any(hold(slow) + hold(slower))
+    assert not any(hold(slow))  # it has read something: now the other one has not for longest
+    assert hold(large) == [False, True, False, False, False]
+    connections.stop_waiting(slower)
+    assert hold(alone) == [True, True, True, False, False]  # one alone passes
 
 
 class Transport(asyncio.Transport):
@@ -363,23 +357,21 @@ class Transport(asyncio.Transport):
         self.is_aborted = True
 
 
-def test_a_client_that_reads_slowly_is_waited_for() -> None:
-    async def scenario() -> None:
-        config = configuration(create_app({"m": Fake()}), Settings())
-        config.load()
-        connection = cast(Any, config.http)(
-            config=config, server_state=uvicorn.server.ServerState(), app_state={}
-        )
-        connection.connection_made(transport := Transport())
-        transport.size = 100_000
-        connection.pause_writing()
-        for transport.size in (99_999, 50_000, 10):
-            connection.expire()
-            assert not transport.is_aborted
+@in_loop
+async def test_a_client_that_reads_slowly_is_waited_for() -> None:
+    config = configuration(create_app({"m": Fake()}), Settings())
+    config.load()
+    connection = cast(Any, config.http)(
+        config=config, server_state=uvicorn.server.ServerState(), app_state={}
+    )
+    connection.connection_made(transport := Transport())
+    transport.size = 100_000
+    connection.pause_writing()
+    for transport.size in (99_999, 50_000, 10):
         connection.expire()
-        assert transport.is_aborted
-
-    asyncio.run(scenario())
+        assert not transport.is_aborted
+    connection.expire()
+    assert transport.is_aborted
 
 
 def test_connections_leave_file_handles_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from burnt.inspect import signature_of
 from burnt.serve import OnnxModel, RunModel
 from burnt.serve.schema import Schema, TensorSchema
 from tests.serve import onnx_files
-from tests.serve.serving import Fake, Gate, ask, client, queued, schema_of, served
+from tests.serve.serving import Fake, Gate, ask, client, in_loop, queued, schema_of, served
 
 
 class Forward(nn.Module):
@@ -156,22 +156,20 @@ def cumsum_file(path: Path, shape: list[str | int | None], axis: int) -> Path:
         (["sequence", "batch_size", "features"], "[any, batch, any]", True),
     ],
 )
-def test_files_that_take_the_sequence_first(
+@in_loop
+async def test_files_that_take_the_sequence_first(
     tmp_path: Path, shape: list[str | int | None], expected: str, is_joined: bool
 ) -> None:
     """Each of many requests at once gets the running sum of its own sequence."""
     model = OnnxModel(cumsum_file(tmp_path / "m.onnx", shape, 0))
     assert str(model.schema) == f"x: float32{expected} -> y: float32{expected}"
 
-    async def scenario() -> None:
-        async with served(model) as (http, service):
-            xs = [np.full((3, 1, 2), number, np.float32) for number in range(1, 9)]
-            answers = await asyncio.gather(*(ask(http, x.tolist()) for x in xs))
-            for x, answer in zip(xs, answers, strict=True):
-                assert np.array_equal(answer.json()["outputs"]["y"], x.cumsum(0))
-            assert service.default.model.schema.is_batchable == is_joined
-
-    asyncio.run(scenario())
+    async with served(model) as (http, service):
+        xs = [np.full((3, 1, 2), number, np.float32) for number in range(1, 9)]
+        answers = await asyncio.gather(*(ask(http, x.tolist()) for x in xs))
+        for x, answer in zip(xs, answers, strict=True):
+            assert np.array_equal(answer.json()["outputs"]["y"], x.cumsum(0))
+        assert service.default.model.schema.is_batchable == is_joined
 
 
 def test_a_dynamically_quantized_file_and_module(tmp_path: Path) -> None:
@@ -323,37 +321,33 @@ def test_what_fails_with_single_items_is_served() -> None:
     assert answer["outputs"]["y"] == [[-1, -1], [1, 1]]
 
 
-def test_requests_that_wait_for_a_new_version_are_run_one_by_one_by_it() -> None:
-    async def scenario() -> None:
-        gate = Gate(lambda x: x)
-        old, new = Fake(gate), Fake(lambda x: x.cumsum(0), version="second")
-        async with served(old) as (http, service):
-            old.next = new
-            gate.is_shut = True
-            first = asyncio.create_task(ask(http, [1, 1]))
-            await gate.wait_until_entered()
-            waiting = [asyncio.create_task(ask(http, [i, i])) for i in range(5)]
-            await queued(service, 5)
-            # As after a reload between two batches.
-            new.schema = Schema(new.schema.inputs, new.schema.outputs, one_by_one="it depends")
-            service.default.model = new
-            gate.open()
-            await first
-            answers = [(await task).json()["outputs"]["y"] for task in waiting]
-        assert answers == [[i, i] for i in range(5)]
-
-    asyncio.run(scenario())
+@in_loop
+async def test_requests_that_wait_for_a_new_version_are_run_one_by_one_by_it() -> None:
+    gate = Gate(lambda x: x)
+    old, new = Fake(gate), Fake(lambda x: x.cumsum(0), version="second")
+    async with served(old) as (http, service):
+        old.next = new
+        gate.is_shut = True
+        first = asyncio.create_task(ask(http, [1, 1]))
+        await gate.wait_until_entered()
+        waiting = [asyncio.create_task(ask(http, [i, i])) for i in range(5)]
+        await queued(service, 5)
+        # As after a reload between two batches.
+        new.schema = Schema(new.schema.inputs, new.schema.outputs, one_by_one="it depends")
+        service.default.model = new
+        gate.open()
+        await first
+        answers = [(await task).json()["outputs"]["y"] for task in waiting]
+    assert answers == [[i, i] for i in range(5)]
 
 
-def test_a_new_version_is_asked_again() -> None:
-    async def scenario() -> None:
-        model, new = Fake(), Fake(lambda x: x.cumsum(0), version="second")
-        async with served(model) as (http, service):
-            model.next = new
-            assert service.default.model.schema.is_batchable
-            assert await service.reload(service.default)
-            assert not service.default.model.schema.is_batchable
-            answers = await asyncio.gather(*(ask(http, [i, i]) for i in range(8)))
-            assert [answer.json()["outputs"]["y"] for answer in answers] == [[i, i] for i in range(8)]
-
-    asyncio.run(scenario())
+@in_loop
+async def test_a_new_version_is_asked_again() -> None:
+    model, new = Fake(), Fake(lambda x: x.cumsum(0), version="second")
+    async with served(model) as (http, service):
+        model.next = new
+        assert service.default.model.schema.is_batchable
+        assert await service.reload(service.default)
+        assert not service.default.model.schema.is_batchable
+        answers = await asyncio.gather(*(ask(http, [i, i]) for i in range(8)))
+        assert [answer.json()["outputs"]["y"] for answer in answers] == [[i, i] for i in range(8)]

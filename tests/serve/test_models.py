@@ -28,7 +28,7 @@ from burnt.serve.servable import padded_sizes
 from burnt.train import KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.after.loading import RunFiles
 from tests.serve import onnx_files
-from tests.serve.serving import Fake, Gate, ask, client, queued, schema_of, served
+from tests.serve.serving import Fake, Gate, ask, client, in_loop, queued, schema_of, served
 
 
 def step(model: torch.nn.Module, batch: burnt.data.Batch) -> StepOutput:
@@ -258,88 +258,80 @@ def test_a_new_checkpoint_of_a_run_is_served(tmp_path: Path, caplog: pytest.LogC
     assert "run: now step-00000006, before step-00000002" in caplog.text
 
 
-def test_a_file_that_changes_is_served(tmp_path: Path) -> None:
+@in_loop
+async def test_a_file_that_changes_is_served(tmp_path: Path) -> None:
     file = onnx_files.write(tmp_path / "m.onnx", "Neg")
 
-    async def scenario() -> None:
-        async with served(OnnxModel(file)) as (http, service):
-            slot = service.default
-            assert (await ask(http, [1, 2])).json()["outputs"]["y"] == [-1, -2]
-            assert not await service.reload(slot)
-            onnx_files.write(file, "Identity")
-            os.utime(file, (1e9, 1e9))  # clocks of file systems are coarse
-            assert await service.reload(slot)
-            assert not await service.reload(slot)
-            assert (await ask(http, [1, 2])).json()["outputs"]["y"] == [1, 2]
-            # One that takes something else is refused, since clients were told another schema.
-            onnx_files.write(file, "Identity", ("batch", 3))
-            os.utime(file, (2e9, 2e9))
-            assert not await service.reload(slot)
-            assert (await ask(http, [1, 2])).json()["outputs"]["y"] == [1, 2]
-
-    asyncio.run(scenario())
+    async with served(OnnxModel(file)) as (http, service):
+        slot = service.default
+        assert (await ask(http, [1, 2])).json()["outputs"]["y"] == [-1, -2]
+        assert not await service.reload(slot)
+        onnx_files.write(file, "Identity")
+        os.utime(file, (1e9, 1e9))  # clocks of file systems are coarse
+        assert await service.reload(slot)
+        assert not await service.reload(slot)
+        assert (await ask(http, [1, 2])).json()["outputs"]["y"] == [1, 2]
+        # One that takes something else is refused, since clients were told another schema.
+        onnx_files.write(file, "Identity", ("batch", 3))
+        os.utime(file, (2e9, 2e9))
+        assert not await service.reload(slot)
+        assert (await ask(http, [1, 2])).json()["outputs"]["y"] == [1, 2]
 
 
-def test_versions_change_between_batches() -> None:
-    async def scenario() -> None:
-        gate = Gate(lambda x: x + 1)
-        old, new = Fake(gate), Fake(lambda x: x + 2, version="second")
-        async with served(old) as (http, service):
-            old.next = new
-            gate.is_shut = True
-            first = asyncio.create_task(ask(http, [0, 0]))
-            await gate.wait_until_entered()
-            reloading = asyncio.create_task(service.reload(service.default))
-            second = asyncio.create_task(ask(http, [0, 0]))
-            await queued(service, 1)
-            gate.open()
-            assert await reloading
-            last = await ask(http, [0, 0])
-            answers = [(await task).json() for task in (first, second)] + [last.json()]
-        assert [(a["version"], a["outputs"]["y"]) for a in answers[::2]] == [
-            ("first", [1, 1]),
-            ("second", [2, 2]),
-        ]
-        # Whichever it was, the outputs are those of the version that is told.
-        assert (answers[1]["version"], answers[1]["outputs"]["y"][0]) in [("first", 1), ("second", 2)]
-
-    asyncio.run(scenario())
+@in_loop
+async def test_versions_change_between_batches() -> None:
+    gate = Gate(lambda x: x + 1)
+    old, new = Fake(gate), Fake(lambda x: x + 2, version="second")
+    async with served(old) as (http, service):
+        old.next = new
+        gate.is_shut = True
+        first = asyncio.create_task(ask(http, [0, 0]))
+        await gate.wait_until_entered()
+        reloading = asyncio.create_task(service.reload(service.default))
+        second = asyncio.create_task(ask(http, [0, 0]))
+        await queued(service, 1)
+        gate.open()
+        assert await reloading
+        last = await ask(http, [0, 0])
+        answers = [(await task).json() for task in (first, second)] + [last.json()]
+    assert [(a["version"], a["outputs"]["y"]) for a in answers[::2]] == [
+        ("first", [1, 1]),
+        ("second", [2, 2]),
+    ]
+    # Whichever it was, the outputs are those of the version that is told.
+    assert (answers[1]["version"], answers[1]["outputs"]["y"][0]) in [("first", 1), ("second", 2)]
 
 
-def test_a_new_version_that_fails_or_differs_is_not_served() -> None:
+@in_loop
+async def test_a_new_version_that_fails_or_differs_is_not_served() -> None:
     def fail(x: np.ndarray) -> np.ndarray:
         raise RuntimeError("no")
 
-    async def scenario() -> None:
-        model = Fake()
-        async with served(model) as (http, service):
-            for new in (
-                Fake(fail, version="fails"),
-                Fake(schema=schema_of((None, 3)), version="other"),
-                OSError("gone"),
-            ):
-                model.next = new
-                assert not await service.reload(service.default)
-                assert (await ask(http, [1, 2])).json()["version"] == "first"
-            assert 'result="failed"} 3.0' in (await http.get("/metrics")).text
-
-    asyncio.run(scenario())
+    model = Fake()
+    async with served(model) as (http, service):
+        for new in (
+            Fake(fail, version="fails"),
+            Fake(schema=schema_of((None, 3)), version="other"),
+            OSError("gone"),
+        ):
+            model.next = new
+            assert not await service.reload(service.default)
+            assert (await ask(http, [1, 2])).json()["version"] == "first"
+        assert 'result="failed"} 3.0' in (await http.get("/metrics")).text
 
 
-def test_a_model_that_does_not_run_stops_the_server() -> None:
+@in_loop
+async def test_a_model_that_does_not_run_stops_the_server() -> None:
     def fail(x: np.ndarray) -> np.ndarray:
         raise RuntimeError("no")
 
-    async def scenario() -> None:
-        app = create_app({"model": Fake(fail)})
-        stopped = asyncio.Event()
-        app.state.service.on_failure = stopped.set
-        async with app.router.lifespan_context(app):
-            await stopped.wait()
-        assert "RuntimeError: no" in str(app.state.service.failure)
-        assert not app.state.service.is_ready
-
-    asyncio.run(scenario())
+    app = create_app({"model": Fake(fail)})
+    stopped = asyncio.Event()
+    app.state.service.on_failure = stopped.set
+    async with app.router.lifespan_context(app):
+        await stopped.wait()
+    assert "RuntimeError: no" in str(app.state.service.failure)
+    assert not app.state.service.is_ready
 
 
 def test_the_schema_of_a_signature() -> None:

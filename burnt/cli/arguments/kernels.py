@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-from burnt.cli.arguments.parser import add_json, add_parser
+from burnt.cli.arguments.parser import add_json, add_parser, add_repeated
 
 _BENCH_EXAMPLES = """\
 examples:
@@ -30,19 +30,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     bench.add_argument(
         "target", metavar="MODULE:MODEL", help="a model, or a function that returns a model or (model, batch)"
     )
-    bench.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="SHAPE[:DTYPE[:VALUES]]",
-        help="a random input tensor; repeat the option for further arguments",
-    )
-    bench.add_argument(
-        "--device",
-        action="append",
-        default=[],
-        help="a torch device, may be repeated; default: all available",
-    )
+    add_repeated(bench, "--input", "SHAPE[:DTYPE[:VALUES]]", "a random input tensor")
+    add_repeated(bench, "--device", "DEVICE", "a torch device; default: all available")
     bench.add_argument(
         "--seconds",
         type=float,
@@ -92,12 +81,7 @@ def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     run.add_argument("--device", default="cpu", help="a torch device, default: cpu")
     run.add_argument("--full", action="store_true", help="measure all configurations, and each for longer")
-    run.add_argument(
-        "--dtype",
-        action="append",
-        default=[],
-        help="dtype of floating-point examples, such as bfloat16; may be repeated",
-    )
+    add_repeated(run, "--dtype", "DTYPE", "dtype of floating-point examples, such as bfloat16")
     run.add_argument(
         "--seconds",
         type=float,

@@ -14,15 +14,10 @@ def add_parser(
     examples: str,
     home: str | None = None,
 ) -> argparse.ArgumentParser:
-    """Add the parser of a command.
+    """Add the parser of a command; with None for `commands` create that of `burnt` itself.
 
-    Args:
-        commands: where to add it; None creates that of `burnt` itself.
-        name: of the command.
-        text: what it does, in a line.
-        examples: shown below its help.
-        home: the module of `burnt.cli` whose `run` is the command, or ``"module:function"``; it is imported
-            when the command runs.
+    `home` is the module of `burnt.cli` whose `run` is the command, or ``"module:function"``. It is imported
+    when the command runs.
     """
     if commands is None:
         new = argparse.ArgumentParser(name, description=text, epilog=examples)
@@ -34,6 +29,11 @@ def add_parser(
     if home is not None:
         new.set_defaults(home=home)
     return new
+
+
+def add_repeated(parser: argparse.ArgumentParser, option: str, metavar: str, text: str) -> None:
+    """Add an option that may be given several times; its value is a list."""
+    parser.add_argument(option, action="append", default=[], metavar=metavar, help=f"{text}; may be repeated")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from burnt.cli.arguments.parser import add_json, add_parser, add_run, add_trust
+from burnt.cli.arguments.parser import add_json, add_parser, add_repeated, add_run, add_trust
 
 _MONITOR_EXAMPLES = """\
 examples:
@@ -162,13 +162,7 @@ def _add_selection(of_runs: argparse._SubParsersAction[argparse.ArgumentParser])
     runs_help = "folders, names in runs/, or patterns such as 'digits-*'"
     compare = add_parser(of_runs, "compare", "show runs side by side", _COMPARE_EXAMPLES, "runs_compare")
     compare.add_argument("runs", nargs="+", metavar="RUN", help=runs_help)
-    compare.add_argument(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="also draw its curves; a pattern; may be repeated",
-    )
+    add_repeated(compare, "--metric", "NAME", "also draw its curves; a pattern")
     search = add_parser(
         of_runs, "search", "list the runs that a query matches", _SEARCH_EXAMPLES, "runs_search"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from burnt.cli.arguments.parser import RUN_HELP, add_json, add_model, add_parser, add_run
+from burnt.cli.arguments.parser import RUN_HELP, add_json, add_model, add_parser, add_repeated, add_run
 
 _EXPORT_EXAMPLES = """\
 examples:
@@ -115,12 +115,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     shipped.add_argument(
         "--batch", type=int, metavar="N", help="a fixed number of items; by default the batch axis is open"
     )
-    shipped.add_argument(
-        "--open-axis",
-        action="append",
-        default=[],
-        metavar="INPUT:AXIS=NAME",
-        help="a further axis of any size, such as tokens:1=length; may be repeated",
+    add_repeated(
+        shipped, "--open-axis", "INPUT:AXIS=NAME", "a further axis of any size, such as tokens:1=length"
     )
     shipped.add_argument(
         "--opset",
@@ -195,12 +191,11 @@ def _add_run_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument(
+    add_repeated(
+        parser,
         "--example",
-        action="append",
-        default=[],
-        metavar="SHAPE[:DTYPE[:VALUES]]",
-        help="an input of the model, batch axis first, for runs that do not know it; repeat for further ones",
+        "SHAPE[:DTYPE[:VALUES]]",
+        "an input of the model, batch axis first, for runs that do not know it",
     )
 
 
@@ -214,13 +209,7 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a run's folder, its name in runs/, or an .onnx file; the first one is at /v1/predict too",
     )
     serve.add_argument("--host", default="127.0.0.1", help="the address to listen at, default: 127.0.0.1")
-    serve.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="answer requests for this name only, in their Host header; repeat for further ones",
-    )
+    add_repeated(serve, "--allowed-host", "NAME", "answer requests for this name only, in their Host header")
     serve.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes any that is free")
     serve.add_argument(
         "--max-batch", type=int, default=32, metavar="N", help="most items that are run together, default: 32"
@@ -275,35 +264,17 @@ def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     convert.add_argument("target", metavar="TARGET", help="the file to write, or a folder")
     for command in (show, convert):
         add_json(command)
-        command.add_argument(
-            "--only",
-            action="append",
-            default=[],
-            metavar="PATTERN",
-            help="only tensors of these names or in these modules; may be repeated",
-        )
-    convert.add_argument(
-        "--skip",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="leave these tensors out; may be repeated",
-    )
-    convert.add_argument(
-        "--rename",
-        action="append",
-        default=[],
-        metavar="REGEX=REPLACEMENT",
-        help="change names, in the order given; before --only and --skip",
+        add_repeated(command, "--only", "PATTERN", "only tensors of these names or in these modules")
+    add_repeated(convert, "--skip", "PATTERN", "leave these tensors out")
+    add_repeated(
+        convert, "--rename", "REGEX=REPLACEMENT", "change names, in the order given; before --only and --skip"
     )
     convert.add_argument(
         "--dtype",
         choices=["float64", "float32", "float16", "bfloat16"],
         help="convert floating-point tensors",
     )
-    convert.add_argument(
-        "--keep", action="append", default=[], metavar="PATTERN", help="tensors that --dtype does not convert"
-    )
+    add_repeated(convert, "--keep", "PATTERN", "tensors that --dtype does not convert")
     convert.add_argument(
         "--shard", metavar="SIZE", help="the largest file in a folder, such as 2GB; default: 5GB"
     )
@@ -323,15 +294,9 @@ def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     quantize.add_argument("--batch-size", type=int, default=64, metavar="N", help="for datasets, default: 64")
     add_model(quantize)
     for option, text in (("only", "quantize these layers alone"), ("skip", "leave these layers as they are")):
-        quantize.add_argument(
-            f"--{option}", action="append", default=[], metavar="PATTERN", help=f"{text}; may be repeated"
-        )
-    quantize.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="PATTERN=SCHEME",
-        help="another scheme for these layers; may be repeated, the first match counts",
+        add_repeated(quantize, f"--{option}", "PATTERN", text)
+    add_repeated(
+        quantize, "--override", "PATTERN=SCHEME", "another scheme for these layers, the first match counts"
     )
     methods = ["minmax", "mse", "percentile", "absmean"]
     quantize.add_argument(

@@ -22,10 +22,6 @@ def to_cpu(output: Any) -> Any:
 def gather(outputs: Sequence[Any], counts: Sequence[int | None]) -> Any:
     """Combine the outputs of batches, part by part.
 
-    Args:
-        outputs: a value for each batch.
-        counts: the number of items in each batch; None if unknown.
-
     Returns:
         - tensors with a row for each item: one tensor; a list with a tensor for each item if rows of
           different batches differ in shape.

@@ -43,12 +43,7 @@ def measure_item_dependence(
     What this changes is undone in buffers, and in attributes of modules that are numbers, containers, tensors
     or random generators; not in other objects, nor in variables that a function encloses. Forward hooks,
     which may collect what they are called with, are not called, except those of `torch.nn.utils`, such as
-    ``weight_norm``.
-
-    Args:
-        model: the model.
-        function: gets the arguments of a call, and returns the outputs.
-        arguments: of a batch; a tensor with as many rows as the first one has a row for each item.
+    ``weight_norm``. Of the arguments, a tensor with as many rows as the first one has a row for each item.
     """
     count = batch_size_of(list(tensors_in(arguments))) or 0
 

@@ -20,6 +20,7 @@ from burnt.record import Record, load_into
 from burnt.train.after.trained import TrainedAs
 from burnt.train.checkpoints.checkpoint import Checkpoints, Saved, model_file, stamp
 from burnt.train.code.source import Source
+from burnt.train.code.trust import trusting
 
 _MOST_CHOICES = 10  # of a checkpoint whose files are removed while they are read
 
@@ -72,22 +73,33 @@ def load(
     >>> type(model).__name__, model.training, bool((model.weight == learner.model.weight).all())
     ('Linear', False, True)
     """
-    files = RunFiles.read(run)
+    return load_with_checkpoint(RunFiles.read(run), checkpoint, model, import_code, trust)[1]
+
+
+def load_with_checkpoint(
+    files: RunFiles,
+    checkpoint: str | int = "best",
+    model: torch.nn.Module | type[Module] | None = None,
+    import_code: bool = False,
+    trust: bool = False,
+) -> tuple[Saved, torch.nn.Module]:
+    """Load the model of a run as `load` does; return the checkpoint too."""
     source = files.source
     if isinstance(model, torch.nn.Module):
-        _, record = files.read_checkpoint(checkpoint, lambda saved: Record.load(model_file(saved.path)))
+        saved, record = files.read_checkpoint(checkpoint, lambda saved: Record.load(model_file(saved.path)))
         load_into(model, record)
         was_set, was_kept = restore_fields(model, record)
         if was_set:
-            warnings.warn(f"the model got fields as they were in the run: {', '.join(was_set)}", stacklevel=2)
+            warnings.warn(f"the model got fields as they were in the run: {', '.join(was_set)}", stacklevel=3)
         if was_kept:
-            warnings.warn(f"the model differs from that of the run: {', '.join(was_kept)}", stacklevel=2)
+            warnings.warn(f"the model differs from that of the run: {', '.join(was_kept)}", stacklevel=3)
         files.trained_as().attach(model)
-        return model.eval()
+        return saved, model.eval()
     kind: type[torch.nn.Module] | None = model
     if kind is None and source is not None:
         if import_code or trust:
-            kind = source.import_class(files.folder, files.document, trust)
+            with trusting(trust):
+                kind = source.import_class(files.folder, files.document)
         else:
             kind = source.imported_class(files.folder)
     if kind is None:
@@ -109,37 +121,28 @@ def load(
     has_changed = source is not None and code is not None and source.has_changed(code)
     build = kind.load
     try:
-        _, loaded = files.read_checkpoint(checkpoint, lambda saved: build(model_file(saved.path)))
+        saved, loaded = files.read_checkpoint(checkpoint, lambda saved: build(model_file(saved.path)))
     except RecordError as error:
         if has_changed:
             error.origin = (*error.origin, f"{code} has changed since the run was started")
         raise
     if has_changed:
         text = f"{code} has changed since the run {files.folder.name} was started"
-        warnings.warn(clean(text), stacklevel=2)
+        warnings.warn(clean(text), stacklevel=3)
     files.trained_as().attach(loaded)
-    return loaded.eval()
+    return saved, loaded.eval()
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run folder holds for building its model: ``config.json`` and the checkpoints.
-
-    Args:
-        folder: the run folder.
-        document: the content of ``config.json``.
-    """
+    """What a run folder holds for building its model: ``config.json`` and the checkpoints."""
 
     folder: Path
     document: Mapping[str, Any]
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> RunFiles:
-        """Read a run folder.
-
-        Raises:
-            RunError: it does not exist, or holds no run.
-        """
+        """Read a run folder."""
         path = Path(folder) / "config.json"
         try:
             document = parse_json(path.read_bytes())
@@ -205,11 +208,7 @@ class RunFiles:
         return TrainedAs.read(self.document.get("precision", "float32"), self._load)
 
     def signature(self) -> Signature:
-        """Return what the model takes and returns.
-
-        Raises:
-            UnsupportedError: the run does not know it.
-        """
+        """Return what the model takes and returns."""
         document = self._load.get("signature")
         try:
             return Signature.from_dict(document)  # type: ignore[arg-type]
@@ -224,11 +223,7 @@ class RunFiles:
         )
 
     def checkpoint(self, wanted: str | int = "best") -> Saved:
-        """Return a checkpoint by ``"best"``, ``"last"``, its step or its name.
-
-        Raises:
-            CheckpointError: there is none.
-        """
+        """Return a checkpoint by ``"best"``, ``"last"``, its step or its name."""
         checkpoints = Checkpoints(self.folder / "checkpoints")
         saved = checkpoints.saved()
         damaged = clean(", ".join(path.name for path in checkpoints.unreadable()))
@@ -243,7 +238,7 @@ class RunFiles:
         if damaged and wanted in ("best", "last"):
             warnings.warn(
                 f"the {wanted} checkpoint of {self.folder} is chosen without {damaged}, which is damaged",
-                stacklevel=4,
+                stacklevel=5,
             )
         if wanted == "last":
             return saved[-1]
@@ -264,10 +259,6 @@ class RunFiles:
 
     def read_checkpoint(self, wanted: str | int, read: Callable[[Saved], T]) -> tuple[Saved, T]:
         """Choose a checkpoint and read it; choose again if the training has removed or replaced it meanwhile.
-
-        Args:
-            wanted: as in `checkpoint`.
-            read: reads the chosen one.
 
         Raises:
             CheckpointError: there is none, or one after the other was removed.

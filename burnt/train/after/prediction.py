@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,32 +41,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Inputs = str | int | Sequence[str | int] | Mapping[str, str | int] | Callable[[Any], Any]
 
 
-@overload
-def predict(
-    model: Learner | torch.nn.Module,
-    data: Any,
-    batch_size: int | None = None,
-    *,
-    inputs: Inputs | None = None,
-    call: str | Callable[[Any, Any], Any] | None = None,
-    transform: Callable[[Any], Any] | None = None,
-    precision: str | None = None,
-    stream: Literal[False] = False,
-    progress: bool = True,
-) -> Any: ...
-@overload
-def predict(
-    model: Learner | torch.nn.Module,
-    data: Any,
-    batch_size: int | None = None,
-    *,
-    inputs: Inputs | None = None,
-    call: str | Callable[[Any, Any], Any] | None = None,
-    transform: Callable[[Any], Any] | None = None,
-    precision: str | None = None,
-    stream: Literal[True],
-    progress: bool = True,
-) -> Iterator[Any]: ...
 @explain_arguments(
     device="the model predicts where it is: model.to(device)",
     num_workers="worker processes belong to a loader: predict(model, Loader(...))",
@@ -167,7 +141,7 @@ def predict(
     # With a single batch, or where batches are the user's and are returned one by one, the outputs are the
     # model's own, whatever they depend on; a function `call` is written for whole batches.
     if total != 1 and not callable(call) and not (stream and is_in_batches):
-        run.require_independence(_HINT_BATCHES if is_in_batches else _HINT_ITEMS)
+        run.hint = _HINT_BATCHES if is_in_batches else _HINT_ITEMS
         if batch_size != 1 and has_one_scale(module):
             warnings.warn(
                 "inputs quantized by dynamic_tensor have one scale for all items of a batch: large ones make "
@@ -184,15 +158,7 @@ def predict(
 
 
 class _Run:
-    """Runs batches: the function, its device, precision and modes.
-
-    Args:
-        model: the model.
-        find: returns the arguments of `function` in a batch.
-        function: the model, its method, or what the user gave.
-        transform: of its outputs.
-        precision: of autocast.
-    """
+    """Runs batches: `find` returns the arguments in one, for `function`, whose output `transform` gets."""
 
     def __init__(
         self,
@@ -206,11 +172,7 @@ class _Run:
         self._model, self._find, self._function, self._transform = model, find, function, transform
         self._device = next((tensor.device for tensor in tensors), torch.device("cpu"))
         self._autocast = functools.partial(autocast, precision, self._device)
-        self._hint: str | None = None  # until the items have been found to be independent
-
-    def require_independence(self, hint: str) -> None:
-        """Raise a DataError with a hint where items of a batch depend on each other."""
-        self._hint = hint
+        self.hint: str | None = None  # of the error if items depend on each other; None: that is not checked
 
     def __call__(self, batch: Any) -> Any:
         """Return the output of a batch on the CPU."""
@@ -219,11 +181,11 @@ class _Run:
             self._model.eval()
             # In memory of its own, since a model may change its inputs in place.
             arguments = clone(move(self._find(batch), self._device))
-            if self._hint is not None:
-                self._check_independence(arguments, self._hint)
+            if self.hint is not None:
+                self._check_independence(arguments)
             return to_cpu(self._apply(arguments))
 
-    def _check_independence(self, arguments: Arguments, hint: str) -> None:
+    def _check_independence(self, arguments: Arguments) -> None:
         found = measure_item_dependence(self._model, self._apply, arguments)
         if found:
             raise DataError(
@@ -231,10 +193,10 @@ class _Run:
                 where=type(self._model).__name__,
                 expected="the same outputs in every batch",
                 found=f"outputs differ by a relative {found:.2g} when the other items of the batch change",
-                hint=hint,
+                hint=self.hint,
             )
         if found is not None:  # else the items of this batch are equal: the next one may show it
-            self._hint = None
+            self.hint = None
 
     def _apply(self, arguments: Arguments) -> Any:
         args, kwargs = arguments
@@ -270,12 +232,7 @@ def _count(batch: Any) -> int | None:
 
 
 def _batches(data: Any, batch_size: int | None) -> tuple[Iterator[Any], int | None, bool]:
-    """Return the batches of any kind of data, their number if it is known, and whether the data had batches.
-
-    Raises:
-        DataError: it is of an unknown kind, empty, or shuffled.
-        ConfigError: `batch_size` is below 1, or there is nothing to divide into batches.
-    """
+    """Return the batches of any data, their number if it is known, and whether the data had batches."""
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError("batch_size is invalid", expected="an int of at least 1", found=repr(batch_size))
     size = batch_size or _BATCH_SIZE
@@ -400,12 +357,7 @@ def _function(
     call: str | Callable[[Any, Any], Any] | None,
     trained: TrainedAs | None,
 ) -> tuple[Callable[[Any], Arguments], Callable[..., Any]]:
-    """Return a function that finds arguments in a batch, and the function that is called with them.
-
-    Raises:
-        DefinitionError: the model has no method `call`.
-        ConfigError: `inputs` is given with a function `call`.
-    """
+    """Return a function that finds arguments in a batch, and the function that is called with them."""
     if callable(call):
         if inputs is not None:
             raise ConfigError(
@@ -441,34 +393,25 @@ def call_with_batch(model: torch.nn.Module) -> Callable[[Any, Any], Any]:
 
 
 class _InputFinder:
-    """Finds the arguments of a model in a batch.
+    """Finds the arguments of a model's method in a batch.
 
-    Args:
-        model: the model.
-        method: the name of the method that is called, ``"forward"``.
-        inputs: what the user says about it.
-        trained: what the model's training step gave it, if that is known.
+    They are what the user's `inputs` say, or what the training step gave the model, or else the columns that
+    are named as the method's parameters, or its first columns.
     """
 
     def __init__(
         self, model: torch.nn.Module, method: str, inputs: Inputs | None, trained: TrainedAs | None
     ) -> None:
         self._where = f"{type(model).__name__}.{method}"
-        is_forward = method == "forward"
         self._signature = (
-            forward_signature(model) if is_forward else inspect.signature(getattr(model, method))
+            forward_signature(model) if method == "forward" else inspect.signature(getattr(model, method))
         )
         self._inputs = inputs
         self._trained = trained if trained is not None and trained.sources else None
         self._is_checked = False
 
     def __call__(self, batch: Any) -> Arguments:
-        """Return positional and keyword arguments.
-
-        Raises:
-            DataError: they are not known, or the batch lacks one.
-            InputTypeError: the model does not take them.
-        """
+        """Return positional and keyword arguments."""
         args, kwargs = self._given(batch) if self._inputs is not None else self._found(batch)
         if not self._is_checked:
             try:

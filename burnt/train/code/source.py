@@ -32,13 +32,7 @@ _STARTED_BY: ContextVar[tuple[str, tuple[str, ...], Config | None] | None] = Con
 
 @contextlib.contextmanager
 def started_by(target: str, overrides: Sequence[str], config: Config | None = None) -> Iterator[None]:
-    """Context in which runs are recorded as started by `burnt train`.
-
-    Args:
-        target: what was called.
-        overrides: the assignments that were given.
-        config: its argument, from which `burnt train --resume` and others build it again.
-    """
+    """Context in which runs are recorded as started by `burnt train`, to be started again."""
     token = _STARTED_BY.set((target, tuple(overrides), config))
     try:
         yield
@@ -61,11 +55,7 @@ def replay_command(folder: Path, first: int, last: int, *, debug: bool = False) 
 
 
 def settings_in(document: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the Config that a run's function was called with, but for the fields that a resume sets.
-
-    Args:
-        document: the content of a ``config.json``; the result is empty for None and for a script's run.
-    """
+    """Return the Config that a run's function was called with, but for the fields that a resume sets."""
     config = ((document or {}).get("load") or {}).get("source", {}).get("config") or {}
     return {name: value for name, value in config.items() if name not in ("folder", "resume")}
 
@@ -81,11 +71,7 @@ def importing(file: Path) -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Raise if a run's code is just being imported, so that `load` and the commands do not train again.
-
-    Raises:
-        DefinitionError: it is.
-    """
+    """Raise if a run's code is just being imported, so that `load` and the commands do not train again."""
     file = _IMPORTING.get()
     if file is not None:
         raise DefinitionError(
@@ -147,11 +133,7 @@ class Source:
 
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Source:
-        """Read what `to_dict` returned.
-
-        Raises:
-            TypeError: it is something else.
-        """
+        """Read what `to_dict` returned."""
         try:
             return msgspec.convert(document, cls)
         except msgspec.ValidationError as error:  # another program may have written it
@@ -173,17 +155,14 @@ class Source:
         """Remember that the code may be executed which this source names in the ``config.json`` of a run."""
         trust.mark(run, document, *self._code(run))
 
-    def is_trusted(self, run: Path, document: Any, trusting: bool = False) -> bool:
+    def is_trusted(self, run: Path, document: Any) -> bool:
         """Whether the code may be executed: this user trained the run here, or trusts it, now or before.
 
-        Args:
-            run: the run folder.
-            document: the content of its ``config.json``.
-            trusting: whether the user trusts it now, which is remembered, as that of ``--trust`` is.
+        `document` is the content of the run's ``config.json``. Trust given now, as by ``--trust``, is kept.
         """
         if trust.has_mark(document, *self._code(run)):
             return True
-        if trusting or trust.is_trusting():
+        if trust.is_trusting():
             self.mark(run, document)
             return True
         return False
@@ -191,11 +170,7 @@ class Source:
     def import_function(self, run: Path) -> Callable[[Any], object] | None:
         """Return the target of a run that is not trusted, if it is a function of an installed module.
 
-        Returns:
-            None if there is nothing of that name to import.
-
-        Raises:
-            RunError: it is something else. The message says what would have been executed.
+        None: there is nothing of that name. RunError: it is something else, and what would be executed.
         """
         module, _, name = (self.target or "").rpartition(":")
         file = self._target_file()
@@ -229,22 +204,14 @@ class Source:
         modules = [module_of_file(file) if file is not None else None, sys.modules.get(self.module)]
         return next((kind for module in modules if (kind := self._class_in(module)) is not None), None)
 
-    def import_class(self, run: Path, document: Any, trusting: bool = False) -> type[torch.nn.Module]:
+    def import_class(self, run: Path, document: Any) -> type[torch.nn.Module]:
         """Import the module that defines the model's class, and return the class.
 
-        Args:
-            run: the run folder.
-            document: the content of its ``config.json``.
-            trusting: whether to trust the run from now on.
-
-        Raises:
-            RunError: the run is not trusted, and the module is not an installed one.
-            RecordError: there is no such file, or no such class in it.
-            ConfigError: another module of the file's name is already imported.
-            Exception: any error of the imported code.
+        RunError: the run is not trusted, and the module is not an installed one. Imported code may raise
+        anything.
         """
         file = self.find_file(run)
-        if not self.is_trusted(run, document, trusting):
+        if not self.is_trusted(run, document):
             name = self.model.rpartition(".")[2]
             kind = self.imported_class(run) or self._class_in(
                 import_installed(self.module, lambda code: _defines_class(code, name), run)
@@ -280,18 +247,15 @@ class Source:
         return kind
 
     def _import(self, file: Path) -> ModuleType:
-        with importing(file):
-            return self._import_module(file)
-
-    def _import_module(self, file: Path) -> ModuleType:
         parts = self.module.split(".")
-        *packages, last = [*file.parts[:-1], *([file.stem] if file.stem != "__init__" else [])]
-        if len(parts) == 1 or [*packages, last][-len(parts) :] != parts:
-            return import_file(file)
-        root = str(Path(*[*packages, last][: -len(parts)]))
-        if root not in sys.path:
-            sys.path.insert(0, root)
-        return importlib.import_module(self.module)
+        path = [*file.parts[:-1], *([file.stem] if file.stem != "__init__" else [])]
+        with importing(file):
+            if len(parts) == 1 or path[-len(parts) :] != parts:
+                return import_file(file)
+            root = str(Path(*path[: -len(parts)]))
+            if root not in sys.path:
+                sys.path.insert(0, root)
+            return importlib.import_module(self.module)
 
     def _class_in(self, module: ModuleType | None) -> type[torch.nn.Module] | None:
         return class_in(module, self.model, torch.nn.Module)

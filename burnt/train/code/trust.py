@@ -24,9 +24,9 @@ _TRUSTING: ContextVar[bool] = ContextVar("_TRUSTING", default=False)
 
 
 @contextlib.contextmanager
-def trusting() -> Iterator[None]:
-    """Context in which every run that is used gets a mark: that of a command with ``--trust``."""
-    token = _TRUSTING.set(True)
+def trusting(is_on: bool = True) -> Iterator[None]:
+    """Context in which every run that is used gets a mark: that of ``--trust`` and ``trust=True``."""
+    token = _TRUSTING.set(is_on or _TRUSTING.get())
     try:
         yield
     finally:
@@ -34,18 +34,14 @@ def trusting() -> Iterator[None]:
 
 
 def is_trusting() -> bool:
-    """Whether the command was given ``--trust``."""
+    """Whether what runs is in a context of `trusting`."""
     return _TRUSTING.get()
 
 
 def mark(run: Path, document: Any, inside: Iterable[Path], outside: Iterable[Path]) -> None:
-    """Remember that the code which a run names may be executed; warn if that cannot be written down.
+    """Remember that code which a run names, inside of its folder and elsewhere, may be executed.
 
-    Args:
-        run: the run folder, which the mark names for those who look.
-        document: the content of its ``config.json``.
-        inside: the code inside the run folder.
-        outside: the code that lies elsewhere.
+    `document` is the content of its ``config.json``. Warns if this cannot be written down.
     """
     try:
         folder, key = _folder(), _key(document, inside)

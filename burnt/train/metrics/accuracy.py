@@ -61,9 +61,6 @@ def predictions(output: StepOutput, metric: str) -> tuple[Tensor, Tensor, int]:
     The predictions are the classes with the largest logit, in the shape of the targets. Integer targets are
     returned as int64: in a narrower dtype, ``targets * num_classes`` overflows, and in uint8
     ``targets != -100`` compares with 156.
-
-    Raises:
-        MetricError: the step returned no logits or no targets, or their shapes do not match.
     """
     logits, targets = output.outputs, output.targets
     if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):

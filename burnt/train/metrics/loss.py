@@ -32,11 +32,7 @@ class Loss(Metric):
 
 
 def loss_first(metrics: object) -> list[Metric]:
-    """Return the metrics with the loss first; add the loss if it is missing.
-
-    Raises:
-        MetricError: an item is not a metric, or two metrics have the same name.
-    """
+    """Return the metrics with the loss first; add the loss if it is missing."""
     if isinstance(metrics, Iterable):
         metric_list = list(metrics)
         wrong = [metric for metric in metric_list if not isinstance(metric, Metric)]

@@ -42,11 +42,7 @@ class Monitored:
 
     @property
     def metric(self) -> Metric:
-        """The metric.
-
-        Raises:
-            MetricError: it was given by name, and no training has resolved the name.
-        """
+        """The metric."""
         if self._metric is None:
             raise MetricError(
                 f"{self._owner} has only the name of its metric",
@@ -63,11 +59,7 @@ class Monitored:
         return f"{self.split}/{self.name}"
 
     def resolve(self, metrics: Iterable[Metric], splits: Iterable[str]) -> None:
-        """Look the metric up among those of the run, and the split that is monitored by default.
-
-        Raises:
-            MetricError: the run has no such metric or split, or the metric defines no better value.
-        """
+        """Look the metric up among those of the run, and the split that is monitored by default."""
         by_name = {metric.name: metric for metric in metrics}
         found = by_name.get(self.name)
         if found is None:

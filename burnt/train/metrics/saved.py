@@ -44,11 +44,7 @@ def metric_to_dict(metric: Metric) -> dict[str, Any]:
 
 
 def metric_from_dict(document: Mapping[str, Any]) -> Metric:
-    """Build the metric that `metric_to_dict` has described; its module must be imported already.
-
-    Raises:
-        MetricError: its class is not imported, or its arguments are not known.
-    """
+    """Build the metric that `metric_to_dict` has described; its module must be imported already."""
     module = sys.modules.get(str(document.get("module")))
     found = class_in(module, str(document.get("class")), Metric)
     arguments = document.get("arguments")
