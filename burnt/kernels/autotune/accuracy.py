@@ -4,15 +4,15 @@ The tolerance is four times the error of the library candidate in the same dtype
 intermediate value, at the matmul precision in effect. A candidate must not modify its arguments or the
 gradients of its results.
 
-A reference may need far more memory than a candidate: attention's holds all scores. Such an op splits its
-arguments and results into parts (`Op`, ``parts=``), and the reference and the library compute them one by
-one.
+A reference may need far more memory than a candidate: attention's holds all scores. Such an op says how it is
+computed in parts (`Op`, ``in_parts=``).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from burnt.kernels.interface.results import (
     aliases,
     as_list,
     default_grad_out,
-    exact_numbers,
     results_and_gradients,
     structure_of,
 )
@@ -68,65 +67,12 @@ class _ValueRange(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class Part(NamedTuple):
-    """A part of a call that can be computed independently of the others.
-
-    Args:
-        arguments: for each argument of the op, the slices of its leading axes, or None for all of it.
-        results: the same for each result. Together the parts cover all results; the gradient of an argument
-            is the sum of its gradients over the parts.
-    """
-
-    arguments: tuple[tuple[slice, ...] | None, ...]
-    results: tuple[tuple[slice, ...], ...]
-
-
-def results_by_part(
-    call: Callable[..., Any], args: Sequence[Any], parts: Sequence[Part], *, wide: bool
-) -> list[Tensor]:
-    """Compute the same as `results_and_gradients`, part by part; in float64 if `wide`."""
-    results: list[Tensor] = []
-    grad_outs: dict[int, Tensor] = {}
-    gradient_sums = {
-        i: torch.zeros(a.shape, dtype=torch.float64, device=a.device)
-        for i, a in enumerate(args)
-        if isinstance(a, Tensor) and a.requires_grad
-    }
-    has_gradients = False
-    for part in parts:
-        part_args = [_slice_as_leaf(a, index, wide) for a, index in zip(args, part.arguments, strict=True)]
-
-        def shape_of(i: int, result: Tensor) -> list[int]:
-            ends = [max(each.results[i][d].stop for each in parts) for d in range(len(parts[0].results[i]))]
-            return [*ends, *result.shape[len(ends) :]]
-
-        def make_grad_out(i: int, result: Tensor, part: Part = part) -> Tensor:
-            if i not in grad_outs:
-                grad_outs[i] = exact_numbers(shape_of(i, result), result.device)
-            return torch.empty_like(result, requires_grad=False).copy_(grad_outs[i][part.results[i]])
-
-        computed = results_and_gradients(call, part_args, make_grad_out=make_grad_out)
-        num_results = len(part.results)
-        for i, result in enumerate(computed[:num_results]):
-            if i == len(results):
-                results.append(result.new_empty(shape_of(i, result)))
-            results[i][part.results[i]] = result
-        has_gradients = len(computed) > num_results
-        for i, gradient in zip(gradient_sums if has_gradients else (), computed[num_results:], strict=True):
-            index = part.arguments[i]
-            gradient_sums[i][() if index is None else index] += gradient
-    if not has_gradients:
-        return results
-    return [*results, *(g if wide else g.to(args[i].dtype) for i, g in gradient_sums.items())]
-
-
-def _slice_as_leaf(value: Any, index: tuple[slice, ...] | None, wide: bool) -> Any:
-    """Return a slice of an argument as a new leaf tensor, in float64 if `wide`."""
+def _wide_leaf(value: Any) -> Any:
+    """Return a tensor as a new leaf, in float64 if it is floating-point."""
     if not isinstance(value, Tensor):
         return value
-    part = value.detach() if index is None else value.detach()[index]
-    part = part.double() if wide and part.is_floating_point() else part
-    return part.detach().requires_grad_(value.requires_grad)
+    wide = value.detach().double() if value.is_floating_point() else value
+    return wide.detach().requires_grad_(value.requires_grad)
 
 
 class _LastCall:
@@ -153,17 +99,13 @@ class ReferenceResult:
         self.args = args
         tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
         self.memory = [(name, _storage_bytes(a), _storage_bytes(a).clone()) for name, a in tensors.items()]
-        parts = None if op.parts is None else op.parts(*args)
-        exact, eager = _LastCall(op.reference), _LastCall(op.candidates["library"])
+        calls: list[Callable[..., Any]] = [op.reference, op.candidates["library"]]
+        if op.in_parts is not None:
+            calls = [functools.partial(op.in_parts, call) for call in calls]
+        exact, eager = map(_LastCall, calls)
         with _ValueRange() as value_range:
-            if parts is None:
-                self.exact = results_and_gradients(exact, [_slice_as_leaf(a, None, True) for a in args])
-            else:
-                self.exact = results_by_part(exact, args, parts, wide=True)
-        if parts is None:
-            self.eager = results_and_gradients(eager, args)
-        else:
-            self.eager = results_by_part(eager, args, parts, wide=False)
+            self.exact = results_and_gradients(exact, [_wide_leaf(a) for a in args])
+        self.eager = results_and_gradients(eager, args)
         self.names, self.structure = list(op.positions), structure_of(eager.result)
         self.aliased_results = {
             i for last in (exact, eager) for i in aliases(last.result, last.args, self.names)

@@ -29,7 +29,6 @@ from burnt.codegen.frontend.trace import InlinedWhenTraced, is_tracing
 from burnt.codegen.function import Function
 from burnt.codegen.precision import precision
 from burnt.errors import DefinitionError, InputTypeError
-from burnt.kernels.autotune.accuracy import Part
 from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.interface.autocast import autocast_dtype
 from burnt.kernels.interface.binding import bind_candidate, describe_results
@@ -87,9 +86,8 @@ class Op(InlinedWhenTraced, Generic[P, R]):
             casts them (`burnt.kernels.interface.autocast`). The call continues with these, autocast disabled.
             Results have the dtypes that the reference's have under autocast. Without it, only candidates that
             support autocast themselves (`Candidate`) run under autocast.
-        parts: takes the arguments; returns the parts that the accuracy check computes one by one, because the
-            whole reference would need too much memory (`burnt.kernels.autotune.accuracy.Part`), or None to
-            compute it at once.
+        in_parts: takes the reference or the library's function, and the arguments; returns its result,
+            computed in parts. The accuracy check calls it where the whole would need too much memory.
 
     Raises:
         DefinitionError: another op has this name, the reference is not a function, one of its arguments has
@@ -110,7 +108,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         small: Callable[..., bool] | None = None,
         random: bool = False,
         autocast: Callable[..., tuple[Any, ...]] | None = None,
-        parts: Callable[..., Sequence[Part] | None] | None = None,
+        in_parts: Callable[..., Any] | None = None,
     ) -> None:
         if not callable(reference) or not hasattr(reference, "__name__"):
             raise DefinitionError(
@@ -133,7 +131,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self.check, self.look = check, look
         self.examples, self.random, self.small = examples, random, small
         self.features = features
-        self.autocast, self.parts = autocast, parts
+        self.autocast, self.in_parts = autocast, in_parts
         parameters = list(self.signature.parameters.values())
         for p in parameters:
             if p.kind is not p.POSITIONAL_OR_KEYWORD:

@@ -26,7 +26,7 @@ class AnyOp(Protocol):
     random: bool
     candidates: dict[str, Candidate]
     gradient_functions: dict[tuple[Any, ...], Any]
-    parts: Callable[..., Any] | None
+    in_parts: Callable[..., Any] | None
     features: Callable[..., dict[str, Any]] | None
     examples: Callable[..., Any] | None
     registration: Any

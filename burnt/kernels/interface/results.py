@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,25 +15,22 @@ def results_and_gradients(
     call: Callable[..., Any],
     args: Sequence[Any],
     used_grad_outs: list[Tensor] | None = None,
-    make_grad_out: Callable[[int, Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
     """Return the results of a call, then the gradients of the arguments that require one.
 
-    The gradients of the results are `default_grad_out`, the same values at every call, or what
-    `make_grad_out` returns for a result and its index. They are appended to `used_grad_outs`.
+    The gradients of the results are `default_grad_out`, the same values at every call; they are appended to
+    `used_grad_outs`.
     """
     returned = call(*args)
     results = list(returned) if isinstance(returned, tuple | list) else [returned]
     leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
-    roots = {i: r for i, r in enumerate(results) if r.requires_grad}
+    roots = [r for r in results if r.requires_grad]
     if not (torch.is_grad_enabled() and leaves and roots):
         return [r.detach() for r in results]
-    grad_outs = [
-        default_grad_out(r) if make_grad_out is None else make_grad_out(i, r) for i, r in roots.items()
-    ]
+    grad_outs = [default_grad_out(r) for r in roots]
     if used_grad_outs is not None:
         used_grad_outs += grad_outs
-    computed = torch.autograd.grad(list(roots.values()), leaves, grad_outs, allow_unused=True)
+    computed = torch.autograd.grad(roots, leaves, grad_outs, allow_unused=True)
     gradients = [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, computed, strict=True)]
     return [*(r.detach() for r in results), *gradients]
 
@@ -62,10 +58,6 @@ def aliases(results: Any, args: Sequence[Any], names: Iterable[str]) -> dict[int
 
 
 def default_grad_out(like: Tensor) -> Tensor:
-    """Return `exact_numbers` in the shape, dtype and strides of a result."""
-    return torch.empty_like(like, requires_grad=False).copy_(exact_numbers(like.shape, like.device))
-
-
-def exact_numbers(shape: Sequence[int], device: torch.device) -> Tensor:
-    """Return numbers that differ between neighbours and are exactly representable in every dtype."""
-    return ((torch.arange(math.prod(shape), device=device) % 7 - 2.5) / 4).view(tuple(shape))
+    """Return a gradient like a result: neighbours differ, all are exactly representable in every dtype."""
+    numbers = (torch.arange(like.numel(), device=like.device) % 7 - 2.5) / 4
+    return torch.empty_like(like, requires_grad=False).copy_(numbers.view(like.shape))

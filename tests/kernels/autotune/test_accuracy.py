@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from burnt import kernels
-from burnt.kernels.autotune.accuracy import Part, ReferenceResult
-from burnt.kernels.dispatch.op import Op
+from burnt.kernels.autotune.accuracy import ReferenceResult
 from burnt.kernels.ops.attention import reference as definition
 from burnt.kernels.ops.attention.reference import dot_product_attention
 
@@ -55,13 +53,11 @@ def test_parts_make_up_the_whole(name: str, heads: int, monkeypatch: pytest.Monk
     args = CASES[name]()
     whole = ReferenceResult(dot_product_attention, args)
     monkeypatch.setattr(definition, "_MAX_PART_SCORES", heads * args[0].shape[2] * args[1].shape[2])
-    parts = definition._parts(*args)
-    assert parts is not None or heads >= args[0].shape[0] * args[0].shape[1]
     counted = torch.zeros(args[0].shape[:2])
-    for part in parts or ():
-        counted[part.results[0]] += 1
-        assert counted[part.results[0]].numel() <= heads, "a part is larger than it may be"
-    assert parts is None or bool((counted == 1).all())
+    for part in definition._split(*args[:2]):
+        counted[part] += 1
+        assert counted[part].numel() <= heads, "a part is larger than it may be"
+    assert bool((counted == 1).all())
     judged = ReferenceResult(dot_product_attention, args)
     assert len(whole.exact) == len(judged.exact) == len(judged.eager)
     for right, found in zip(whole.exact, judged.exact, strict=True):
@@ -130,35 +126,6 @@ def test_the_memory_of_a_reference_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 def test_what_a_large_call_holds_at_once() -> None:
     """Five tensors of scores in float64 stay below 2 GB."""
     q = torch.empty(4, 32, 4096, 128, device="meta")
-    parts = definition._parts(q, q, q, None, *(None,) * 11)
-    assert parts is not None
-    scores = max(
-        (b.stop - b.start) * (h.stop - h.start) * 4096 * 4096 for part in parts for b, h in part.results
-    )
+    parts = definition._split(q, q)
+    scores = max((b.stop - b.start) * (h.stop - h.start) * 4096 * 4096 for b, h in parts)
     assert 5 * 8 * scores < 2 << 30
-
-
-@pytest.fixture
-def op() -> Op[..., Any]:
-    def split(x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
-        return x * by, x.sum(-1)
-
-    rows = [slice(0, 3), slice(3, 5)]
-    parts = [Part(((each,), None), ((each,), (each,))) for each in rows]
-    return kernels.op(split, parts=lambda *args: parts)
-
-
-def test_several_results_and_a_shared_argument(op: Op[..., Any]) -> None:
-    x, by = drawn(5, 7).requires_grad_(), drawn(7, seed=1).requires_grad_()
-    truth = ReferenceResult(op, (x, by))
-    product, total, of_x, of_by = truth.exact
-    torch.testing.assert_close(product, (x * by).double().detach())
-    torch.testing.assert_close(total, x.double().sum(-1).detach())
-    pulls = [(torch.arange(n) % 7 - 2.5) / 4 for n in (35, 5)]
-    result = [(x * by), x.sum(-1)]
-    right = torch.autograd.grad(
-        result, (x, by), [p.view(m.shape) for p, m in zip(pulls, result, strict=True)]
-    )
-    torch.testing.assert_close(of_x, right[0].double())
-    torch.testing.assert_close(of_by, right[1].double())
-    assert truth.find_error(op.reference) is None

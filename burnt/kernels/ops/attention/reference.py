@@ -9,16 +9,17 @@ queries and keys, E head size of values, N packed sequences.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from burnt import _torch
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError
-from burnt.kernels.autotune.accuracy import Part
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import autocast_dtype, cast_all
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
@@ -416,38 +417,45 @@ _MAX_PART_SCORES = 1 << 25
 """Scores per part: the reference holds five times as many in float64 at once, 1.3 GB."""
 
 
-def _parts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> list[Part] | None:
-    """Split a call for the accuracy check into groups of batches and heads, at least one head each."""
-    slopes, lengths, seed = rest[5], rest[6], rest[10]
+def _split(q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
+    """Return slices of batches and heads: whole groups that share key heads, or heads of one group."""
     batch, heads, queries, _ = q.shape
     max_heads = max(_MAX_PART_SCORES // max(queries * k.shape[2], 1), 1)
-    # The dropout mask depends on the head's index.
-    if seed is not None or max_heads >= batch * heads or not heads:
-        return None
+    if max_heads >= batch * heads:
+        return [(slice(0, batch), slice(0, heads))]
     group = heads // k.shape[1]
-    # All heads, or whole groups that share key heads, or some heads of one group.
     head_step = heads if max_heads >= heads else max_heads // group * group or max_heads
     batch_step = max(max_heads // heads, 1)
-    parts = []
-    for b in range(0, batch, batch_step):
-        begin = 0
-        while begin < heads:
-            end = min(begin + head_step, heads if head_step >= group else (begin // group + 1) * group)
-            b_slice, h_slice = slice(b, min(b + batch_step, batch)), slice(begin, end)
-            kv_slice = slice(begin // group, (end - 1) // group + 1)
-            mask_slice = None if mask is None else _broadcast_slices(mask, (b_slice, h_slice))
-            rest_slices = (
-                *(None,) * 5, None if slopes is None else (h_slice,), None if lengths is None else (b_slice,),
-                *(None,) * (len(rest) - 7),
-            )  # fmt: skip
-            parts.append(
-                Part(
-                    ((b_slice, h_slice), (b_slice, kv_slice), (b_slice, kv_slice), mask_slice, *rest_slices),
-                    ((b_slice, h_slice),),
-                )
-            )
-            begin = end
-    return parts
+    head_slices, begin = [], 0
+    while begin < heads:
+        end = min(begin + head_step, heads if head_step >= group else (begin // group + 1) * group)
+        head_slices.append(slice(begin, end))
+        begin = end
+    batch_slices = [slice(b, min(b + batch_step, batch)) for b in range(0, batch, batch_step)]
+    return list(itertools.product(batch_slices, head_slices))
+
+
+def _in_parts(call: Callable[..., Tensor], *args: Any) -> Tensor:
+    """Compute `call` one part of the batches and heads at a time, for the accuracy check."""
+    q, k, v, *rest = args
+    options = Options(*rest)
+    parts = _split(q, k)
+    if options.seed is not None or len(parts) == 1:  # the dropout mask depends on the head's index
+        return call(*args)
+    group = q.shape[1] // k.shape[1]
+    rows: dict[int, list[Tensor]] = {}
+    for b, h in parts:
+        kv = b, slice(h.start // group, (h.stop - 1) // group + 1)
+        mask, slopes, lengths = options.mask, options.slopes, options.lengths
+        part_options = options._replace(
+            mask=None if mask is None else mask[_broadcast_slices(mask, (b, h))],
+            slopes=None if slopes is None else slopes[h],
+            lengths=None if lengths is None else lengths[b],
+        )
+        part = q[b, h], k[kv], v[kv], *part_options[: len(rest)]
+        out = checkpoint(call, *part, use_reentrant=False, preserve_rng_state=False)
+        rows.setdefault(b.start, []).append(out)
+    return torch.cat([torch.cat(row, 1) for row in rows.values()])
 
 
 def _broadcast_slices(mask: Tensor, index: tuple[slice, slice]) -> tuple[slice, ...]:
@@ -463,7 +471,7 @@ def _broadcast_slices(mask: Tensor, index: tuple[slice, slice]) -> tuple[slice, 
     examples=_examples,
     library=_library,
     autocast=_autocast,
-    parts=_parts,
+    in_parts=_in_parts,
 )
 def dot_product_attention(
     q: Tensor,
