@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import types
@@ -198,3 +199,20 @@ def names_a_module_of_burnt(node: ast.AST) -> bool:
         if isinstance(first, ast.Constant) and str(first.value).partition(".")[0] == "burnt":
             return True
     return False
+
+
+def test_packages_keep_to_their_figures() -> None:
+    """A package that grows by more than a tenth says why in a commit, which writes the new figure."""
+    house = Path(burnt.__file__).parent
+    page = (house.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    figures = dict(re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", page, flags=re.MULTILINE))
+    packages = {path.parent.name for path in house.glob("*/__init__.py")}
+    assert figures.keys() == packages
+    lines = {
+        name: sum(len(path.read_text("utf-8").splitlines()) for path in (house / name).rglob("*.py"))
+        for name in packages
+    }
+    grown = {
+        name: count for name, count in lines.items() if count > 1.1 * int(figures[name].replace(",", ""))
+    }
+    assert grown == {}
