@@ -25,12 +25,12 @@ def run(args: argparse.Namespace) -> int:
     library = RunLibrary([args.folder])
     library.refresh(rescan=True)
     all_facts = [(view, view.facts()) for view in library.views]
-    matching = {view.folder for view, facts in all_facts if query.matches(facts)}
+    matching = {view.folder: view for view, facts in all_facts if query.matches(facts)}
     library.close()
     # find_runs sorts by the time of the last write; the library sorts by age.
     folders = [found for found in find_runs(args.folder) if found in matching]
     if args.json or (folders and not args.paths):
-        print_runs(folders, args.json)
+        print_runs([matching[folder] for folder in folders], args.json)
     elif args.paths:
         # Other programs take the names as they are.
         names = [clean(str(path)) if sys.stdout.isatty() else str(path) for path in folders]
