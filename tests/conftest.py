@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import importlib.util
 import json
 import os
 import platform
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("burnt")
     # No test waits for the disk: what it writes is soon deleted. A closed descriptor remains an error.
     os.fsync = os.fstat  # type: ignore[assignment]
+    sqlite3.connect = functools.partial(sqlite3.connect, factory=UnsyncedConnection)
     os.environ["BURNT_SWAP_CACHE"] = "0"  # of this machine's user; also in the processes that tests start
     state = tempfile.TemporaryDirectory(prefix="burnt-state-")  # what the monitor remembers
     os.environ["XDG_STATE_HOME"] = state.name
@@ -57,6 +61,18 @@ def pytest_configure(config: pytest.Config) -> None:
         processors.give(processors.within_reach(processors.named(config.getoption("--processor"))))
     if config.getoption("--remember"):
         config.pluginmanager.register(Memory(config), "burnt-memory")
+
+
+class UnsyncedConnection(sqlite3.Connection):
+    """A connection whose transactions do not wait for the disk: 60 of the 100 ms that a run takes."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if sql.startswith(("BEGIN IMMEDIATE", "PRAGMA journal_mode")):
+            super().execute("PRAGMA synchronous = OFF")
+        return super().execute(sql, parameters)
+
+    def executescript(self, sql: str, /) -> sqlite3.Cursor:
+        return super().executescript(f"PRAGMA synchronous = OFF; {sql}")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

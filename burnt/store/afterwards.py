@@ -17,7 +17,7 @@ from typing import Any
 from burnt.errors import RunError
 from burnt.store.reader import RunReader, state_of
 from burnt.store.rows import INTO_ARTEFACT, INTO_EVENT, insert
-from burnt.store.schema import BUSY_SECONDS, DATABASE, clean_text, connect, to_json, unreadable
+from burnt.store.schema import DATABASE, clean_text, connect, to_json, unreadable, unwritable
 
 Table = tuple[str, Sequence[str], Iterable[Sequence[object]]]
 """Name, columns and rows."""
@@ -82,11 +82,6 @@ def add_results(
                 insert(connection, INTO_ARTEFACT, [(attempt, now, step, "table", clean_text(name), text)])
             connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
-        raise RunError(
-            "the run's database cannot be written",
-            where=str(path),
-            found=f"{error}, for {BUSY_SECONDS:.0f} s" if "locked" in str(error) else str(error),
-            hint="its owner can allow it, or free space on the disk",
-        ) from error
+        raise unwritable(path, error) from error
     except sqlite3.DatabaseError as error:
         raise unreadable(path, error) from error

@@ -23,6 +23,7 @@ from burnt.store.schema import (
     connect,
     to_json,
     unreadable,
+    unwritable,
 )
 
 _NETWORK_FILE_SYSTEMS = (
@@ -52,7 +53,7 @@ def create_database(path: Path, name: str) -> None:
         except OSError:  # a file system without hard links
             draft.replace(path)
     except sqlite3.Error as error:
-        raise _unwritable_error(path, error) from error
+        raise unwritable(path, error) from error
     finally:
         draft.unlink(missing_ok=True)
 
@@ -64,7 +65,7 @@ def begin_attempt(
     try:
         connection = connect(path, "rw")
     except sqlite3.Error as error:
-        raise _unwritable_error(path, error) from error
+        raise unwritable(path, error) from error
     try:
         check_schema(connection, path)
         if resume:
@@ -103,7 +104,7 @@ def begin_attempt(
         connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
         connection.close()
-        raise _unwritable_error(path, error) from error
+        raise unwritable(path, error) from error
     # A UnicodeDecodeError comes from an error message that contains damaged SQL.
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
@@ -147,15 +148,3 @@ def _is_on_network(path: Path) -> bool:
     partitions = [p for p in psutil.disk_partitions(all=True) if resolved.is_relative_to(p.mountpoint)]
     kind: str = max(partitions, key=lambda p: len(p.mountpoint)).fstype if partitions else ""
     return kind.lower() in _NETWORK_FILE_SYSTEMS
-
-
-def _unwritable_error(path: Path, error: sqlite3.Error) -> RunError:
-    is_locked = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
-    return RunError(
-        "the run's database cannot be written",
-        where=str(path),
-        found=str(error),
-        hint="another process is writing it, maybe a suspended training: end that process first"
-        if is_locked
-        else "choose a folder that this user can write to, on a disk with space left",
-    )

@@ -208,10 +208,10 @@ class RunSummary(NamedTuple):
 
 
 _ATTEMPT = f"SELECT {', '.join(Attempt._fields)} FROM attempt ORDER BY id"
+_POINT = "p.step, p.epoch, p.time, p.value, p.attempt"
 # Rows of the newest attempt are never superseded, so the last one by position is the newest visible one.
 _HEADS = (
-    "SELECT s.name, s.split, p.position, p.step, p.epoch, p.time, p.value, p.attempt"
-    " FROM series AS s LEFT JOIN point AS p ON p.series = s.id"
+    f"SELECT s.name, s.split, p.position, {_POINT} FROM series AS s LEFT JOIN point AS p ON p.series = s.id"
     " AND p.attempt = (SELECT max(id) FROM attempt) AND p.position ="
     " (SELECT max(position) FROM point WHERE series = s.id AND attempt = (SELECT max(id) FROM attempt))"
     " ORDER BY s.name, s.split"
@@ -453,7 +453,8 @@ class RunReader:
             )
         if max_points is None:
             with self._snapshot():
-                return _columns(_single_points(self._visible_buckets(self._series_id(name, split), 0)))
+                single_points = self._visible_buckets(self._series_id(name, split), 0)
+            return _columns([next(_plot_points(bucket)) for bucket in single_points])
         outline = self.outline(name, split, (max_points - 2) // 2)
         if sum(bucket.points for bucket in outline.buckets) <= max_points:
             all_points = self.points(name, split)
@@ -500,11 +501,10 @@ class RunReader:
         """Return the newest visible point of every series that has one, in one transaction."""
         heads = {}
         with self._snapshot():
-            for name, split, position, step, epoch, when, value, attempt in self._rows(_HEADS):
+            for name, split, position, *point in self._rows(_HEADS):
                 series = Series(name, split)
                 if position is not None:
-                    point = Point(step, epoch, when, math.nan if value is None else value, attempt)
-                    heads[series] = Head(point, position + 1)
+                    heads[series] = Head(_point(point), position + 1)
                 elif earlier := self._end_point(self._series_id(name, split), newest=True):
                     heads[series] = Head(earlier, 0)
         return heads
@@ -530,11 +530,8 @@ class RunReader:
             MetricError: there is no such series.
         """
         with self._snapshot():
-            entries = [
-                bucket
-                for bucket in self._visible_buckets(self._series_id(name, split), LEVELS[-1])
-                if bucket.finite
-            ]
+            buckets = self._visible_buckets(self._series_id(name, split), LEVELS[-1])
+        entries = [bucket for bucket in buckets if bucket.finite]
         if not entries:
             return None
         low, *high = _plot_points(merge(entries)._replace(nonfinite_step=None))
@@ -579,7 +576,7 @@ class RunReader:
                 " AND position >= ? AND position < ? AND step <= ?",
                 (series, attempt, start, stop, until),
             )
-            return [single(step, when, math.nan if value is None else value) for step, when, value in rows]
+            return [single(step, when, _nan_for_null(value)) for step, when, value in rows]
         width = FANOUT**level
         covered = stop // width * width
         rows = self._rows(
@@ -603,13 +600,12 @@ class RunReader:
         order = "DESC" if newest else "ASC"
         for attempt, until in self._rows(f"SELECT id, visible_until FROM attempt ORDER BY id {order}"):
             rows = self._rows(
-                "SELECT step, epoch, time, value, attempt FROM point WHERE series = ? AND attempt = ?"
+                f"SELECT {_POINT} FROM point AS p WHERE series = ? AND attempt = ?"
                 f" AND step <= ? ORDER BY position {order} LIMIT 1",
                 (series, attempt, until),
             )
             if rows:
-                step, epoch, when, value, attempt = rows[0]
-                return Point(step, epoch, when, math.nan if value is None else value, attempt)
+                return _point(rows[0])
         return None
 
     def raw_points(
@@ -628,13 +624,12 @@ class RunReader:
             (position, point) pairs.
         """
         rows = self._rows(
-            "SELECT p.position, p.step, p.epoch, p.time, p.value, p.attempt"
-            " FROM point AS p JOIN attempt AS a ON a.id = p.attempt"
+            f"SELECT p.position, {_POINT} FROM point AS p JOIN attempt AS a ON a.id = p.attempt"
             " WHERE p.series = (SELECT id FROM series WHERE name = ? AND split = ?) AND p.attempt = ?"
             " AND p.position >= ? AND p.step <= a.visible_until ORDER BY p.position LIMIT ?",
             (name, split, attempt, position, limit),
         )
-        return [(r[0], Point(r[1], r[2], r[3], math.nan if r[4] is None else r[4], r[5])) for r in rows]
+        return [(position, _point(point)) for position, *point in rows]
 
     def new_points(
         self, positions: Mapping[tuple[Series, int], int], limit: int = 5_000
@@ -805,18 +800,23 @@ def training_seconds(attempts: Sequence[Attempt], progress: Progress | None) -> 
     return max(seconds, 0.0)
 
 
+def _nan_for_null(value: float | None) -> float:
+    """Return a value that SQLite stores: NaN as NULL."""
+    return math.nan if value is None else value
+
+
+def _point(row: Sequence[Any]) -> Point:
+    """Convert the columns `_POINT`."""
+    step, epoch, when, value, attempt = row
+    return Point(step, epoch, when, _nan_for_null(value), attempt)
+
+
 def _bucket(row: tuple[Any, ...]) -> Bucket:
-    """Convert a row of table `bucket`, where SQLite stores NaN as NULL."""
-    total = Bucket._fields.index("sum")
-    bucket = Bucket._make((*row[:total], math.nan if row[total] is None else row[total], *row[total + 1 :]))
-    if bucket.nonfinite_step is not None and bucket.nonfinite is None:
-        bucket = bucket._replace(nonfinite=math.nan)
+    bucket = Bucket._make(row)
+    bucket = bucket._replace(sum=_nan_for_null(bucket.sum))
+    if bucket.nonfinite_step is not None:
+        bucket = bucket._replace(nonfinite=_nan_for_null(bucket.nonfinite))
     return bucket
-
-
-def _single_points(buckets: list[Bucket]) -> list[Extreme]:
-    """Return the points of buckets that hold one point each."""
-    return [next(_plot_points(bucket)) for bucket in buckets]
 
 
 def _plot_points(bucket: Bucket) -> Iterator[Extreme]:

@@ -206,6 +206,19 @@ def unreadable(path: Path, error: Exception) -> RunError:
     )
 
 
+def unwritable(path: Path, error: sqlite3.Error) -> RunError:
+    """Return the error for a `run.db` that cannot be written: locked, no permission, or a full disk."""
+    is_locked = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+    return RunError(
+        "the run's database cannot be written",
+        where=str(path),
+        found=f"{error} for {BUSY_SECONDS:.0f} s" if is_locked else str(error),
+        hint="another process is writing it, maybe a suspended training: end that process first"
+        if is_locked
+        else "choose a folder that this user can write to, on a disk with space left",
+    )
+
+
 @contextlib.contextmanager
 def write_errors(
     what: str, where: Path, hint: str = "its owner can allow it, or free space on the disk"

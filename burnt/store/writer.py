@@ -303,8 +303,7 @@ class RunWriter:
             activity: ``"training"``, ``"validating"``, ``"paused"``, ...
             data: further details, as JSON.
         """
-        if self._closed:
-            raise self._closed_error()
+        self._check_open()
         totals = _optional_count(total_steps), _optional_count(total_epochs)
         position = _count(step), _optional_count(epoch)
         now, text = time.time(), clean_text(activity)
@@ -345,10 +344,7 @@ class RunWriter:
         """
         if self._gave_up or self.gone:
             return False
-        done = threading.Event()
-        self._put(("flush", done))
-        self._wake.set()
-        return done.wait(timeout)
+        return self._request("flush").wait(timeout)
 
     def sync(self) -> Callable[[], bool]:
         """Begin to make everything written so far survive a power cut.
@@ -356,9 +352,7 @@ class RunWriter:
         Returns:
             A function that waits for it, and returns whether it does; False if the disk fails.
         """
-        done = threading.Event()
-        self._put(("sync", done))
-        self._wake.set()
+        done = self._request("sync")
         began = time.monotonic()
 
         def wait() -> bool:
@@ -414,13 +408,18 @@ class RunWriter:
     # --- on the calling thread
 
     def _put(self, item: Row) -> None:
-        if self._closed:
-            raise self._closed_error()
+        self._check_open()
         self._queue.append(item)
 
+    def _request(self, kind: Literal["flush", "sync"]) -> threading.Event:
+        """Return an event that is set once everything queued so far is written."""
+        done = threading.Event()
+        self._put((kind, done))
+        self._wake.set()
+        return done
+
     def _put_sample(self, item: Row) -> None:
-        if self._closed:
-            raise self._closed_error()
+        self._check_open()
         queued = len(self._queue)
         if queued >= self._capacity:
             self._drop(1)
@@ -436,10 +435,11 @@ class RunWriter:
             (INTO_ARTEFACT, (self.attempt, time.time(), _optional_count(step), kind, clean_text(name), data))
         )
 
-    def _closed_error(self) -> RunError:
-        return RunError(
-            "the run is already closed", where=str(self.folder), hint="close it after the last write"
-        )
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RunError(
+                "the run is already closed", where=str(self.folder), hint="close it after the last write"
+            )
 
     def _drop(self, count: int) -> None:
         with self._lock:  # the training, the sampler and the writing thread all update the count
@@ -568,7 +568,7 @@ class RunWriter:
             self._taken_over = error
             self._give_up(error.what)
             return False
-        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+        except sqlite3.DatabaseError as error:
             # A full disk, a lost mount or a damaged file: the training continues; a new connection may work.
             self._disconnect(ended=False)
             self._failures += 1

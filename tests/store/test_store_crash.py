@@ -18,7 +18,7 @@ from burnt.store import RunReader, RunWriter, opening
 from burnt.store import writer as writer_module
 
 WRITE_ON = """
-import sys, time
+import sys
 from burnt.store import RunWriter, opening
 if sys.argv[2] == "network":
     opening._is_on_network = lambda path: True
@@ -28,8 +28,8 @@ while True:
     step += 1
     run.log(step, 1, {"x": float(step)})
     if step % 100 == 0:
-        print(step, time.time(), flush=True)
-        time.sleep(0.01)
+        run.flush()
+        print(step, flush=True)
 """
 
 
@@ -87,19 +87,13 @@ def until(condition, seconds=20):
 def test_a_killed_run_is_read_and_resumed(folder, journal):
     command = [sys.executable, "-c", WRITE_ON, str(folder), journal]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        lines = []
         try:
-            begin = time.monotonic()
-            for line in process.stdout:
-                lines.append(line)
-                if time.monotonic() - begin > 3:
-                    break
+            written = [int(process.stdout.readline()) for _ in range(5)][-1]
             assert RunReader(folder).state() == "running"
             with pytest.raises(RunError, match=f"is running: pid {process.pid}"):
                 RunWriter.create(folder, resume=True)
         finally:
             process.kill()
-            killed = time.time()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert RunReader(folder).state() == "crashed"  # a zombie as yet
 
@@ -107,9 +101,7 @@ def test_a_killed_run_is_read_and_resumed(folder, journal):
     assert reader.state() == "crashed"
     points = reader.points("x")
     assert points.steps == list(range(1, points.steps[-1] + 1))
-    old = max(int(step) for step, when in map(str.split, lines) if float(when) < killed - 1)
-    assert old > 0
-    assert points.steps[-1] >= old
+    assert points.steps[-1] >= written
     reader.close()
 
     with RunWriter.create(folder, resume=True, resumed_from_step=50) as run:
@@ -239,7 +231,7 @@ def test_a_callback_that_raises_is_survived(folder, disk, impatient):
     assert RunReader(folder).points("x").values == [1.0]
 
 
-def test_a_defect_of_the_writing_thread_is_reported(folder, monkeypatch):
+def test_a_defect_of_the_writing_thread_is_reported(folder, monkeypatch, impatient):
     reported = []
     run = RunWriter.create(folder, on_error=reported.append)
     monkeypatch.setattr(run, "_next_batch", lambda: 1 / 0)
@@ -283,17 +275,17 @@ def test_a_deleted_folder_does_not_stop_the_training(folder, impatient):
 
 def test_damaged_bytes_are_an_error_of_ours_or_read(folder):
     with RunWriter.create(folder, config={"lr": 0.1}) as run:
-        for step in range(1, 2001):
+        for step in range(1, 601):
             run.log(step, 1, {"x": float(step), "y": 1.0})
         run.event("e", 1, a=[1, 2])
         run.log_line("hello")
         run.system({"cpu.percent": 1.0})
         run.record_table("t", ["a"], [[1]])
-        run.progress(2000, 1)
+        run.progress(600, 1)
     path = folder / "run.db"
     content = path.read_bytes()
     refused = 0
-    for seed in range(300):
+    for seed in range(100):
         random.seed(seed)
         broken = bytearray(content)
         page = random.randrange(len(content) // 4096) * 4096
@@ -313,4 +305,4 @@ def test_damaged_bytes_are_an_error_of_ours_or_read(folder):
                 reader.artefacts()
         except (RunError, MetricError):  # the metric's name may be what is damaged
             refused += 1
-    assert refused > 30
+    assert refused > 20

@@ -106,7 +106,7 @@ attempts = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(attempts)
 def test_any_history_reads_as_its_model(history):
     model = Model()
