@@ -272,11 +272,7 @@ class MonitorApp(App[None]):
             self._key_timer.stop()
 
     def active_keys(self, screen: Screen[Any] | None = None) -> list[tuple[object, Key]]:
-        """Return the active keys with the nodes they belong to, innermost node first.
-
-        Args:
-            screen: the screen that receives the keys; by default the current one.
-        """
+        """Return the active keys with the nodes they belong to, innermost node first."""
         active: list[tuple[object, Key]] = []
         seen: set[str] = set()
         for node, _ in (screen or self.screen)._modal_binding_chain:

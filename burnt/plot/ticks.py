@@ -15,13 +15,7 @@ class Tick(NamedTuple):
 
 
 def linear_ticks(low: float, high: float, max_ticks: int, *, whole: bool = False) -> list[Tick]:
-    """Return ticks at round numbers within a range.
-
-    Args:
-        low: the lower end.
-        high: the upper end.
-        max_ticks: maximum number of ticks.
-        whole: whether to use whole numbers only, with k and M for thousands and millions.
+    """Return ticks at round numbers from `low` to `high`; `whole`: whole numbers, large ones with k or M.
 
     >>> [tick.text for tick in linear_ticks(0.0, 1.0, 6)]
     ['0.0', '0.2', '0.4', '0.6', '0.8', '1.0']

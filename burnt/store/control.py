@@ -221,12 +221,7 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
 
 
 def acknowledgement(reader: RunReader, id: str) -> Acknowledgement | None:
-    """Return the training's answer to a command, or None if there is none yet.
-
-    Args:
-        reader: a reader of the run.
-        id: the id that `send` returned.
-    """
+    """Return the training's answer to the command whose id `send` returned; None if there is none yet."""
     for event in reversed(reader.events("command")):
         if event.data.get("id") == id:
             data = event.data

@@ -170,10 +170,7 @@ def _pages(
 ) -> Iterator[tuple[Series, list[Point]]]:
     """Iterate over the unseen visible points in pages, so that no read blocks the writer for long.
 
-    Args:
-        reader: a reader of the run.
-        seen: the next position of each series and attempt; updated in place.
-        chosen: only these series; None for all.
+    `seen` holds the next position of each series and attempt, and is updated.
     """
     for series in reader.series() if chosen is None else chosen:
         for attempt in reader.attempts():

@@ -57,13 +57,7 @@ class ProcessName(NamedTuple):
 def writing_state(
     process: ProcessName, heartbeat: float, now: float
 ) -> Literal["running", "crashed", "stale"]:
-    """Return the state of an attempt without a recorded end.
-
-    Args:
-        process: the process that writes it.
-        heartbeat: time of its last write, in Unix seconds of its host.
-        now: Unix seconds of this host.
-    """
+    """Return the state of an attempt without a recorded end; `heartbeat` is its last write."""
     silent = now - heartbeat > SILENT_SECONDS
     if process.is_local:
         if not process.is_alive():

@@ -22,19 +22,12 @@ _OWN_NAMES = ("config.json", "checkpoints", "control", "logs", "notes", "profile
 
 
 class Removable(NamedTuple):
-    """A run that can be removed.
-
-    Args:
-        folder: its folder.
-        state: how it ended.
-        bytes: what its files take on the disk.
-        other_names: names in its folder that burnt has not written.
-    """
+    """A run that can be removed."""
 
     folder: Path
     state: str
-    bytes: int
-    other_names: list[str]
+    bytes: int  # that its files take on the disk
+    other_names: list[str]  # in its folder, and not written by burnt
 
 
 def examine(folder: str | os.PathLike[str]) -> Removable:

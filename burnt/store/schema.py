@@ -136,12 +136,7 @@ PRAGMA user_version = {SCHEMA_VERSION};
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Open an existing database file.
-
-    Args:
-        path: the file.
-        mode: ``"ro"`` or ``"rw"``; neither creates a missing file.
-    """
+    """Open an existing database file; mode ``"ro"`` or ``"rw"``, neither of which creates one."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,

@@ -56,27 +56,16 @@ _DURATION = re.compile(r"(.*?)([a-z]+)", re.IGNORECASE)
 
 
 class RunFacts(NamedTuple):
-    """What a query is compared with.
+    """What a query is compared with."""
 
-    Args:
-        names: the run's name, label and folder.
-        state: such as ``"finished"``.
-        tags: its tags.
-        notes: the texts of its notes.
-        settings: `settings_of` its configuration.
-        last: the last value of each metric.
-        best: returns a metric's best value; None if its better direction is unknown.
-        numbers: ``step``, ``epoch``, ``took`` and ``age`` in seconds, as far as they are known.
-    """
-
-    names: Sequence[str]
+    names: Sequence[str]  # the run's name, label and folder
     state: str
     tags: Sequence[str]
     notes: Sequence[str]
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # `settings_of` its configuration
     last: Mapping[Series, float]
-    best: Callable[[Series], float | None]
-    numbers: Mapping[str, float]
+    best: Callable[[Series], float | None]  # None: the better direction is unknown
+    numbers: Mapping[str, float]  # step, epoch, took and age in seconds, as far as they are known
 
 
 class _Term(NamedTuple):
@@ -86,12 +75,7 @@ class _Term(NamedTuple):
 
 
 class Query:
-    """A parsed query; `parse_query` creates it.
-
-    Args:
-        text: the query.
-        terms: its terms.
-    """
+    """A parsed query; `parse_query` creates it."""
 
     def __init__(self, text: str, terms: Sequence[_Term]) -> None:
         self.text = text

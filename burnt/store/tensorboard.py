@@ -90,14 +90,7 @@ def session_start(step: int, time: float) -> bytes:
 
 
 def scalar(tag: str, step: int, time: float, value: float) -> bytes:
-    """Return the record of one value.
-
-    Args:
-        tag: the name of the series.
-        step: steps done.
-        time: Unix seconds.
-        value: stored as float32; values out of its range become infinite.
-    """
+    """Return the record of one value, as float32; values out of its range become infinite."""
     if _FLOAT32_MAX < abs(value) < float("inf"):
         value = float("inf") if value > 0 else float("-inf")
     return _summary(tag, step, time, _varint(2 << 3 | _FIXED32) + struct.pack("<f", value))

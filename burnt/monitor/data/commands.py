@@ -32,11 +32,7 @@ class Request(NamedTuple):
 
 
 class CommandSender:
-    """Sends commands to one run and tracks their status.
-
-    Args:
-        view: the run; it must be followed, as answers are read from its events.
-    """
+    """Sends commands to one run, which must be followed, and tracks their status in its events."""
 
     def __init__(self, view: RunView) -> None:
         self.view = view

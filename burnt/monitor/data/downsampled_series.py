@@ -19,9 +19,6 @@ _PAGE_POINTS = 20_000
 class DownsampledSeries:
     """A series as at most 1,024 buckets, which keep its first and last point and its extremes.
 
-    Args:
-        series: the series to read.
-
     >>> import tempfile
     >>> from burnt.store import RunWriter
     >>> folder = tempfile.mkdtemp()

@@ -91,11 +91,7 @@ class Refresher:
         self._shown_event.set()
 
     def wake(self, *, rescan: bool = False) -> None:
-        """Read now, without waiting for the interval.
-
-        Args:
-            rescan: also search for new runs.
-        """
+        """Read now, without waiting for the interval; `rescan` also searches for new runs."""
         self._rescan_requested |= rescan
         self._wake_event.set()
 

@@ -234,11 +234,7 @@ class RunView:
         self._num_followers += 1
 
     def parent_view(self) -> RunView | None:
-        """Return a refreshed view of the run that this one was forked from.
-
-        Returns:
-            None if it is not a fork, or the parent cannot be read or is gone.
-        """
+        """Return a refreshed view of the run that this one was forked from; None without a readable one."""
         if self.parent is None:
             return None
         if self._parent_view is None or self._parent_view.folder != self.parent.folder:
@@ -426,8 +422,6 @@ class RunView:
         """Return a series downsampled to a few thousand points.
 
         Args:
-            name: the metric.
-            split: the split it was computed on.
             means: return the means of at most 1,024 buckets instead of both ends and the extremes. Smoothed
                 curves need them: the average of extremes depends on the noise, not on the mean.
             steps: read only these steps, first and last, in more detail.
@@ -529,9 +523,6 @@ class RunView:
 class RunLibrary:
     """All runs at and below some folders; `refresh` also discovers new ones.
 
-    Args:
-        folders: the folders to search.
-
     >>> import tempfile
     >>> from burnt.store import RunWriter
     >>> root = tempfile.mkdtemp()
@@ -554,8 +545,7 @@ class RunLibrary:
     def refresh(self, *, rescan: bool = False) -> bool:
         """Search for new runs and read what has changed; return whether anything shown has changed.
 
-        Args:
-            rescan: search the folders even if they were searched a moment ago.
+        `rescan` searches the folders even if they were searched a moment ago.
         """
         now = time.monotonic()
         new_views: list[RunView] = []

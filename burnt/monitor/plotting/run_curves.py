@@ -54,17 +54,11 @@ def curves_of(
 def history_curve(
     view: RunView, series: Series, axis: XAxis, *, until_fork: bool = True, with_means: bool = False
 ) -> Curve | None:
-    """Read a metric of the runs that a run was forked from as one dimmed curve.
+    """Read a metric of the runs that a run was forked from as one dimmed curve; None without one.
 
     Args:
-        view: the fork.
-        series: the metric.
-        axis: the unit of the x axis.
         until_fork: whether the parent's curve ends at the step of the fork; its own parents' always do.
         with_means: whether to read the means, which smoothing needs.
-
-    Returns:
-        None if the run is not a fork, or its parents have no such metric or are gone.
     """
     xs: list[float] = []
     ys: list[float] = []

@@ -64,10 +64,7 @@ class _PreparedLine(NamedTuple):
 class TextChart:
     """A view drawn for a size in cells.
 
-    Args:
-        view: what to show.
-        width: number of columns.
-        height: number of lines. Legend, axes and labels are omitted if there is no room for them.
+    Legend, axes and labels are omitted if there is no room for them.
 
     >>> curve = Curve("train", "blue", range(100), [1 / (1 + i) for i in range(100)])
     >>> print(TextChart(ChartView((curve,), title="loss", markers=False), 32, 8).text())

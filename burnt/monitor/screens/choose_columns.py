@@ -31,7 +31,6 @@ class ChooseColumnsScreen(ModalScreen[None]):
     """The columns that the list of runs can have; a change is shown behind the window at once.
 
     Args:
-        candidates: the columns.
         chosen: the keys of those that are shown, in order.
         changed: called with the new keys; newly chosen columns come last.
         reset: called to return to the usual columns; returns their keys.

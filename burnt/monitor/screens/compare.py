@@ -73,11 +73,7 @@ class _Page(NamedTuple):
 
 
 class CompareScreen(Screen[None], CurveKeys):
-    """Compares two to eight runs.
-
-    Args:
-        views: the runs; the screen follows them while it is open.
-    """
+    """Compares two to eight runs, which it follows while it is open."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(COMPARE)]
     KEYS = COMPARE

@@ -21,12 +21,7 @@ def update_if_changed(widget: Static, content: Content) -> None:
 
 
 def facts_line(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
-    """Join names and values to one line, as many as fit.
-
-    Args:
-        pairs: (name, value) pairs, the most important first; an empty name shows only the value.
-        width: width of the line in cells.
-    """
+    """Join names and values, the most important first, as far as they fit; an empty name shows the value."""
     shown, width_left = [], width - 2
     for name, (text, style) in pairs:
         fact = Content.assemble((f"{clean(name)} ", "$dim") if name else "", (clean(text), style))
@@ -39,10 +34,7 @@ def facts_line(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
 def two_sided_line(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> Content:
     """Build a line with parts at both ends.
 
-    Args:
-        left: parts at the left end; the first is truncated if the line is too narrow.
-        right: groups of parts at the right end; the last are left out if the line is too narrow.
-        width: width of the line in cells.
+    If it is too narrow, the last groups of `right` are left out and the first part of `left` is truncated.
     """
     left = _clean_parts(left)
     first = Content.assemble(*left)

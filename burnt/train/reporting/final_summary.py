@@ -25,7 +25,6 @@ def format_summary(
     Args:
         folder: the run folder; the best values are read from its store.
         values: the last metric values, ``{"valid/loss": 0.1}``.
-        metrics: the metrics that were computed.
         saved: the checkpoints on disk, oldest first.
         keepers: the keepers that selected them.
     """

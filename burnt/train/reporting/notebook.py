@@ -65,9 +65,7 @@ def table_html(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str
 def curves_html(curves: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]], x: str) -> str:
     """Return a drawing for each metric, with a curve for each split.
 
-    Args:
-        curves: metric -> split -> x and y of the points.
-        x: the name of the x axis.
+    `curves` maps a metric and a split to x and y of the points; `x` names the x axis.
     """
     images = []
     for name, splits in curves.items():

@@ -27,10 +27,7 @@ Table = tuple[Sequence[str], list[list[object]]]
 def record_model(writer: RunWriter, model: torch.nn.Module, shapes: Mapping[str, str]) -> None:
     """Record the table ``model``: each module's path, description, output shape and own parameters.
 
-    Args:
-        writer: the run's writer.
-        model: the model.
-        shapes: path -> output shape, for the modules where it is known.
+    `shapes` maps paths to output shapes, for the modules where they are known.
     """
 
     def table() -> Table:
@@ -48,11 +45,7 @@ def record_model(writer: RunWriter, model: torch.nn.Module, shapes: Mapping[str,
 
 
 class KernelTables:
-    """Records the tables ``kernels`` and ``plans`` when they have changed, at most once a minute.
-
-    Args:
-        writer: the run's writer.
-    """
+    """Records the tables ``kernels`` and ``plans`` when they have changed, at most once a minute."""
 
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer

@@ -137,7 +137,7 @@ class LentTerminal:
             raise
 
     def take_back(self, *, tidy: bool) -> bool:
-        """Restore the terminal and the descriptors; a second call does null.
+        """Restore the terminal and the descriptors; a second call does nothing.
 
         Args:
             tidy: whether the other program left the alternate screen itself.
