@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from burnt import memory, optim
 from burnt.gradients import Gradients
-from burnt.train import Checkpoints, Every, KeepLast, Position
+from burnt.train import Checkpoints, Every, KeepLast, Position, TrainingState
 from burnt.train.checkpoints.background import BackgroundWriter
 from burnt.train.checkpoints.rng import RandomStates
 
@@ -53,7 +53,8 @@ def main() -> None:
 
         def save(background: BackgroundWriter | None) -> None:
             position.step += 1
-            checkpoints.save(model, optimizer.into_record(), [], position, {}, rng, {}, background=background)
+            state = TrainingState(model, optimizer.into_record(), [], position, {}, rng)
+            checkpoints.save(state, background)
 
         in_torch = None
 

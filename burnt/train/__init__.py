@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from burnt.train.after.batch_norm import update_batch_norm
     from burnt.train.after.evaluation import evaluate
     from burnt.train.after.prediction import predict
-    from burnt.train.checkpoints.checkpoint import Checkpoints, Every, KeepBest, KeepLast, Saved
+    from burnt.train.checkpoints.checkpoint import (
+        Checkpoints,
+        Every,
+        KeepBest,
+        KeepLast,
+        Saved,
+        TrainingState,
+    )
     from burnt.train.checks.batch_size_finder import find_batch_size
     from burnt.train.checks.rate_finder import find_learning_rate
     from burnt.train.control.interrupt import Interrupted
@@ -59,6 +66,7 @@ _HOMES = {
     "Table": "burnt.train.logged",
     "TensorBoard": "burnt.train.sinks",
     "TrainingResult": "burnt.train.training",
+    "TrainingState": "burnt.train.checkpoints.checkpoint",
     "WandB": "burnt.train.sinks",
     "evaluate": "burnt.train.after.evaluation",
     "find_batch_size": "burnt.train.checks.batch_size_finder",
@@ -99,6 +107,7 @@ __all__ = [
     "Table",
     "TensorBoard",
     "TrainingResult",
+    "TrainingState",
     "WandB",
     "evaluate",
     "find_batch_size",

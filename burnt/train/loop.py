@@ -28,7 +28,7 @@ from burnt.inspect import num_params
 from burnt.store import RunWriter
 from burnt.train.checkpoints.background import BackgroundWriter
 from burnt.train.checkpoints.buffers import TransientBuffers, field_texts
-from burnt.train.checkpoints.checkpoint import Checkpoints, Loaded
+from burnt.train.checkpoints.checkpoint import Checkpoints, Loaded, TrainingState
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.checkpoints.saving import CheckpointWriter
 from burnt.train.control.control import Control, TrainingClock
@@ -582,25 +582,21 @@ class Loop:
             self.check_parameters()
             # A checkpoint requested during a validation holds the state from before that validation.
             validating = self.before_validation is not None
-            # Rows up to this step are not written again by a training that resumes from here.
-            sync = self.writer.sync()
             with self.evaluating():
-                self.saving.save(
-                    None if validating else state,
+                training = TrainingState(
                     self.learner.model,
                     self.learner.optimizer.into_record(),
                     self.metrics.train,
                     dataclasses.replace(position, pending=position.pending or validating),
                     self.metrics.values_at(position.step),
                     self.epoch_rng,
+                    self.before_validation or RandomStates.capture(),
                     self.state(),
-                    rng=self.before_validation,
+                    self.buffers.changed(),
                     kept=kept,
                     scheduled=scheduled and not kept,
-                    buffers=self.buffers.changed(),
-                    wait=wait,
-                    sync=sync,
                 )
+                self.saving.save(training, None if validating else state, wait=wait)
         position.seconds = self.trained.seconds()
         self.saved_step = position.step
         if wait or not self.settings.async_checkpoints:

@@ -26,6 +26,7 @@ from burnt.train import (
     Plateau,
     Position,
     Saved,
+    TrainingState,
 )
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.control.interrupt import Interruption
@@ -310,7 +311,9 @@ def save(checkpoints: Checkpoints, model: nn.Module, step: int, loss: float = 1.
     record = optim.AdamW().into_record()
     position = Position(step, 0, step)
     rng = RandomStates.capture()
-    return checkpoints.save(model, record, metrics, position, {"valid/loss": loss}, rng, document)
+    return checkpoints.save(
+        TrainingState(model, record, metrics, position, {"valid/loss": loss}, rng, document=document)
+    )
 
 
 def names(folder) -> list[str]:
@@ -360,9 +363,9 @@ def test_a_checkpoint_brings_everything_back(tmp_path):
     optimizer = optim.AdamW()
     optimizer.step(0.1, model, {"layer.bias": torch.ones(2)})
     at = Position(7, 1, 2)
-    returned = checkpoints.save(
-        model, optimizer.into_record(), [metric], at, {"valid/loss": 0.5}, earlier, {"mine": [1, 2]}
-    )
+    state, document = optimizer.into_record(), {"mine": [1, 2]}
+    training = TrainingState(model, state, [metric], at, {"valid/loss": 0.5}, earlier, document=document)
+    returned = checkpoints.save(training)
     drawn = torch.rand(2).tolist(), random.random(), np.random.rand()
     at.step = 8
     assert returned.position == Position(7, 1, 2)

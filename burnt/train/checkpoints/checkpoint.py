@@ -104,6 +104,63 @@ class Loaded:
         return dict(self.document.get("last_values", self.document.get("values", {})))
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainingState:
+    """What `Checkpoints.save` writes: the state of a training between two steps.
+
+    Args:
+        model: the model; its config is saved, too.
+        optimizer: the optimizer's state.
+        metrics: those of the training set, with the sums of the epoch so far.
+        position: the training's position.
+        values: the metric values measured at this step, by which keepers rank the checkpoint.
+        epoch_rng: the random states at the start of the epoch.
+        rng: the random states at the position, by default the current ones.
+        document: the rest, as JSON.
+        buffers: those that are not in the model's state dict, by path.
+        kept: the checkpoint is never removed, and neither is one of the same step that replaces it.
+        scheduled: keepers may select the checkpoint; otherwise it is removed once there is a newer one.
+    """
+
+    model: torch.nn.Module
+    optimizer: OptimizerRecord
+    metrics: Sequence[Metric]
+    position: Position
+    values: Mapping[str, float]
+    epoch_rng: RandomStates
+    rng: RandomStates = dataclasses.field(default_factory=RandomStates.capture)
+    document: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    buffers: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    kept: bool = False
+    scheduled: bool = True
+
+    def training_file(self, saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the JSON document of the file next to the model's."""
+        rngs = {"rng": self.rng, "epoch_rng": self.epoch_rng}
+        tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in self.optimizer.tensors.items()}
+        tensors |= {f"metric/{m.name}": m.total for m in self.metrics if m.total is not None}
+        tensors |= {f"buffer/{path}": buffer for path, buffer in self.buffers.items()}
+        for kind, states in rngs.items():
+            tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
+        document = {
+            "format": FORMAT,
+            "position": dataclasses.asdict(saved.position),
+            "values": dict(saved.values),
+            "optimizer": {"class": self.optimizer.optimizer, "options": dict(self.optimizer.options)},
+            "metrics": {metric.name: metric.count for metric in self.metrics},
+            "strides": {
+                path: buffer.stride()
+                for path, buffer in self.model.named_buffers(remove_duplicate=False)
+                if buffer.layout is torch.strided and not buffer.is_contiguous()
+            },
+            **{kind: states.document for kind, states in rngs.items()},
+            **({"kept": True} if saved.kept else {}),
+            **({} if saved.scheduled else {"scheduled": False}),
+            **self.document,
+        }
+        return tensors, document
+
+
 class Keeper(Protocol):
     """Selects the checkpoints to keep."""
 
@@ -269,64 +326,33 @@ class Checkpoints:
 
     def save(
         self,
-        model: torch.nn.Module,
-        optimizer: OptimizerRecord,
-        metrics: Sequence[Metric],
-        position: Position,
-        values: Mapping[str, float],
-        epoch_rng: RandomStates,
-        document: Mapping[str, Any],
-        rng: RandomStates | None = None,
-        kept: bool = False,
-        scheduled: bool = True,
-        buffers: Mapping[str, Tensor] | None = None,
+        state: TrainingState,
         background: BackgroundWriter[Saved] | None = None,
         sync: Callable[[], object] | None = None,
     ) -> Saved:
         """Write a checkpoint, then remove those that no keeper selects.
 
-        `values`: the metric values measured at this step, by which keepers rank it. `rng`: random states to
-        store, instead of the current ones. `kept`: never remove this checkpoint; this also holds if it
-        replaces a kept checkpoint of the same step. `scheduled`: keepers may select it; otherwise it is
-        removed once there is a newer one. `buffers`: those that are not in the model's state dict.
-        `background`: writes a copy; until it is written, no other method may be called. `sync`: called before
-        the checkpoint takes its name; returns once the run store has what a resume from it expects.
+        `background` writes a copy; until it is written, no other method may be called. `sync` is called
+        before the checkpoint takes its name; it returns once the run store has what a resume from it expects.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
             TakenOverError: another process has resumed the run; its files are untouched.
         """
-        tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in optimizer.tensors.items()}
-        tensors |= {f"metric/{m.name}": m.total for m in metrics if m.total is not None}
-        tensors |= {f"buffer/{path}": buffer for path, buffer in (buffers or {}).items()}
-        rngs = {"rng": rng or RandomStates.capture(), "epoch_rng": epoch_rng}
-        for kind, states in rngs.items():
-            tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
-        target = self._path(position)
+        target = self._path(state.position)
         earlier = [saved for saved in self.saved() if saved.path == target]
-        kept = kept or any(saved.kept for saved in earlier)
-        scheduled = scheduled or any(saved.scheduled for saved in earlier)
-        full_document = {
-            "format": FORMAT,
-            "position": dataclasses.asdict(position),
-            "values": dict(values),
-            "optimizer": {"class": optimizer.optimizer, "options": dict(optimizer.options)},
-            "metrics": {metric.name: metric.count for metric in metrics},
-            "strides": {
-                path: buffer.stride()
-                for path, buffer in model.named_buffers(remove_duplicate=False)
-                if buffer.layout is torch.strided and not buffer.is_contiguous()
-            },
-            **{kind: states.document for kind, states in rngs.items()},
-            **({"kept": True} if kept else {}),
-            **({} if scheduled else {"scheduled": False}),
-            **document,
-        }
-        record = record_of(model, config=getattr(model, "_built_by", None))
-        new = Saved(target, dataclasses.replace(position), dict(values), kept, scheduled)
+        new = Saved(
+            target,
+            dataclasses.replace(state.position),
+            dict(state.values),
+            kept=state.kept or any(saved.kept for saved in earlier),
+            scheduled=state.scheduled or any(saved.scheduled for saved in earlier),
+        )
+        tensors, document = state.training_file(new)
+        record = record_of(state.model, config=getattr(state.model, "_built_by", None))
         if background is None:
-            return self._write(new, record, tensors, full_document, sync)
-        copies = copied_record(record), copied_tensors(tensors), copy.deepcopy(full_document)
+            return self._write(new, record, tensors, document, sync)
+        copies = copied_record(record), copied_tensors(tensors), copy.deepcopy(document)
         background.start(f"the checkpoint {target.name}", functools.partial(self._write, new, *copies, sync))
         return new
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from burnt.store import RunWriter
 from burnt.train.checkpoints.background import BackgroundWriter
-from burnt.train.checkpoints.checkpoint import Checkpoints, Saved
+from burnt.train.checkpoints.checkpoint import Checkpoints, Saved, TrainingState
 from burnt.train.duration import Duration, Position
 
 
@@ -42,17 +41,18 @@ class CheckpointWriter:
         is_saved = self._state == state and self._is_kept >= kept
         return self._checkpoints is None or self._writer.gone or is_saved
 
-    def save(self, state: object, *args: Any, wait: bool, **kwargs: Any) -> None:
-        """Write a checkpoint by `Checkpoints.save`; `report` reports it.
+    def save(self, training: TrainingState, state: object, *, wait: bool) -> None:
+        """Write a checkpoint; `report` reports it.
 
         `state` is what `has` compares, None if the checkpoint may be written again. With `wait`, it is
         written on return.
         """
         assert self._checkpoints is not None  # see `has`
-        kwargs["background"] = None if wait else self._background
-        saved = self._checkpoints.save(*args, **kwargs)
+        background = None if wait else self._background
+        # Rows up to this step are not written again by a training that resumes from here.
+        saved = self._checkpoints.save(training, background, self._writer.sync())
         self._state, self._is_kept = state, saved.kept
-        if kwargs["background"] is None:
+        if background is None:
             self._written = saved
 
     def report(self, *, wait: bool = False) -> None:

@@ -78,18 +78,18 @@ def _meta_parameters() -> Iterator[None]:
 
     The memory of the original, which is not written yet as a rule, is freed at once.
     """
-    twins = WeakTensorKeyDictionary()  # a parameter that two modules share has one twin
+    meta_copies = WeakTensorKeyDictionary()  # a parameter that two modules share has one copy
 
     def replace(
         module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None
     ) -> torch.nn.Parameter | None:
         if parameter is None or parameter.is_meta or type(parameter) is not torch.nn.Parameter:
             return parameter
-        if parameter not in twins:
+        if parameter not in meta_copies:
             meta = torch.empty_like(parameter.detach(), device="meta")
-            twins[parameter] = torch.nn.Parameter(meta, requires_grad=parameter.requires_grad)
-        twin: torch.nn.Parameter = twins[parameter]
-        return twin
+            meta_copies[parameter] = torch.nn.Parameter(meta, requires_grad=parameter.requires_grad)
+        meta_copy: torch.nn.Parameter = meta_copies[parameter]
+        return meta_copy
 
     # Its annotation leaves out what its documentation says: the hook may return another parameter.
     handle = register_module_parameter_registration_hook(replace)  # type: ignore[arg-type]

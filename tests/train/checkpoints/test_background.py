@@ -21,6 +21,7 @@ from burnt.train import (
     RunReader,
     StepOutput,
     SupervisedTraining,
+    TrainingState,
 )
 from burnt.train.checkpoints.background import BackgroundWriter, copied_tensors
 from burnt.train.checkpoints.rng import RandomStates
@@ -129,9 +130,9 @@ def test_the_state_is_that_of_the_moment_whatever_the_training_does_meanwhile(tm
     metric.total, metric.count = torch.tensor(3.0), 4
     background, checkpoints = BackgroundWriter(), Checkpoints(tmp_path, [KeepLast(2)])
     rng = RandomStates.capture()
-    saved = checkpoints.save(
-        model, optimizer.into_record(), [metric], Position(1), {}, rng, document, background=background
-    )
+    state = optimizer.into_record()
+    training = TrainingState(model, state, [metric], Position(1), {}, rng, document=document)
+    saved = checkpoints.save(training, background)
     assert background.collect() is None
     optimizer.step(0.1, params, gradients)
     document["callbacks"]["Mine"]["seen"].append(2)
@@ -315,12 +316,13 @@ def test_every_operation_on_files_may_fail(tmp_path):
     for at in range(1, 99):
         folder = tmp_path / str(at)
         checkpoints, background = Checkpoints(folder, [KeepLast(1)]), BackgroundWriter()
-        arguments = ({}, RandomStates.capture(), {})
-        checkpoints.save(model, optimizer.into_record(), [], Position(1), *arguments)
+        rng = RandomStates.capture()
+        first, second = (
+            TrainingState(model, optimizer.into_record(), [], Position(step), {}, rng) for step in (1, 2)
+        )
+        checkpoints.save(first)
         with operations(at, "full") as done:
-            checkpoints.save(
-                model, optimizer.into_record(), [], Position(2), *arguments, background=background
-            )
+            checkpoints.save(second, background)
             background.wait()
         if not done.failed:
             break
