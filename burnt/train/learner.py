@@ -103,10 +103,9 @@ class Learner:
 
 
 def _refuse_layers_of_classes(model: torch.nn.Module) -> None:
-    """Refuse layers in the body of a torch module's class; `burnt.Module` has refused those of its own.
+    """Refuse trainable layers in the body of a torch module's class, which no training would find.
 
-    Raises:
-        DefinitionError: a class has one with trainable parameters, which no training would find.
+    `burnt.Module` has refused those of its own.
     """
     owners = {type(module): path for path, module in reversed(list(model.named_modules()))}
     for owner, path in owners.items():
@@ -123,11 +122,7 @@ def _refuse_layers_of_classes(model: torch.nn.Module) -> None:
 
 
 def _several(given: Mapping[str, Any], schedule: Any) -> Optimizers:
-    """Return the optimizers by name, with the schedule of each.
-
-    Raises:
-        DefinitionError: there are none, one is no optimizer, or the schedules have other names.
-    """
+    """Return the optimizers by name, with the schedule of each."""
     schedules = schedule if isinstance(schedule, Mapping) else dict.fromkeys(given, schedule)
     for name, one in given.items():
         if not isinstance(name, str) or not name or "/" in name:
@@ -179,11 +174,7 @@ def _not_an_optimizer(given: Any, schedule: Any) -> DefinitionError:
 
 
 def _as_schedule(given: Any) -> Callable[[int], float]:
-    """Return a schedule; a number is constant.
-
-    Raises:
-        DefinitionError: it is none, such as a scheduler of torch, or a class.
-    """
+    """Return a schedule; a number is constant."""
     if callable(given) and not isinstance(given, type):
         schedule: Callable[[int], float] = given
         return schedule
@@ -203,8 +194,7 @@ def _as_schedule(given: Any) -> Callable[[int], float]:
 def model_step(model: torch.nn.Module, *names: str) -> StepFunction:
     """Return the step that calls the first of these methods which the model has.
 
-    Raises:
-        DefinitionError: it has none of them, or that of a LightningModule, which wants a ``batch_idx``.
+    A method of a LightningModule, which wants a ``batch_idx``, is refused.
     """
     name = next((name for name in names if callable(getattr(model, name, None))), None)
     if name is None:
@@ -242,11 +232,7 @@ class Steps(torch.nn.Module):
         self._validation = validation
 
     def forward(self, batch: Any, validating: bool = False, *optimizers: Any) -> StepOutput:
-        """Run one step on a batch; `optimizers`: those that a training step steps itself.
-
-        Raises:
-            DefinitionError: the step did not return a StepOutput with a tensor as its loss.
-        """
+        """Run one step on a batch; `optimizers`: those that a training step steps itself."""
         step = self._validation if validating else self.training_step
         return checked_output(
             step(self.model, batch, *optimizers), step, "validation" if validating else "training"
@@ -254,11 +240,7 @@ class Steps(torch.nn.Module):
 
 
 def checked_output(output: Any, step: StepFunction, kind: str) -> StepOutput:
-    """Return `output` if it is a StepOutput with a tensor as its loss.
-
-    Raises:
-        DefinitionError: it is something else.
-    """
+    """Return `output` if it is a StepOutput with a tensor as its loss, else raise a DefinitionError."""
     if not isinstance(output, StepOutput):
         raise DefinitionError(
             f"the {kind} step did not return a StepOutput",

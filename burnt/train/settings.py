@@ -184,13 +184,7 @@ class TrainingSettings:
 def check_update(
     learner: Learner, *, accumulate: int = 1, precision: str = "float32", on_nan: str = "raise"
 ) -> None:
-    """Raise if settings of updates do not fit a Learner.
-
-    Raises:
-        ConfigError: `accumulate` is not a number of batches; or the training step steps its optimizers
-            itself, and batches were to be accumulated.
-        UnsupportedError: an optimizer that evaluates the loss several times cannot skip a step.
-    """
+    """Raise if settings of updates do not fit a Learner."""
     check_number("accumulate", accumulate, "the number of batches of a step, at least 1", whole=True)
     if isinstance(learner.optimizer, Optimizers) and accumulate > 1:
         raise ConfigError(

@@ -59,11 +59,7 @@ class BackgroundWriter(Generic[T]):
             self._thread = None
 
     def collect(self) -> T | None:
-        """Return the checkpoint that was written since the last call, or None.
-
-        Raises:
-            OSError, RecordError: it could not be written.
-        """
+        """Return the checkpoint written since the last call, or None; raise the error of writing it."""
         if self._error is not None:
             raise self._error
         saved, self._saved = self._saved, None

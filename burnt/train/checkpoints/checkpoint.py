@@ -82,10 +82,7 @@ class Loaded:
     """Where a training begins: the parts of a checkpoint besides the model and the metrics; empty at first.
 
     Args:
-        position: the training's position when it was saved.
-        document: the rest.
-        optimizer: the optimizer's state.
-        rng: the random states at that position; None at the start.
+        rng: the random states at the position; None at the start.
         epoch_rng: the random states at the start of that epoch.
         fields_set: texts on static fields of the model that were set as in the checkpoint.
         fields_kept: texts on those that differ and were kept.
@@ -170,11 +167,7 @@ class Keeper(Protocol):
 
 
 def checked_keepers(keepers: Any) -> list[Keeper]:
-    """Return the keepers as a list.
-
-    Raises:
-        ConfigError: it is no sequence of keepers.
-    """
+    """Return the keepers as a list; raise a ConfigError if they are none."""
     is_list = isinstance(keepers, Iterable) and not isinstance(keepers, str)
     listed = list(keepers) if is_list else [keepers]
     unfit = [keeper for keeper in listed if isinstance(keeper, type) or not hasattr(keeper, "keep")]

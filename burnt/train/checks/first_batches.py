@@ -61,14 +61,8 @@ def check_first_batches(
 ) -> FirstBatches:
     """Run a training step and the validation steps on one batch each; random states are restored.
 
-    A training that goes on in the middle of an epoch is checked on its next batch: those that were served are
-    not loaded again.
-
-    Raises:
-        ShapeError: a shape does not fit, or a loss is not a scalar.
-        MetricError: a metric does not take the output of the training step, or of a validation step.
-        BurntError: no gradient reaches the parameters, or a validation step fails.
-        DataError: a loader gives no batches.
+    A training that goes on in the middle of an epoch is checked on its next batch: those that were served
+    are not loaded again. Whatever does not fit raises a BurntError that says what.
     """
     rng = RandomStates.capture()
     try:
@@ -97,10 +91,8 @@ def check_without_values(settings: TrainingSettings, learner: Learner) -> dict[s
     """Run the shapes of the first batches through the steps and the metrics, without values and memory.
 
     A step or metric that needs values is run on the batch itself, on the model's device. What such a run
-    changes in the model, such as running statistics, stays changed.
-
-    Returns:
-        split -> the shapes of its first batch and of what the step returns.
+    changes in the model, such as running statistics, stays changed. Returned are, by split, the shapes of
+    its first batch and of what the step returns.
 
     Raises:
         ValuesNeeded: a step or metric needs values, and the model's parameters are meta tensors.

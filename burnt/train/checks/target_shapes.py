@@ -42,11 +42,7 @@ class TargetShapes:
         return run
 
     def check(self, output: StepOutput, where: str) -> None:
-        """Check the calls of the step that returned `output`.
-
-        Raises:
-            ShapeError: it broadcast predictions and targets.
-        """
+        """Raise a ShapeError if the step that returned `output` broadcast predictions and targets."""
         for name, left, right in self._calls:
             if name in _LOSSES or _is_comparison(left, right, output):
                 _raise(name, left, right, where)

@@ -62,15 +62,12 @@ class Control(AbstractContextManager["Control"]):
     """Executes the commands that arrive in a run's `control/`, and decides when the training must end.
 
     Args:
-        writer: every command is answered by an event of kind ``command``.
-        message: shows the answers.
+        message: shows the answers; the run store gets them as events of kind ``command``.
         interruption: catches signals; a signal also ends a pause.
-        position: the current position of the training.
         schedule: step -> learning rate, used unless a command set another one.
         learning_rate: the learning rate that a command set before the run was resumed, or None.
         rate_factor: the factor that belongs to it.
         groups: the groups of parameters with a schedule of their own, whose rates the factor multiplies.
-        keeps_checkpoints: whether the run writes checkpoints.
 
     Attributes:
         override: the learning rate set by a command, or None.
@@ -158,11 +155,7 @@ class Control(AbstractContextManager["Control"]):
         return 1.0 if self.override is None or self.override_factor is None else self.override_factor
 
     def process_commands(self) -> bool:
-        """Execute new commands and wait while the run is paused; return whether the training continues.
-
-        Raises:
-            TakenOverError: another process has resumed the run.
-        """
+        """Execute new commands and wait while the run is paused; return whether the training continues."""
         self._writer.check()
         for command in self._inbox.poll():
             self._execute(command)

@@ -24,10 +24,7 @@ _INTERCEPTOR: ContextVar[Interceptor[Any] | None] = ContextVar("_INTERCEPTOR", d
 def intercepting(interceptor: Interceptor[Any], name: str) -> Iterator[None]:
     """Context in which the first training that is run is given to `interceptor` instead.
 
-    `name` is of what is called in the context, for the message.
-
-    Raises:
-        DefinitionError: at its end, if no training was run.
+    If none is run, it raises a DefinitionError at its end, which calls what runs in the context `name`.
     """
     token = _INTERCEPTOR.set(interceptor)
     try:

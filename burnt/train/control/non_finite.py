@@ -107,14 +107,8 @@ class NonFiniteReports:
     def report(self, found: NonFinite, position: Position, window: int, learning_rate: float) -> bool:
         """Record a skipped step; return whether the training ends.
 
-        Args:
-            found: what was not finite.
-            position: after the step.
-            window: the number of the step's batches.
-            learning_rate: of the step.
-
-        Raises:
-            NonFiniteError: it is the last of many in a row.
+        `position` is that after the step, `window` the number of its batches. The last of many skipped
+        steps in a row raises a NonFiniteError.
         """
         numbers = range(window) if found.batches is None else found.batches
         batches = [position.batch - window + number for number in numbers]
@@ -159,12 +153,9 @@ class NonFiniteReports:
         """Return the error for a loss or parameter that became NaN or infinite.
 
         Args:
-            what: the name of what did.
-            value: NaN or infinite.
+            what: its name.
             since: a step after which it was finite.
-            position: of the training.
             place: where the first such loss is from, if known.
-            learning_rate: of the last step.
             newest: the checkpoint to resume from.
         """
         steps, samples = (since + 1, position.step), None
@@ -190,11 +181,7 @@ class NonFiniteReports:
         return error
 
     def check_scale(self, scale: float | None, position: Position) -> None:
-        """Warn once when the loss scale has collapsed.
-
-        Raises:
-            NonFiniteError: it has fallen so far that training on is hopeless.
-        """
+        """Warn once when the loss scale has collapsed; raise a NonFiniteError where it is hopeless."""
         if scale is None or scale >= _COLLAPSED:
             self._has_collapsed = False
             return

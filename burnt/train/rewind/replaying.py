@@ -124,11 +124,7 @@ def replay(
 
 
 def past_of(folder: Path, first: int, last: int) -> Past:
-    """Return how to get to step `first` of a run, and on to `last`.
-
-    Raises:
-        RunError: the folder holds no run, or the run has no such step.
-    """
+    """Return how to get to step `first` of a run, and on to `last`; raise a RunError if there is no way."""
     return Past.read(folder, last, before=first - 1, failed=True)
 
 
@@ -145,8 +141,7 @@ def same_bits(a: float, b: float) -> bool:
 def compare_recorded(past: Past, scratch: Path, last: int) -> tuple[int, str | None]:
     """Compare what a run recorded with what training it forward again did, up to step `last`.
 
-    Returns:
-        The number of values compared, and the first one that differs, as text; None if all are equal.
+    Returned are the number of values compared, and the first that differs, as text; None if all are equal.
     """
     compared, difference = 0, None
     with RunReader(past.folder) as run, RunReader(scratch) as again:

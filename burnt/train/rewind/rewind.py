@@ -27,9 +27,7 @@ class Past:
     """What a run holds of the steps up to `last`.
 
     Args:
-        folder: the run folder.
-        last: the last of the steps to run again.
-        start: the newest checkpoint before them, None for the beginning.
+        start: the newest checkpoint before the steps to run again, None for the beginning.
         attempt: the attempt that made the steps.
         config: its settings, as in ``config.json``.
         rates: the learning rates that commands set meanwhile, by the steps done; None is the schedule's.
@@ -209,12 +207,9 @@ def train_forward(
 ) -> None:
     """Train again from `past.start` to `past.last`, in silence, and write to `scratch` instead of the run.
 
-    Its callbacks take part, except sinks: what is trained again is no run for a tracker. The learner is as it
-    was given to the run at its start; the training is not changed. With `finish`, what is due after the last
-    step is run, and a checkpoint is saved there.
-
-    Raises:
-        RunError: the training ended earlier.
+    Its callbacks take part, except sinks: what is trained again is no run for a tracker. The learner is as
+    it was given to the run at its start; the training is not changed. With `finish`, what is due after the
+    last step is run, and a checkpoint is saved there. A training that ends earlier raises a RunError.
     """
     again = copy.copy(training)
     again.folder, again.monitor, again.check = scratch, "off", False

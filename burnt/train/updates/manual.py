@@ -103,8 +103,7 @@ class Optimizers(Optimizer):
     ) -> dict[str, dict[str, torch.nn.Parameter]]:
         """Return the parameters of each optimizer, by name and path.
 
-        Raises:
-            OptimError: a name matches no parameter, or a trainable parameter belongs to no optimizer.
+        Each name must match a parameter, and each trainable parameter belong to an optimizer.
         """
         named = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else dict(model)
         parts: dict[str, dict[str, torch.nn.Parameter]] = {name: {} for name in self.optimizers}
@@ -161,11 +160,7 @@ class Optimizers(Optimizer):
         return OptimizerRecord("Optimizers", {"optimizers": options}, tensors)
 
     def load_record(self, record: OptimizerRecord) -> None:
-        """Load a saved state; it is applied at the next step.
-
-        Raises:
-            OptimError: the record is of another optimizer, or of optimizers with other names.
-        """
+        """Load a saved state, of optimizers with the same names; it is applied at the next step."""
         self._check_record(record)
         saved = record.options["optimizers"]
         if list(saved) != list(self.optimizers):

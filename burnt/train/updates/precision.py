@@ -75,11 +75,7 @@ def check_precision(name: str) -> str:
 
 
 def check_strategy(name: str) -> str:
-    """Return ``"single"`` (one device) for a strategy setting.
-
-    Raises:
-        UnsupportedError: any other strategy.
-    """
+    """Return ``"single"`` (one device) for a strategy setting; others are refused."""
     if name not in ("auto", "single"):
         raise UnsupportedError(
             f"strategy={name!r} does not exist",
@@ -90,11 +86,7 @@ def check_strategy(name: str) -> str:
 
 
 def refuse_several_processes(folder: Path) -> None:
-    """Refuse to train as one of several processes that a launcher has started.
-
-    Raises:
-        UnsupportedError: torch.distributed, or the environment of torchrun, srun or mpirun, has more.
-    """
+    """Refuse to train as one of several processes, by torch.distributed or a launcher's environment."""
     found = [
         f"{size}={os.environ[size]}, {rank}={os.environ.get(rank, 'not set')}"
         for size, rank in _LAUNCHERS.items()
