@@ -88,6 +88,32 @@ def manual_step(model: nn.Module, batch: Batch, optimizers: Any) -> Classificati
     return output
 
 
+class Halving(optim.Sgd):
+    """Evaluates the loss twice: it tries a step, and goes half of it back where the loss has grown."""
+
+    needs_closure = True
+
+    def step_with(self, lr: float, model: Any, closure: Any, *, clip_norm: float | None = None) -> Any:
+        loss, grads = closure()
+        before = {path: p.detach().clone() for path, p in model.items()}
+        result = self.step(lr, model, grads, clip_norm=clip_norm)
+        if closure()[0] > loss:
+            for path, p in model.items():
+                p.data.lerp_(before[path], 0.5)
+        return result
+
+
+def groups() -> optim.Groups:
+    own_rate = optim.Warmup(3, optim.Cosine(0.02, 9))
+    return optim.Groups(
+        [
+            ("norm.*", optim.AdamW(weight_decay=0), lambda step: 0.1 / (2 + step)),
+            (optim.matrices, optim.Muon(), own_rate, 1.0),
+            ("*", optim.Sgd(momentum=0.9)),
+        ]
+    )
+
+
 def logging_step(model: nn.Module, batch: Batch) -> ClassificationOutput:
     """A step that logs something of each kind."""
     output = step(model, batch)
@@ -238,6 +264,21 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "optimizer": {"b": optim.Sgd(momentum=0.9), "*": optim.Ema(optim.AdamW(), decay=0.9)},
         "schedule": {"b": 1e-2, "*": optim.Cosine(3e-2, 20)}, "log_every": 3, "clip_norm": 1.0,
         "precision": "float16", "on_nan": "skip",
+    },
+    "groups": lambda: {"train": loader(transform=noisy), "optimizer": optim.Ema(groups()), "clip_norm": 1.0},
+    "closure": lambda: {
+        "train": loader(transform=noisy), "optimizer": optim.Swa(Halving(momentum=0.9), start=2),
+        "clip_norm": 1.0,
+    },
+    "swa": lambda: {
+        "train": loader(transform=noisy), "optimizer": optim.Swa(optim.Sgd(momentum=0.9), start=4, every=3),
+    },
+    "schedule-free": lambda: {
+        "train": loader(transform=noisy), "optimizer": optim.ScheduleFreeAdamW(warmup_steps=3),
+    },
+    "lbfgs": lambda: {
+        "train": loader(transform=noisy),
+        "optimizer": optim.Lbfgs(max_iter=3, line_search_fn="strong_wolfe"),
     },
     "logged": lambda: {
         "train": loader(transform=noisy), "step": logging_step, "log_every": 3, "accumulate": 2,

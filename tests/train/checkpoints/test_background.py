@@ -28,7 +28,7 @@ from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.control import control
 from burnt.train.metrics import Accuracy, Loss
 from tests.faults import operations
-from tests.train.checkpoints.test_resume import STEPS, Run, assert_same, history
+from tests.train.checkpoints.test_resume import Run, assert_same, history
 
 
 @pytest.fixture
@@ -106,16 +106,6 @@ def test_averages_are_in_the_files_as_well(tmp_path, still_clock):
     expected = files(tmp_path / "waited")
     assert len(expected) == 12
     assert files(tmp_path / "ours") == expected
-
-
-@pytest.mark.parametrize("stop_at", [7, pytest.param(10, marks=pytest.mark.full)])
-def test_stopped_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, stop_at):
-    whole = Run(tmp_path / "whole", **SETTINGS)
-    first = Run(tmp_path / "run", async_checkpoints=True, stop_at=stop_at, **SETTINGS)
-    assert first.interrupted
-    second = Run(tmp_path / "run", async_checkpoints=True, resume=True, init_seed=9, **SETTINGS)
-    assert list(second.losses) == list(range(stop_at + 1, STEPS + 1))
-    assert_same(second, whole)
 
 
 def test_the_state_is_that_of_the_moment_whatever_the_training_does_meanwhile(tmp_path, monkeypatch):

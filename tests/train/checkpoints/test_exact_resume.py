@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import random
 import signal
@@ -28,13 +29,13 @@ def saved_steps(folder: Path) -> list[int]:
     return [saved.position.step for saved in Checkpoints(folder / "checkpoints").saved()]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(keep=("background", "float16", "manual", "groups", "closure"))
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "crash"])
-def test_stopped_after_every_step_it_ends_as_if_it_had_never_stopped(tmp_path, setting, how):
+def test_stopped_after_every_step_it_ends_as_if_it_had_never_stopped(tmp_path, setting):
     whole = run(tmp_path / "whole", setting)
     folder = tmp_path / "run"
-    for k in range(1, num_steps(tmp_path / "whole") + 1):
+    ways = itertools.cycle(["SIGINT", "crash", "SIGTERM"])
+    for k, how in zip(range(1, num_steps(tmp_path / "whole") + 1), ways, strict=False):
         # Without a checkpoint it starts anew, and like the other one.
         seed = k if saved_steps(folder) else 0
         ended = run(folder, setting, stop_at=k, how=how, resume=k > 1, seed=seed)

@@ -50,16 +50,6 @@ def burnt_loader() -> Loader:
     return Loader(TensorDataset(**tensors()), BATCH, shuffle=True, seed=3, transform=noisy)
 
 
-def torch_loader() -> torch.utils.data.DataLoader:
-    """Shuffled by the global random state, with a transform that draws from it as well."""
-    x, y = tensors().values()
-
-    def collate(indices: list[int]) -> Batch:
-        return Batch(x=x[indices] + 0.1 * torch.randn(len(indices), 4), y=y[indices])
-
-    return torch.utils.data.DataLoader(range(ITEMS), BATCH, shuffle=True, collate_fn=collate)
-
-
 class Run:
     """One go at a training, with objects of its own; stopped by a signal after step `stop_at`."""
 
@@ -155,32 +145,6 @@ def history(folder) -> dict[str, Any]:
 def assert_same(one: Run, other: Run) -> None:
     assert_same_tensors(one.state(), other.state())
     assert (one.on_host, one.outcome) == (other.on_host, other.outcome)
-
-
-# tests/train/test_exact_resume.py stops after every step.
-OFTEN = [5]
-
-
-@pytest.mark.parametrize(
-    "stops", [OFTEN, pytest.param([k for k in range(1, STEPS + 1) if k not in OFTEN], marks=pytest.mark.full)]
-)
-@pytest.mark.parametrize("loader", [burnt_loader, torch_loader])
-def test_stopped_after_any_step_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, loader, stops):
-    whole = Run(tmp_path / "whole", loader)
-    assert list(whole.losses) == list(range(1, STEPS + 1))
-    whole_history = history(tmp_path / "whole")
-    assert whole_history["state"] == "finished"
-    for k in stops:
-        folder = tmp_path / f"stopped-{k}"
-        first = Run(folder, loader, stop_at=k)
-        assert first.interrupted
-        assert list(first.losses) == list(range(1, k + 1))
-        second = Run(folder, loader, resume=True, init_seed=1000 + k)
-        assert not second.interrupted
-        assert {**first.losses, **second.losses} == whole.losses, k
-        assert list(second.losses) == list(range(k + 1, STEPS + 1))
-        assert_same(second, whole)
-        assert history(folder) == whole_history, k
 
 
 @pytest.mark.sample(1)
@@ -333,15 +297,6 @@ def test_a_plateau_goes_on_where_it_was(tmp_path, stops):
         assert history(folder) == history(tmp_path / "whole")
     # In another run it starts afresh.
     assert_same(Run(tmp_path / "other", **{**settings("plateau"), "schedule": whole.schedule}), whole)
-
-
-@pytest.mark.full
-def test_a_plateau_interrupted_in_its_validation_counts_it_once(tmp_path):
-    whole = Run(tmp_path / "whole", **settings("plateau"))
-    assert Run(tmp_path / "run", stop_in_validation=9, **settings("plateau")).interrupted
-    second = Run(tmp_path / "run", resume=True, init_seed=9, **settings("plateau"))
-    assert_same(second, whole)
-    assert second.schedule.state() == whole.schedule.state()
 
 
 @pytest.mark.sample(1)

@@ -1,9 +1,6 @@
 """Trainings with groups, averages of weights, and an optimizer that evaluates the loss itself."""
 
 import copy
-import os
-import random
-import signal
 from typing import Any
 
 import pytest
@@ -19,7 +16,6 @@ from burnt.kernels import StepResult
 from burnt.store.control import send
 from burnt.train import (
     ClassificationOutput,
-    Interrupted,
     KeepLast,
     Learner,
     RunReader,
@@ -28,25 +24,10 @@ from burnt.train import (
     update_batch_norm,
 )
 from burnt.train.metrics import Accuracy
-from tests import forked
 from tests.train.cases import assert_same_tensors
+from tests.train.exact import Halving
 
 PER_EPOCH, STEPS = 4, 12
-
-
-class Halving(optim.Sgd):
-    """Tries a step, and half of it where the loss has grown."""
-
-    needs_closure = True
-
-    def step_with(self, lr, model, closure, *, clip_norm=None) -> StepResult:
-        loss, grads = closure()
-        before = {path: p.detach().clone() for path, p in model.items()}
-        result = self.step(lr, model, grads, clip_norm=clip_norm)
-        if closure()[0] > loss:
-            for path, p in model.items():
-                p.data.lerp_(before[path], 0.5)
-        return result
 
 
 def rate(step: int) -> float:
@@ -68,26 +49,18 @@ def groups() -> optim.Groups:
 
 
 MAKERS = {
-    "groups": groups,
     "ema": lambda: optim.Ema(optim.AdamW(), decay=0.9),
-    "swa": lambda: optim.Swa(optim.Sgd(momentum=0.9), start=4, every=3),
-    "closure": lambda: Halving(momentum=0.9),
-    "ema-groups": lambda: optim.Ema(groups()),
     "swa-closure": lambda: optim.Swa(Halving(momentum=0.9), start=2),
-    "schedule-free": lambda: optim.ScheduleFreeAdamW(warmup_steps=3),
-    "lbfgs": lambda: optim.Lbfgs(max_iter=3, line_search_fn="strong_wolfe"),
 }
 
 
 class Trial:
     """A training of 3 epochs with 4 steps each.
 
-    At step `stop_at` the process gets a signal; `at` has commands by step, or for the first validation.
+    `at` has commands by step, or for the first validation.
     """
 
-    def __init__(
-        self, folder, optimizer, *, stop_at=None, sign=signal.SIGINT, init_seed=0, at=None, **settings: Any
-    ) -> None:
+    def __init__(self, folder, optimizer, *, init_seed=0, at=None, **settings: Any) -> None:
         torch.manual_seed(init_seed)
         self.folder, self.optimizer, self.at = folder, optimizer, dict(at or {})
         self.model = nn.Sequential(
@@ -95,13 +68,7 @@ class Trial:
         )
         self.evaluated: list[torch.Tensor] = []  # the first weight in each validation
 
-        scheduled = settings.pop("scheduled", rate)
-
-        def schedule(step: int) -> float:
-            if step + 1 == stop_at and (folder / "run.db").exists():  # not in the check before
-                os.kill(os.getpid(), sign)
-            return scheduled(step)
-
+        schedule = settings.pop("scheduled", rate)
         data = TensorDataset(**tensors())
         training = SupervisedTraining(
             folder,
@@ -118,11 +85,7 @@ class Trial:
             },
         )
         self.learner = Learner(self.model, optimizer, schedule, step=self.step)
-        self.interrupted = False
-        try:
-            self.result = training.run(self.learner)
-        except Interrupted:
-            self.interrupted = True
+        self.result = training.run(self.learner)
         self.rng = torch.get_rng_state()
 
     def step(self, model: nn.Module, batch) -> ClassificationOutput:
@@ -158,46 +121,6 @@ def assert_same(one: Trial, other: Trial) -> None:
     assert_same_tensors(one.state(), other.state())
     assert one.result.values == other.result.values
     assert one.history() == other.history()
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.full] * (n not in ("groups", "ema", "closure"))) for n in MAKERS],
-)
-def test_stopped_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, name):
-    make = MAKERS[name]
-    whole = Trial(tmp_path / "whole", make(), clip_norm=1.0)
-    for k in random.Random(name).sample(range(1, STEPS + 1), 2):
-        folder = tmp_path / f"stopped-{k}"
-        assert Trial(folder, make(), stop_at=k, clip_norm=1.0).interrupted
-        assert_same(Trial(folder, make(), resume=True, init_seed=1000 + k, clip_norm=1.0), whole)
-
-
-KILLED = """
-import importlib.util, pathlib, signal, sys
-spec = importlib.util.spec_from_file_location("trial", sys.argv[1])
-trial = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(trial)
-make = trial.MAKERS[sys.argv[3]]
-settings = {"checkpoint_every": "2 steps", "resume": sys.argv[5] == "True"}
-trial.Trial(pathlib.Path(sys.argv[2]), make(), stop_at=int(sys.argv[4]), sign=signal.SIGKILL, **settings)
-"""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", MAKERS)
-def test_killed_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, name):
-    whole = Trial(tmp_path / "whole", MAKERS[name](), checkpoint_every="2 steps")
-    folder, resume = tmp_path / "run", False
-    for k in sorted(random.Random(name).sample(range(1, STEPS + 1), 3)):
-        killed = forked.run(KILLED, __file__, folder, name, k, resume)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        resume = True
-    resumed = Trial(folder, MAKERS[name](), resume=True, init_seed=9, checkpoint_every="2 steps")
-    ours, theirs = resumed.state(), whole.state()
-    for key, value in ours.items():
-        assert torch.equal(value, theirs[key]), key
-    assert resumed.result.values == whole.result.values
 
 
 # averages

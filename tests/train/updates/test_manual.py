@@ -1,7 +1,5 @@
 """Several optimizers that the training step steps itself."""
 
-import os
-import signal
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from burnt.data import Loader, TensorDataset
 from burnt.errors import BurntError, ConfigError, DefinitionError, OptimError
 from burnt.store.control import send
 from burnt.train import (
-    Interrupted,
     KeepLast,
     Learner,
     RunReader,
@@ -116,39 +113,6 @@ def test_it_is_the_loop_by_hand(tmp_path, clip_norm):
         )
         names = {series.name for series in run.series()}
         assert ("gradient_norm/discriminator" in names) == (clip_norm is not None)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("wrap", [lambda inner: inner, lambda inner: optim.Ema(inner, decay=0.8)])
-@pytest.mark.parametrize(
-    "settings", [{}, {"precision": "float16"}, {"clip_norm": 0.1, "precision": "bfloat16"}]
-)
-@pytest.mark.parametrize("stop_at", [1, 7])
-def test_it_resumes_exactly(tmp_path, wrap, settings, stop_at):
-    def optimizers():
-        return {name: wrap(inner) for name, inner in two().items()}
-
-    calls = []
-
-    def stopped(model, batch, optimizers):
-        output = step(model, batch, optimizers)
-        calls.append(not output.loss.is_meta)
-        if sum(calls) == stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
-        return output
-
-    settings = {"checkpoints": [KeepLast(1)], "check": False, **settings}
-    whole, learner = train(tmp_path / "whole", optimizers=optimizers(), **settings)
-    with pytest.raises(Interrupted):
-        train(tmp_path / "run", stopped, optimizers(), **settings)
-    resumed, again = train(tmp_path / "run", optimizers=optimizers(), resume=True, **settings)
-    for p, q in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
-        assert torch.equal(p, q)
-    ours, theirs = again.optimizer.into_record().tensors, learner.optimizer.into_record().tensors
-    assert ours.keys() == theirs.keys()
-    assert {key.split("/")[0] for key in ours} == {"generator", "discriminator", ""}
-    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-    assert resumed.values == whole.values
 
 
 def test_averages_are_evaluated_and_saved(tmp_path):

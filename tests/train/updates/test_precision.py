@@ -1,8 +1,6 @@
 """Precisions: what is computed in what, loss scaling, and global settings that come back."""
 
 import math
-import os
-import signal
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import NonFiniteError, UnsupportedError
 from burnt.train import (
-    Interrupted,
     KeepLast,
     Learner,
     RunReader,
@@ -303,36 +300,6 @@ def test_callbacks_see_gradients_without_the_scale(tmp_path):
     assert max(norms.values()) < 10
     for p, q in zip(result.model.parameters(), plain.model.parameters(), strict=True):
         torch.testing.assert_close(p, q)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("optimizer", [optim.AdamW, lambda: optim.Ema(optim.AdamW(), decay=0.9)])
-@pytest.mark.parametrize("stop_at", [2, 6])
-def test_a_loss_scale_resumes(tmp_path, optimizer, stop_at):
-    """With skipped steps on both sides of the stop."""
-
-    class Stopped(Step):
-        def __call__(self, model, batch):
-            output = super().__call__(model, batch)
-            if self.calls == stop_at and model.training and not output.loss.is_meta:
-                os.kill(os.getpid(), signal.SIGINT)
-            return output
-
-    def settings():
-        return {"optimizer": optimizer(), "precision": "float16", "accumulate": 1, "clip_norm": 0.5}
-
-    at = (2, 3, 8)
-    whole, _ = train(tmp_path / "whole", Step(1e6, at), **settings())
-    with pytest.raises(Interrupted):
-        train(tmp_path / "run", Stopped(1e6, at), **settings())
-    later = tuple(step - stop_at for step in at)
-    resumed, _ = train(tmp_path / "run", Step(1e6, later), resume=True, **settings())
-    for p, q in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
-        assert torch.equal(p, q)
-    with RunReader(tmp_path / "run") as ours, RunReader(tmp_path / "whole") as theirs:
-        for name in ("loss", "loss_scale", "skipped_steps", "gradient_norm"):
-            assert list(ours.points(name).values) == list(theirs.points(name).values), name
-    assert whole.values == resumed.values
 
 
 def test_groups_skip_together(tmp_path):
