@@ -1,8 +1,10 @@
-"""What tests of trainings share: a quiet training, labelled batches, a comparison of states."""
+"""What tests of trainings share: a quiet training, labelled batches, comparisons of states and messages."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 from burnt.data import Loader, TensorDataset
@@ -29,3 +31,11 @@ def assert_same_tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, t
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         assert torch.equal(value, theirs[name]), name
+
+
+@contextmanager
+def refused(error: type[BaseException], *words: str) -> Iterator[None]:
+    """Assert that the block raises this error, and that its message has all these words."""
+    with pytest.raises(error) as caught:
+        yield
+    assert [word for word in words if word not in str(caught.value)] == []

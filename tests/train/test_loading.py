@@ -21,6 +21,7 @@ from burnt.serve.run_model import RunModel
 from burnt.train import KeepBest, KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.after.loading import RunFiles
 from tests import forked
+from tests.train.cases import refused
 
 CODE = """
 import sys
@@ -121,9 +122,8 @@ def test_code_that_has_changed_is_said(script: Path) -> None:
         burnt.load(script, import_code=True)
     sys.modules.pop("shipped_net")
     file.write_text(re.sub(r"\bNet\b", "Network", CODE))
-    with pytest.raises(RecordError, match="does not define its model") as caught:
+    with refused(RecordError, "does not define its model", "expected  a class Net"):
         burnt.load(script, import_code=True)
-    assert "expected  a class Net" in str(caught.value)
     file.unlink()
     sys.modules.pop("shipped_net")
     with pytest.raises(RecordError, match="the code of the run is not found"):
@@ -133,9 +133,8 @@ def test_code_that_has_changed_is_said(script: Path) -> None:
 def test_code_that_trains_when_it_is_imported_does_not_train_again(script: Path) -> None:
     file = script.parent.parent / "shipped_net.py"
     file.write_text(CODE.replace('if __name__ == "__main__":', "if True:").replace("runs/net", "runs/again"))
-    with pytest.raises(DefinitionError, match=r"shipped_net\.py trains when it is imported") as caught:
+    with refused(DefinitionError, "shipped_net.py trains when it is imported", "if __name__ == '__main__'"):
         burnt.load(script, trust=True)
-    assert "if __name__ == '__main__'" in str(caught.value)
     assert not (script.parent / "again").exists()
 
 
@@ -164,9 +163,8 @@ def test_the_best_checkpoint_is_the_one_that_the_run_ranks_first(tmp_path: Path)
 def test_a_torch_module_is_loaded_into_the_model_that_is_passed(tmp_path: Path) -> None:
     trained = torch.nn.Linear(2, 1)
     train(tmp_path / "run", trained)
-    with pytest.raises(RecordError, match="Linear cannot be built from the run") as caught:
+    with refused(RecordError, "Linear cannot be built from the run", "load(..., model=Linear(...))"):
         burnt.load(tmp_path / "run")
-    assert "load(..., model=Linear(...))" in str(caught.value)
     loaded = burnt.load(tmp_path / "run", model=torch.nn.Linear(2, 1))
     assert torch.equal(loaded.weight, trained.weight)  # type: ignore[arg-type]
     with pytest.raises(RecordError):
@@ -185,10 +183,10 @@ def test_what_a_run_lacks_is_said(tmp_path: Path) -> None:
         burnt.load(tmp_path / "nothing")
     train(tmp_path / "run", nn.Linear.Config(in_features=2, out_features=1).init())
     for wanted, hint in (("lst", "did you mean 'last'"), ("step-00000003", "did you mean 'step-0000000")):
-        with pytest.raises(CheckpointError, match="the run has no checkpoint") as caught:
+        with refused(
+            CheckpointError, "the run has no checkpoint", hint, "step-00000002, step-00000004, step-00000006"
+        ):
             burnt.load(tmp_path / "run", wanted)
-        assert hint in str(caught.value)
-        assert "step-00000002, step-00000004, step-00000006" in str(caught.value)
     checkpoints = shutil.copytree(tmp_path / "run", tmp_path / "damaged") / "checkpoints"
     (checkpoints / "step-00000006" / "training.safetensors").write_bytes(b"half")
     text = "the last checkpoint of .*damaged is chosen without step-00000006, which is damaged"
@@ -365,9 +363,8 @@ def test_a_layer_in_the_body_of_a_torch_class_is_refused_by_the_learner() -> Non
             super().__init__()
             self.head = torch.nn.Linear(2, 2)
 
-    with pytest.raises(DefinitionError, match=r"Body\.part would be neither trained nor saved") as caught:
+    with refused(DefinitionError, "Body.part would be neither trained nor saved", "model.1.part"):
         Learner(torch.nn.Sequential(torch.nn.ReLU(), Body()), optim.Sgd(), 0.1, step=step)
-    assert "model.1.part" in str(caught.value)
     Body.part[0].requires_grad_(False)
     Learner(Body(), optim.Sgd(), 0.1, step=step)
 

@@ -13,6 +13,7 @@ from burnt.errors import MetricError
 from burnt.store import RunReader, RunWriter
 from burnt.train import ClassificationOutput, StepOutput
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric, intervals, read
+from tests.train.cases import refused
 
 
 def outputs(sizes, classes=4, seed=0, shape=(), axis=-1) -> list[ClassificationOutput]:
@@ -208,10 +209,8 @@ def test_fresh_and_reset_forget_and_are_apart():
     ],
 )
 def test_messages(act, words):
-    with pytest.raises(MetricError) as caught:
+    with refused(MetricError, *words):
         act()
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_the_confusion_matrix_writes_its_tables(tmp_path):

@@ -33,6 +33,7 @@ from burnt.train.control.interrupt import Interruption
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
 from burnt.train.metrics.monitored_metric import Monitored
 from burnt.train.step import StepOutput
+from tests.train.cases import refused
 
 # durations
 
@@ -276,9 +277,8 @@ def test_plateau_inside_a_schedule_is_refused(outer):
 def test_plateau_needs_its_metric_in_a_custom_loop():
     with pytest.raises(MetricError, match="Plateau has only the name of its metric"):
         Plateau(0.1, "loss", 3).update(1.0, Position())
-    with pytest.raises(ArgumentError, match="mode") as caught:
+    with refused(ArgumentError, "mode", "the metric defines which values are better"):
         Plateau(0.1, "loss", 3, mode="min")
-    assert "the metric defines which values are better" in str(caught.value)
 
 
 # keepers
@@ -436,10 +436,10 @@ def test_a_lost_file_and_the_only_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     newest = save(checkpoints, Net(nn.Linear(2, 2)), 1).path
     (newest / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError) as caught:
+    with refused(
+        CheckpointError, "model.safetensors", "to resume from the beginning (there is no other checkpoint)"
+    ):
         checkpoints.load(newest, Net(nn.Linear(2, 2)), [])
-    assert "model.safetensors" in str(caught.value)
-    assert "to resume from the beginning (there is no other checkpoint)" in str(caught.value)
 
 
 def test_a_damaged_checkpoint_does_not_keep_the_next_from_being_saved(tmp_path):
@@ -465,9 +465,8 @@ def test_a_checkpoint_of_a_newer_format_and_another_file(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     model = Net(nn.Linear(2, 2))
     newest = save(checkpoints, model, 1, format=99).path
-    with pytest.raises(CheckpointError, match="newer format") as caught:
+    with refused(CheckpointError, "newer format", "format 99"):
         checkpoints.load(newest, model, [])
-    assert "format 99" in str(caught.value)
     model.save(newest / "training.safetensors")
     with pytest.raises(CheckpointError, match=r"training\.safetensors is not a checkpoint"):
         checkpoints.load(newest, model, [])
@@ -616,10 +615,8 @@ def test_what_cannot_be_monitored():
             ["KeepBest cannot monitor confusion", "that does not define which value is better"],
         ),
     ):
-        with pytest.raises(MetricError) as caught:
+        with refused(MetricError, *words):
             Monitored(metric, split, "KeepBest").resolve(known, splits)
-        for word in words:
-            assert word in str(caught.value)
 
 
 def test_umask_and_owner_are_as_for_any_file(tmp_path):

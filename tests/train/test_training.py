@@ -53,7 +53,7 @@ from burnt.train.checks.target_shapes import TargetShapes
 from burnt.train.code.source import started_by
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
 from tests import forked
-from tests.train.cases import labelled
+from tests.train.cases import labelled, refused
 
 
 def loader(n=20, batch_size=4) -> Loader:
@@ -327,10 +327,8 @@ REFUSED = {
     ],
 )
 def test_settings_that_are_refused_at_once(tmp_path, settings, error, words):
-    with pytest.raises(error) as caught:
+    with refused(error, *words):
         training(tmp_path / "run", **settings)
-    for word in words:
-        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -351,10 +349,10 @@ def test_one_of_several_processes_does_not_train(tmp_path, monkeypatch, variable
     if words is None:
         assert supervised.run(learner()).reason == "finished"
         return
-    with pytest.raises(UnsupportedError) as caught:
+    with refused(
+        UnsupportedError, *(words, "one process per folder", "WORLD_SIZE", "RANK", "loss.backward()")
+    ):
         supervised.run(learner())
-    for part in (words, "one process per folder", "WORLD_SIZE", "RANK", "loss.backward()"):
-        assert part in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -375,10 +373,8 @@ def test_refused_before_the_first_step_and_nothing_has_happened(tmp_path, name):
     state = {key: value.clone() for key, value in ours.model.state_dict().items()}
     modes = [module.training for module in ours.model.modules()]
     rng = torch.get_rng_state()
-    with pytest.raises(case.error) as caught:
+    with refused(case.error, *case.words):
         training(folder, **case.settings).run(ours)
-    for word in case.words:
-        assert word in str(caught.value)
     assert not folder.exists()
     assert all(torch.equal(value, state[key]) for key, value in ours.model.state_dict().items())
     assert [module.training for module in ours.model.modules()] == modes
@@ -434,10 +430,8 @@ def test_the_check_leaves_the_tables_that_a_model_caches(tmp_path):
 
 
 def test_a_learner_needs_a_step_and_an_optimizer():
-    with pytest.raises(DefinitionError) as caught:
+    with refused(DefinitionError, "Sequential has no training step", "training_step(batch) -> StepOutput"):
         Learner(net(), optim.AdamW(), 0.1)
-    assert "Sequential has no training step" in str(caught.value)
-    assert "training_step(batch) -> StepOutput" in str(caught.value)
     model = net()
     with pytest.raises(DefinitionError, match="needs a burnt optimizer"):
         Learner(model, torch.optim.AdamW(model.parameters()), 0.1, step=step)
@@ -530,16 +524,12 @@ def test_a_model_that_load_will_not_build_is_reported_before_training(tmp_path, 
 
 def test_folders_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError) as caught:
+    with refused(RunError, "the run folder cannot be written", str(tmp_path / "file")):
         training(tmp_path / "file" / "run").run(learner())
-    assert "the run folder cannot be written" in str(caught.value)
-    assert str(tmp_path / "file") in str(caught.value)
     training(tmp_path / "run").run(learner())
     before = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    with pytest.raises(RunError) as caught:
+    with refused(RunError, f"{tmp_path / 'run'} already holds a run", "continue it with resume=True"):
         training(tmp_path / "run", checkpoints=[KeepBest(Loss())]).run(learner())
-    assert f"{tmp_path / 'run'} already holds a run" in str(caught.value)
-    assert "continue it with resume=True" in str(caught.value)
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == before
 
 
@@ -813,10 +803,8 @@ def test_a_plateau_of_the_training_loss_of_epochs(tmp_path):
     ],
 )
 def test_a_plateau_of_a_metric_that_is_not_there(tmp_path, plateau, settings, words):
-    with pytest.raises(MetricError, match="Plateau monitors") as caught:
+    with refused(MetricError, "Plateau monitors", *words):
         training(tmp_path / "run", **settings).run(learner(schedule=plateau))
-    for word in words:
-        assert word in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -26,6 +26,7 @@ from burnt.train import (
 )
 from burnt.train.checkpoints.checkpoint import Saved
 from burnt.train.control import control
+from tests.train.cases import refused
 
 STEP_SECONDS = 10.0
 
@@ -109,9 +110,8 @@ def test_the_earlier_of_two_durations_counts():
     "text", ["0 s", "2 ms", "1.5 steps", "2 h or", "or 2 h", "2 h and 3 epochs", "1:30:00"]
 )
 def test_what_is_no_time(text):
-    with pytest.raises(ConfigError, match="a duration needs a number and a unit") as caught:
+    with refused(ConfigError, "a duration needs a number and a unit", f"found     {text!r}"):
         Duration.parse(text)
-    assert f"found     {text!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["patience", "warmup"])
@@ -256,9 +256,8 @@ def test_every_by_time_and_by_epochs(tmp_path, clock):
 @pytest.mark.parametrize("count", [0, -1, 1.5])
 def test_keepers_keep_at_least_one(count):
     for build in (KeepLast, lambda count: KeepBest("loss", count=count)):
-        with pytest.raises(ConfigError, match="at least 1") as caught:
+        with refused(ConfigError, "at least 1", "checkpoints=None saves none"):
             build(count)
-        assert "checkpoints=None saves none" in str(caught.value)
 
 
 def test_every_needs_an_interval():

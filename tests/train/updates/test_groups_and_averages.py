@@ -24,7 +24,7 @@ from burnt.train import (
     update_batch_norm,
 )
 from burnt.train.metrics import Accuracy
-from tests.train.cases import assert_same_tensors
+from tests.train.cases import assert_same_tensors, refused
 from tests.train.exact import Halving
 
 PER_EPOCH, STEPS = 4, 12
@@ -193,9 +193,8 @@ def test_a_learner_goes_on_from_the_weights_that_it_trained(tmp_path):
 
 def test_without_averages_the_optimizer_of_a_checkpoint_is_refused(tmp_path):
     Trial(tmp_path / "run", MAKERS["ema"](), duration="4 steps")
-    with pytest.raises(OptimError) as caught:
+    with refused(OptimError, "found     Ema"):
         Trial(tmp_path / "run", optim.AdamW(), resume=True)
-    assert "found     Ema" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", ["learner", "model"])
@@ -274,9 +273,8 @@ def test_a_rate_set_right_after_a_checkpoint_survives_a_resume(tmp_path, command
 
 def test_other_groups_are_refused_and_other_options_reported(tmp_path, capsys):
     Trial(tmp_path / "run", optim.Groups([("0", optim.AdamW()), ("*", optim.Sgd())]), duration="4 steps")
-    with pytest.raises(OptimError) as caught:
+    with refused(OptimError, "expected  5: AdamW; *: Sgd\n  found     0: AdamW; *: Sgd"):
         Trial(tmp_path / "run", optim.Groups([("5", optim.AdamW()), ("*", optim.Sgd())]), resume=True)
-    assert "expected  5: AdamW; *: Sgd\n  found     0: AdamW; *: Sgd" in str(caught.value)
     other = optim.Groups([("0", optim.AdamW(weight_decay=0.2), 0.1), ("*", optim.Sgd())])
     Trial(tmp_path / "run", other, resume=True, monitor="plain")
     assert (

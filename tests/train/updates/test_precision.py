@@ -22,7 +22,7 @@ from burnt.train import (
 from burnt.train.updates.loss_scale import LossScale
 from burnt.train.updates.precision import check_precision
 from tests import forked
-from tests.train.cases import supervised
+from tests.train.cases import refused, supervised
 
 
 def data() -> TensorDataset:
@@ -328,8 +328,6 @@ def test_a_scale_that_collapses_is_reported_and_ends_the_training(tmp_path, caps
 
 
 def test_an_optimizer_with_closures_takes_no_float16(tmp_path):
-    with pytest.raises(UnsupportedError) as caught:
+    with refused(UnsupportedError, "Lbfgs evaluates the loss several times", "precision='float16'"):
         train(tmp_path / "run", optimizer=optim.Lbfgs(), precision="float16")
-    assert "Lbfgs evaluates the loss several times" in str(caught.value)
-    assert "precision='float16'" in str(caught.value)
     assert not (tmp_path / "run").exists()
