@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
-from burnt.errors import ConfigError, DefinitionError
+from burnt.errors import DefinitionError
 from burnt.gradients import Gradients
 from burnt.train import EarlyStopping, KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.events import HOOKS
@@ -216,13 +216,6 @@ def test_several_validations_by_name(tmp_path):
         expected = F.mse_loss(model(torch.ones(2, 3)), torch.zeros(2, 1))
     assert result.values["shifted/loss"] == float(expected)
     assert result.values["clean/loss"] != result.values["shifted/loss"]
-
-
-@pytest.mark.parametrize("accumulate", [0, -1, 1.5, "2"])
-def test_unusable_accumulate(tmp_path, accumulate):
-    with pytest.raises(ConfigError, match="a training setting is invalid") as caught:
-        train(tmp_path / "run", [], accumulate=accumulate)
-    assert caught.value.where == "accumulate"
 
 
 class Stream:

@@ -12,7 +12,6 @@ from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import MetricError, RecordError, RunError
 from burnt.record import Record
 from burnt.train import KeepBest, KeepLast, Learner, RunWriter, StepOutput, SupervisedTraining
-from burnt.train.metrics import Accuracy
 from tests.train.cases import refused
 
 
@@ -43,11 +42,6 @@ def test_an_empty_folder_and_what_a_run_makes_are_accepted(tmp_path: Path) -> No
     assert (tmp_path / "run.db").exists()
 
 
-def test_resuming_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    training(tmp_path / "new", resume=True, monitor="plain", device="cpu").run(learner())
-    assert "new holds no run: starting from the beginning." in capsys.readouterr().out
-
-
 def test_a_checkpoints_folder_is_no_tensor_file(tmp_path: Path) -> None:
     settings = {"checkpoints": [KeepLast()], "monitor": "off", "device": "cpu"}
     result = training(tmp_path / "run", **settings).run(learner())
@@ -55,14 +49,6 @@ def test_a_checkpoints_folder_is_no_tensor_file(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"model is .*model\.safetensors"):
         Record.load(folder)
     assert "weight" in Record.load(folder / "model.safetensors").tensors
-
-
-def test_a_metric_given_as_text_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(MetricError, match="takes metric objects"):
-        training(tmp_path, metrics=["accuracy"])
-    for alone in (Accuracy(), Accuracy):
-        with pytest.raises(MetricError, match=r"expected  a list such as \[Accuracy\(\), Loss\(\)\]"):
-            training(tmp_path, metrics=alone)
 
 
 def test_a_monitored_value_may_be_named_as_it_is_kept(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from burnt import optim
 from burnt.data import Loader
-from burnt.errors import ConfigError, DataError
 from burnt.store.control import send
 from burnt.train import (
     ClassificationOutput,
@@ -88,21 +87,6 @@ def test_the_same_few_batches_are_learnt_by_heart(tmp_path):
     result = run.training(tmp_path / "run").run(run.learner)
     assert result.values["valid/accuracy"] == 1.0  # of labels that are random
     assert len(set(run.seen)) == 2
-
-
-def test_overfitting_replaces_other_limits(tmp_path):
-    for name in ("limit_train", "limit_valid"):
-        with pytest.raises(ConfigError) as caught:
-            Run(overfit_batches=2, **{name: 5}).training(tmp_path)
-        assert str(caught.value) == (
-            f"overfit_batches= replaces the other limits\n  in        {name}\n  expected  None\n  found     5"
-        )
-
-
-@pytest.mark.parametrize("name", ["limit_train", "limit_valid", "overfit_batches"])
-def test_limits_that_are_none(tmp_path, name):
-    with pytest.raises(DataError, match=f"in        {name}"):
-        Run(**{name: 0}).training(tmp_path)
 
 
 def test_a_quick_run_does_one_of_everything_and_leaves_nothing(tmp_path):

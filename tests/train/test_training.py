@@ -324,6 +324,20 @@ REFUSED = {
             ["validation loaders need names", "a list of 2"],
         ),
         ({"callbacks": Profiler()}, DefinitionError, ["callbacks= takes a list", "found     Profiler"]),
+        ({"clip_value": 0.0}, ConfigError, ["in        clip_value", "found     0.0"]),
+        ({"accumulate": 0}, ConfigError, ["in        accumulate", "found     0"]),
+        ({"accumulate": 1.5}, ConfigError, ["in        accumulate", "found     1.5"]),
+        ({"on_nan": "skipp"}, ConfigError, ["in        on_nan", "did you mean 'skip'?"]),
+        ({"metrics": ["accuracy"]}, MetricError, ["takes metric objects"]),
+        ({"metrics": Accuracy}, MetricError, ["expected  a list such as [Accuracy(), Loss()]"]),
+        ({"limit_train": 0}, DataError, ["in        limit_train"]),
+        ({"limit_valid": 0}, DataError, ["in        limit_valid"]),
+        ({"overfit_batches": 0}, DataError, ["in        overfit_batches"]),
+        (
+            {"overfit_batches": 2, "limit_valid": 5},
+            ConfigError,
+            ["overfit_batches= replaces the other limits\n  in        limit_valid\n  expected  None\n"],
+        ),
     ],
 )
 def test_settings_that_are_refused_at_once(tmp_path, settings, error, words):
@@ -380,8 +394,6 @@ def test_refused_before_the_first_step_and_nothing_has_happened(tmp_path, name):
     assert [module.training for module in ours.model.modules()] == modes
     assert not ours.optimizer.into_record().tensors
     assert torch.equal(torch.get_rng_state(), rng)
-    # The folder is free for the next try.
-    training(folder, check=False).run(learner())
 
 
 def squeezed(model, batch):
@@ -432,13 +444,8 @@ def test_the_check_leaves_the_tables_that_a_model_caches(tmp_path):
 def test_a_learner_needs_a_step_and_an_optimizer():
     with refused(DefinitionError, "Sequential has no training step", "training_step(batch) -> StepOutput"):
         Learner(net(), optim.AdamW(), 0.1)
-    model = net()
-    with pytest.raises(DefinitionError, match="needs a burnt optimizer"):
-        Learner(model, torch.optim.AdamW(model.parameters()), 0.1, step=step)
     with pytest.raises(ConfigError, match="Constant cannot be built"):
-        Learner(model, optim.AdamW(), -0.1, step=step)
-    with pytest.raises(OptimError, match="AdamW cannot be built"):
-        optim.AdamW(eps=-1.0)
+        Learner(net(), optim.AdamW(), -0.1, step=step)
 
 
 @pytest.mark.parametrize(
@@ -724,10 +731,12 @@ def test_a_plateau_reduces_the_rate_from_the_next_step_on_and_says_so(tmp_path, 
     assert f"Reducing the learning rate to 0.03: {reason}" in out
 
 
-def test_plateaus_in_groups_are_updated_too_each_once(tmp_path):
-    def stalled() -> Plateau:
-        return Plateau(0.1, "loss", "1 epoch", factor=0.5, threshold=100.0, threshold_mode="abs")
+def stalled(rate: float = 0.1) -> Plateau:
+    """Reduces the rate at each validation but the first: no loss is better by so much."""
+    return Plateau(rate, "loss", "1 epoch", factor=0.5, threshold=100.0, threshold_mode="abs")
 
+
+def test_plateaus_in_groups_are_updated_too_each_once(tmp_path):
     own, shared = stalled(), stalled()
     groups = optim.Groups([("*.weight", optim.Sgd(), own), ("*", optim.AdamW(), shared)])
     trained = Learner(net(), optim.Ema(groups), shared, step=step)
@@ -740,9 +749,6 @@ def test_plateaus_in_groups_are_updated_too_each_once(tmp_path):
 
 
 def test_a_plateau_gets_the_state_of_its_own_group(tmp_path):
-    def stalled() -> Plateau:
-        return Plateau(0.1, "loss", "1 epoch", factor=0.5, threshold=100.0, threshold_mode="abs")
-
     def run(learner_rate, epochs: int, **settings) -> Plateau:
         bias = stalled()
         groups = optim.Groups([("*.bias", optim.Sgd(), bias), ("*", optim.Sgd())])
@@ -757,10 +763,7 @@ def test_a_plateau_gets_the_state_of_its_own_group(tmp_path):
 
 
 def test_reductions_of_groups_are_named_with_the_rate_that_follows(tmp_path, capsys):
-    def stalled(rate: float) -> Plateau:
-        return Plateau(rate, "loss", "1 epoch", factor=0.5, threshold=100.0, threshold_mode="abs")
-
-    shared = stalled(0.1)
+    shared = stalled()
     groups = optim.Groups(
         [
             ("0.weight", optim.Sgd(), shared),
@@ -1268,19 +1271,16 @@ def test_a_stream_of_unknown_length(tmp_path):
 
 
 def test_a_run_without_checkpoints_says_that_it_starts_anew(tmp_path, capsys):
-    training(tmp_path / "run", checkpoints=None).run(learner())
-    result = training(tmp_path / "run", monitor="plain", resume=True).run(learner())
-    assert f"{tmp_path / 'run'} has no checkpoint: starting from the beginning." in capsys.readouterr().out
-    assert result.position.step == 5
-    # A first run may ask for it too, and has nothing to say.
-    training(tmp_path / "new", monitor="plain", resume=True).run(learner())
-    assert "no checkpoint" not in capsys.readouterr().out
-
-
-def test_no_checkpoints(tmp_path):
     result = training(tmp_path / "run", checkpoints=None).run(learner())
     assert result.checkpoints == ()
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    result = training(tmp_path / "run", monitor="plain", resume=True).run(learner())
+    assert f"{tmp_path / 'run'} has no checkpoint: starting from the beginning." in capsys.readouterr().out
+    assert result.position.step == 5
+    training(tmp_path / "new", monitor="plain", resume=True).run(learner())
+    out = capsys.readouterr().out
+    assert "new holds no run: starting from the beginning." in out
+    assert "no checkpoint" not in out
 
 
 def test_a_seed_decides_what_is_drawn(tmp_path):
@@ -1433,13 +1433,14 @@ def test_a_metric_of_ones_own_is_monitored(tmp_path):
     assert result.values["valid/wrong"] == pytest.approx(1 - result.values["valid/accuracy"])
 
 
-@pytest.mark.parametrize("name", ["step", "epoch", "kind", "loss/mean", "größe"])
-def test_a_metric_may_have_any_name(tmp_path, name):
-    result = training(tmp_path / "run", metrics=[Accuracy(name=name)]).run(learner())
-    assert f"valid/{name}" in result.values
+def test_a_metric_may_have_any_name(tmp_path):
+    names = ["step", "epoch", "kind", "loss/mean", "größe"]
+    result = training(tmp_path / "run", metrics=[Accuracy(name=name) for name in names]).run(learner())
     with RunReader(tmp_path / "run") as run:
-        assert run.points(name, "valid").steps == [5]
-        assert run.events("epoch")[0].data["values"].keys() == {"loss", name}
+        for name in names:
+            assert f"valid/{name}" in result.values
+            assert run.points(name, "valid").steps == [5]
+        assert run.events("epoch")[0].data["values"].keys() == {"loss", *names}
 
 
 class Mine(burnt.Config):

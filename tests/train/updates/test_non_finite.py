@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from burnt import optim
 from burnt.data import Loader, TensorDataset
-from burnt.errors import ConfigError, NonFiniteError, UnsupportedError
+from burnt.errors import NonFiniteError, UnsupportedError
 from burnt.train import KeepLast, Learner, RunReader, StepOutput
 from burnt.train.metrics import Accuracy
 from tests.train.cases import refused, supervised
@@ -226,8 +226,6 @@ def test_many_in_a_row_end_the_training(tmp_path, capsys):
     assert "Further ones are events of the run." in out
 
 
-def test_what_is_refused(tmp_path):
-    with refused(ConfigError, "in        on_nan", "did you mean 'skip'?"):
-        train(tmp_path / "run", on_nan="skipp")
+def test_an_optimizer_with_closures_skips_no_step(tmp_path):
     with refused(UnsupportedError, "cannot skip one", "on_nan='stop'"):
         train(tmp_path / "run", optimizer=optim.Lbfgs(), on_nan="stop")

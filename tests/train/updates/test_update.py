@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from burnt import Gradients, optim
 from burnt.data import Batch, Loader, TensorDataset
-from burnt.errors import BurntError, ConfigError, DefinitionError
+from burnt.errors import BurntError, DefinitionError
 from burnt.train import Interrupted, KeepLast, Learner, RunReader, StepOutput
 from burnt.train.updates.accumulation import WindowGradients
-from tests.train.cases import refused, supervised
+from tests.train.cases import supervised
 
 ITEMS, BATCH, IGNORED = 22, 4, -100
 
@@ -342,15 +342,3 @@ def test_a_count_is_a_number_of_items(count):
 def test_a_loss_is_no_float():
     with pytest.raises(BurntError, match="gradients need a loss with a graph"):
         Gradients.of(0.5, nn.Linear(1, 1))
-
-
-def test_settings_that_are_refused(tmp_path):
-    for name, value in (("clip_value", 0.0), ("clip_norm", "1.0"), ("log_every", 2.5)):
-        with refused(ConfigError, f"in        {name}", f"found     {value!r}"):
-            train(tmp_path / "run", **{name: value})
-    with pytest.raises(ConfigError, match="at least 1"):
-        train(tmp_path / "run", accumulate=0)
-    with pytest.raises(TypeError, match="accumulate=4"):
-        train(tmp_path / "run", accumulate_grad_batches=4)
-    with pytest.raises(TypeError, match=r"clip_norm=1\.0 limits the norm"):
-        train(tmp_path / "run", gradient_clip_val=1.0)
