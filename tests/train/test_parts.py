@@ -69,16 +69,9 @@ def test_what_is_no_duration(text):
 
 def test_what_is_due_when():
     epochs, steps = Duration(2, "epochs"), Duration(3, "steps")
-    assert [steps.due(Position(step=n), epoch_ended=False) for n in range(7)] == [
-        n in (3, 6) for n in range(7)
-    ]
+    assert [n for n in range(7) if steps.due(Position(step=n), epoch_ended=False)] == [3, 6]
     assert not epochs.due(Position(epoch=2), epoch_ended=False)
-    assert [epochs.due(Position(epoch=n), epoch_ended=True) for n in (1, 2, 3, 4)] == [
-        False,
-        True,
-        False,
-        True,
-    ]
+    assert [n for n in (1, 2, 3, 4) if epochs.due(Position(epoch=n), epoch_ended=True)] == [2, 4]
     assert [steps.over(Position(step=n, epoch=9)) for n in (2, 3, 4)] == [False, True, True]
     assert [epochs.over(Position(step=9, epoch=n)) for n in (1, 2)] == [False, True]
 
@@ -305,6 +298,10 @@ class Net(burnt.Module):
         return self.layer(x)
 
 
+def net() -> Net:
+    return Net(nn.Linear(2, 2))
+
+
 def save(checkpoints: Checkpoints, model: nn.Module, step: int, loss: float = 1.0, **document) -> Saved:
     metrics = [Loss()]
     metrics[0].update(StepOutput(torch.tensor(loss), count=4))
@@ -322,7 +319,7 @@ def names(folder) -> list[str]:
 
 def test_what_no_keeper_wants_goes_and_the_newest_always_stays(tmp_path):
     checkpoints = Checkpoints(tmp_path / "deep" / "checkpoints", [KeepBest(Loss())])
-    model = Net(nn.Linear(2, 2))
+    model = net()
     for step, loss in enumerate([5.0, 3.0, math.nan, 4.0], 1):
         save(checkpoints, model, step, loss)
     assert names(checkpoints.folder) == ["step-00000002", "step-00000004"]
@@ -333,7 +330,7 @@ def test_what_no_keeper_wants_goes_and_the_newest_always_stays(tmp_path):
 def test_what_is_among_the_best(tmp_path):
     checkpoints = Checkpoints(tmp_path, [KeepLast(9), KeepBest(Loss(), count=2)])
     for step, loss in enumerate([5.0, 3.0, math.nan], 1):
-        save(checkpoints, Net(nn.Linear(2, 2)), step, loss)
+        save(checkpoints, net(), step, loss)
     for step, values, expected in [
         (4, {"valid/loss": 4.0}, True),
         (4, {"valid/loss": 6.0}, False),
@@ -347,13 +344,13 @@ def test_what_is_among_the_best(tmp_path):
 def test_many_steps_are_still_in_order(tmp_path):
     checkpoints = Checkpoints(tmp_path, [KeepLast(3)])
     for step in (99_999_999, 100_000_000, 100_000_001):
-        save(checkpoints, Net(nn.Linear(2, 2)), step)
+        save(checkpoints, net(), step)
     assert checkpoints.newest().name == "step-100000001"
     assert [s.position.step for s in checkpoints.saved()] == [99_999_999, 100_000_000, 100_000_001]
 
 
 def test_a_checkpoint_brings_everything_back(tmp_path):
-    model, other = Net(nn.Linear(2, 2)), Net(nn.Linear(2, 2))
+    model, other = net(), net()
     checkpoints = Checkpoints(tmp_path)
     earlier = RandomStates.capture()
     torch.rand(3)
@@ -397,7 +394,7 @@ def test_a_checkpoint_is_a_model_file(tmp_path):
 @pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors"])
 @pytest.mark.parametrize("keep", [0, 3, 8, 100, -1])
 def test_a_truncated_checkpoint_says_so_and_the_older_one_works(tmp_path, file, keep):
-    model = Net(nn.Linear(2, 2))
+    model = net()
     checkpoints = Checkpoints(tmp_path, [KeepLast(2)])
     save(checkpoints, model, 1)
     newest = save(checkpoints, model, 2).path
@@ -423,7 +420,7 @@ def test_a_truncated_checkpoint_says_so_and_the_older_one_works(tmp_path, file, 
 
 
 def test_the_size_of_a_checkpoint_whose_files_vanish(tmp_path):
-    saved = save(Checkpoints(tmp_path), Net(nn.Linear(2, 2)), 1)
+    saved = save(Checkpoints(tmp_path), net(), 1)
     size = saved.bytes()
     assert size == sum(file.stat().st_size for file in saved.path.iterdir()) > 0
     (saved.path / "gone").symlink_to("nowhere")  # is listed, and its stat fails
@@ -434,25 +431,25 @@ def test_the_size_of_a_checkpoint_whose_files_vanish(tmp_path):
 
 def test_a_lost_file_and_the_only_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    newest = save(checkpoints, Net(nn.Linear(2, 2)), 1).path
+    newest = save(checkpoints, net(), 1).path
     (newest / "model.safetensors").unlink()
     with refused(
         CheckpointError, "model.safetensors", "to resume from the beginning (there is no other checkpoint)"
     ):
-        checkpoints.load(newest, Net(nn.Linear(2, 2)), [])
+        checkpoints.load(newest, net(), [])
 
 
 def test_a_damaged_checkpoint_does_not_keep_the_next_from_being_saved(tmp_path):
     checkpoints = Checkpoints(tmp_path, [KeepLast(1)])
-    damaged = save(checkpoints, Net(nn.Linear(2, 2)), 1).path
+    damaged = save(checkpoints, net(), 1).path
     (damaged / "training.safetensors").write_bytes(b"")
-    save(checkpoints, Net(nn.Linear(2, 2)), 2)
+    save(checkpoints, net(), 2)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
 
 
 def test_a_checkpoint_of_another_model(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    newest = save(checkpoints, Net(nn.Linear(2, 2)), 1).path
+    newest = save(checkpoints, net(), 1).path
     with pytest.raises(CheckpointError) as caught:
         checkpoints.load(newest, Net(nn.Linear(3, 2)), [])
     message = str(caught.value)
@@ -463,7 +460,7 @@ def test_a_checkpoint_of_another_model(tmp_path):
 
 def test_a_checkpoint_of_a_newer_format_and_another_file(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    model = Net(nn.Linear(2, 2))
+    model = net()
     newest = save(checkpoints, model, 1, format=99).path
     with refused(CheckpointError, "newer format", "format 99"):
         checkpoints.load(newest, model, [])
@@ -475,7 +472,7 @@ def test_a_checkpoint_of_a_newer_format_and_another_file(tmp_path):
 @pytest.mark.parametrize("which", ["model", "training", "rename"])
 def test_a_disk_that_is_full_leaves_the_older_checkpoints(tmp_path, monkeypatch, which):
     checkpoints = Checkpoints(tmp_path, [KeepLast(1)])
-    model = Net(nn.Linear(2, 2))
+    model = net()
     save(checkpoints, model, 1)
 
     def full(*args, **kwargs):
@@ -500,7 +497,7 @@ def test_a_file_that_grows_too_large_is_an_os_error(tmp_path):
     import resource
 
     checkpoints = Checkpoints(tmp_path, [KeepLast(1)])
-    save(checkpoints, Net(nn.Linear(2, 2)), 1)
+    save(checkpoints, net(), 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -516,14 +513,14 @@ def test_what_a_killed_save_left_is_swept_away_by_the_next(tmp_path):
     (tmp_path / ".tmp-1-step-00000001").mkdir()
     (tmp_path / ".tmp-1-step-00000001" / "model.safetensors").write_bytes(b"half")
     assert checkpoints.newest() is None
-    save(checkpoints, Net(nn.Linear(2, 2)), 2)
+    save(checkpoints, net(), 2)
     assert names(tmp_path) == ["step-00000002"]
 
 
 def test_saving_the_same_step_again_replaces_it(tmp_path):
     checkpoints = Checkpoints(tmp_path, [KeepLast(3)])
-    save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=1.0)
-    save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=2.0)
+    save(checkpoints, net(), 1, loss=1.0)
+    save(checkpoints, net(), 1, loss=2.0)
     assert [s.values["valid/loss"] for s in checkpoints.saved()] == [2.0]
     assert names(tmp_path) == ["step-00000001"]
 
@@ -532,7 +529,7 @@ def test_saving_the_same_step_again_replaces_it(tmp_path):
 def test_stopped_while_a_step_is_saved_again_one_of_the_two_is_there(tmp_path, monkeypatch, at):
     """Ctrl-C, pressed twice, may come anywhere: here when a folder has been renamed or removed."""
     checkpoints = Checkpoints(tmp_path, [KeepLast(3)])
-    save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=1.0)
+    save(checkpoints, net(), 1, loss=1.0)
     calls = []
 
     def interrupted(real):
@@ -549,9 +546,9 @@ def test_stopped_while_a_step_is_saved_again_one_of_the_two_is_there(tmp_path, m
         patch.setattr("pathlib.Path.rename", interrupted(pathlib.Path.rename))
         patch.setattr("shutil.rmtree", interrupted(shutil.rmtree))
         with pytest.raises(KeyboardInterrupt):
-            save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=2.0)
+            save(checkpoints, net(), 1, loss=2.0)
     assert len(checkpoints.saved()) == 1
-    save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=3.0)
+    save(checkpoints, net(), 1, loss=3.0)
     assert [s.values["valid/loss"] for s in checkpoints.saved()] == [3.0]
     assert names(tmp_path) == ["step-00000001"]
 
@@ -586,13 +583,8 @@ def test_random_states_come_back():
     states = RandomStates.capture()
 
     def draw():
-        return (
-            random.gauss(0, 1),
-            random.random(),
-            np.random.randn(),
-            np.random.rand(),
-            torch.rand(3).tolist(),
-        )
+        drawn = random.gauss(0, 1), random.random(), np.random.randn(), np.random.rand()
+        return drawn, torch.rand(3).tolist()
 
     first = draw()
     draw()
@@ -620,7 +612,7 @@ def test_what_cannot_be_monitored():
 
 
 def test_umask_and_owner_are_as_for_any_file(tmp_path):
-    path = save(Checkpoints(tmp_path), Net(nn.Linear(2, 2)), 1).path
+    path = save(Checkpoints(tmp_path), net(), 1).path
     plain = tmp_path / "plain"
     plain.write_text("")
     assert os.stat(path / "model.safetensors").st_mode == os.stat(plain).st_mode

@@ -661,12 +661,8 @@ def test_why_a_training_failed_is_an_event(tmp_path, error, cause):
     with pytest.raises(type(error)):
         trial.run()
     ((step, data),) = trial.events("error")
-    assert (step, data["error"], data["message"], data["cause"]) == (
-        2,
-        type(error).__name__,
-        str(error),
-        cause,
-    )
+    expected = (2, type(error).__name__, str(error), cause)
+    assert (step, data["error"], data["message"], data["cause"]) == expected
     assert data["traceback"].startswith("Traceback (most recent call last):")
     assert "in fail" in data["traceback"]
     assert trial.end() == ("crashed", f"{type(error).__name__}: {error}")
