@@ -775,16 +775,6 @@ def test_gradients_under_another_autocast_than_the_call() -> None:
             )
 
 
-def test_default_dtype() -> None:
-    fused, x = fuse(lambda x: x / 2), torch.arange(5)
-    assert fused(x).dtype == torch.float32
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert fused(x).dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def test_inside_of_other_compilers_and_transforms() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -33,36 +33,6 @@ def helped(x):
     return x * 2
 
 
-scale = 2.0
-
-
-def test_a_changed_global_is_noticed() -> None:
-    global scale
-    fused, x = fuse(lambda x: x * scale), randn(5)
-    scale = 2.0
-    same(fused(x), x * 2)
-    scale = 3.0
-    same(fused(x), x * 3)
-    scale = 2.0
-    same(fused(x), x * 2)
-
-
-def test_a_changed_cell_is_noticed() -> None:
-    offset = randn(5, seed=1)
-    fused, x = fuse(lambda x: x + offset), randn(5)
-    same(fused(x), x + offset)
-    offset = randn(5, seed=2)
-    same(fused(x), x + offset)
-
-
-def test_a_captured_tensor_changed_in_place_is_seen() -> None:
-    weight = randn(5, seed=1)
-    fused, x = fuse(lambda x: x * weight), randn(5)
-    same(fused(x), x * weight)
-    weight.mul_(3)
-    same(fused(x), x * weight)
-
-
 def test_a_captured_tensor_that_is_read_in_several_places_is_one_input() -> None:
     targets, weight = torch.arange(7) % 5, randn(5, seed=1)
 
@@ -111,15 +81,6 @@ def test_what_helpers_of_one_definition_capture_is_noticed() -> None:
     set_second(5.0)
     assert fused.fallback_reason(x) is None
     same(fused(x), x * 7)
-
-
-def test_gradients_reach_captured_tensors() -> None:
-    weight = randn(5, seed=1).requires_grad_()
-    fn = lambda x: torch.sin(x * weight).sum()  # noqa: E731
-    x = randn(3, 5)
-    (ours,) = torch.autograd.grad(fuse(fn)(x), weight)
-    (theirs,) = torch.autograd.grad(fn(x), weight)
-    same(ours, theirs)
 
 
 held = [2.0]
@@ -239,13 +200,6 @@ def test_functions_of_torchs_own_are_fused(fn):
     assert Function(fn, always_generate=True).fallback_reason(randn(3)) is None
 
 
-def test_a_function_given_some_of_its_arguments_is_a_copy():
-    given = functools.partial(lambda by, x: x * by, 2.0)
-    fused, x = fuse(given), randn(3)
-    assert fused.fallback_reason(x) is None
-    same(fused(x), x * 2)
-
-
 def test_modules_in_cells_are_no_state():
     import math as m
 
@@ -326,14 +280,6 @@ class Rope:
 class Config:
     def __init__(self, scale):
         self.scale = scale
-
-
-class Settings:
-    scale = 1.0
-
-    @classmethod
-    def configure(cls, scale):
-        cls.scale = scale
 
 
 class Lazy:
@@ -438,14 +384,6 @@ def test_an_object_that_a_function_makes_for_itself_is_fused():
     fused, x = fuse(lambda x: x * Config(2.0).scale), randn(3)
     assert fused.fallback_reason(x) is None
     same(fused(x), x * 2)
-
-
-def test_attributes_of_a_class_that_other_code_sets_are_fused():
-    fused, x = fuse(lambda x: x * Settings.scale), randn(3)
-    for scale in (2.0, 3.0):
-        Settings.configure(scale)
-        assert fused.fallback_reason(x) is None
-        same(fused(x), x * scale)
 
 
 def test_an_attribute_of_a_fused_function_is_noticed():
@@ -585,10 +523,11 @@ def test_gradients_that_are_turned_on_inside():
         lambda w: setattr(w, "data", torch.arange(6.0)[::2]),
         lambda w: setattr(w, "data", torch._neg_view(torch.ones(3))),
         lambda w: w.resize_(1),
+        lambda w: w.mul_(3),
     ],
-    ids=["shape", "dtype", "strides", "sign", "in place"],
+    ids=["shape", "dtype", "strides", "sign", "resized", "values"],
 )
-def test_a_captured_tensor_that_is_given_other_memory_is_noticed(change):
+def test_a_captured_tensor_that_changes_is_noticed(change):
     weight, x = randn(3), randn(3)
     fused = fuse(lambda x: x * weight)
     same(fused(x), x * weight)

@@ -335,13 +335,6 @@ def test_a_tensor_passed_twice_has_no_guard() -> None:
     assert not holds_for((x, y), lambda a, b: None)(x, x)
 
 
-def test_all_arguments_may_be_given_by_name(scaled: Op[..., Any]) -> None:
-    for _ in range(3):
-        assert scaled(x=torch.ones(2), factor=2.0).tolist() == [2.0, 2.0]
-    scaled._entries = Untouched()
-    assert scaled(x=torch.ones(2), factor=3.0).tolist() == [3.0, 3.0]
-
-
 def test_what_is_forgotten_is_chosen_anew(scaled: Op[..., Any]) -> None:
     x = torch.ones(3)
     for _ in range(3):
@@ -540,14 +533,6 @@ def test_a_mapped_nested_tensor_is_no_end_of_the_process(scaled: Op[..., Any]) -
         torch.testing.assert_close(found, expected)
     mapped = torch.func.vmap(lambda part: scaled(part, 2.0))(nested)
     torch.testing.assert_close(mapped.unbind()[0], x * 2)
-
-
-def test_a_fused_function_that_looks_at_a_float_has_a_plan_for_each() -> None:
-    fused = burnt.fuse(lambda x, limit: x * 2 if limit > 1 else -x)
-    x = torch.ones(2)
-    for _ in range(3):
-        assert fused(x, 2.0).tolist() == [2.0, 2.0]
-        assert fused(x, 0.5).tolist() == [-1.0, -1.0]
 
 
 def test_a_fused_function_that_changes_its_argument_sees_shared_memory() -> None:

@@ -51,23 +51,55 @@ def run(fn: Callable[..., Any], args: Sequence[Any], *, gradient: bool = False) 
     return [*(r.detach() for r in results), *torch.autograd.grad(results, wanted, pull)]
 
 
-def check(fn: Callable[..., Any], *args: Tensor, gradient: bool = False) -> list[str]:
-    """Compare a function, its sums joined, with float64 and eager torch; the kinds of these sums."""
-    function = Function(fn, target=ALWAYS)
+def check_online(function: Function, *args: Tensor, gradient: bool = False, least: float = 0.0) -> list[str]:
+    """Compare a function, its sums joined, with float64 and eager torch; the kinds of these sums.
+
+    Args:
+        function: on any target.
+        args: tensors.
+        gradient: whether to compare gradients, too.
+        least: what an error may at least be relative to.
+    """
     wide = [a.double() if a.is_floating_point() else a for a in args]
-    found = run(function, args, gradient=gradient)
-    for ours, eager, truth in zip(
-        found, run(fn, args, gradient=gradient), run(fn, wide, gradient=gradient), strict=True
-    ):
+    calls = (function, args), (function.fn, args), (function.fn, wide)
+    for ours, eager, truth in zip(*(run(fn, a, gradient=gradient) for fn, a in calls), strict=True):
         assert ours.dtype == eager.dtype
         error = float((eager.double() - truth.double()).abs().max())
-        slack = 4 * error + 4 * torch.finfo(eager.dtype).eps * float(truth.double().abs().max())
+        slack = 4 * error + 4 * torch.finfo(eager.dtype).eps * max(float(truth.double().abs().max()), least)
         assert float((ours.double() - truth.double()).abs().max()) <= slack
     return online(function)
 
 
+def check(fn: Callable[..., Any], *args: Tensor, gradient: bool = False) -> list[str]:
+    return check_online(Function(fn, target=ALWAYS), *args, gradient=gradient)
+
+
 def spread(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.var(-1), torch.logsumexp(x, -1)
+
+
+def check_specials(function: Function, length: int) -> None:
+    """Rows with infinities and NaN, in rows and in columns of memory."""
+    x, infinity = randn(8, length), float("inf")
+    x[0] = -infinity
+    x[1, : length // 2] = -infinity
+    x[2, length // 2 :] = -infinity
+    x[3, 0] = infinity
+    x[4, -1] = infinity
+    x[5, 30] = float("nan")
+    x[6] = infinity
+    x[7], x[7, -1] = -infinity, 2.5
+    for given in (x, x.T.contiguous().T):
+        torch.testing.assert_close(function(given), function.fn(given), equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+def specials(x: Tensor) -> tuple[Tensor, ...]:
+    peak = x.amax(-1, keepdim=True)
+    return torch.logsumexp(x, -1), (x - peak).exp().sum(-1), x.var(-1)
+
+
+def four_of_rows(x: Tensor) -> tuple[Tensor, ...]:
+    return *spread(x), torch.softmax(x, -1), x.mean(-1)
 
 
 # --- which sums -------------------------------------------------------------------------------------------
