@@ -285,6 +285,47 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[T
     return [None if t is None else t.detach() for t in (*results, *found)]
 
 
+def outcome(fn: Callable[..., Any], args: Sequence[Any], gradient: bool = True) -> list[Tensor]:
+    """The results of a function that changes no argument, and its gradients for fixed cotangents."""
+    args = [
+        a.detach().requires_grad_(gradient) if isinstance(a, Tensor) and a.is_floating_point() else a
+        for a in args
+    ]
+    result = fn(*args)
+    results = list(result) if isinstance(result, tuple) else [result]
+    roots = [r for r in results if r.requires_grad]
+    wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+    # Exact in every dtype, and different from element to element.
+    pull = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in roots]
+    unused = {"allow_unused": True, "materialize_grads": True}
+    grads = torch.autograd.grad(roots, wanted, pull, **unused) if roots else ()
+    return [t.detach() for t in (*results, *grads)]
+
+
+def check_outcome(
+    function: Function, args: Sequence[Any], *, gradient: bool = True, least: float = 0.0, ulps: float = 4.0
+) -> None:
+    """Check that a function is as exact as eager torch, against float64.
+
+    Args:
+        function: its error may be four times that of eager torch.
+        args: for the function; floats are given as float64 once more.
+        gradient: whether gradients are compared as well as results.
+        least: rounding is relative to the largest element of a result, or to this if it is larger.
+        ulps: how many rounding steps of that are allowed besides.
+    """
+    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+    calls = (function, args), (function.fn, args), (function.fn, wide)
+    for ours, eager, truth in zip(*(outcome(fn, given, gradient) for fn, given in calls), strict=True):
+        assert ours.dtype == eager.dtype
+        if not ours.is_floating_point():
+            assert torch.equal(ours, truth)
+            continue
+        error = float((eager.double() - truth).abs().max())
+        slack = ulps * torch.finfo(ours.dtype).eps * max(float(truth.abs().max()), least)
+        assert float((ours.double() - truth).abs().max()) <= 4 * error + slack
+
+
 def fresh(tensor: Tensor) -> Tensor:
     """The same in memory of its own, laid out alike: a run may change it in place."""
     memory = tensor.detach().untyped_storage().clone()

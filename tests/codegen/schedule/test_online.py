@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from burnt.codegen.ir import Kernel, OnlineReduction
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.schedule.capabilities import OnlineThresholds
-from tests.codegen.compare import judge
+from tests.codegen.compare import check_outcome, judge
 from tests.codegen.programs import program
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
@@ -39,39 +39,11 @@ def online(function: Function) -> list[str]:
     return [step.kind for step in steps if isinstance(step, OnlineReduction)]
 
 
-def run(fn: Callable[..., Any], args: Sequence[Any], *, gradient: bool = False) -> list[Tensor]:
-    """The results of a function, and its gradients."""
-    args = [a.detach().requires_grad_(gradient) if a.is_floating_point() else a for a in args]
-    result = fn(*args)
-    results = list(result) if isinstance(result, tuple) else [result]
-    if not gradient:
-        return results
-    pull = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in results]
-    wanted = [a for a in args if a.requires_grad]
-    return [*(r.detach() for r in results), *torch.autograd.grad(results, wanted, pull)]
-
-
-def check_online(function: Function, *args: Tensor, gradient: bool = False, least: float = 0.0) -> list[str]:
-    """Compare a function, its sums joined, with float64 and eager torch; the kinds of these sums.
-
-    Args:
-        function: on any target.
-        args: tensors.
-        gradient: whether to compare gradients, too.
-        least: what an error may at least be relative to.
-    """
-    wide = [a.double() if a.is_floating_point() else a for a in args]
-    calls = (function, args), (function.fn, args), (function.fn, wide)
-    for ours, eager, truth in zip(*(run(fn, a, gradient=gradient) for fn, a in calls), strict=True):
-        assert ours.dtype == eager.dtype
-        error = float((eager.double() - truth.double()).abs().max())
-        slack = 4 * error + 4 * torch.finfo(eager.dtype).eps * max(float(truth.double().abs().max()), least)
-        assert float((ours.double() - truth.double()).abs().max()) <= slack
-    return online(function)
-
-
 def check(fn: Callable[..., Any], *args: Tensor, gradient: bool = False) -> list[str]:
-    return check_online(Function(fn, target=ALWAYS), *args, gradient=gradient)
+    """Compare a function, its sums joined, with float64 and eager torch; the kinds of these sums."""
+    function = Function(fn, target=ALWAYS)
+    check_outcome(function, args, gradient=gradient)
+    return online(function)
 
 
 def spread(x: Tensor) -> tuple[Tensor, Tensor]:

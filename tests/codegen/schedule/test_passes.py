@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel, PartialSum
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
+from tests.codegen.compare import check_outcome, outcome
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
@@ -42,26 +43,10 @@ def backward_of(function: Function) -> CompiledPlan:
     return result.plan
 
 
-def gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
-    args = [
-        a.detach().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args
-    ]
-    result = fn(*args)
-    outputs = result if isinstance(result, tuple) else (result,)
-    wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
-    pull = [(torch.arange(o.numel()) % 7 - 2.5).div(4).to(o.dtype).reshape(o.shape) for o in outputs]
-    return list(torch.autograd.grad(outputs, wanted, pull))
-
-
 def check(fn: Callable[..., Any], *args: Any, gradient: bool = True) -> Function:
-    """Compare with float64: results, or gradients."""
+    """Compare with float64: results, and gradients."""
     function = fuse(fn)
-    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
-    run = gradients if gradient else lambda f, a: list(f(*a))
-    for ours, eager, truth in zip(run(function, args), run(fn, args), run(fn, wide), strict=True):
-        error = float((eager.double() - truth.double()).abs().max())
-        slack = 4 * error + 1e-6 * float(truth.double().abs().max())
-        assert float((ours.double() - truth.double()).abs().max()) <= slack
+    check_outcome(function, args, gradient=gradient, ulps=8)
     return function
 
 
@@ -185,7 +170,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append([*total(long), *gradients(norm, (x, weight, bias))])
+            found.append([*total(long), *outcome(norm, (x, weight, bias))])
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
@@ -363,7 +348,7 @@ def test_numbers_beside_what_is_saved() -> None:
     function = fuse(fn)
     x = randn(40, 50)
     for s in (0.5, 3.0):
-        torch.testing.assert_close(gradients(function, (x, s)), gradients(fn, (x, s)), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(outcome(function, (x, s)), outcome(fn, (x, s)), rtol=1e-5, atol=1e-6)
 
 
 # --- sums that pick ---------------------------------------------------------------------------------------

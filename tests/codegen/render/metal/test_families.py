@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.target import Target
 from burnt.kernels.dispatch.op import Op
+from tests.codegen.compare import check_outcome, outcome
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
 
@@ -114,38 +114,12 @@ class Reference(InlinedWhenTraced):
         return self.op.reference(*[next(left) if isinstance(a, Tensor) else a for a in self.args])
 
 
-def run(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Tensor]:
-    """Return the results, and the gradients for fixed output gradients."""
-    inputs = [a.clone().requires_grad_() if a.is_floating_point() else a for a in args]
-    leaves = [a for a in inputs if a.requires_grad]
-    result = fn(*inputs)
-    results = list(result) if isinstance(result, tuple) else [result]
-    roots = [r for r in results if r.requires_grad]
-    # Exact in every dtype, and different from element to element.
-    grad_out = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in roots]
-    grads = (
-        torch.autograd.grad(roots, leaves, grad_out, allow_unused=True, materialize_grads=True)
-        if roots
-        else []
-    )
-    return [t.detach() for t in (*results, *grads)]
-
-
 def check(name: str, dtype: torch.dtype, target: Target = METAL_SHIM) -> None:
     op, args = FAMILIES[name]
     fn = Reference(op, args)
     given = [a.to(dtype) if a.is_floating_point() else a for a in args if isinstance(a, Tensor)]
     fused = Function(fn, target=target)
-    truth = run(fn, [a.double() if a.is_floating_point() else a for a in given])
-    eager, ours = run(fn, given), run(fused, given)
-    eps = torch.finfo(dtype).eps
-    for found, theirs, exact in zip(ours, eager, truth, strict=True):
-        assert found.dtype == theirs.dtype
-        if not found.is_floating_point():
-            assert torch.equal(found, exact)
-            continue
-        tolerance = 4 * float((theirs.double() - exact).abs().max()) + 4 * eps * float(exact.abs().max())
-        assert float((found.double() - exact).abs().max()) <= tolerance
+    check_outcome(fused, given)
     plan = fused.plan(*[a.clone().requires_grad_() if a.is_floating_point() else a for a in given])
     assert plan is not None, fused.fallback_reason(*given)
     steps = [
@@ -176,7 +150,7 @@ def test_families_in_16_bits(name: str, dtype: torch.dtype) -> None:
 
 def test_dropout() -> None:
     fused = Function(lambda x: kernels.dropout.reference(x, 0.25, True), target=METAL_SHIM)
-    result, gradient = run(fused, (torch.ones(64, 53),))
+    result, gradient = outcome(fused, (torch.ones(64, 53),))
     assert result.unique().tolist() == [0.0, float(torch.tensor(1 / 0.75))]
     assert 0.2 < float((result == 0).float().mean()) < 0.3
     assert torch.equal(gradient == 0, (result == 0))
