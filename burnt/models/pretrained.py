@@ -192,8 +192,9 @@ class Pretrained(Module, Generic[_C]):
     def architecture(self) -> str:
         """The name of transformers' class of the same model."""
         config: Any = self.config
-        family = config._MODEL_TYPES[config.to_hugging_face()["model_type"]]
-        return family + next(end for end, head in config._HEADS.items() if head == config.head)
+        family: str = config._MODEL_TYPES[config.to_hugging_face()["model_type"]]
+        end: str = next(end for end, head in config._HEADS.items() if head == config.head)
+        return family + end
 
     @classmethod
     def from_pretrained(
