@@ -25,17 +25,11 @@ _LARGEST_MINIMUM = 4  # sizes below are compared one by one
 
 @dataclass(frozen=True)
 class Limit:
-    """The sizes that an open axis may have, where not all.
+    """The sizes that an open axis may have, where not all."""
 
-    Args:
-        smallest: below it torch's graph is not known to hold; the comparison looks at all these sizes.
-        largest: beyond it a table ends; None if none does.
-        table: the parameter or buffer of that size, by its name in the module.
-    """
-
-    smallest: int = 1
-    largest: int | None = None
-    table: str | None = None
+    smallest: int = 1  # below it torch's graph is not known to hold; the comparison looks at all these sizes
+    largest: int | None = None  # beyond it a table ends; None if none does
+    table: str | None = None  # the parameter or buffer of that size, by its name in the module
 
     def __str__(self) -> str:
         return f"at most {self.largest}, the size of {self.table}"
@@ -121,11 +115,7 @@ def _wider(info: TensorInfo) -> tuple[float, float] | None:
 
 
 def with_open_axes(signature: Signature, open_axes: OpenAxes) -> tuple[Signature, list[dict[int, str]]]:
-    """Return a signature with further batch axes, and the names of all open axes of each input.
-
-    Raises:
-        InputValueError: `open_axes` is about no input or axis, or the example's sizes do not fit it.
-    """
+    """Return a signature with further batch axes, and the names of all open axes of each input."""
     infos = {info.name: info for info in signature.inputs}
     axes: dict[str, dict[int, str]] = {name: {} for name in infos}
     sizes: dict[str, int] = {}
@@ -169,10 +159,8 @@ def with_open_axes(signature: Signature, open_axes: OpenAxes) -> tuple[Signature
 def axes_of_imported(model: nn.Module, signature: Signature) -> dict[str, dict[int, str]]:
     """Return the axes other than the batch that the file of an imported model leaves open, where they can be.
 
-    Args:
-        model: any module; of others than imported ones there are none.
-        signature: of an example. An axis stays fixed that has less than two elements there, or another size
-            than the axes of its name.
+    An axis stays fixed that has less than two elements in the example, or another size there than the axes of
+    its name. Modules that were not imported have none.
     """
     named = model.signature.axes if isinstance(model, ImportedModule) and model.signature else ()
     if len(named) != len(signature.inputs):

@@ -28,7 +28,10 @@ def compare(
     tolerance: float,
     limits: Mapping[str, Limit] | None = None,
 ) -> dict[int, float]:
-    """Run a file beside its module on random inputs.
+    """Run a file beside its module on random inputs; return the largest error by the number of items.
+
+    Errors are relative to the largest output or 1; larger ones than `tolerance`, and a file that ONNX Runtime
+    refuses, raise `InputRuntimeError`.
 
     Args:
         path: the file.
@@ -39,12 +42,6 @@ def compare(
         tolerance: the largest accepted error.
         limits: of open axes, by name. The file must agree below the smallest sizes that torch's graph is
             known to hold for, and beyond the largest one not compute something else.
-
-    Returns:
-        The largest error by the number of items: relative to the largest output or 1.
-
-    Raises:
-        InputRuntimeError: ONNX Runtime refuses the file, or its outputs differ by more than the tolerance.
     """
     import onnxruntime
 

@@ -569,11 +569,7 @@ def _user_line(error: Exception) -> str | None:
 
 
 def _require_schemes(model: nn.Module, opset: int | None) -> None:
-    """Check that ONNX Runtime computes with the schemes of quantized layers.
-
-    Raises:
-        UnsupportedError: the first scheme with which it does not.
-    """
+    """Check that ONNX Runtime computes with the schemes of quantized layers."""
     for name, layer in model.named_modules():
         scheme = layer.scheme if isinstance(layer, Quantized) else None
         if scheme is None or not scheme.type.is_float:

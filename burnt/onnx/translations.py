@@ -41,9 +41,7 @@ _PACKED = "burnt"  # the domain of the op that stands for a packed weight
 def translations(opset: int, signed: bool = False) -> dict[Any, Callable[..., Any]]:
     """Return what is traced in place of burnt's ops: a function of the same arguments for each overload.
 
-    Args:
-        opset: the version of ONNX's ops, at least 18.
-        signed: `quantize_tensor` returns burnt's values, not ONNX's unsigned ones.
+    With `signed`, `quantize_tensor` returns burnt's values, not ONNX's unsigned ones.
 
     >>> torch.ops.burnt.rms_norm.default in translations(23), torch.ops.burnt.rope.default in translations(20)
     (True, False)

@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def require_numbers(model: nn.Module) -> None:
-    """Check that the weights of a model have values, and that none is NaN.
-
-    Raises:
-        UnsupportedError: a weight is on the meta device.
-        InputValueError: a weight is NaN.
-    """
+    """Check that the weights of a model have values, and that none is NaN."""
     for name, tensor in _named_tensors(model):
         if tensor.is_meta:
             raise UnsupportedError(
@@ -40,11 +35,7 @@ def require_numbers(model: nn.Module) -> None:
 
 
 def rounded_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy of a model whose float32 weights are rounded to a 16-bit dtype.
-
-    Raises:
-        InputValueError: a weight is finite in float32 and infinite in `dtype`.
-    """
+    """Return a copy of a model whose float32 weights are rounded to a 16-bit dtype."""
     twin = copy.deepcopy(model)
     for name, tensor in _named_tensors(twin):
         if tensor.dtype != torch.float32 or tensor.dim() < 2:

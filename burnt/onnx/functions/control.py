@@ -52,13 +52,9 @@ def concat_sequence(values: Sequence[Any], axis: int, new_axis: bool = False) ->
 def split_sequence(
     x: Tensor, split: Tensor | None = None, axis: int = 0, keepdim: bool = True
 ) -> list[Tensor]:
-    """Split a tensor into a sequence.
+    """Split a tensor into parts of the sizes `split`: one for all, or one per part.
 
-    Args:
-        x: any shape.
-        split: the size of each part, one for all or one per part; None: 1.
-        axis: the one that is split.
-        keepdim: whether the axis stays where `split` is None.
+    None are parts of one element, whose axis stays with `keepdim`.
     """
     if split is None:
         parts = torch.split(x, 1, axis)
@@ -72,11 +68,7 @@ def has_element(value: Any = None, device: torch.device | None = None) -> Tensor
 
 
 def get_element(value: Any) -> Any:
-    """Return what an optional holds.
-
-    Raises:
-        ShapeError: it is empty.
-    """
+    """Return what an optional holds."""
     if value is None:
         raise ShapeError("an optional is empty", expected="a tensor or a sequence", found="None")
     return value
@@ -176,11 +168,7 @@ def scan(
 
 
 def sequence_map(body: Callable[..., Any], first: Sequence[Any], *others: Any) -> tuple[list[Any], ...]:
-    """Map sequences element by element; a tensor is passed to each call.
-
-    Returns:
-        A sequence per output of the body.
-    """
+    """Map sequences element by element; a tensor is passed to each call."""
     rows = [
         body(value, *[other[i] if isinstance(other, list) else other for other in others])
         for i, value in enumerate(first)

@@ -214,11 +214,7 @@ def matmul_integer(
 ) -> Tensor:
     """Multiply matrices of 8-bit integers less their zero points, in int32.
 
-    Args:
-        a: ``[..., m, k]``.
-        b: ``[..., k, n]``.
-        a_zero: one number, or one per row of `a`.
-        b_zero: one number, or one per column of `b`.
+    Zero points are one number, one per row of `a`, or one per column of `b`.
     """
     left, right = a.to(torch.int32), b.to(torch.int32)
     if a_zero is not None:

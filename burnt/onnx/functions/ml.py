@@ -73,11 +73,7 @@ def impute(x: Tensor, missing: float, values: Sequence[float]) -> Tensor:
 def one_hot_of(
     x: Any, categories: Sequence[Any], allow_unknown: bool = True, device: torch.device | None = None
 ) -> Tensor:
-    """Return one-hot vectors of values, ``[..., categories]``.
-
-    Raises:
-        InputValueError: a value is no category, and `allow_unknown` is False.
-    """
+    """Return one-hot vectors of values, ``[..., categories]``."""
     device = x.device if isinstance(x, Tensor) else device
     values = x.cpu().numpy() if isinstance(x, Tensor) else x
     found = values[..., None] == np.array(
@@ -144,11 +140,7 @@ def vectorize(
 
 
 def zip_map(scores: Tensor, labels: Sequence[Any]) -> list[dict[Any, float]]:
-    """Return a dictionary of scores by label, for each row.
-
-    Raises:
-        UnsupportedError: the model is being exported: a graph has no dictionaries.
-    """
+    """Return a dictionary of scores by label, for each row."""
     if torch.compiler.is_exporting():
         raise UnsupportedError(
             "a model that returns dictionaries (ZipMap) cannot be exported",

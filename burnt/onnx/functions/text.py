@@ -47,11 +47,7 @@ def string_split(
 
 
 def regex_full_match(x: np.ndarray[Any, Any], pattern: str, device: torch.device | None = None) -> Tensor:
-    """Whether a regular expression of RE2's syntax matches the whole of each string, in linear time.
-
-    Raises:
-        UnsupportedError: see `compile_pattern`.
-    """
+    """Whether a regular expression of RE2's syntax matches the whole of each string, in linear time."""
     compiled = compile_pattern(pattern)
     matches = [compiled.fullmatch(text) is not None for text in x.reshape(-1).tolist()]
     return torch.tensor(matches, dtype=torch.bool, device=device).reshape(x.shape)

@@ -41,10 +41,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def unsigned(name: str, *tensors: Tensor | int | None) -> Tensor:
     """Compute a function of unsigned integers with numpy; the result wraps around as numpy's does.
 
-    Args:
-        name: ``add``, ``div``, ``lt`` ...
-        tensors: its operands; the result is on the device of the first one.
-
     >>> unsigned("sub", torch.tensor([1], dtype=torch.uint32), torch.tensor([2], dtype=torch.uint32))
     tensor([4294967295], dtype=torch.uint32)
     """

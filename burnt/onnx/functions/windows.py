@@ -28,12 +28,7 @@ def pad_same(
 ) -> Tensor:
     """Pad ``[N, C, ...]`` with zeros so that an op with windows makes ``ceil(size / stride)`` elements.
 
-    Args:
-        x: the input.
-        kernel: size of the window, per axis.
-        strides: per axis.
-        dilations: per axis.
-        upper: an odd number is padded at the end; else at the start.
+    An odd number is padded at the end with `upper`, else at the start.
     """
     before, after = _same_pads(x.shape[2:], kernel, strides, dilations, upper)
     return F.pad(x, [n for pair in reversed(list(zip(before, after, strict=True))) for n in pair])

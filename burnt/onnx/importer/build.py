@@ -41,72 +41,51 @@ _BUFFERS = ("running_mean", "running_var", "inv_freq")
 
 @dataclass(eq=False)
 class Dequantized:
-    """The result of a DequantizeLinear: a layer that reads it may compute with the quantized values.
-
-    Args:
-        node: the DequantizeLinear.
-        build: of the graph that it is in.
-        emit: adds its statement, for readers that need the tensor.
-        source: for an input that was quantized by the same scale just before, the tensor that was.
-        name: of the tensor, once there is one.
-    """
+    """The result of a DequantizeLinear: a layer that reads it may compute with the quantized values."""
 
     node: Node
-    build: Build
-    emit: Callable[[Build], Name]
-    source: Any = None
-    name: Name | None = None
+    build: Build  # of the graph that it is in
+    emit: Callable[[Build], Name]  # adds its statement, for readers that need the tensor
+    source: Any = None  # for an input that was quantized by the same scale just before, the tensor that was
+    name: Name | None = None  # of the tensor, once there is one
 
 
 @dataclass
 class Build:
-    """A program that grows, and what is known of the values of the graph.
+    """A program that grows, and what is known of the values of the graph."""
 
-    Args:
-        program: the statements so far.
-        members: layers, parameters and buffers of the module, by path.
-        parent: the build of the graph around this one, for bodies of loops and branches.
-        values: expressions of values of the graph.
-        constants: arrays of values that are constant.
-        used_names: of variables and functions of the program, for `unique_name`.
-        paths: of the members.
-        calls_of: the call that made each result.
-        shared_layers: paths of layers by op and weights.
-        node: whose statements are being added.
-        absorbed: nodes that an earlier node has computed too (the bias of a linear layer), with their result.
-        model_inputs: values of the graph that the program takes.
-        main_input: the first input that is a tensor; empty if there is none.
-        shapes: sizes of tensors, numbers and names, where their shapes are read.
-        sizes: tensors of known elements that statements have made already.
-        fixed: the sizes that weights fix, of values whose shapes are read.
-        reshaped: for results of Reshape, the tensor before, its sizes in the file, and those of the result.
-        rows: for matrices that merge all axes but the last, the tensor before and its sizes in the file.
-        weights: for constants, whether all nodes that read them have the same op and weights.
-        unread: how often nodes that are still to come read a large constant.
-        limit: of the bytes of constants; None if they are not counted.
-    """
-
-    program: Program
+    program: Program  # the statements so far
+    # layers, parameters and buffers of the module, by path.
     members: dict[str, torch.nn.Module | Tensor] = field(default_factory=dict)
-    parent: Build | None = None
-    values: dict[Any, Any] = field(default_factory=dict)
+    parent: Build | None = None  # the build of the graph around this one, for bodies of loops and branches
+    values: dict[Any, Any] = field(default_factory=dict)  # expressions of values of the graph
+    # arrays of values that are constant.
     constants: dict[Any, np.ndarray[Any, Any]] = field(default_factory=dict)
+    # of variables and functions of the program, for `unique_name`.
     used_names: dict[str, int] = field(default_factory=dict)
     paths: Paths = field(default_factory=Paths)
-    calls_of: dict[Name, Call] = field(default_factory=dict)
+    calls_of: dict[Name, Call] = field(default_factory=dict)  # the call that made each result
+    # nodes that an earlier node has computed too (the bias of a linear layer), with their result.
     absorbed: dict[Any, Any] = field(default_factory=dict)
-    shared_layers: dict[Any, str] = field(default_factory=dict)
-    node: ir.Node | None = None
-    model_inputs: set[Any] = field(default_factory=set)
-    main_input: str = ""
+    shared_layers: dict[Any, str] = field(default_factory=dict)  # paths of layers by op and weights
+    node: ir.Node | None = None  # whose statements are being added
+    model_inputs: set[Any] = field(default_factory=set)  # values of the graph that the program takes
+    main_input: str = ""  # the first input that is a tensor; empty if there is none
+    # sizes of tensors, numbers and names, where their shapes are read.
     shapes: dict[Name, list[Any]] = field(default_factory=dict)
+    # tensors of known elements that statements have made already.
     sizes: dict[Any, Name] = field(default_factory=dict)
+    # the sizes that weights fix, of values whose shapes are read.
     fixed: dict[Any, Sizes] = field(default_factory=dict)
+    # for results of Reshape, the tensor before, its sizes in the file, and those of the result.
     reshaped: dict[Name, tuple[Name, list[Any], list[Any]]] = field(default_factory=dict)
+    # for matrices that merge all axes but the last, the tensor before and its sizes in the file.
     rows: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
+    # for constants, whether all nodes that read them have the same op and weights.
     weights: dict[Any, bool] = field(default_factory=dict)
+    # how often nodes that are still to come read a large constant.
     unread: dict[Any, int] = field(default_factory=dict)
-    limit: ConstantLimit | None = None
+    limit: ConstantLimit | None = None  # of the bytes of constants; None if they are not counted
 
     # --- what handlers read -------------------------------------------------------------------------------
 
@@ -187,11 +166,7 @@ class Build:
     def is_size(self, size: Any, x: Name, axis: int, sizes: Sequence[Any]) -> bool:
         """Whether an expression is the size of an axis of a tensor: by its number, its name or as it is.
 
-        Args:
-            size: an integer expression.
-            x: the tensor.
-            axis: of the tensor, at least 0.
-            sizes: of the tensor in the file: numbers, names, or None for those that are not known.
+        `sizes` are the tensor's in the file: numbers, names, or None for those that are not known.
         """
         if size == Size(x, axis):
             return True
@@ -268,11 +243,7 @@ class Build:
     def unsqueeze(self, x: Name, axes: list[int], rank: int, *, is_only_use: bool = True) -> Name:
         """Add a statement that inserts axes of size 1; a chain of them is one call.
 
-        Args:
-            x: the tensor.
-            axes: in order, counted in the result.
-            rank: the number of axes of the result.
-            is_only_use: whether nothing else reads the tensor.
+        `axes` are in order and count in the result, which has `rank` axes.
         """
         if is_only_use and (known := self.unsqueezed(x)) is not None:
             x, before = known
@@ -282,13 +253,7 @@ class Build:
         return self.call(function, x, where, hint="x")
 
     def permute(self, x: Any, axes: Sequence[int], *, is_only_use: bool = True) -> Any:
-        """Add a statement that permutes axes; a chain of them is one call.
-
-        Args:
-            x: the tensor.
-            axes: for each axis of the result, that of the tensor.
-            is_only_use: whether nothing else reads the tensor.
-        """
+        """Add a statement that permutes axes; a chain of them is one call."""
         if is_only_use and (known := self.permuted(x, len(axes))) is not None:
             x, before = known
             axes = [before[axis] for axis in axes]
@@ -372,13 +337,10 @@ class Build:
         return self.call(f"self.{name}", *args, hint=words[-1] if words and words[-1] else hint)
 
     def parameter(self, array: Any, hint: str, *, is_trained: bool | None = None) -> Name:
-        """Add a tensor to the module: a parameter or a buffer.
+        """Add an array or tensor to the module: a parameter or a buffer.
 
-        Args:
-            array: a numpy array or a tensor.
-            hint: of its name.
-            is_trained: whether it is a parameter; None: floating-point tensors with axes are, unless their
-                name is one that buffers have.
+        With `is_trained` None, floating-point tensors with axes are parameters unless their names are those
+        of buffers.
         """
         root = self.root
         name = root.paths.new(tensor_hint(hint))
@@ -734,17 +696,7 @@ def _size(value: Any) -> int:
 
 
 def build_program(model: ir.Model, where: str, limit: ConstantLimit) -> Build:
-    """Return the program of a model.
-
-    Args:
-        model: is changed.
-        where: what messages call it.
-        limit: of the bytes of constants.
-
-    Raises:
-        UnsupportedError: ops without a handler; all of them are listed.
-        RecordError: the graph is damaged, or its constants are beyond the limit.
-    """
+    """Return the program of a model, which is changed; ops without a handler are refused together."""
     _check_attributes(model)
     expand(model, where, MAX_NODES)
     rewrite_patterns(model)
@@ -771,11 +723,7 @@ def build_program(model: ir.Model, where: str, limit: ConstantLimit) -> Build:
 
 
 def _check_attributes(model: ir.Model) -> None:
-    """Check that ops have no attributes that ONNX, or the function that they call, does not know.
-
-    Raises:
-        UnsupportedError: one does.
-    """
+    """Check that ops have no attributes that ONNX, or the function that they call, does not know."""
     graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for graph in graphs:
         for node in graph.all_nodes():

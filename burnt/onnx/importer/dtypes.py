@@ -41,11 +41,7 @@ _DTYPES = {
 
 
 def torch_dtype(onnx_type: int) -> torch.dtype | None:
-    """Return torch's dtype for a TensorProto.DataType; None for strings.
-
-    Raises:
-        UnsupportedError: torch has none.
-    """
+    """Return torch's dtype for a TensorProto.DataType; None for strings."""
     if onnx_type == 8:
         return None
     if onnx_type not in _DTYPES:
@@ -101,11 +97,9 @@ def from_numpy(value: Any, device: torch.device) -> Any:
 
 
 def to_numpy(value: Any, kind: Any) -> Any:
-    """Return an output of a model as numpy arrays of the types that the model declares.
+    """Return an output of a model as numpy arrays of the types that the model declares, ``onnx.TypeProto``.
 
-    Args:
-        value: a tensor, an array of strings, a list, or None.
-        kind: an ``onnx.TypeProto``; types that torch does not have, such as int4, are known from it alone.
+    Types that torch does not have, such as int4, are known from these alone.
     """
     if value is None:
         return None

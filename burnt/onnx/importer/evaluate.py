@@ -16,16 +16,7 @@ _NAMESPACES = {"torch": torch, "F": F, "ops": functions}
 
 
 def run_program(program: Program, inputs: tuple[Any, ...], outer: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Run a program.
-
-    Args:
-        program: the statements.
-        inputs: their values, in order.
-        outer: returns the value of a name around the program, such as ``self.weight``.
-
-    Returns:
-        The values of the outputs.
-    """
+    """Run a program."""
     names = _Scope(outer)
     names.update(zip(program.inputs, inputs, strict=True))
     if program.plan is None:
@@ -47,23 +38,17 @@ def run_program(program: Program, inputs: tuple[Any, ...], outer: Callable[[str]
 
 
 class _Step(NamedTuple):
-    """A statement, prepared to be run often.
+    """A statement, prepared to be run often."""
 
-    Args:
-        function: what is called; None for a layer or a nested function, which is looked up by its name.
-        name: of the function.
-        args: returns the tuple of positional arguments for the values of names.
-        kwargs: functions that likewise return the keyword arguments.
-        outputs: names of the results.
-        dead: names that no later statement reads.
-    """
-
+    # what is called; None for a layer or a nested function, which is looked up by its name.
     function: Callable[..., Any] | None
     name: str
+    # returns the tuple of positional arguments for the values of names.
     args: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    # functions that likewise return the keyword arguments.
     kwargs: dict[str, Callable[[Mapping[str, Any]], Any]]
     outputs: tuple[str, ...]
-    dead: list[str]
+    dead: list[str]  # names that no later statement reads
 
 
 def _steps(program: Program) -> list[_Step]:

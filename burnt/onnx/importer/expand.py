@@ -26,13 +26,7 @@ _MAX_ROUNDS = 8  # bodies of ONNX's ops call other ops that have bodies: three r
 def expand(model: ir.Model, where: str, max_nodes: int) -> None:
     """Replace calls of functions by their bodies, in place, and infer shapes and dtypes.
 
-    Args:
-        model: is changed.
-        where: what messages call it.
-        max_nodes: of the expanded model.
-
-    Raises:
-        RecordError: functions call each other in a circle, or the expanded model would be too large.
+    Functions that call each other in a circle, and models of more nodes than `max_nodes`, are refused.
     """
     expand_qoperators(model)
     _set_versions(model.graph)

@@ -28,9 +28,7 @@ _LIKE_FIRST = {
 def fixed_sizes(value: ir.Value | None, known: dict[Any, Sizes]) -> Sizes:
     """Return the size of each axis where weights fix it and it is not 1, else None.
 
-    Args:
-        value: of the graph, computed by nodes that come before the one that is being imported.
-        known: the sizes of values so far, to which those of this one and of others before it are added.
+    The sizes of this value, and of those that it is computed from, are added to `known`.
     """
     stack = [value]
     while stack:

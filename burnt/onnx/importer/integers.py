@@ -31,14 +31,11 @@ _BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in (*_INTEGERS, *
 
 @dataclass(frozen=True, eq=False)
 class Ints:
-    """A tensor whose elements are known as expressions: a shape, or what is computed from one.
+    """A tensor whose elements are known as expressions: a shape, or what is computed from one."""
 
-    Args:
-        values: an array of objects in the shape of the tensor: integers, expressions of sizes, or bools.
-        dtype: int64, int32 or bool; float32 or float64 for sizes that were cast, and their quotients.
-    """
-
+    # an array of objects in the shape of the tensor: integers, expressions of sizes, or bools.
     values: np.ndarray[Any, Any]
+    # int64, int32 or bool; float32 or float64 for sizes that were cast, and their quotients.
     dtype: torch.dtype = torch.int64
 
     @classmethod

@@ -20,13 +20,10 @@ _COMMUTATIVE = ("Add", "Mul", "Min")
 
 
 def match(pattern: Pattern, value: ir.Value | None, found: Found) -> bool:
-    """Match a pattern with what computes a value.
+    """Match a pattern with what computes a value, and add the values and nodes of its names to `found`.
 
-    Args:
-        pattern: a name, which stands for one value; a number; or an op with patterns of its first inputs,
-            such as ``("Mul", "x", 0.5)``. ``"Slice:first"`` keeps the node as ``first``.
-        value: of the graph.
-        found: the values and nodes of names, extended where the pattern matches.
+    A pattern is a name, which stands for one value; a number; or an op with patterns of its first inputs,
+    such as ``("Mul", "x", 0.5)``. ``"Slice:first"`` keeps the node as ``first``.
     """
     if isinstance(pattern, str):
         return value is not None and found.setdefault(pattern, value) is value

@@ -94,14 +94,6 @@ class ImportedModule(Module, init=False):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Compute the outputs of the model.
 
-        Args:
-            inputs: in the order of `input_names`: tensors, or numpy arrays of texts.
-            **named: the others by name.
-
-        Raises:
-            InputTypeError: an input is missing, unknown or given twice.
-            ShapeError: axes that have one name in the file have different sizes.
-
         What torch raises for an input of a wrong dtype or shape has a note on what the file declares.
         """
         if named or len(inputs) != len(self.input_names):
@@ -164,15 +156,7 @@ def in_order(
 ) -> tuple[Any, ...]:
     """Return the inputs of a model in the order of its file.
 
-    Args:
-        inputs: the first ones.
-        named: the others, by their names in the file or those of arguments.
-        names: of all inputs in the file.
-        arguments: likewise, identifiers.
-        where: the model's class, for messages.
-
-    Raises:
-        InputTypeError: an input is missing, unknown or given twice.
+    `named` has the names in the file, or those of the arguments of written Python.
 
     >>> in_order((1,), {"input_2": 3, "mask": 2}, ["ids", "mask", "input.2"], ["ids", "mask", "input_2"], "")
     (1, 2, 3)

@@ -17,10 +17,8 @@ def is_reserved(name: str) -> bool:
 def unique_name(hint: str, used: dict[str, int]) -> str:
     """Return an identifier that is not used yet, and add it to those that are.
 
-    Args:
-        hint: text of any kind.
-        used: identifiers, each with the last number that was put after it, so that thousands of equal hints
-            are not all counted again.
+    `used` has the last number that was put after each, so that thousands of equal hints are not all counted
+    again.
 
     >>> used = {}
     >>> unique_name("encoder/Layer.0", used), unique_name("encoder/Layer.0", used), unique_name("0", used)

@@ -25,12 +25,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Node:
-    """A node with its attributes as Python values.
-
-    Args:
-        node: of onnx_ir.
-        version: of the operator set of its domain.
-    """
+    """A node, of an operator set's version, with its attributes as Python values."""
 
     def __init__(self, node: ir.Node, version: int) -> None:
         self.node = node
@@ -59,11 +54,7 @@ class Node:
         return to_text(self.attr(name, default))
 
     def choice(self, name: str, default: str, *others: str) -> str:
-        """Return an attribute that is one of some words.
-
-        Raises:
-            UnsupportedError: it is another one.
-        """
+        """Return an attribute that is one of some words."""
         found = self.text(name, default)
         if found not in (default, *others):
             raise self.refusal(name, ", ".join((default, *others)))
@@ -78,11 +69,7 @@ class Node:
         self.read.update(names)
 
     def check_read(self) -> None:
-        """Check that the handler has read each attribute whose value is not the default.
-
-        Raises:
-            UnsupportedError: it has not, so that the attribute would be ignored.
-        """
+        """Check that the handler has read each attribute whose value is not the default."""
         unread = self.node.attributes.keys() - self.read - _WITHOUT_EFFECT
         for name in sorted(unread):
             defaults = attribute_defaults(self.node.domain, self.op, self.version)

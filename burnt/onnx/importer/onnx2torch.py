@@ -33,11 +33,7 @@ class ConvertedModule(Module, init=False):
         self.input_names, self.output_names = names
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Any:
-        """Compute the outputs of the graph.
-
-        Raises:
-            InputTypeError: an input is missing, unknown or given twice.
-        """
+        """Compute the outputs of the graph."""
         if named or len(inputs) != len(self.input_names):
             inputs = in_order(inputs, named, self.input_names, self.input_names, type(self).__name__)
         outputs = self.converted(*inputs)
@@ -89,11 +85,7 @@ def convert(model: object) -> ConvertedModule:
 
 @functools.cache
 def _onnx2torch() -> Any:
-    """Return the package.
-
-    Raises:
-        UnsupportedError: it, or torchvision, is missing or fails.
-    """
+    """Return the package."""
     missing = [name for name in ("onnx2torch", "torchvision") if importlib.util.find_spec(name) is None]
     if missing:
         raise UnsupportedError(

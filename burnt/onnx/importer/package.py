@@ -79,14 +79,7 @@ def load(weights: str | Path | None = None) -> {name}:
 def write_package(module: ImportedModule, folder: Path, *, name: str, title: str) -> Path:
     """Write an imported module as ``__init__.py`` and `WEIGHTS` into a folder; return the Python file.
 
-    Args:
-        module: what `burnt.onnx.load` returned.
-        folder: is created; existing files are replaced.
-        name: of the class.
-        title: the first line of the file's docstring.
-
-    Raises:
-        OSError: the folder cannot be written.
+    Existing files are replaced. `name` is that of the class, `title` the first line of the file's docstring.
     """
     folder.mkdir(parents=True, exist_ok=True)
     module = with_numbered_repeats(module)
@@ -191,12 +184,7 @@ _ROLES = {
 
 
 class _Classes:
-    """The classes of a file.
-
-    Args:
-        module: that is written.
-        name: of its class.
-    """
+    """The classes of a file."""
 
     def __init__(self, module: ImportedModule, name: str) -> None:
         self.module = module
@@ -334,16 +322,7 @@ class _Classes:
         arguments: Mapping[str, list[str]],
         returns: str,
     ) -> str:
-        """Return the lines of a class after its docstring.
-
-        Args:
-            program: of the class.
-            names: of its arguments in Python.
-            kinds: of the names of the program.
-            scope: the layers, tensors and blocks of the class.
-            arguments: the names of arguments of blocks, by path.
-            returns: the docstring of ``forward``.
-        """
+        """Return the lines of a class after its docstring."""
         hints: dict[str, Kind] = {"int": "int", "float": "float"}
         parameters = scope.given.parameters
         kinds = {**kinds, **{f"self.{p.name}": hints[p.hint] for p in parameters if p.hint in hints}}

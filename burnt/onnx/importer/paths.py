@@ -138,12 +138,7 @@ def list_length(
     """Return the length of the list that a path is; None if it is none.
 
     The names of its elements are numbers, and none is a tensor. A list may have gaps, where the source has
-    what an exporter leaves out.
-
-    Args:
-        path: of a module that is no member.
-        children: the names below each path.
-        members: layers and tensors by path.
+    what an exporter leaves out. `children` has the names below each path.
     """
     names = children[path]
     if not path or not all(name.isdecimal() and str(int(name)) == name for name in names):

@@ -28,15 +28,10 @@ class Name:
 
 @dataclass(frozen=True)
 class Size:
-    """The size of an axis of a tensor, ``x.shape[0]``, or the sizes of all.
-
-    Args:
-        tensor: the name.
-        axis: its number; None stands for all axes, ``x.shape``.
-    """
+    """The size of an axis of a tensor, ``x.shape[0]``, or the sizes of all."""
 
     tensor: Name
-    axis: int | None
+    axis: int | None  # its number; None stands for all axes, ``x.shape``
 
 
 @dataclass(frozen=True)
@@ -48,15 +43,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Integer arithmetic on sizes.
+    """Integer arithmetic on sizes."""
 
-    Args:
-        symbol: an operator, ``+``, ``-``, ``*``, ``//``, ``%`` or ``/``, or a function of two numbers,
-            ``min``, ``max`` or ``ops.truncated_div``.
-        left: an integer expression.
-        right: an integer expression.
-    """
-
+    # an operator, ``+``, ``-``, ``*``, ``//``, ``%`` or ``/``, or a function of two numbers, ``min``,
+    # ``max`` or ``ops.truncated_div``.
     symbol: str
     left: Expr
     right: Expr
@@ -73,15 +63,9 @@ Leaf: TypeAlias = "Name | Size | Device"
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function.
+    """A call of a function."""
 
-    Args:
-        function: ``torch.add``, ``F.conv2d``, ``ops.pad``, or a layer of the module, ``self.conv``.
-        args: positional arguments.
-        kwargs: keyword arguments.
-    """
-
-    function: str
+    function: str  # ``torch.add``, ``F.conv2d``, ``ops.pad``, or a layer of the module, ``self.conv``
     args: tuple[Expr, ...] = ()
     kwargs: Mapping[str, Expr] = field(default_factory=dict)
 
@@ -138,21 +122,13 @@ class Define:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Calls of modules in order, each with the results of the one before: a loop of written Python.
+    """Calls of modules in order, each with the results of the one before: a loop of written Python."""
 
-    Args:
-        outputs: names of the results of the last one.
-        modules: the list, ``self.layers``, or the module that is called again and again.
-        initial: what the first one gets, as many as there are outputs.
-        args: further arguments, the same for all.
-        count: how often a single module is called; None for a list.
-    """
-
-    outputs: tuple[str, ...]
-    modules: str
-    initial: tuple[Expr, ...]
-    args: tuple[Expr, ...] = ()
-    count: int | None = None
+    outputs: tuple[str, ...]  # names of the results of the last one
+    modules: str  # the list, ``self.layers``, or the module that is called again and again
+    initial: tuple[Expr, ...]  # what the first one gets, as many as there are outputs
+    args: tuple[Expr, ...] = ()  # further arguments, the same for all
+    count: int | None = None  # how often a single module is called; None for a list
 
     @functools.cached_property
     def reads(self) -> Counter[str]:
@@ -173,18 +149,14 @@ class Repeat:
 
 @dataclass
 class Program:
-    """Statements with inputs and outputs.
-
-    Args:
-        inputs: names of the arguments.
-        outputs: what is returned: one expression, or several as a tuple.
-        statements: in order; complete before the program runs. Those of a module that runs have no `Repeat`.
-        plan: the statements and outputs as `run_program` runs them, from its first run on.
-    """
+    """Statements with inputs and outputs."""
 
     inputs: list[str]
+    # what is returned: one expression, or several as a tuple.
     outputs: list[Expr] = field(default_factory=list)
+    # in order; complete before the program runs. Those of a module that runs have no `Repeat`.
     statements: list[Statement | Define | Repeat] = field(default_factory=list)
+    # the statements and outputs as `run_program` runs them, from its first run on.
     plan: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -49,14 +49,7 @@ class QuantizedWeight:
 def quantized_weight(
     build: Build, node: Node, index: int, *, is_transposed: bool = False
 ) -> QuantizedWeight | None:
-    """Return an input that is a dequantized constant which nothing else reads, as burnt can say it; or None.
-
-    Args:
-        build: of the node.
-        node: a MatMul, Gemm, Conv or Gather.
-        index: of the input.
-        is_transposed: whether it is ``[columns, rows]``.
-    """
+    """Return a dequantized constant input that nothing else reads, where burnt has its scheme; or None."""
     value = build.known(node, index)
     if not isinstance(value, Dequantized) or not _is_own(build, node, index):
         return None
@@ -132,13 +125,10 @@ def _dynamic_source(reader: Any) -> Any:
 def fill_layer(
     layer: torch.nn.Module, found: QuantizedWeight, activations: Any = None, static: Any = None
 ) -> Quantized | None:
-    """Return the quantized layer for a layer; None if it would not compute with the same weight.
+    """Return the quantized layer for a layer, which has its bias and gets the weight.
 
-    Args:
-        layer: with its bias; gets the weight.
-        found: its weight.
-        activations: the scheme's; None if the input is not quantized.
-        static: scale and zero point of the input, in signed values, for static activations.
+    `static` is the scale and zero point of the input, in signed values. None if it would not compute with the
+    same weight.
     """
     kind = quantized_class(layer)
     if kind is None:
@@ -159,13 +149,7 @@ def add_quantized(
 ) -> Any:
     """Add a quantized layer and its call; None if burnt has no layer with this weight.
 
-    Args:
-        build: of the node.
-        node: its first input is the layer's.
-        layer: the layer without quantization, with its bias; its weight is on the meta device.
-        weight: see `quantized_weight`.
-        hint: of the layer's name.
-        x: what the layer is called with, where it is not the node's first input.
+    `layer` has its bias, and its weight on the meta device. It is called with `x`, or the node's first input.
     """
     activations, source, static = None, None, None
     if x is None and not weight.scheme.type.is_float:

@@ -16,15 +16,8 @@ def handler(*ops: str, since: int = 1, domain: str = "") -> Callable[[Handler], 
     """Register a function for nodes of some ops: a decorator.
 
     The function takes the build and the node, adds statements to the program, and returns the expression of
-    each output of the node: one, or a tuple.
-
-    Args:
-        ops: names of ops.
-        since: the first version of the operator set that it handles; it serves until the next registered one.
-        domain: of the ops; ONNX's own is ``""``.
-
-    Raises:
-        ValueError: there is a handler of this op and version.
+    each output of the node: one, or a tuple. It serves the versions of the operator set from `since` until
+    the next registered one.
     """
 
     def register(function: Handler) -> Handler:

@@ -41,24 +41,14 @@ _MAX_GROWTH = 16
 
 @dataclass
 class ConstantLimit:
-    """The bytes of constants that an import may make: a file of 1 KB can describe any number.
+    """The bytes of constants that an import may make: a file of 1 KB can describe any number."""
 
-    Args:
-        nbytes: the limit.
-        where: what messages call the model.
-        used: so far; negative by the bytes of the file, which the module holds too.
-    """
-
-    nbytes: int
+    nbytes: int  # the limit
     where: str
-    used: int
+    used: int  # so far; negative by the bytes of the file, which the module holds too
 
     def take(self, nbytes: int, what: str) -> None:
-        """Count bytes before they are allocated, or kept.
-
-        Raises:
-            RecordError: they are more than the limit.
-        """
+        """Count bytes before they are allocated, or kept."""
         self.used += nbytes
         if self.used > self.nbytes:
             raise RecordError(
@@ -73,14 +63,7 @@ class ConstantLimit:
 def read_model(model: object, max_constant_bytes: int | None = None) -> tuple[ir.Model, str, ConstantLimit]:
     """Return a model, what messages call it, and the limit of its constants.
 
-    Args:
-        model: the path of a file, its bytes, or an ``onnx.ModelProto``.
-        max_constant_bytes: the limit; None is 16 times the bytes of the file and its external data, and at
-            least 64 MiB.
-
-    Raises:
-        RecordError: it is not an ONNX model, damaged, too large, or refers to files outside of its folder.
-        OSError: the file does not exist or cannot be read.
+    The limit is by default 16 times the bytes of the file and its external data, and at least 64 MiB.
     """
     import onnx
     import onnx_ir as ir
@@ -241,8 +224,7 @@ def _wrong_sparse(name: str, limit: ConstantLimit, expected: str, found: str) ->
 def _check_proto(proto: Any, where: str, folder: Path | None) -> int:
     """Check what can be seen before parsing: versions, sizes, nesting, paths of external data.
 
-    Returns:
-        The bytes of the files with external data.
+    Returns the bytes of the files with external data.
     """
     if not proto.ir_version or not proto.HasField("graph"):
         raise RecordError(

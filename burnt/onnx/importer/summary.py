@@ -48,15 +48,9 @@ class Summary:
 
 
 def summarize(model: object, max_constant_bytes: int | None = None) -> Summary:
-    """Return what an ONNX model holds; nothing is imported or computed.
+    """Return what an ONNX model (a path, bytes, or an ``onnx.ModelProto``) holds; nothing is computed.
 
-    Args:
-        model: the path of a file, its bytes, or an ``onnx.ModelProto``.
-        max_constant_bytes: limit of the constants that are made of sparse ones, as in `burnt.onnx.load`.
-
-    Raises:
-        RecordError: this is not an ONNX model, or it is damaged.
-        OSError: the file does not exist or cannot be read.
+    `max_constant_bytes` limits the constants that are made of sparse ones, as in `burnt.onnx.load`.
     """
     parsed, where, _ = read_model(model, max_constant_bytes)
     graph = parsed.graph

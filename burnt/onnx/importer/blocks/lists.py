@@ -48,29 +48,17 @@ Members = Mapping[str, torch.nn.Module | Tensor]
 
 @dataclass
 class Block:
-    """The statements of an element of a list.
-
-    Args:
-        path: of its module.
-        start: the first statement.
-        end: the one after the last.
-        statements: these, with the paths of members in the block.
-        inputs: what it reads from around it.
-        members: the layers and tensors that belong to it, by path in it.
-        structure: without numbers.
-        outputs: the names of its results.
-        carried: how many of the inputs the block before computes; they come first.
-    """
+    """The statements of an element of a list."""
 
     path: str
     start: int
     end: int
-    statements: list[Statement]
-    inputs: list[Leaf]
-    members: dict[str, torch.nn.Module | Tensor]
-    structure: Structure
-    outputs: list[str] = field(default_factory=list)
-    carried: int = 0
+    statements: list[Statement]  # these, with the paths of members in the block
+    inputs: list[Leaf]  # what it reads from around it
+    members: dict[str, torch.nn.Module | Tensor]  # the layers and tensors that belong to it, by path in it
+    structure: Structure  # without numbers
+    outputs: list[str] = field(default_factory=list)  # the names of its results
+    carried: int = 0  # how many of the inputs the block before computes; they come first
 
     @property
     def list_path(self) -> str:
@@ -107,12 +95,7 @@ class Block:
 
 
 def group_lists(program: Program, members: Members) -> tuple[Program, list[Block]]:
-    """Return a program that calls blocks, and the blocks.
-
-    Args:
-        program: is not changed; the results of the new one are the same to the bit.
-        members: its layers and tensors by path.
-    """
+    """Return a program that calls blocks, whose results are the same to the bit, and the blocks."""
     program = Program(list(program.inputs), list(program.outputs), _hoisted(program, members))
     blocks: list[Block] = []
     left = _MOST_READ
@@ -212,25 +195,15 @@ def _above(path: str) -> list[str]:
 
 @dataclass
 class _Span:
-    """Statements that read the members of an element, and how far it may reach.
-
-    Args:
-        path: of the element.
-        first: the first statement that reads a member.
-        last: the last one.
-        start: the first statement of the block; None where that is open.
-        end: the one after the last, likewise.
-        least: how far the block may begin before `first`.
-        most: how far it may end after `last`.
-    """
+    """Statements that read the members of an element, and how far it may reach."""
 
     path: str
-    first: int
-    last: int
-    start: int | None = None
-    end: int | None = None
-    least: int = 0
-    most: int = 0
+    first: int  # the first statement that reads a member
+    last: int  # the last one
+    start: int | None = None  # the first statement of the block; None where that is open
+    end: int | None = None  # the one after the last, likewise
+    least: int = 0  # how far the block may begin before `first`
+    most: int = 0  # how far it may end after `last`
 
     @property
     def list_path(self) -> str:
@@ -346,13 +319,9 @@ class _Search:
         return [found[span.first] for span in spans]
 
     def block(self, path: str, start: int, end: int, sizes_apart: bool = False) -> Block | None:
-        """Return the block of statements; None if it cannot be one.
+        """Return the block of statements `start` to `end`; None if they cannot be one.
 
-        Args:
-            path: of the element.
-            start: the first statement.
-            end: the one after the last.
-            sizes_apart: whether sizes of an input are inputs too, as in blocks that read those of others.
+        With `sizes_apart` sizes of an input are inputs too, as in blocks that read those of others.
         """
         prefix = f"self.{path}."
         statements = [s for s in self.statements[start:end] if isinstance(s, Statement)]

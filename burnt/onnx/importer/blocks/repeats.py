@@ -34,12 +34,7 @@ class _Turns(NamedTuple):
 
 
 def number_repeats(program: Program, members: Members) -> dict[str, str]:
-    """Return other paths of layers and tensors, for those that belong to a repetition.
-
-    Args:
-        program: of a module.
-        members: its layers and tensors by path. Those in a list keep their paths.
-    """
+    """Return other paths for layers and tensors that belong to a repetition and are in no list yet."""
     paths, reads = {path: path for path in members}, Reads(program)
     taken: set[int] = set()
     lists = Paths()

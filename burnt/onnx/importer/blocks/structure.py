@@ -28,44 +28,26 @@ Value: TypeAlias = "int | float | tuple[int | float, ...]"
 
 @dataclass(frozen=True)
 class Number:
-    """A number, or a tuple of numbers, in which blocks of one class may differ.
+    """A number, or a tuple of numbers, in which blocks of one class may differ."""
 
-    Args:
-        member: the layer or tensor that it is an argument of; "" for one of `forward`.
-        parameter: the layer's, ``shape`` of a tensor, or what a number in `forward` is called.
-        index: the axis of a tensor, or the position among the numbers of `forward`.
-        value: int, float, or a tuple of these.
-    """
-
-    member: str
-    parameter: str
-    index: int
-    value: Value
+    member: str  # the layer or tensor that it is an argument of; "" for one of `forward`
+    parameter: str  # the layer's, ``shape`` of a tensor, or what a number in `forward` is called
+    index: int  # the axis of a tensor, or the position among the numbers of `forward`
+    value: Value  # int, float, or a tuple of these
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What statements do, without their numbers.
+    """What statements do, without their numbers."""
 
-    Args:
-        key: equal for statements that do the same with other numbers in the same places.
-        numbers: in order.
-    """
-
-    key: Hashable
+    key: Hashable  # equal for statements that do the same with other numbers in the same places
     numbers: tuple[Number, ...]
 
 
 def structure_of(
     inputs: Sequence[Expr], statements: Sequence[Statement], members: Mapping[str, torch.nn.Module | Tensor]
 ) -> Structure:
-    """Return the structure of statements. Names of variables do not count.
-
-    Args:
-        inputs: names and sizes that they read from around them.
-        statements: calls of functions and of members.
-        members: layers and tensors that belong to the block, by path in it.
-    """
+    """Return the structure of statements. Names of variables do not count."""
     found = _Structures(members, {given: ("input", i) for i, given in enumerate(inputs)})
     parts = tuple(found.statement(i, statement) for i, statement in enumerate(statements))
     return Structure((len(inputs), parts, tuple(found.kinds.items())), (*found.of_members, *found.of_forward))
@@ -154,9 +136,7 @@ def _with_numbers(call: Call, replace: Callable[[int | float, str], Expr]) -> Ca
 def with_attributes(program: Program, names: Mapping[int, str]) -> Program:
     """Return a program that reads attributes of the module in the place of numbers.
 
-    Args:
-        program: of statements.
-        names: of attributes, by the position of the number among those of `structure_of`.
+    `names` has the attributes by the position of the number among those of `structure_of`.
     """
     position = -1
 
@@ -177,17 +157,11 @@ def with_attributes(program: Program, names: Mapping[int, str]) -> Program:
 
 @dataclass
 class Parameter:
-    """An argument of a constructor.
-
-    Args:
-        name: of the parameter.
-        values: of each block.
-        uses: the numbers that it stands for, as they are in the first block.
-    """
+    """An argument of a constructor."""
 
     name: str
-    values: list[Any]
-    uses: list[Number]
+    values: list[Any]  # of each block
+    uses: list[Number]  # the numbers that it stands for, as they are in the first block
 
     @property
     def hint(self) -> str:
@@ -205,11 +179,7 @@ class Parameter:
 
 @dataclass
 class Constructor:
-    """The arguments of the constructor of a class.
-
-    Args:
-        parameters: in order.
-    """
+    """The arguments of the constructor of a class."""
 
     parameters: list[Parameter] = field(default_factory=list)
 
@@ -224,12 +194,7 @@ class Constructor:
 
 
 def constructor(blocks: Sequence[Structure], members: set[str]) -> Constructor | None:
-    """Return the constructor of a class for blocks of one structure; None if it took too many arguments.
-
-    Args:
-        blocks: the structures; their keys are equal.
-        members: names that its arguments do not have.
-    """
+    """Return the constructor of a class for blocks of one structure; None if it took too many arguments."""
     parameters: dict[Hashable, Parameter] = {}
     inputs: dict[str, list[Any]] = {}  # channels of convolutions
     for same in zip(*(block.numbers for block in blocks), strict=True):

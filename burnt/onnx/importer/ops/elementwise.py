@@ -131,14 +131,7 @@ def is_strings(node: Node, index: int) -> bool:
 
 
 def operands(build: Build, node: Node, *, left: bool = False, right: bool = True) -> tuple[Any, Any]:
-    """Return two inputs that are broadcast.
-
-    Args:
-        build: of the node.
-        node: with two inputs.
-        left: whether the first may be a number, where it is known to be one.
-        right: whether the second may.
-    """
+    """Return two inputs that are broadcast; `left` and `right` say whether each may be a number."""
     axis, broadcast = node.attr("axis"), node.attr("broadcast", 0)  # of versions below 7
     axis = axis if broadcast else None
     second = literal(build, node, 1) if right else None

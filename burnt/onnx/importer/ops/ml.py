@@ -193,12 +193,7 @@ def _old_trees(
 ) -> tuple[list[Any], bool]:
     """Return the buffers of TreeEnsembleRegressor and -Classifier, and whether all weights are positive.
 
-    Args:
-        build: gets the buffers.
-        node: of either op.
-        prefix: of the names of the leaves' attributes.
-        count: of targets.
-        targets: that of each leaf.
+    `prefix` begins the names of the leaves' attributes; `targets` has the target of each leaf.
     """
     trees, ids = _list(node, "nodes_treeids"), _list(node, "nodes_nodeids")
     number = {key: i for i, key in enumerate(zip(trees, ids, strict=True))}

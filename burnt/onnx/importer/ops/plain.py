@@ -14,26 +14,17 @@ ML, MS, TRAINING = "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.training"
 
 @dataclass(frozen=True)
 class _Plain:
-    """A call of a function.
-
-    Args:
-        function: its name in a program.
-        attributes: of the node, with their defaults: an argument each, after the inputs. A default that is a
-            bool or text is that of the argument, whose attribute is an integer or bytes.
-        hint: what the results are called.
-        inputs: how many the function takes, None for those that the node has.
-        outputs: how many results the function returns.
-        device: whether it takes the device as a keyword.
-        ignored: attributes that change nothing.
-    """
+    """A call of a function."""
 
     function: str
+    # of the node, with their defaults: an argument each, after the inputs. A default that is a bool or
+    # text is that of the argument, whose attribute is an integer or bytes.
     attributes: tuple[tuple[str, Any], ...] = ()
-    hint: str = "x"
-    inputs: int | None = None
-    outputs: int = 1
-    device: bool = False
-    ignored: tuple[str, ...] = ()
+    hint: str = "x"  # what the results are called
+    inputs: int | None = None  # how many the function takes, None for those that the node has
+    outputs: int = 1  # how many results the function returns
+    device: bool = False  # whether it takes the device as a keyword
+    ignored: tuple[str, ...] = ()  # attributes that change nothing
 
     def __call__(self, build: Build, node: Node) -> Any:
         node.ignore(*self.ignored)

@@ -101,12 +101,7 @@ def _changed_axes(
 ) -> Name | None:
     """Split, merge, add or remove axes, where all others have the same sizes; None if more than that changes.
 
-    Args:
-        build: of the program.
-        x: the tensor.
-        before: its sizes in the file.
-        sizes: those that it is reshaped to, as expressions.
-        after: those in the file.
+    `sizes` are expressions; `before` and `after` are the sizes in the file.
     """
     if len(after) != len(sizes):
         return None

@@ -142,17 +142,8 @@ def _with_affine(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, Any]:
     """Fold a product and a sum with constants per channel into the convolution before them.
 
-    This is how some exporters write a batch norm.
-
-    Args:
-        build: of the node.
-        node: the convolution.
-        weight: of the convolution.
-        bias: its own; None if it has none, or a shared one.
-        axis: of the output channels in the weight.
-
-    Returns:
-        Weight and bias, and the node whose result the layer then computes; None if nothing follows.
+    This is how some exporters write a batch norm. `axis` is that of the output channels in the weight. The
+    third result is the node whose result the layer then computes; None if nothing follows.
     """
     is_own = node.is_only_use(1) and (bias is not None or not node.has(2))
     if not is_own or node.op not in ("Conv", "ConvTranspose"):  # FusedConv has an activation before the rest

@@ -49,13 +49,7 @@ def with_named_sizes(
 ) -> tuple[Program, dict[str, list[str]]]:
     """Return a program that reads variables for the sizes of arguments that it reads several times.
 
-    Args:
-        program: is not changed.
-        names: of its inputs in Python.
-        axes: what the axes of its inputs are called.
-
-    Returns:
-        The program, and the names of these variables by the code of their values, ``x.shape[:2]``.
+    The names of these variables are returned by the code of their values, ``x.shape[:2]``.
     """
     reads: Counter[Size] = Counter()
 

@@ -36,28 +36,18 @@ _MOST_REUSED = 64  # numbered names of one word that are tried before a new one 
 
 @dataclass(frozen=True)
 class _Inlined(Call):
-    """A call that is written in place of its result.
+    """A call that is written in place of its result."""
 
-    Args:
-        hint: the name of the result in the program.
-    """
-
-    hint: str = ""
+    hint: str = ""  # the name of the result in the program
 
 
 @dataclass
 class _Line:
-    """A statement: of a call, a nested function, a loop, or ``return``.
+    """A statement: of a call, a nested function, a loop, or ``return``."""
 
-    Args:
-        outputs: names of its results in the program.
-        tree: the call with what is written in place, or the value that is returned.
-        statement: a nested function or a loop.
-    """
-
-    outputs: tuple[str, ...] = ()
-    tree: Any = None
-    statement: Define | Repeat | None = None
+    outputs: tuple[str, ...] = ()  # names of its results in the program
+    tree: Any = None  # the call with what is written in place, or the value that is returned
+    statement: Define | Repeat | None = None  # a nested function or a loop
     is_return: bool = False
 
     def reads(self) -> Iterator[str]:
@@ -76,15 +66,10 @@ def body_lines(
     axes: Mapping[str, tuple[str, ...]] | None = None,
     arguments: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[str]:
-    """Yield the lines of a program's body, with ``return``.
+    """Yield the lines of a program's body, with ``return``, none longer than `width` where it can be.
 
-    Args:
-        program: is not changed; its variables get other names.
-        kinds: of its names.
-        width: how long a line may be.
-        names: of its inputs.
-        axes: what the axes of its inputs are called.
-        arguments: the names of the arguments of blocks and of lists of blocks that it calls.
+    `names` are those of its inputs, `axes` what their axes are called, and `arguments` the names of the
+    arguments of blocks and of lists of blocks that it calls.
     """
     program, sizes = with_named_sizes(arranged(program), names, axes or {})
     more = [name for found in sizes.values() for name in found]

@@ -96,25 +96,16 @@ _PARAMETERS: dict[str, tuple[tuple[str, Any] | None, ...]] = {
 
 @dataclass(frozen=True)
 class Code:
-    """Source of an expression, and where a line may be broken in it.
+    """Source of an expression, and where a line may be broken in it."""
 
-    Args:
-        text: on one line.
-        strength: how strongly its outermost operator binds.
-        head: of a call, list or tuple: what comes before its items.
-        items: of a call, list or tuple.
-        tail: what comes after its items.
-        is_display: whether this is a list or tuple, whose items get a line each where it is broken.
-        operands: the leftmost operand, and each operator with the one to its right.
-    """
-
-    text: str
-    strength: int = _ATOM
-    head: str = ""
-    items: tuple[Code, ...] = ()
-    tail: str = ""
+    text: str  # on one line
+    strength: int = _ATOM  # how strongly its outermost operator binds
+    head: str = ""  # of a call, list or tuple: what comes before its items
+    items: tuple[Code, ...] = ()  # of a call, list or tuple
+    tail: str = ""  # what comes after its items
+    # whether this is a list or tuple, whose items get a line each where it is broken.
     is_display: bool = False
-    operands: tuple[str, ...] = ()
+    operands: tuple[str, ...] = ()  # the leftmost operand, and each operator with the one to its right
 
 
 def bracketed(head: str, items: Sequence[Code], tail: str, *, is_display: bool = False) -> Code:
@@ -158,11 +149,6 @@ def broken(code: Code, width: int, prefix: str = "", suffix: str = "") -> Iterat
 
 def code_of(tree: Any, names: Mapping[str, str] | None = None, kinds: Kinds | None = None) -> Code:
     """Return the source of an expression, which may have calls in it.
-
-    Args:
-        tree: an expression, or a call whose arguments are such.
-        names: other names of its variables.
-        kinds: of its names; operators are written where one operand is certainly a tensor.
 
     >>> x, y = Name("x"), Name("y")
     >>> code_of(Call("torch.mul", (Call("torch.add", (x, 1)), y)), kinds={"x": "tensor", "y": "tensor"}).text

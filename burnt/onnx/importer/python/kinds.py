@@ -93,13 +93,7 @@ def result_kinds(call: Call, count: int, kinds: Kinds) -> list[Kind]:
 def program_kinds(
     program: Program, members: Mapping[str, torch.nn.Module | torch.Tensor], inputs: Iterable[Kind]
 ) -> dict[str, Kind]:
-    """Return the kinds of the names of a module's program, which has no blocks.
-
-    Args:
-        program: of the module.
-        members: its layers and tensors by path.
-        inputs: the kinds of the arguments, in order.
-    """
+    """Return the kinds of the names of a module's program, which has no blocks."""
     kinds: dict[str, Kind] = {}
     for path, member in members.items():
         if isinstance(member, torch.Tensor):

@@ -22,27 +22,16 @@ _MAX_CONSTANT = 4  # elements of a buffer that is written with its values
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a layer's constructor.
-
-    Args:
-        name: of the parameter.
-        value: what the layer has.
-        is_keyword: whether the parameter has a default.
-        is_default: whether the value is the default.
-    """
+    """An argument of a layer's constructor."""
 
     name: str
     value: Any
-    is_keyword: bool
-    is_default: bool
+    is_keyword: bool  # whether the parameter has a default
+    is_default: bool  # whether the value is the default
 
 
 def layer_arguments(layer: torch.nn.Module) -> list[Argument]:
-    """Return the arguments that build a layer, without device and dtype.
-
-    Raises:
-        UnsupportedError: an argument of the layer is not among its attributes.
-    """
+    """Return the arguments that build a layer, without device and dtype."""
     found = []
     for parameter in _parameters(type(layer).__init__):
         if parameter.name == "bias" and not getattr(layer, "elementwise_affine", True):
@@ -62,13 +51,6 @@ def _parameters(init: Callable[..., None]) -> list[inspect.Parameter]:
 
 def layer_code(layer: torch.nn.Module, given: Mapping[Any, Code] | None = None) -> Code:
     """Return the call that builds a layer.
-
-    Args:
-        layer: of burnt.nn or torch.nn.
-        given: other code for some parameters.
-
-    Raises:
-        UnsupportedError: an argument of the layer is not among its attributes.
 
     >>> layer_code(nn.Conv2d(3, 8, 3, padding=1, bias=False)).text
     'nn.Conv2d(3, 8, (3, 3), padding=(1, 1), bias=False)'
@@ -115,11 +97,9 @@ def _spread(default: Any, value: Any) -> Any:
 
 
 def tensor_code(tensor: torch.Tensor, given: Mapping[Any, Code] | None = None) -> Code:
-    """Return the call that creates a parameter or buffer.
+    """Return the call that creates a parameter or buffer; small buffers are written with their values.
 
-    Args:
-        tensor: small buffers are written with their values, which hold in a block that is added, too.
-        given: other code for some sizes, by axis.
+    `given` is other code for some sizes, by axis.
     """
     kind = "Parameter" if isinstance(tensor, torch.nn.Parameter) else "Buffer"
     if has_values(tensor):

@@ -74,12 +74,6 @@ def plain_name(name: str) -> str:
 def variable_name(tree: Any, hint: str, variables: Mapping[str, str], kinds: Kinds) -> str:
     """Return what a result is called in written Python, without the number that makes it unique.
 
-    Args:
-        tree: the expression, often a call.
-        hint: the name that the program has for it.
-        variables: what other variables are called.
-        kinds: of names.
-
     >>> variable_name(Call("torch.lt", (Name("x"), Name("y"))), "less_3", {}, {})
     'mask'
     """
