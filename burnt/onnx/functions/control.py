@@ -44,9 +44,10 @@ def erase(values: Sequence[Any], position: Tensor | int = -1) -> list[Any]:
 
 def concat_sequence(values: Sequence[Any], axis: int, new_axis: bool = False) -> Any:
     """Concatenate the elements of a sequence along an axis, or along a new one."""
-    if isinstance(values[0], np.ndarray):
-        return np.stack(values, axis) if new_axis else np.concatenate(values, axis)
-    return torch.stack(tuple(values), axis) if new_axis else torch.cat(tuple(values), axis)
+    is_text = isinstance(values[0], np.ndarray)
+    if new_axis:
+        return np.stack(values, axis) if is_text else torch.stack(tuple(values), axis)
+    return np.concatenate(values, axis) if is_text else torch.cat(tuple(values), axis)
 
 
 def split_sequence(
@@ -111,18 +112,12 @@ def loop(
             elements.append(element)
         iteration += 1
     stacked = [
-        _stack(elements, 0) if elements else torch.zeros((0, *shape), dtype=dtype, device=device)
+        concat_sequence(elements, 0, True)
+        if elements
+        else torch.zeros((0, *shape), dtype=dtype, device=device)
         for elements, (shape, dtype) in zip(collected, empty, strict=True)
     ]
     return (*values, *stacked)
-
-
-def _stack(elements: Sequence[Any], axis: int) -> Any:
-    return (
-        np.stack(elements, axis)
-        if isinstance(elements[0], np.ndarray)
-        else torch.stack(tuple(elements), axis)
-    )
 
 
 def scan(
@@ -161,7 +156,7 @@ def scan(
         for elements, element in zip(collected, results[len(values) :], strict=True):
             elements.append(element)
     outputs = [
-        _stack(elements[::-1] if backwards else elements, axis)
+        concat_sequence(elements[::-1] if backwards else elements, axis, True)
         for elements, axis, backwards in zip(collected, output_axes, reverse_outputs, strict=True)
     ]
     return (*values, *outputs)
@@ -184,17 +179,8 @@ def batched_scan(
     num_outputs: int,
 ) -> tuple[Any, ...]:
     """Run `scan` for each item of a batch, as version 8 does: axis 0 is the batch, axis 1 the steps."""
-    axes, forwards = [0] * num_outputs, [False] * num_outputs
+    axes = [0] * len(inputs), reverse_inputs, [0] * num_outputs, [False] * num_outputs
     rows = [
-        scan(
-            body,
-            [s[i] for s in states],
-            [x[i] for x in inputs],
-            [0] * len(inputs),
-            reverse_inputs,
-            axes,
-            forwards,
-        )
-        for i in range(inputs[0].shape[0])
+        scan(body, [s[i] for s in states], [x[i] for x in inputs], *axes) for i in range(inputs[0].shape[0])
     ]
-    return tuple(_stack(column, 0) for column in zip(*rows, strict=True))
+    return tuple(concat_sequence(column, 0, True) for column in zip(*rows, strict=True))

@@ -9,17 +9,11 @@ from torch import Tensor
 
 from burnt.onnx.functions.windows import conv
 
-_RANGES = {
-    "int2": (-2, 1),
-    "uint2": (0, 3),
-    "int4": (-8, 7),
-    "uint4": (0, 15),
-    "int8": (-128, 127),
-    "uint8": (0, 255),
-    "int16": (-32768, 32767),
-    "uint16": (0, 65535),
-    "int32": (-(2**31), 2**31 - 1),
-}
+
+def _range(kind: str) -> tuple[int, int]:
+    """Return the smallest and the largest value of an integer type, such as uint4."""
+    bits = int(kind.lstrip("uint"))
+    return (0, 2**bits - 1) if kind[0] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def _spread(scale: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
@@ -63,12 +57,12 @@ def quantize_linear(
     if kind.startswith("float8"):
         target: torch.dtype = getattr(torch, kind)
         return _to_float8(ratio.float(), target, saturate)
-    low, high = _RANGES[kind]
+    low, high = _range(kind)
     rounded = torch.round(ratio)
     if zero_point is not None:
         rounded = rounded + _spread(zero_point.to(dtype), x, axis, block)
-    small = {"int2": "int8", "uint2": "uint8", "int4": "int8", "uint4": "uint8"}.get(kind, kind)
-    return torch.clamp(rounded, low, high).to(getattr(torch, small))
+    stored = {"int2": "int8", "uint2": "uint8", "int4": "int8", "uint4": "uint8"}.get(kind, kind)
+    return torch.clamp(rounded, low, high).to(getattr(torch, stored))
 
 
 def _to_float8(x: Tensor, dtype: torch.dtype, saturate: bool) -> Tensor:
@@ -133,10 +127,9 @@ def conv_integer(
 
 
 def _requantize(total: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    kind = str(zero_point.dtype).removeprefix("torch.")
     if zero_point.dtype.is_floating_point:
         return _to_float8((total * scale).float(), zero_point.dtype, saturate=True)
-    low, high = _RANGES[kind]
+    low, high = _range(str(zero_point.dtype).removeprefix("torch."))
     return (torch.round(total * scale) + zero_point.double()).clamp(low, high).to(zero_point.dtype)
 
 

@@ -8,33 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_Activation = Callable[[Tensor, float | None, float | None], Tensor]
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-_ACTIVATIONS: dict[str, _Activation] = {
-    "relu": lambda x, a, b: torch.relu(x),
-    "tanh": lambda x, a, b: torch.tanh(x),
-    "sigmoid": lambda x, a, b: torch.sigmoid(x),
-    "affine": lambda x, a, b: _or(a, 1.0) * x + _or(b, 0.0),
-    "leakyrelu": lambda x, a, b: F.leaky_relu(x, _or(a, 0.01)),
-    "thresholdedrelu": lambda x, a, b: torch.where(x > _or(a, 1.0), x, torch.zeros_like(x)),
-    "scaledtanh": lambda x, a, b: _or(a, 1.0) * torch.tanh(_or(b, 1.0) * x),
-    "hardsigmoid": lambda x, a, b: (_or(a, 0.2) * x + _or(b, 0.5)).clamp(0, 1),
-    "elu": lambda x, a, b: F.elu(x, _or(a, 1.0)),
-    "softsign": lambda x, a, b: F.softsign(x),
-    "softplus": lambda x, a, b: F.softplus(x),
-}
-_PARAMETERS = {
-    "affine": 2,
-    "leakyrelu": 1,
-    "thresholdedrelu": 1,
-    "scaledtanh": 2,
-    "hardsigmoid": 2,
-    "elu": 1,
+_ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], *tuple[float, ...]]] = {
+    # functions, and the defaults of alpha and beta where they have these
+    "relu": (torch.relu,),
+    "tanh": (torch.tanh,),
+    "sigmoid": (torch.sigmoid,),
+    "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
+    "leakyrelu": (F.leaky_relu, 0.01),
+    "thresholdedrelu": (lambda x, a: torch.where(x > a, x, torch.zeros_like(x)), 1.0),
+    "scaledtanh": (lambda x, a, b: a * torch.tanh(b * x), 1.0, 1.0),
+    "hardsigmoid": (lambda x, a, b: (a * x + b).clamp(0, 1), 0.2, 0.5),
+    "elu": (F.elu, 1.0),
+    "softsign": (F.softsign,),
+    "softplus": (F.softplus,),
 }
 
 
@@ -42,14 +28,14 @@ def _activations(
     names: Sequence[str], alpha: Sequence[float], beta: Sequence[float]
 ) -> list[Callable[[Tensor], Tensor]]:
     """Return functions; alphas and betas are taken in order by those that have them."""
-    alphas, betas = list(alpha), list(beta)
+    given = list(alpha), list(beta)
     found: list[Callable[[Tensor], Tensor]] = []
     for name in names:
-        key = name.lower()
-        count = _PARAMETERS.get(key, 0)
-        a = alphas.pop(0) if count >= 1 and alphas else None
-        b = betas.pop(0) if count >= 2 and betas else None
-        found.append(lambda x, f=_ACTIVATIONS[key], a=a, b=b: f(x, a, b))  # type: ignore[misc]
+        function, *defaults = _ACTIVATIONS[name.lower()]
+        numbers = [
+            values.pop(0) if values else default for values, default in zip(given, defaults, strict=False)
+        ]
+        found.append(lambda x, function=function, numbers=numbers: function(x, *numbers))  # type: ignore[misc]
     return found
 
 
@@ -58,7 +44,8 @@ _Step = Callable[[Tensor, tuple[Tensor, ...], int], tuple[Tensor, ...]]
 
 def _run(
     x: Tensor,
-    states: tuple[Tensor, ...],
+    recurrence: Tensor,
+    initial: Sequence[Tensor | None],
     lengths: Tensor | None,
     direction: str,
     layout: int,
@@ -66,10 +53,12 @@ def _run(
 ) -> tuple[Tensor, ...]:
     """Run steps over ``[T, B, I]`` in each direction; return all outputs and the last states."""
     if layout:
-        x, states = x.transpose(0, 1), tuple(state.transpose(0, 1) for state in states)
-    steps = x.shape[0]
+        x, initial = x.transpose(0, 1), [None if s is None else s.transpose(0, 1) for s in initial]
+    steps, directions, hidden = x.shape[0], recurrence.shape[0], recurrence.shape[-1]
+    zeros = x.new_zeros(directions, x.shape[1], hidden)
+    states = [zeros if state is None else state for state in initial]
     outputs, last = [], []
-    for number in range(states[0].shape[0]):
+    for number in range(directions):
         current = tuple(state[number] for state in states)
         backward = direction == "reverse" or number == 1
         found: list[Tensor] = [x.new_zeros(current[0].shape)] * steps
@@ -89,13 +78,6 @@ def _run(
     if layout:
         return (y.permute(2, 0, 1, 3), *(final.transpose(0, 1) for final in finals))
     return (y, *finals)
-
-
-def _initial(state: Tensor | None, x: Tensor, directions: int, hidden: int, layout: int) -> Tensor:
-    if state is not None:
-        return state
-    batch = x.shape[0] if layout else x.shape[1]
-    return x.new_zeros((batch, directions, hidden) if layout else (directions, batch, hidden))
 
 
 def _clipped(x: Tensor, clip: float | None) -> Tensor:
@@ -145,8 +127,7 @@ def rnn(
             total = total + bias[number, :hidden] + bias[number, hidden:]
         return (functions[number](_clipped(total, clip)),)
 
-    states = (_initial(state, x, weight.shape[0], hidden, layout),)
-    return _run(x, states, lengths, direction, layout, step)
+    return _run(x, recurrence, [state], lengths, direction, layout, step)
 
 
 def gru(
@@ -181,8 +162,7 @@ def gru(
         new = g(_clipped(w[:, 2 * hidden :] + inner, clip))
         return ((1 - z) * new + z * h,)
 
-    states = (_initial(state, x, weight.shape[0], hidden, layout),)
-    return _run(x, states, lengths, direction, layout, step)
+    return _run(x, recurrence, [state], lengths, direction, layout, step)
 
 
 def lstm(
@@ -227,6 +207,4 @@ def lstm(
             o = o + p_o * c
         return f(_clipped(o, clip)) * last(c), c
 
-    directions = weight.shape[0]
-    states = tuple(_initial(s, x, directions, hidden, layout) for s in (state, cell))
-    return _run(x, states, lengths, direction, layout, step)
+    return _run(x, recurrence, [state, cell], lengths, direction, layout, step)

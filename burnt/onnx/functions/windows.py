@@ -31,7 +31,12 @@ def pad_same(
     An odd number is padded at the end with `upper`, else at the start.
     """
     before, after = _same_pads(x.shape[2:], kernel, strides, dilations, upper)
-    return F.pad(x, [n for pair in reversed(list(zip(before, after, strict=True))) for n in pair])
+    return F.pad(x, _torch_pads(before, after))
+
+
+def _torch_pads(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Return pads in the order of `torch.nn.functional.pad`: pairs, from the last axis on."""
+    return [n for pair in zip(reversed(before), reversed(after), strict=True) for n in pair]
 
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -57,7 +62,7 @@ def conv(
     if auto_pad.startswith("SAME"):
         x = pad_same(x, weight.shape[2:], strides, dilations, auto_pad == "SAME_UPPER")
     elif pads and auto_pad != "VALID":
-        x = F.pad(x, [n for i in range(rank - 1, -1, -1) for n in (pads[i], pads[rank + i])])
+        x = F.pad(x, _torch_pads(pads[:rank], pads[rank:]))
     return _CONV[rank](x, weight, bias, list(strides), 0, list(dilations), groups)
 
 
@@ -89,26 +94,26 @@ def conv_transpose(
                 pads[i], pads[rank + i] = 0, total
     elif auto_pad == "VALID":
         pads = [0] * 2 * rank
-    crop = [n for i in range(rank - 1, -1, -1) for n in (-pads[i], extra[i] - pads[rank + i])]
-    result = F.pad(full, crop)
+    ends = [more - pad for more, pad in zip(extra, pads[rank:], strict=True)]
+    result = F.pad(full, _torch_pads([-pad for pad in pads[:rank]], ends))
     return result if bias is None else result + bias.reshape(-1, *[1] * rank)
 
 
 def _windows(
     x: Tensor,
     kernel: Sequence[int],
-    strides: Sequence[int],
-    pads: Sequence[int],
-    dilations: Sequence[int],
+    strides: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    dilations: Sequence[int] | None,
     ceil_mode: bool,
     auto_pad: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return elements ``[..., *out, window]``, whether each is in the input, and in the input or its pads."""
     rank, lengths = len(kernel), []
-    sizes = x.shape[-rank:]
+    sizes, strides, dilations = x.shape[-rank:], strides or [1] * rank, dilations or [1] * rank
     if auto_pad.startswith("SAME"):
         before, after = _same_pads(sizes, kernel, strides, dilations, auto_pad == "SAME_UPPER")
-    elif auto_pad == "VALID":
+    elif auto_pad == "VALID" or not pads:
         before, after = [0] * rank, [0] * rank
     else:
         before, after = list(pads[:rank]), list(pads[rank:])
@@ -163,9 +168,6 @@ def max_pool(
         auto_pad: SAME_UPPER, SAME_LOWER, VALID or NOTSET.
         column_major: count places with the first spatial axis fastest.
     """
-    rank = len(kernel)
-    strides, dilations = strides or [1] * rank, dilations or [1] * rank
-    pads = pads or [0] * 2 * rank
     taken, inside, _ = _windows(x, kernel, strides, pads, dilations, ceil_mode, auto_pad)
     values, best = taken.masked_fill(~inside, _lowest(x.dtype)).max(-1)
     sizes = x.shape[2:]
@@ -177,7 +179,7 @@ def max_pool(
         index = torch.zeros_like(index)
         for part, size in zip(reversed(parts), reversed(sizes), strict=True):
             index = index * size + part
-    plane = torch.arange(x.shape[0] * x.shape[1], device=x.device).reshape(x.shape[:2] + (1,) * rank)
+    plane = torch.arange(x.shape[0] * x.shape[1], device=x.device).reshape(x.shape[:2] + (1,) * len(sizes))
     return values, index + plane * math.prod(sizes)
 
 
@@ -192,11 +194,7 @@ def average_pool(
     count_include_pad: bool = False,
 ) -> Tensor:
     """Return the means of windows of ``[N, C, ...]``, see `max_pool`; with or without the pads."""
-    rank = len(kernel)
-    strides, dilations = strides or [1] * rank, dilations or [1] * rank
-    taken, inside, in_pads = _windows(
-        x, kernel, strides, pads or [0] * 2 * rank, dilations, ceil_mode, auto_pad
-    )
+    taken, inside, in_pads = _windows(x, kernel, strides, pads, dilations, ceil_mode, auto_pad)
     total = taken.masked_fill(~inside, 0).sum(-1)
     return total / (in_pads if count_include_pad else inside).sum(-1).to(x.dtype)
 
@@ -212,9 +210,7 @@ def lp_pool(
     auto_pad: str = "NOTSET",
 ) -> Tensor:
     """Return the p-norms of windows of ``[N, C, ...]``, see `max_pool`."""
-    rank = len(kernel)
-    strides, dilations = strides or [1] * rank, dilations or [1] * rank
-    taken, inside, _ = _windows(x, kernel, strides, pads or [0] * 2 * rank, dilations, ceil_mode, auto_pad)
+    taken, inside, _ = _windows(x, kernel, strides, pads, dilations, ceil_mode, auto_pad)
     return taken.masked_fill(~inside, 0).abs().pow(p).sum(-1).pow(1 / p)
 
 
@@ -247,7 +243,8 @@ def max_unpool(
     if output_shape is None:
         return result
     sizes = output_shape.tolist() if isinstance(output_shape, Tensor) else list(output_shape)
-    return F.pad(result, [n for i in range(rank - 1, -1, -1) for n in (0, sizes[2 + i] - natural[i])])
+    more = [size - have for size, have in zip(sizes[2:], natural, strict=True)]
+    return F.pad(result, _torch_pads([0] * rank, more))
 
 
 def causal_conv_with_state(

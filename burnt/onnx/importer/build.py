@@ -79,8 +79,6 @@ class Build:
     fixed: dict[Any, Sizes] = field(default_factory=dict)
     # for results of Reshape, the tensor before, its sizes in the file, and those of the result.
     reshaped: dict[Name, tuple[Name, list[Any], list[Any]]] = field(default_factory=dict)
-    # for matrices that merge all axes but the last, the tensor before and its sizes in the file.
-    rows: dict[Name, tuple[Name, list[Any]]] = field(default_factory=dict)
     # for constants, whether all nodes that read them have the same op and weights.
     weights: dict[Any, bool] = field(default_factory=dict)
     # how often nodes that are still to come read a large constant.

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
-import torch
 
 from burnt import nn
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.elementwise import WIDE
+from burnt.onnx.importer.ops.layers import FLOATS, float_constant, set_weights
+from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.quantized import QuantizedWeight, add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
-
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-
-
-def _is_weight(build: Build, node: Node, index: int, rank: int) -> bool:
-    """Whether an input is a floating-point constant of a rank, and a weight of this node's layer."""
-    array = build.constant(node, index)
-    is_float = array is not None and array.dtype.name in _FLOATS
-    return is_float and array is not None and array.ndim == rank and build.is_weight(node, index)
 
 
 def _count(value: Any) -> int:
@@ -31,19 +23,28 @@ def _count(value: Any) -> int:
 
 def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> Any:
     """Add a linear layer with a weight ``[out, in]``; of rows, it takes the tensor whose rows they are."""
-    tensor = to_tensor(weight)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = torch.nn.Parameter(tensor)
-    if bias is not None:
-        layer.bias = torch.nn.Parameter(to_tensor(bias))
-    if x not in build.rows:
+    set_weights(layer, weight=weight, bias=bias)
+    found = _tensor_of_rows(build, x)
+    if found is None:
         return build.layer(layer, x, hint="linear")
-    source, sizes = build.rows[x]
+    source, sizes = found
     result = build.layer(layer, source, hint="linear")
     rows = build.call("torch.flatten", result, 0, len(sizes) - 2, hint="linear")
-    build.rows[rows] = result, [*sizes[:-1], weight.shape[0]]
-    build.reshaped[rows] = *build.rows[rows], [None, weight.shape[0]]
+    build.reshaped[rows] = result, [*sizes[:-1], weight.shape[0]], [None, weight.shape[0]]
     return rows
+
+
+def _tensor_of_rows(build: Build, x: Any) -> tuple[Name, list[Any]] | None:
+    """Return the tensor whose rows a reshaped matrix has, and its sizes; its last axes may be one of it."""
+    source, before, after = build.reshaped.get(x, (x, [], []))
+    for first in range(len(before) - 1, 1, -1) if len(after) == 2 else ():
+        last = before[first:]
+        if all(type(size) is int for size in last) and math.prod(last) == after[-1] and after[-1]:
+            if len(last) > 1:
+                source = build.call("torch.flatten", source, first, hint="reshaped")
+            return source, [*before[:first], after[-1]]
+    return None
 
 
 def _quantized_linear(
@@ -52,9 +53,7 @@ def _quantized_linear(
     """Add a quantized linear layer; None if burnt has none with this weight."""
     rows, columns = weight.weight.shape
     layer = nn.Linear(columns, rows, bias=bias is not None, device="meta", dtype=weight.weight.dtype)
-    if bias is not None:
-        layer.bias = torch.nn.Parameter(to_tensor(bias))
-    return add_quantized(build, node, layer, weight, hint="linear")
+    return add_quantized(build, node, set_weights(layer, bias=bias), weight, hint="linear")
 
 
 @handler("MatMul")
@@ -70,10 +69,9 @@ def _matmul(build: Build, node: Node) -> Any:
     x = build.tensor(node, 0)
     if build.dtype(node, 0) in WIDE:
         return build.call("ops.unsigned", "matmul", x, build.tensor(node, 1), hint="matmul")
-    if not _is_weight(build, node, 1, 2) or build.constant(node, 0) is not None:
+    weight = float_constant(build, node, 1, rank=2)
+    if weight is None or build.constant(node, 0) is not None:
         return build.call("torch.matmul", x, build.tensor(node, 1), hint="matmul")
-    weight = build.constant(node, 1)
-    assert weight is not None
     bias, consumer = _bias_after(build, node, weight.shape[1])
     result = _linear(build, x, weight.T, bias)
     if consumer is not None:
@@ -97,7 +95,7 @@ def _bias_after(build: Build, node: Node, size: int) -> tuple[Any, Any]:
     position = 1 if consumer.inputs[0] is node.node.outputs[0] else 0
     value = consumer.inputs[position]
     array = build.constant(Node(consumer, node.version), position)
-    if array is None or array.dtype.name not in _FLOATS or value.is_graph_output():
+    if array is None or array.dtype.name not in FLOATS or value.is_graph_output():
         return None, None
     if {use.node for use in value.uses()} != set(consumers) or consumer.graph is not node.node.graph:
         return None, None
@@ -131,17 +129,15 @@ def _gemm(build: Build, node: Node) -> Any:
             if result is not None:
                 return result
     a = build.tensor(node, 0)
-    weight, bias = build.constant(node, 1), build.constant(node, 2)
-    size = None if weight is None or weight.ndim != 2 else weight.shape[0 if node.attr("transB", 0) else 1]
+    weight, has_bias = float_constant(build, node, 1, rank=2), node.has(2)
     is_plain = alpha == beta == 1.0 and not node.attr("transA", 0) and build.constant(node, 0) is None
-    has_bias = node.has(2)
-    if is_plain and _is_weight(build, node, 1, 2) and weight is not None:
-        rows = weight if node.attr("transB", 0) else weight.T
-        if not has_bias:
-            return _linear(build, a, rows, None)
-        if _is_weight(build, node, 2, 1) and bias is not None and bias.shape == (size,):
-            return _linear(build, a, rows, bias)
-        return build.call("torch.add", _linear(build, a, rows, None), build.tensor(node, 2), hint="linear")
+    if is_plain and weight is not None:
+        weight = weight if node.attr("transB", 0) else weight.T
+        bias = float_constant(build, node, 2, rank=1)
+        if bias is not None and bias.shape == weight.shape[:1]:
+            return _linear(build, a, weight, bias)
+        result = _linear(build, a, weight, None)
+        return build.call("torch.add", result, build.tensor(node, 2), hint="linear") if has_bias else result
     a = build.call("torch.t", a, hint="a_t") if node.attr("transA", 0) else a
     b = build.tensor(node, 1)
     b = build.call("torch.t", b, hint="b_t") if node.attr("transB", 0) else b

@@ -9,7 +9,7 @@ from burnt import nn
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.matching import DOMAIN
 from burnt.onnx.importer.node import Node
-from burnt.onnx.importer.ops.windows import float_constant, set_weights
+from burnt.onnx.importer.ops.layers import float_constant, set_weights
 from burnt.onnx.importer.registry import handler
 
 _ACTIVATIONS = {

@@ -10,7 +10,7 @@ from burnt import nn
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.node import Node
-from burnt.onnx.importer.ops.windows import float_constant
+from burnt.onnx.importer.ops.layers import float_constant
 from burnt.onnx.importer.program import Name, Size
 from burnt.onnx.importer.registry import handler
 

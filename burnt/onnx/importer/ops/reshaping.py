@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from burnt.onnx.importer.build import Build
@@ -62,7 +61,6 @@ def _reshaped(build: Build, node: Node, x: Name, shape: list[Any]) -> Any:
     if result is None:
         result = build.call("torch.reshape", source, tuple(sizes), hint="reshaped")
     build.reshaped[result] = source, before, shape_of(node.node.outputs[0])
-    _note_rows(build, x, shape_of(node.node.inputs[0]), shape_of(node.node.outputs[0]), result)
     return result
 
 
@@ -83,17 +81,6 @@ def _permuted_source(build: Build, x: Name, sizes: list[Any], rank: int) -> Any:
         if size != -1 and not build.is_size(size, source, axis, before):
             return None
     return build.permute(source, order)
-
-
-def _note_rows(build: Build, x: Name, before: list[Any], after: list[Any], result: Name) -> None:
-    """Note that a matrix has the rows of a tensor, whose last axes are one axis of it."""
-    for count in range(1, len(before) - 1) if len(after) == 2 else ():
-        last = before[-count:]
-        if all(type(size) is int for size in last) and math.prod(last) == after[-1] and after[-1]:
-            first = len(before) - count
-            source = x if count == 1 else build.call("torch.flatten", x, first, hint="reshaped")
-            build.rows[result] = source, [*before[:first], after[-1]]
-            return
 
 
 def _changed_axes(

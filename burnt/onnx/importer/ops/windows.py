@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from burnt import nn
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.dtypes import to_tensor
 from burnt.onnx.importer.expand import version_of
 from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.ops.layers import FLOATS, float_constant, set_weights
 from burnt.onnx.importer.ops.shapes import sizes_of
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
-FLOATS = ("float16", "float32", "float64", "bfloat16")
 _CONV: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _CONV_TRANSPOSE: dict[int, Any] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-
-
-def float_constant(build: Build, node: Node, index: int) -> np.ndarray[Any, Any] | None:
-    """Return a constant input of floating-point type that is a weight of this node's layer, else None."""
-    constant = build.constant(node, index)
-    if constant is None or constant.dtype.name not in FLOATS:
-        return None
-    return constant if build.is_weight(node, index) else None
-
-
-def set_weights(layer: Any, **arrays: np.ndarray[Any, Any] | None) -> Any:
-    """Put arrays into the parameters and buffers of a layer, in their dtype; return the layer."""
-    for name, array in arrays.items():
-        if array is not None:
-            tensor = to_tensor(array)
-            getattr(layer, name).data = tensor
-    return layer
 
 
 @handler("Conv")
@@ -55,20 +37,8 @@ def _conv(build: Build, node: Node) -> Any:
         rank = len(shape) - 2
         if bias is None and node.is_only_use(1):
             bias, add = _constant_after(build, node.node, "Add", shape[0], len(shape))
-        layer = _CONV[rank](
-            shape[1] * groups,
-            shape[0],
-            tuple(shape[2:]),
-            tuple(strides or [1] * rank),
-            tuple((pads or [0] * rank)[:rank]),
-            tuple(dilations or [1] * rank),
-            groups,
-            bias is not None,
-            device="meta",
-            dtype=quantized.weight.dtype,
-        )
-        if bias is not None:
-            layer.bias = torch.nn.Parameter(to_tensor(bias))
+        window = strides or [1] * rank, (pads or [0] * rank)[:rank], dilations or [1] * rank
+        layer = _conv_layer(shape, *window, groups, bias, dtype=quantized.weight.dtype)
         result = add_quantized(build, node, layer, quantized, hint="conv")
         if result is not None:
             if add is not None:
@@ -94,20 +64,22 @@ def _conv(build: Build, node: Node) -> Any:
             numbers = tuple(n for i in range(rank - 1, -1, -1) for n in (pads[i], pads[rank + i]))
             x, pads = build.call("F.pad", x, numbers, hint="padded"), [0] * 2 * rank
         weight, bias, last = _with_affine(build, node, weight, bias, 0)
-        layer = _CONV[rank](
-            weight.shape[1] * groups,
-            weight.shape[0],
-            tuple(kernel),
-            tuple(strides),
-            tuple(pads[:rank]),
-            tuple(dilations),
-            groups,
-            bias is not None,
-        )
-        y = build.layer(set_weights(layer, weight=weight, bias=bias), x, hint="conv")
+        layer = _conv_layer(weight.shape, strides, pads[:rank], dilations, groups, bias)
+        y = build.layer(set_weights(layer, weight=weight), x, hint="conv")
         return _finish(build, node, y, bias, last)
     arguments = (x, build.tensor(node, 1), build.tensor(node, 2), strides, pads, dilations, groups, auto_pad)
     return build.call("ops.conv", *arguments, hint="conv")
+
+
+def _conv_layer(
+    shape: Sequence[int], strides: Any, pads: Any, dilations: Any, groups: int, bias: Any, dtype: Any = None
+) -> Any:
+    """Return a convolution with a weight ``[out, in / groups, ...]``, which is to be set, and a bias."""
+    window = tuple(shape[2:]), tuple(strides), tuple(pads), tuple(dilations)
+    has_bias = bias is not None
+    cls = _CONV[len(shape) - 2]
+    layer = cls(shape[1] * groups, shape[0], *window, groups, has_bias, device="meta", dtype=dtype)
+    return set_weights(layer, bias=bias)
 
 
 def _with_pads_before(build: Build, x: Any, pads: list[int]) -> tuple[Any, list[int]]:
