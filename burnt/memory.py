@@ -47,10 +47,10 @@ _DEFAULT_DIVISOR = 4
 """The default limit is the machine's memory divided by this."""
 _PROBE = 100_000
 """Bytes allocated to identify malloc: below the mmap threshold, which freeing a mapped block would raise."""
-_UNITS = {"": 1, "B": 1} | {
+_UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base**power
-    for power, letter in enumerate("KMGT", 1)
-    for suffix, base in (("iB", 1024), ("B", 1000))
+    for power, letter in enumerate("kmgt", 1)
+    for suffix, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
 # Parameters of mallopt, from malloc.h, and the values that glibc's own adaptation reaches after large frees.
 # Setting one of them ends that adaptation for good.
@@ -431,23 +431,27 @@ def _parse_limit(limit: int | str | None) -> int | None:
     return None if limit is None else _parse_size(limit, "limit")
 
 
-def _parse_size(size: int | str, where: str) -> int:
-    """Parse a size in bytes, from a number or text such as ``2GiB``.
+def parse_bytes(size: int | str) -> int | None:
+    """Return the bytes of a number or a text such as ``2GiB``, ``500MB`` or ``64k``; None if it is no size.
 
-    Raises:
-        ConfigError: it is no size, or not above 0.
+    >>> parse_bytes("2GB"), parse_bytes("1.5 MiB"), parse_bytes("64k"), parse_bytes("2 apples")
+    (2000000000, 1572864, 65536, None)
     """
-    match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([a-zA-Z]*)", str(size).strip())
-    units = {name.lower(): factor for name, factor in _UNITS.items()}
-    factor = units.get(match[2].lower()) if match else None
-    if match is None or factor is None or int(float(match[1]) * factor) < 1:
+    match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([a-z]*)", str(size).strip().lower())
+    factor = _UNITS.get(match[2]) if match else None
+    return None if match is None or factor is None else int(float(match[1]) * factor) or None
+
+
+def _parse_size(size: int | str, where: str) -> int:
+    found = parse_bytes(size)
+    if found is None:
         expected = "a size such as 2GiB, or bytes" + (
             ", or 0 for off, or 1 for on" if where == SWITCH else ""
         )
         raise ConfigError(
             "the limit of the memory pool is invalid", where=where, expected=expected, found=size
         )
-    return int(float(match[1]) * factor)
+    return found
 
 
 def _anonymous_bytes() -> int:

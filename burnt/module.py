@@ -452,7 +452,7 @@ def _container_kind(items: list[Any], owner: type[Module], name: str) -> int | N
     """Return 0 for a container of modules, 1 of parameters, 2 of tensors, None for a static one."""
     if not items:
         # Only the annotation says what an empty container will hold.
-        return 0 if _expects_modules(owner, name) else None
+        return 0 if _mentions_module(_field_type(owner, name)) else None
     kinds = {_value_kind(item) for item in items}
     if len(kinds) > 1:
         raise DefinitionError(
@@ -478,10 +478,6 @@ def _field_type(owner: type[Module], name: str) -> Any:
         return bind_type_variables(owner, hints[name])
     except NameError:
         return None
-
-
-def _expects_modules(owner: type[Module], name: str) -> bool:
-    return _mentions_module(_field_type(owner, name))
 
 
 def _mentions_module(hint: Any) -> bool:
@@ -529,10 +525,11 @@ def _config_in(record: Record, model: type[Module], path: str) -> _Config:
     config = next((config for config in configs if _may_build(config, model)), None)
     if config is None:
         returns = _return_type(configs[0])
+        found = {None: "no init", _NOT_ANNOTATED: "an init without a return annotation"}
         raise RecordError(
             f"{path} builds no {model.__name__}",
             expected=f"{qualified_name(configs[0])}.init annotated to return {model.__name__}",
-            found=_return_text(returns),
+            found=found.get(returns, f"-> {getattr(returns, '__name__', returns)}"),
             hint=f"annotate it: def init(self) -> {model.__name__}; or {by_hand}"
             if returns is _NOT_ANNOTATED
             else by_hand,
@@ -585,7 +582,7 @@ def loading_problem(model: torch.nn.Module) -> str | None:
 def restore_fields(
     model: torch.nn.Module, record: Record, *, always: Collection[str] = (), by_hand: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Set static fields of burnt's modules in a model to the values that a record of it has.
+    """Set static fields of burnt's modules in a model to the values that a record of it has, or none of them.
 
     A model that another Config has built keeps its fields, since that Config may be why they differ.
 
@@ -671,16 +668,6 @@ def _return_type(config: type[_Config]) -> Any:
         return typing.get_type_hints(inspect.unwrap(build)).get("return", _NOT_ANNOTATED)
     except NameError as error:
         return f"an annotation that cannot be resolved ({error})"
-
-
-def _return_text(returns: Any) -> str:
-    if returns is None:
-        return "no init"
-    return (
-        "an init without a return annotation"
-        if returns is _NOT_ANNOTATED
-        else f"-> {getattr(returns, '__name__', returns)}"
-    )
 
 
 def _subclasses(cls: type[_Config]) -> list[type[_Config]]:

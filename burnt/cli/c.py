@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from burnt.cli.output import Page, UsageError
 from burnt.cli.run_model import load_run_model
-
-_UNITS = {"": 1, "k": 1024, "m": 1024**2}
+from burnt.memory import parse_bytes
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +37,7 @@ def _parse_size(option: str, text: str | None) -> int | None:
     """
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+) ?([km]?)(?:i?b)?", text.strip().lower())
-    if match is None:
+    size = parse_bytes(text)
+    if size is None:
         raise UsageError(f"{option} is no size", expected="bytes, or such as 64k or 1M", found=repr(text))
-    return int(match[1]) * _UNITS[match[2]]
+    return size

@@ -12,9 +12,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burnt.errors import BurntError, clean, nearest, quantity
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _MAX_ROWS = 20  # rows of an abbreviated table in a terminal
 _LONG_BYTES = 200_000_000  # less is read before a bar would be seen
@@ -83,13 +86,19 @@ def progress_bar(text: str, total: int | None = None) -> Iterator[Callable[[int,
     if not sys.stderr.isatty() or (total is not None and total < _LONG_BYTES):
         yield lambda done, total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn
 
     columns = ("{task.description}", BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with _bar(*columns) as bar:
         task = bar.add_task(text, total=total, visible=total is not None)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=total >= _LONG_BYTES)
+
+
+def _bar(*columns: Any) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 @contextmanager
@@ -102,17 +111,15 @@ def step_bar() -> Iterator[Callable[[str, int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda text, done, total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with _bar(
+        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    ) as bar:
         task = bar.add_task("", total=None)
-
-        def advance_to(text: str, done: int, total: int) -> None:
-            bar.update(task, description=clean(text), completed=done, total=total or None)
-
-        yield advance_to
+        yield lambda text, done, total: bar.update(
+            task, description=clean(text), completed=done, total=total or None
+        )
 
 
 class Cell(NamedTuple):
@@ -206,9 +213,7 @@ class Page:
                 [columns[i] for i in column_indices], shown_cells, align_right, fold_column, header
             )
         else:
-            _print_aligned(
-                [columns, *([c.text for c in row] for row in cells)][not header :], columns, align_right
-            )
+            _print_aligned(columns, cells, align_right, header)
 
     def _draw_table(
         self,
@@ -238,7 +243,7 @@ class Page:
         self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], align_right: Sequence[str]
     ) -> str | None:
         """Return the column that is much too wide alone, such as the keys of kernels; None if none is."""
-        widths = _column_widths([columns, *([c.text for c in row] for row in rows[:_MAX_ROWS])])
+        widths = _column_widths(columns, rows[:_MAX_ROWS])
         widest = max(range(len(columns)), key=lambda i: widths[i])
         left = self._console.width - sum(width + 2 for i, width in enumerate(widths) if i != widest)
         is_foldable = columns[widest] not in align_right and left >= _MIN_FOLDED_WIDTH
@@ -246,9 +251,7 @@ class Page:
 
     def _columns_that_fit(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> int:
         used = 0
-        for i, width in enumerate(
-            _column_widths([columns, *([c.text for c in row] for row in rows[:_MAX_ROWS])])
-        ):
+        for i, width in enumerate(_column_widths(columns, rows[:_MAX_ROWS])):
             used += width + 2
             if used > self._console.width + 2:
                 return max(i, 1)
@@ -262,9 +265,7 @@ class Page:
         droppable: Sequence[str],
     ) -> list[int]:
         """Return the indices of the columns to show, leaving the folded column a readable width."""
-        widths = dict(
-            zip(columns, _column_widths([columns, *([c.text for c in row] for row in rows)]), strict=True)
-        )
+        widths = dict(zip(columns, _column_widths(columns, rows), strict=True))
         widths[fold_column] = min(widths[fold_column], _MIN_FOLDED_WIDTH)
         for column in droppable:
             if sum(width + 2 for width in widths.values()) > self._console.width + 2:
@@ -277,22 +278,26 @@ def _to_cell(cell: str | Cell) -> Cell:
     return Cell(clean(text) or "-", style)
 
 
-def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
+def _column_widths(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
     """Return the width of each column in terminal cells; a character may take two."""
     from rich.cells import cell_len
 
-    return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    texts = [columns, *([cell.text for cell in row] for row in rows)]
+    return [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
 
 
-def _print_aligned(rows: Sequence[Sequence[str]], columns: Sequence[str], align_right: Sequence[str]) -> None:
+def _print_aligned(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], align_right: Sequence[str], header: bool
+) -> None:
     from rich.cells import cell_len
 
-    widths = _column_widths(rows)
-    for row in rows:
+    shown = [[Cell(column) for column in columns], *rows][not header :]
+    widths = _column_widths(columns if header else [""] * len(columns), rows)
+    for row in shown:
         padded = []
-        for text, width, column in zip(row, widths, columns, strict=True):
-            space = " " * (width - cell_len(text))
-            padded.append(space + text if column in align_right else text + space)
+        for cell, width, column in zip(row, widths, columns, strict=True):
+            space = " " * (width - cell_len(cell.text))
+            padded.append(space + cell.text if column in align_right else cell.text + space)
         print("  ".join(padded).rstrip())
 
 

@@ -107,14 +107,14 @@ def _is_file(source: str) -> bool:
 
 
 def _load(source: str, args: argparse.Namespace) -> Servable:
-    from burnt.serve import run_model
-    from burnt.serve.onnx_model import OnnxModel
-
     if _is_file(source):
+        from burnt.serve.onnx_model import OnnxModel
+
         return OnnxModel(source)
+    from burnt.serve.run_model import RunModel  # imports torch
 
     loaded = load_run_model(args, source)
-    return run_model.RunModel(
+    return RunModel(
         loaded.model, loaded.signature, loaded.classes, loaded.folder, loaded.checkpoint, args.checkpoint
     )
 

@@ -33,7 +33,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from burnt.errors import BurntError, InputError, nearest
+from burnt.errors import InputError, nearest
 from burnt.serve import wire
 from burnt.serve.bodies import BodyReader
 from burnt.serve.device import Prediction, QueueFullError, Slot
@@ -137,17 +137,16 @@ class _Endpoint:
         if settings.allowed_hosts and not _has_host(request, settings.allowed_hosts):
             raise Refusal(
                 421,
-                BurntError(
-                    "the server does not answer for this host",
-                    expected=f"Host: {' or '.join(settings.allowed_hosts)}",
-                    found=", ".join(request.headers.getlist("host"))[:200] or "none",
-                ),
+                "the server does not answer for this host",
+                expected=f"Host: {' or '.join(settings.allowed_hosts)}",
+                found=", ".join(request.headers.getlist("host"))[:200] or "none",
             )
         if settings.api_key is not None and not _has_key(request, settings.api_key):
             raise Refusal(
                 401,
-                BurntError("the API key is missing or wrong", expected="Authorization: Bearer KEY"),
+                "the API key is missing or wrong",
                 {"WWW-Authenticate": "Bearer"},
+                expected="Authorization: Bearer KEY",
             )
 
 
@@ -216,11 +215,9 @@ class _Routes:
             close = nearest(name, slots)
             raise Refusal(
                 404,
-                BurntError(
-                    f"there is no model {name!r}",
-                    expected=", ".join(slots),
-                    hint=None if close is None else f"did you mean {close!r}?",
-                ),
+                f"there is no model {name!r}",
+                expected=", ".join(slots),
+                hint=None if close is None else f"did you mean {close!r}?",
             )
         return slots[name]
 
@@ -231,23 +228,19 @@ class _Routes:
         if kind not in (wire.JSON, wire.SAFETENSORS):
             raise Refusal(
                 415,
-                BurntError(
-                    "the server does not read this content type",
-                    expected=f"Content-Type: {wire.JSON} or {wire.SAFETENSORS}",
-                    found=kind or "none",
-                ),
+                "the server does not read this content type",
+                expected=f"Content-Type: {wire.JSON} or {wire.SAFETENSORS}",
+                found=kind or "none",
             )
         headers = request.headers
         coding = ", ".join(headers.getlist("content-encoding") + headers.getlist("transfer-encoding"))
         if any(part.strip().lower() not in ("", "identity", "chunked") for part in coding.split(",")):
             raise Refusal(
                 415,
-                BurntError(
-                    "the server does not read compressed bodies",
-                    expected="no Content-Encoding, and no Transfer-Encoding but chunked",
-                    found=coding,
-                ),
+                "the server does not read compressed bodies",
                 {"Accept-Encoding": "identity"},
+                expected="no Content-Encoding, and no Transfer-Encoding but chunked",
+                found=coding,
             )
         wanted = _wanted_type(request.headers.get("accept", ""), kind)
         deadline = asyncio.get_running_loop().time() + self._settings.timeout
@@ -274,8 +267,7 @@ class _Routes:
             raise self._late() from None
 
     def _late(self) -> Refusal:
-        expected = f"{self._settings.timeout:g} s"
-        return Refusal(504, BurntError("there was no answer in time", expected=expected))
+        return Refusal(504, "there was no answer in time", expected=f"{self._settings.timeout:g} s")
 
     def _decode(self, slot: Slot, kind: str, body: bytes) -> Batch:
         schema = slot.model.schema
@@ -304,9 +296,7 @@ class _Routes:
         except Exception as error:
             # The text may hold paths and values of the server, so it goes only to the log.
             _log.exception("%s: the model failed", slot.name)
-            raise Refusal(
-                500, BurntError("the model failed on this input", found=type(error).__name__)
-            ) from None
+            raise Refusal(500, "the model failed on this input", found=type(error).__name__) from None
 
     async def _answer(
         self, slot: Slot, prediction: Prediction, is_single: bool, kind: str, deadline: float
@@ -338,10 +328,9 @@ class _Routes:
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     """Answer an unknown path or method as JSON."""
     assert isinstance(error, HTTPException)
-    shown = BurntError(
-        error.detail, where=request.url.path, hint="POST /v1/predict, GET /v1/schema, GET /v1/models"
-    )
-    return Refusal(error.status_code, shown, error.headers).response()
+    hint = "POST /v1/predict, GET /v1/schema, GET /v1/models"
+    refusal = Refusal(error.status_code, error.detail, error.headers, where=request.url.path, hint=hint)
+    return refusal.response()
 
 
 def _has_key(request: Request, key: str) -> bool:

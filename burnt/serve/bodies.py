@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from burnt.errors import BurntError
-from burnt.serve.refusal import Refusal, busy, too_large
+from burnt.serve.refusal import Refusal, busy
 from burnt.serve.service import Settings
+
+_CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
 class BodyReader:
@@ -43,17 +44,13 @@ class BodyReader:
                         if self._held > max(self._settings.max_bodies, size):
                             raise busy("the server holds as many bytes of requests as it may")
             except TimeoutError:
-                raise Refusal(
-                    408,
-                    BurntError("the body did not arrive in time", expected=f"{self._settings.timeout:g} s"),
-                    {"Connection": "close"},
-                ) from None
+                expected = f"{self._settings.timeout:g} s"
+                raise Refusal(408, "the body did not arrive in time", _CLOSE, expected=expected) from None
             yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
         finally:
             self._held -= size
 
     def _check_size(self, size: int) -> None:
         if size > self._settings.max_body:
-            raise too_large(
-                BurntError("the body is too large", expected=f"at most {self._settings.max_body:,} bytes")
-            )
+            expected = f"at most {self._settings.max_body:,} bytes"
+            raise Refusal(413, "the body is too large", _CLOSE, expected=expected)

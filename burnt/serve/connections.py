@@ -17,7 +17,6 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from burnt import memory
-from burnt.errors import BurntError
 from burnt.serve.refusal import Refusal
 from burnt.serve.service import OVER_LIMIT, Settings
 
@@ -128,9 +127,7 @@ class _Connection(HttpToolsProtocol):
         if not self.unsent and not is_answering:
             if self._in_head:
                 expected = f"{self._connections.settings.timeout:g} s"
-                self._write_refusal(
-                    Refusal(408, BurntError("the headers did not arrive in time", expected=expected))
-                )
+                self._write_refusal(Refusal(408, "the headers did not arrive in time", expected=expected))
             self._real.close()
         self._connections.wait(self)
 
@@ -218,7 +215,7 @@ class _Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > _MAX_LINE:
-            raise Refusal(414, BurntError("the URL is too long", expected=f"at most {_MAX_LINE:,} bytes"))
+            raise Refusal(414, "the URL is too long", expected=f"at most {_MAX_LINE:,} bytes")
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -280,7 +277,7 @@ class _Connection(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 cause = error.__context__ or error  # what a callback raised
                 found = str(cause)[:200] if isinstance(cause, httptools.HttpParserError) else None
-                broken = Refusal(400, BurntError("this is not an HTTP request", found=found))
+                broken = Refusal(400, "this is not an HTTP request", found=found)
                 return self._refuse(cause if isinstance(cause, Refusal) else broken)
 
     def _feed(self, data: memoryview) -> None:
@@ -291,7 +288,7 @@ class _Connection(HttpToolsProtocol):
             # Another protocol was offered, which a server may ignore. The parser has skipped the body.
             method = self.parser.get_method()
             if method == b"CONNECT":
-                raise Refusal(405, BurntError("the server is not a proxy", found="CONNECT")) from None
+                raise Refusal(405, "the server is not a proxy", found="CONNECT") from None
             line = b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())
             kept = [b": ".join(header) for header in self.headers if header[0] != b"upgrade"]
             self.parser = httptools.HttpRequestParser(self)
@@ -350,4 +347,4 @@ class _Connection(HttpToolsProtocol):
 
 def _too_many_headers() -> Refusal:
     limits = f"at most {_MAX_HEADERS} headers, {_MAX_LINE:,} bytes each and {_MAX_HEAD:,} bytes together"
-    return Refusal(431, BurntError("the headers are too large", expected=limits))
+    return Refusal(431, "the headers are too large", expected=limits)

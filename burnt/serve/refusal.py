@@ -11,9 +11,16 @@ from burnt.serve.wire import JSON, encode_error
 
 
 class Refusal(Exception):
-    """A request that is not answered with a prediction."""
+    """A request that is answered with an HTTP status and an error, or its message and parts."""
 
-    def __init__(self, status: int, error: BurntError, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        error: BurntError | str,
+        headers: Mapping[str, str] | None = None,
+        **parts: str | None,
+    ) -> None:
+        error = error if isinstance(error, BurntError) else BurntError(error, **parts)  # type: ignore[arg-type]  # origin= is not given
         super().__init__(error.what)
         self.status = status
         self.error = error
@@ -26,9 +33,4 @@ class Refusal(Exception):
 
 def busy(what: str, hint: str = "send the request again later") -> Refusal:
     """Return the refusal of a request that may succeed a second later."""
-    return Refusal(503, BurntError(what, hint=hint), {"Retry-After": "1"})
-
-
-def too_large(error: BurntError) -> Refusal:
-    """Return the refusal of a request whose body need not be read: the connection is closed after it."""
-    return Refusal(413, error, {"Connection": "close"})
+    return Refusal(503, what, {"Retry-After": "1"}, hint=hint)

@@ -8,28 +8,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import burnt
 from burnt.cli import main
+from tests.fixtures import Capture
 
 ROOT = Path(burnt.__file__).parents[1]
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+def printed(capsys: Capture, *words: str, code: int = 0) -> str:
     """Run a command that ends with an exit code, 0 by default; return its standard output."""
     assert main([*words]) == code
     return capsys.readouterr().out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str, code: int = 2) -> str:
+def refused(capsys: Capture, *words: str, code: int = 2) -> str:
     """Run a command that ends with an exit code, 2 by default; return its standard error, without earlier."""
     capsys.readouterr()
     assert main([*words]) == code
     return capsys.readouterr().err
 
 
-def runs_printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+def runs_printed(capsys: Capture, *words: str, code: int = 0) -> str:
     """Run `burnt runs ...`, which writes nothing to standard error; return its standard output."""
     assert main(["runs", *words]) == code
     captured = capsys.readouterr()
@@ -37,7 +36,7 @@ def runs_printed(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0)
     return captured.out
 
 
-def runs_refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
+def runs_refused(capsys: Capture, code: int, *words: str) -> str:
     """Run `burnt runs ...`, which prints nothing to standard output; return its standard error."""
     assert main(["runs", *words]) == code
     captured = capsys.readouterr()

@@ -18,6 +18,7 @@ from burnt.export.c_source import c_source
 from burnt.inspect import signature_of
 from tests.cli.commands import printed, refused
 from tests.export.templates import templates_compiled_once
+from tests.fixtures import Patch
 from tests.onnx.translations import translations_parsed_once
 
 __all__ = ["templates_compiled_once", "translations_parsed_once"]
@@ -39,7 +40,7 @@ def source(name: str) -> CSource:
 
 
 @pytest.fixture(autouse=True)
-def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def loaded(monkeypatch: Patch) -> None:
     """The model of the run net is loaded, and exported once."""
     monkeypatch.setattr(c, "load_run_model", lambda args: shipped())
     monkeypatch.setattr("burnt.export.firmware.c_source", lambda model, signature, name: source(name))
@@ -65,14 +66,14 @@ def test_a_model_that_does_not_fit(desk: Path, capsys: Any) -> None:
     assert not (desk / "firmware").exists()
 
 
-@pytest.mark.parametrize("text", ["64q", "-1", "", "64 kB extra", "1.5M"])
+@pytest.mark.parametrize("text", ["64q", "-1", "", "64 kB extra", "0"])
 def test_a_limit_that_is_no_size(text: str, desk: Path, capsys: Any) -> None:
     assert "--ram is no size" in refused(capsys, "c", "runs/net", "-o", "firmware", f"--ram={text}")
     assert not (desk / "firmware").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("12", 12), ("64k", 65536), ("64 kB", 65536), ("1M", 1 << 20), ("2KiB", 2048)]
+    ("text", "size"), [("12", 12), ("64k", 65536), ("64 kB", 64000), ("1.5M", 3 << 19), ("2KiB", 2048)]
 )
 def test_sizes(text: str, size: int) -> None:
     assert c._parse_size("--ram", text) == size
@@ -91,6 +92,6 @@ def test_a_file_in_place_of_the_folder(desk: Path, capfd: Any) -> None:
     assert (desk / "firmware").read_text() == "mine"
 
 
-def test_an_unknown_run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_an_unknown_run(monkeypatch: Patch, capsys: Any) -> None:
     monkeypatch.undo()
     assert "nothing" in refused(capsys, "c", "nothing", "-o", "firmware")

@@ -14,6 +14,7 @@ import yaml
 
 import burnt
 from burnt.cli import main
+from tests.fixtures import Capture
 
 CODE = """
 import torch
@@ -121,9 +122,7 @@ def check(*words: str) -> int:
     return main(["check", *words])
 
 
-def test_a_training_is_checked_and_nothing_is_written(
-    program: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_is_checked_and_nothing_is_written(program: Path, capsys: Capture) -> None:
     before = sorted(program.rglob("*"))
     assert check("nets.py:main") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -153,16 +152,14 @@ def test_a_training_is_checked_and_nothing_is_written(
         ("lr=-1", "Constant cannot be built"),
     ],
 )
-def test_what_is_wrong_is_said_and_the_exit_code_is_1(
-    setting: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_said_and_the_exit_code_is_1(setting: str, message: str, capsys: Capture) -> None:
     assert check("nets.py:main", setting) == 1
     captured = capsys.readouterr()
     assert captured.out.startswith("nets.py:main  failed, ")
     assert f"rror: {message}" in captured.err
 
 
-def test_several_functions_each_with_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_functions_each_with_its_settings(capsys: Capture) -> None:
     assert check("nets.py:main", "hidden=5", "entered=5", "nets.py:other", "nets.py:careful", "--json") == 1
     captured = capsys.readouterr().out
     assert captured.startswith("nothing to do\ntidied up\n")
@@ -182,14 +179,14 @@ def test_several_functions_each_with_its_settings(capsys: pytest.CaptureFixture[
     ]
 
 
-def test_an_error_of_the_function_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_function_keeps_its_traceback(capsys: Capture) -> None:
     assert check("nets.py:broken") == 1
     captured = capsys.readouterr().err
     assert "in broken" in captured
     assert captured.endswith("KeyError: 'no such column'\n")
 
 
-def test_what_needs_values_is_run_with_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_needs_values_is_run_with_them(capsys: Capture) -> None:
     assert check("nets.py:main", "metric=valued") == 0
     assert "warning" not in capsys.readouterr().out
     assert check("nets.py:main", "validation=values") == 0
@@ -202,7 +199,7 @@ def test_what_needs_values_is_run_with_them(capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_a_step_of_several_optimizers_that_needs_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_of_several_optimizers_that_needs_values(capsys: Capture) -> None:
     assert check("nets.py:alternating") == 0
     printed = capsys.readouterr().out
     assert "batch.x (4, 3), batch.y (4,) -> loss (), outputs (4, 4), targets (4,)" in printed
@@ -242,9 +239,7 @@ def main(config: Config):
 """
 
 
-def test_parameters_take_no_memory_and_tied_ones_stay_tied(
-    desk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parameters_take_no_memory_and_tied_ones_stay_tied(desk: Path, capsys: Capture) -> None:
     (desk / "large.py").write_text(LARGE)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert check("large.py:main") == 0  # 2 GB of parameters
@@ -254,9 +249,7 @@ def test_parameters_take_no_memory_and_tied_ones_stay_tied(
     assert "ShapeError in model.30   Linear(5 -> 1)" in capsys.readouterr().err
 
 
-def test_a_function_that_needs_values_is_called_again_with_them(
-    desk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_function_that_needs_values_is_called_again_with_them(desk: Path, capsys: Capture) -> None:
     (desk / "large.py").write_text(LARGE)
     assert check("large.py:main", "layers=2", "width=4", "last=4", "move=true") == 0
     assert "Sequential, 29 parameters" in capsys.readouterr().out
@@ -264,7 +257,7 @@ def test_a_function_that_needs_values_is_called_again_with_them(
     assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
 
 
-def test_mistakes_in_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_in_the_command_line(capsys: Capture) -> None:
     assert check("hidden=3", "nets.py:main") == 2
     assert "settings follow their function" in capsys.readouterr().err
     assert check("nets.py:man") == 2
@@ -314,7 +307,7 @@ def main(given: Config):
 """
 
 
-def test_several_optimizers(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_optimizers(desk: Path, capsys: Capture) -> None:
     (desk / "two.py").write_text(TWO_OPTIMIZERS)
     for settings in ((), ("values=true",)):
         assert check("two.py:main", *settings) == 0

@@ -17,6 +17,7 @@ from burnt.monitor.data.event_text import event_text
 from burnt.store import RunReader, RunWriter
 from tests import forked
 from tests.cli.commands import printed, refused
+from tests.fixtures import Capture
 
 CODE = """
 import torch
@@ -128,7 +129,7 @@ def run(desk: Path, trained: Path) -> Path:
     return desk / "runs" / "net"
 
 
-def evaluate(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def evaluate(capsys: Capture, *words: str) -> dict[str, Any]:
     assert main(["evaluate", "net", "--json", "--device", "cpu", *words]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
@@ -148,9 +149,7 @@ def by_hand(count: int, seed: int) -> dict[str, float]:
     }
 
 
-def test_the_metrics_of_the_run_are_built_again_with_their_arguments(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_metrics_of_the_run_are_built_again_with_their_arguments(capsys: Capture) -> None:
     found = evaluate(capsys, "--data", "evaluated.py:splits")
     assert list(found["values"]) == ["test", "rotated"]
     assert found["items"] == {"test": 8, "rotated": 6}
@@ -165,7 +164,7 @@ def test_the_metrics_of_the_run_are_built_again_with_their_arguments(
     assert (found["checkpoint"], found["step"]) == ("step-00000006", 6)
 
 
-def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_for_people(capsys: Capture) -> None:
     lines = printed(
         capsys, "evaluate", "net", "--data", "evaluated.py:splits", "--device", "cpu"
     ).splitlines()
@@ -175,20 +174,18 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"class +precision +recall +f1 +count", lines[8].strip())
 
 
-def test_data_is_a_value_a_function_or_a_function_of_the_runs_config(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_data_is_a_value_a_function_or_a_function_of_the_runs_config(capsys: Capture) -> None:
     assert evaluate(capsys, "--data", "evaluated.py:test")["items"] == {"test": 8}
     assert evaluate(capsys, "--data", "evaluated:sized")["items"] == {"sized": 5}  # of the run
     assert evaluate(capsys, "--data", "evaluated:dataset")["items"] == {"dataset": 12}  # its defaults
 
 
-def test_data_whose_classes_have_other_numbers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_whose_classes_have_other_numbers_is_refused(capsys: Capture) -> None:
     message = refused(capsys, "evaluate", "net", "--data", "evaluated.py:other_classes", code=1)
     assert "in        other_classes, classes\n  expected  1 is 'b', of a, b, c\n" in message
 
 
-def test_checkpoint_metrics_and_step_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_metrics_and_step_can_be_chosen(capsys: Capture) -> None:
     data = ("--data", "evaluated.py:test")
     found = evaluate(capsys, *data, "--checkpoint", "3", "--metrics", "accuracy, evaluated.py:several")
     assert found["checkpoint"] == "step-00000003"
@@ -198,9 +195,7 @@ def test_checkpoint_metrics_and_step_can_be_chosen(capsys: pytest.CaptureFixture
     assert found["values"]["test"] == {"loss": 7.0}
 
 
-def test_recorded_values_are_an_event_and_tables_of_the_run(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recorded_values_are_an_event_and_tables_of_the_run(run: Path, capsys: Capture) -> None:
     found = evaluate(capsys, "--data", "evaluated.py:test", "--record")
     with RunReader(run) as reader:
         (event,) = reader.events("evaluation")
@@ -214,9 +209,7 @@ def test_recorded_values_are_an_event_and_tables_of_the_run(
     assert re.fullmatch(r"test  loss \S+  accuracy \S+  largest \S+  step-00000006", text)
 
 
-def test_nothing_is_recorded_in_a_run_that_is_being_trained(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_recorded_in_a_run_that_is_being_trained(run: Path, capsys: Capture) -> None:
     with RunWriter.create(run, resume=True, resumed_from_step=6):
         assert "runs/net is being trained: pid" in refused(
             capsys, "evaluate", "net", "--data", "evaluated.py:test", "--device", "cpu", "--record", code=1
@@ -225,9 +218,7 @@ def test_nothing_is_recorded_in_a_run_that_is_being_trained(
         assert reader.events("evaluation") == []
 
 
-def test_a_metric_that_cannot_be_built_is_left_out_with_a_warning(
-    desk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_metric_that_cannot_be_built_is_left_out_with_a_warning(desk: Path, capsys: Capture) -> None:
     evaluated = import_file("evaluated.py")
     evaluated.extra.append(evaluated.Secret("k"))
     (desk / "runs" / "net").rename(desk / "old")
@@ -256,13 +247,11 @@ def test_a_metric_that_cannot_be_built_is_left_out_with_a_warning(
         (["--data", "evaluated.py:test", "--batch-size", "0"], "--batch-size is invalid"),
     ],
 )
-def test_mistakes_in_the_command_line(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_in_the_command_line(words: list[str], message: str, capsys: Capture) -> None:
     assert message in refused(capsys, "evaluate", "net", *words)
 
 
-def test_errors_of_the_code_and_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_the_code_and_of_the_model(capsys: Capture) -> None:
     with pytest.raises(KeyError, match="no file"):
         main(["evaluate", "net", "--data", "evaluated.py:failing"])
     with pytest.raises(FileNotFoundError, match=r"rows\.csv"):  # with its traceback, unlike our own
@@ -271,9 +260,7 @@ def test_errors_of_the_code_and_of_the_model(capsys: pytest.CaptureFixture[str])
     assert "did you mean runs/net?" in refused(capsys, "evaluate", "met", "--data", "evaluated.py:test")
 
 
-def test_a_script_that_trains_when_it_is_imported_does_not_train_again(
-    desk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_that_trains_when_it_is_imported_does_not_train_again(desk: Path, capsys: Capture) -> None:
     (desk / "careless.py").write_text(
         "import evaluated\nevaluated.main(evaluated.Run())\ntest = evaluated.test\n"
     )

@@ -14,6 +14,7 @@ import pytest
 
 from burnt.store import RunWriter
 from tests.cli.commands import in_terminal, printed, refused
+from tests.fixtures import Capture, Patch
 
 COMMAND = [sys.executable, "-m", "burnt", "monitor"]
 
@@ -103,14 +104,12 @@ def test_the_monitor_takes_the_lowest_priority(runs: Path, tmp_path: Path) -> No
         ([".", "--svg", "x.svg", "--once"], "--svg cannot be combined with --once"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_refused(words: list[str], message: str, capsys: Capture) -> None:
     assert message in refused(capsys, "monitor", *words)
 
 
 def test_a_folder_that_cannot_be_read_does_not_seem_empty(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     scandir = os.scandir
 
@@ -125,23 +124,17 @@ def test_a_folder_that_cannot_be_read_does_not_seem_empty(
     assert "Permission denied" in message
 
 
-def test_a_mistyped_folder_is_guessed(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistyped_folder_is_guessed(runs: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.chdir(runs.parent)
     assert "did you mean runs?" in refused(capsys, "monitor", "rusn")
 
 
-def test_a_name_is_looked_for_as_ctl_does(
-    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_looked_for_as_ctl_does(runs: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.chdir(runs.parent)
     assert "finished" in printed(capsys, "monitor", "digits", "--once")
 
 
-def test_a_file_is_not_guessed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_not_guessed(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README.md").touch()
     output = refused(capsys, "monitor", "README.md")

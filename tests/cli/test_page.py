@@ -16,6 +16,7 @@ from burnt.cli.run_model import RunModel
 from burnt.export import Page
 from burnt.inspect import signature_of
 from tests.cli.commands import refused
+from tests.fixtures import Patch
 
 for package in ("emx_onnx_cgen", "onnxscript", "onnxruntime"):
     pytest.importorskip(package, reason="not installed: pip install 'burnt[c]'")
@@ -29,7 +30,7 @@ def shipped(classes: list[str] | None = None) -> RunModel:
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def given(monkeypatch: Patch) -> dict[str, Any]:
     """What `write_page` is called with, for a run with names of two classes; it writes nothing."""
     given: dict[str, Any] = {}
 
@@ -45,7 +46,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.mark.skipif(
     shutil.which("clang") is None or shutil.which("wasm-ld") is None, reason="no clang: apt install clang lld"
 )
-def test_it_writes_the_page(desk: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_writes_the_page(desk: Path, capsys: Any, monkeypatch: Patch) -> None:
     monkeypatch.setattr(page, "load_run_model", lambda args: shipped())
     assert main(["page", "runs/net", "-o", "net.html", "--weights", "float16", "--fields", 'a,"b, c",d']) == 0
     size = (desk / "net.html").stat().st_size
@@ -80,9 +81,7 @@ def test_options(options: list[str], expected: dict[str, Any], given: dict[str, 
     assert {name: given[name] for name in expected} == expected
 
 
-def test_names_of_another_number_of_classes_are_left_out(
-    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_another_number_of_classes_are_left_out(given: dict[str, Any], monkeypatch: Patch) -> None:
     monkeypatch.setattr(page, "load_run_model", lambda args: shipped(["a", "b", "c"]))
     assert main(["page", "runs/net", "-o", "net.html"]) == 0
     assert given["classes"] is None

@@ -17,6 +17,7 @@ from burnt.cli import main
 from burnt.cli.output import step_bar
 from tests import forked
 from tests.cli.commands import in_terminal, printed, refused
+from tests.fixtures import Capture
 
 CODE = """
 import torch
@@ -84,14 +85,14 @@ def here(desk: Path, trained: Path) -> Path:
     return desk
 
 
-def quantized(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def quantized(capsys: Capture, *words: str) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["quantize", *words, "--json", "--device", "cpu"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
-def failure(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def failure(capsys: Capture, *words: str) -> str:
     capsys.readouterr()
     assert main(["quantize", *words, "--device", "cpu"]) == 2
     printed = capsys.readouterr()
@@ -99,7 +100,7 @@ def failure(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return printed.err
 
 
-def test_a_run_becomes_a_file_that_the_class_loads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_becomes_a_file_that_the_class_loads(here: Path, capsys: Capture) -> None:
     found = quantized(capsys, "net", "--scheme", "int8", "--skip", "head")
     assert found["file"] == "net-int8.safetensors"
     assert found["bytes"] == (here / "net-int8.safetensors").stat().st_size
@@ -115,7 +116,7 @@ def test_a_run_becomes_a_file_that_the_class_loads(here: Path, capsys: pytest.Ca
     assert type(loaded.first).__name__ == "QuantizedLinear"
 
 
-def test_options_reach_quantize(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_options_reach_quantize(capsys: Capture, here: Path) -> None:
     words = ["net", "--scheme", "Q4S-block32", "--override", "head=int8-tensor", "--weights", "minmax"]
     found = quantized(capsys, *words, "-o", "a.safetensors", "--plot", "a.svg", "--only", "*")
     schemes = {layer["path"]: layer["scheme"] for layer in found["layers"]}
@@ -125,9 +126,7 @@ def test_options_reach_quantize(capsys: pytest.CaptureFixture[str], here: Path) 
     assert by_hand.head.scheme.name == "int8-tensor"
 
 
-def test_a_file_is_quantized_with_a_class_or_a_function(
-    capsys: pytest.CaptureFixture[str], here: Path
-) -> None:
+def test_a_file_is_quantized_with_a_class_or_a_function(capsys: Capture, here: Path) -> None:
     found = quantized(capsys, "net.safetensors", "--model", "nets.py:Net")
     assert found["file"] == "net-int8.safetensors"
     assert import_file(here / "nets.py").Net.load(found["file"]).first.values.dtype == torch.int8
@@ -140,9 +139,7 @@ def test_a_file_is_quantized_with_a_class_or_a_function(
     assert 0 < error < 0.05
 
 
-def test_calibration_takes_the_models_inputs_of_batches(
-    capsys: pytest.CaptureFixture[str], here: Path
-) -> None:
+def test_calibration_takes_the_models_inputs_of_batches(capsys: Capture, here: Path) -> None:
     # The batches' column is no argument of the model: the training step's use of it is known.
     words = ["net", "--scheme", "int8-static", "--data", "nets.py:splits", "--activations", "percentile"]
     assert main(["quantize", *words, "--batches", "3", "--device", "cpu", "--json"]) == 0
@@ -159,21 +156,21 @@ def test_calibration_takes_the_models_inputs_of_batches(
     assert 0 < (loaded(x) - original(x)).norm() / original(x).norm() < 0.05
 
 
-def test_auto_is_bounded_and_a_page_says_what_was_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_is_bounded_and_a_page_says_what_was_calibrated(capsys: Capture) -> None:
     words = ["plain.safetensors", "--model", "nets.py:plain", "--data", "nets.py:plain_inputs"]
     shown = printed(capsys, "quantize", *words, "--scheme", "auto", "--bound", "1e-9", "--device", "cpu")
     assert "calibrated on 2 batches" in shown
     assert "0 layers quantized" in shown
 
 
-def test_the_report_is_a_page_with_a_line_for_each_layer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_is_a_page_with_a_line_for_each_layer(capsys: Capture) -> None:
     first, *lines = printed(capsys, "quantize", "runs/net", "--skip", "head", "--device", "cpu").splitlines()
     assert re.fullmatch(r"runs/net, step-\d+ -> net-int8.safetensors, [\d.]+ kB", first)
     assert any(re.fullmatch(r"  first +Linear +int8 +2\.3 kB -> 1\.0 kB +\d+\.\d dB", line) for line in lines)
     assert "  Linear: skip='head'  (head)" in lines
 
 
-def test_files_are_replaced_by_force_alone(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_files_are_replaced_by_force_alone(capsys: Capture, here: Path) -> None:
     (here / "net-int8.safetensors").write_text("old")
     assert "error: the file exists" in failure(capsys, "net")
     assert (here / "net-int8.safetensors").read_text() == "old"
@@ -212,14 +209,14 @@ def test_files_are_replaced_by_force_alone(capsys: pytest.CaptureFixture[str], h
     ],
 )
 def test_a_wrong_argument_is_refused_and_nothing_is_written(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], here: Path
+    words: list[str], message: str, capsys: Capture, here: Path
 ) -> None:
     before = sorted(here.iterdir())
     assert message in failure(capsys, *words)
     assert [path for path in sorted(here.iterdir()) if path.name != "__pycache__"] == before
 
 
-def test_what_cannot_be_quantized_is_exit_code_1(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_what_cannot_be_quantized_is_exit_code_1(capsys: Capture, here: Path) -> None:
     assert "did you mean 'head'?" in refused(
         capsys, "quantize", "net", "--skip", "haed", "--device", "cpu", code=1
     )
@@ -242,7 +239,7 @@ with step_bar() as advance_to:
 """
 
 
-def test_a_file_is_quantized_once(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+def test_a_file_is_quantized_once(capsys: Capture, here: Path) -> None:
     quantized(capsys, "plain.safetensors", "--model", "nets.py:plain")
     words = ["plain-int8.safetensors", "--model", "nets.py:plain", "--scheme", "int4", "--device", "cpu"]
     message = refused(capsys, "quantize", *words, code=1)
@@ -252,7 +249,7 @@ def test_a_file_is_quantized_once(capsys: pytest.CaptureFixture[str], here: Path
     assert not (here / "plain-int8-int4.safetensors").exists()
 
 
-def test_the_bar_shows_text_and_count_in_a_terminal_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_shows_text_and_count_in_a_terminal_alone(capfd: Capture) -> None:
     with step_bar() as advance_to:
         advance_to("quantizing", 1, 2)
     assert capfd.readouterr().err == ""

@@ -19,6 +19,7 @@ from burnt.serve import OnnxModel, RunModel, process
 from burnt.train import KeepLast, Learner, StepOutput, SupervisedTraining
 from tests import forked
 from tests.cli.commands import printed, refused
+from tests.fixtures import Capture, Patch
 from tests.serve import onnx_files
 
 
@@ -50,12 +51,12 @@ class Served:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+def served(monkeypatch: Patch) -> Served:
     monkeypatch.setattr(process, "serve", found := Served())
     return found
 
 
-def test_runs_and_files_by_their_names(run: Path, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_and_files_by_their_names(run: Path, served: Served, capsys: Capture) -> None:
     onnx_files.write(Path("old.onnx"))
     words = ["net", "b=old.onnx", "old.onnx", "c=runs/net", "--port", "0", "--checkpoint", "last"]
     assert main(["serve", *words]) == 0
@@ -67,9 +68,7 @@ def test_runs_and_files_by_their_names(run: Path, served: Served, capsys: pytest
     assert lines[-1].startswith("listening on http://127.0.0.1:")
 
 
-def test_settings_of_options_and_environment(
-    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_of_options_and_environment(served: Served, monkeypatch: Patch, capsys: Capture) -> None:
     onnx_files.write(Path("m.onnx"))
     monkeypatch.setenv("BURNT_API_KEY", " k3y\n")
     options = "--host 0.0.0.0 --port 0 --max-batch 4 --queue 5 --timeout 6 --max-body 0.5 --drain 7 --reload"
@@ -105,38 +104,30 @@ def test_settings_of_options_and_environment(
         (["m.onnx", "--host", "256.0.0.1"], 1, "cannot listen at this address"),
     ],
 )
-def test_what_is_refused(
-    served: Served, capsys: pytest.CaptureFixture[str], words: Sequence[str], code: int, told: str
-) -> None:
+def test_what_is_refused(served: Served, capsys: Capture, words: Sequence[str], code: int, told: str) -> None:
     onnx_files.write(Path("m.onnx"))
     assert told in refused(capsys, "serve", "--port", "0", *words, code=code)
     assert not served.models
 
 
-def test_a_port_in_use_is_said_before_models_are_loaded(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_in_use_is_said_before_models_are_loaded(served: Served, capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["serve", "none.onnx", "--port", str(port)]) == 1
     assert f"the port is in use\n  in        127.0.0.1:{port}" in capsys.readouterr().err
 
 
-def test_an_empty_key_is_refused(
-    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_key_is_refused(served: Served, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("BURNT_API_KEY", "")
     assert "BURNT_API_KEY is empty" in refused(capsys, "serve", "m.onnx")
 
 
-def test_a_missing_package_is_said(
-    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_package_is_said(served: Served, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install burnt[serve]" in refused(capsys, "serve", "m.onnx", code=1)
 
 
-def test_the_folder_of_an_image_holds_the_file(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_of_an_image_holds_the_file(served: Served, capsys: Capture) -> None:
     onnx_files.write(Path("m.onnx"))
     options = ["--port", "9000", "--max-batch", "64", "--allowed-host", "models.example"]
     text = printed(capsys, "serve", "a=m.onnx", "--container", "image", *options)
@@ -149,9 +140,7 @@ def test_the_folder_of_an_image_holds_the_file(served: Served, capsys: pytest.Ca
 
 
 @pytest.mark.full
-def test_the_folder_of_an_image_holds_the_model_of_a_run(
-    run: Path,
-) -> None:
+def test_the_folder_of_an_image_holds_the_model_of_a_run(run: Path) -> None:
     assert main(["serve", "net", "--container", "image"]) == 0
     file = OnnxModel(Path("image/net.onnx"))
     model = burnt.load(run)

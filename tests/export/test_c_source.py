@@ -22,6 +22,7 @@ from burnt.export.c_source import CSource, _pack, c_name, c_source
 from burnt.inspect.signature import Signature, TensorInfo
 from tests.export.models import residual
 from tests.export.ownership import check_arena
+from tests.fixtures import Patch
 
 SPANS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20), st.integers(0, 20)), max_size=20)
 
@@ -84,7 +85,7 @@ def test_a_name_that_is_no_identifier(name: str, hint: str) -> None:
         c_source(nn.Linear(3, 2), torch.zeros(1, 3), name)
 
 
-def test_without_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_generator(monkeypatch: Patch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "emx_onnx_cgen" else found(name)
@@ -96,7 +97,7 @@ def test_without_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- what the generator refuses: graphs in place of what the exporter writes ------------------------------
 
 
-def source_of(graph: onnx.GraphProto, monkeypatch: pytest.MonkeyPatch) -> CSource:
+def source_of(graph: onnx.GraphProto, monkeypatch: Patch) -> CSource:
     """Return the C of a graph."""
 
     def export(model: Any, example: Any, file: Path, **settings: Any) -> SimpleNamespace:
@@ -115,7 +116,7 @@ def value(name: str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, [1, 4])
 
 
-def test_all_missing_ops_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_ops_are_named(monkeypatch: Patch) -> None:
     nodes = [
         helper.make_node("Zeta", ["x"], ["a"]),
         helper.make_node("Relu", ["a"], ["b"]),
@@ -126,7 +127,7 @@ def test_all_missing_ops_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         source_of(helper.make_graph(nodes, "g", [value("x")], [value("z")]), monkeypatch)
 
 
-def test_a_dtype_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dtype_that_fails(monkeypatch: Patch) -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["a"], to=TensorProto.BFLOAT16),
         helper.make_node("Tanh", ["a"], ["b"]),
@@ -138,7 +139,7 @@ def test_a_dtype_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         source_of(helper.make_graph(nodes, "g", [value("x")], [value("y")]), monkeypatch)
 
 
-def test_an_attribute_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attribute_that_fails(monkeypatch: Patch) -> None:
     limits = [
         helper.make_tensor(name, TensorProto.INT64, [1], [n])
         for name, n in zip("abcd", (3, -9, 1, -1), strict=True)
@@ -150,7 +151,7 @@ def test_an_attribute_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "  found     Slice only supports positive steps (Slice of float, flip)\n" in str(caught.value)
 
 
-def test_an_output_that_is_a_constant_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_is_a_constant_is_written(monkeypatch: Patch) -> None:
     constant = helper.make_tensor("y", TensorProto.FLOAT, [1, 4], [1.0, 2.0, 3.0, 4.0])
     nodes = [helper.make_node("Add", ["x", "y"], ["z"])]
     graph = helper.make_graph(nodes, "g", [value("x")], [value("z"), value("y")], [constant])
@@ -160,7 +161,7 @@ def test_an_output_that_is_a_constant_is_written(monkeypatch: pytest.MonkeyPatch
     assert "(weight1_y_constant, (void *)y);" in source.text
 
 
-def test_texts_of_a_model_do_not_end_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_a_model_do_not_end_comments(monkeypatch: Patch) -> None:
     bias = helper.make_tensor("*/ größe", TensorProto.FLOAT, [4], [1.0, 2.0, 3.0, 4.0])
     nodes = [helper.make_node("Add", ["x*/", "*/ größe"], ["*/"], "*/")]
     graph = helper.make_graph(nodes, "*/", [value("x*/")], [value("*/")], [bias])

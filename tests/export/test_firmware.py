@@ -28,6 +28,7 @@ from burnt.inspect import signature_of
 from tests.export.models import MODELS
 from tests.export.ownership import check_arena
 from tests.export.toolchains import AARCH64, CORTEX_M4, HOST, SANITIZED, require
+from tests.fixtures import Patch
 
 NAMES = [name if name == "digits" else pytest.param(name, marks=pytest.mark.full) for name in MODELS]
 
@@ -142,7 +143,7 @@ def small_source() -> CSource:
 
 
 @pytest.fixture
-def write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def write(monkeypatch: Patch, tmp_path: Path) -> Any:
     """Writes the small model to the folder "out"."""
 
     def write(source: CSource | None = None, **settings: Any) -> Firmware:
@@ -153,7 +154,7 @@ def write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return write
 
 
-def hide(monkeypatch: pytest.MonkeyPatch, *tools: str) -> None:
+def hide(monkeypatch: Patch, *tools: str) -> None:
     """Make programs seem missing; all without names."""
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool in tools or not tools else which(tool))
@@ -226,7 +227,7 @@ def test_a_model_that_does_not_fit(write: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_memory_without_compilers(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_without_compilers(write: Any, monkeypatch: Patch) -> None:
     hide(monkeypatch)
     result = write()
     buffers = 4 * (3 + 2)
@@ -235,7 +236,7 @@ def test_memory_without_compilers(write: Any, monkeypatch: pytest.MonkeyPatch) -
     assert not result.compared
 
 
-def test_memory_without_a_compiler_for_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_without_a_compiler_for_arm(monkeypatch: Patch) -> None:
     require("gcc", "size")
     hide(monkeypatch, "arm-none-eabi-gcc")
     memory = measure_memory(small_source())
@@ -244,7 +245,7 @@ def test_memory_without_a_compiler_for_arm(monkeypatch: pytest.MonkeyPatch) -> N
     assert memory.ram == small_source().arena + 20 + memory.stack
 
 
-def test_a_compiler_for_arm_without_a_c_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiler_for_arm_without_a_c_library(monkeypatch: Patch, tmp_path: Path) -> None:
     """Debian has newlib in a package of its own."""
     require("gcc", "size")
     for tool in ("gcc", "size"):
@@ -257,7 +258,7 @@ def test_a_compiler_for_arm_without_a_c_library(monkeypatch: pytest.MonkeyPatch,
         measure_memory(small_source())
 
 
-def test_a_full_disk(write: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_full_disk(write: Any, monkeypatch: Patch, tmp_path: Path) -> None:
     @contextlib.contextmanager
     def full(path: Path) -> Iterator[Path]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

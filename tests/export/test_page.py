@@ -20,6 +20,7 @@ from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx.weights import rounded_copy
 from tests.export import browser as browser_module
 from tests.export.browser import chromium, find_chromium
+from tests.fixtures import Patch
 
 DIGITS = Path(__file__).parent.parent.parent / "examples" / "digits" / "train.py"
 
@@ -34,7 +35,7 @@ def example():
     """The module of the digits example."""
     spec = importlib.util.spec_from_file_location("digits_example", DIGITS)
     module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
+    with Patch.context() as patch:
         patch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)
         yield module

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -18,15 +18,12 @@ from burnt.serve.schema import Arrays, Schema, TensorSchema
 from burnt.serve.service import Service
 
 
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Decorate a test that is a coroutine: run it in an event loop of its own."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        async def scenario() -> None:
-            await test(*args, **kwargs)
-
-        asyncio.run(scenario())
+        asyncio.run(test(*args, **kwargs))
 
     return run
 
@@ -72,13 +69,7 @@ class Fake:
         return [self.function(array) for array in arrays]
 
     def newest_version(self) -> str:
-        return (
-            "broken"
-            if isinstance(self.next, Exception)
-            else self.version
-            if self.next is None
-            else self.next.version
-        )
+        return getattr(self if self.next is None else self.next, "version", "broken")
 
     def reloaded(self) -> Fake:
         if isinstance(self.next, Exception):

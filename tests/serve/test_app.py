@@ -21,6 +21,7 @@ from burnt.inspect import signature_of
 from burnt.serve import RunModel, Settings, create_app, wire
 from burnt.serve.schema import Schema
 from burnt.serve.wire import JSON, SAFETENSORS
+from tests.fixtures import Patch
 from tests.serve.serving import Fake, ask, client, in_loop, schema_of, served
 
 JSON_HEADER = {"content-type": JSON}
@@ -316,7 +317,7 @@ def test_compressed_bodies_are_refused(fake: tuple[TestClient, Fake]) -> None:
 class Held:
     """Takes the place of a function of `wire`, and waits until the test has seen that the server works."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def __init__(self, monkeypatch: Patch, name: str) -> None:
         self._function = getattr(wire, name)
         self.entered, self.seen = threading.Event(), threading.Event()
         monkeypatch.setattr(wire, name, self)
@@ -329,9 +330,7 @@ class Held:
 
 @pytest.mark.parametrize("name", ["decode_json", "decode_safetensors", "encode_json", "encode_safetensors"])
 @in_loop
-async def test_large_bodies_and_answers_do_not_stop_the_server(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+async def test_large_bodies_and_answers_do_not_stop_the_server(monkeypatch: Patch, name: str) -> None:
     x = np.arange(40_000, dtype=np.float32)[None]
     is_json = name.endswith("json")
     content = (
@@ -351,7 +350,7 @@ async def test_large_bodies_and_answers_do_not_stop_the_server(
 
 
 @in_loop
-async def test_outputs_that_wait_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outputs_that_wait_are_limited_together(monkeypatch: Patch) -> None:
     schema = Schema(schema_of().inputs, schema_of((None, 60_000)).outputs)
     model = Fake(lambda x: np.repeat(x, 30_000, 1), schema)
     async with served(model, max_answers=200_000) as (http, _):

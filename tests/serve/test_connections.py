@@ -21,6 +21,7 @@ from burnt.serve.connections import Connections
 from burnt.serve.process import configuration, listen
 from burnt.serve.schema import Schema
 from burnt.serve.wire import SAFETENSORS
+from tests.fixtures import Patch
 from tests.serve.serving import PATIENCE, Fake, Gate, in_loop, schema_of
 
 BODY = b'{"inputs":{"x":[[1,2]]}}'
@@ -374,7 +375,7 @@ async def test_a_client_that_reads_slowly_is_waited_for() -> None:
     assert transport.is_aborted
 
 
-def test_connections_leave_file_handles_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_leave_file_handles_for_others(monkeypatch: Patch) -> None:
     app = create_app({"m": Fake()})
     for handles, expected in ((128, (64, 32)), (10**6, (1024, 2048))):
         monkeypatch.setattr(process, "_max_handles", lambda handles=handles: handles)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 import burnt
@@ -135,15 +134,8 @@ def test_a_module_that_takes_the_sequence_first() -> None:
 
 
 def cumsum_file(path: Path, shape: list[str | int | None], axis: int) -> Path:
-    graph = helper.make_graph(
-        [helper.make_node("CumSum", ["x", "axis"], ["y"])],
-        "sums",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(np.array(axis, np.int64), "axis")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    nodes = [helper.make_node("CumSum", ["x", "axis"], ["y"])]
+    return onnx_files.write_graph(path, nodes, shape, shape, constants={"axis": np.array(axis, np.int64)})
 
 
 @pytest.mark.parametrize(
@@ -178,16 +170,9 @@ def test_a_dynamically_quantized_file_and_module(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     layer = nn.Linear(16, 4)
-    weight = numpy_helper.from_array(layer.weight.detach().numpy().T.copy(), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "layer",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
-        [weight],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "float.onnx")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    weights = {"w": layer.weight.detach().numpy().T.copy()}
+    onnx_files.write_graph(tmp_path / "float.onnx", nodes, ["batch", 16], ["batch", 4], constants=weights)
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "quantized.onnx")
     assert joins(OnnxModel(tmp_path / "float.onnx"))
 
@@ -231,50 +216,36 @@ def test_an_item_without_its_batch_axis_is_taken_all_the_same() -> None:
 
 @pytest.mark.parametrize("dtype", ["INT16", "UINT16", "INT32", "INT64"])
 def test_files_of_integers_are_tried_with_large_ones_if_they_take_them(tmp_path: Path, dtype: str) -> None:
-    def file(name: str, nodes: list[Any], constants: list[Any]) -> OnnxModel:
-        graph = helper.make_graph(
-            nodes,
-            name,
-            [helper.make_tensor_value_info("x", getattr(TensorProto, dtype), ["batch", 4])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
-            constants,
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        onnx.save(model, tmp_path / name)
-        return OnnxModel(tmp_path / name)
+    def file(nodes: list[Any], **constants: np.ndarray) -> OnnxModel:
+        shape, dtypes = ["batch", 4], (getattr(TensorProto, dtype), TensorProto.FLOAT)
+        path = tmp_path / f"{nodes[-1].op_type}.onnx"
+        return OnnxModel(onnx_files.write_graph(path, nodes, shape, shape, dtypes, constants))
 
     peak = [
         helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMax", ["float"], ["peak"], keepdims=1),
         helper.make_node("Div", ["float", "peak"], ["y"]),
     ]
-    assert not joins(file("peak.onnx", peak, []))
-    table = numpy_helper.from_array(np.arange(50, dtype=np.float32), "table")
+    assert not joins(file(peak))
     gather = [
         helper.make_node("Cast", ["x"], ["ids"], to=TensorProto.INT64),
         helper.make_node("Gather", ["table", "ids"], ["y"]),
     ]
-    assert joins(file("table.onnx", gather, [table]))
+    assert joins(file(gather, table=np.arange(50, dtype=np.float32)))
 
 
 def test_a_quantized_file_of_tokens_whose_numbers_and_length_are_open(tmp_path: Path) -> None:
     """The means of long random sequences differ little, and so do their scales."""
     table = np.random.default_rng(0).standard_normal((50, 16)).astype(np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["t", "x"], ["rows"]),
-            helper.make_node("ReduceMean", ["rows"], ["mean"], axes=[1], keepdims=0),
-            helper.make_node("DynamicQuantizeLinear", ["mean"], ["q", "scale", "zero"]),
-            helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
-        ],
-        "tokens",
-        [helper.make_tensor_value_info("x", TensorProto.INT64, ["batch", "length"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 16])],
-        [numpy_helper.from_array(table, "t")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "m.onnx")
-    assert not joins(OnnxModel(tmp_path / "m.onnx"))
+    nodes = [
+        helper.make_node("Gather", ["t", "x"], ["rows"]),
+        helper.make_node("ReduceMean", ["rows"], ["mean"], axes=[1], keepdims=0),
+        helper.make_node("DynamicQuantizeLinear", ["mean"], ["q", "scale", "zero"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    shapes, dtypes = (["batch", "length"], ["batch", 16]), (TensorProto.INT64, TensorProto.FLOAT)
+    file = onnx_files.write_graph(tmp_path / "m.onnx", nodes, *shapes, dtypes, {"t": table})
+    assert not joins(OnnxModel(file))
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "uint64", "int64", "float16", "float64"])

@@ -27,6 +27,7 @@ from burnt.serve.schema import Schema
 from burnt.serve.servable import padded_sizes
 from burnt.train import KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.after.loading import RunFiles
+from tests.fixtures import Patch
 from tests.serve import onnx_files
 from tests.serve.serving import Fake, Gate, ask, client, in_loop, queued, schema_of, served
 
@@ -177,7 +178,7 @@ def test_a_file_that_burnt_wrote_with_a_fixed_batch_takes_that_batch(tmp_path: P
     assert str(OnnxModel(file).schema) == "x: float32[4, 2] -> y: float32[4, 2]"
 
 
-def test_files_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_served(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(RecordError, match="cannot be read"):
         OnnxModel(tmp_path / "none.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"no model")

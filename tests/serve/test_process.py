@@ -26,6 +26,7 @@ import pytest
 from burnt.errors import BurntError, UnsupportedError
 from burnt.serve.packages import require_packages
 from burnt.serve.process import listen
+from tests.fixtures import Patch
 from tests.serve import onnx_files
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +167,7 @@ def wait_until_refused(port: int) -> None:
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def benchmark(monkeypatch: Patch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield importlib.import_module("serve")
     sys.modules.pop("serve")
@@ -174,7 +175,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 @pytest.mark.parametrize("restarts", [2, pytest.param(50, marks=pytest.mark.full)])
 def test_no_accepted_request_is_lost_or_answered_twice_through_restarts(
-    benchmark: ModuleType, restarts: int, monkeypatch: pytest.MonkeyPatch
+    benchmark: ModuleType, restarts: int, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     counts = asyncio.run(benchmark.restart_under_load(restarts, answers_each=50))
@@ -236,7 +237,7 @@ def test_an_address_that_cannot_be_listened_at() -> None:
         assert host in str(caught.value)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: Patch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else object())
     with pytest.raises(UnsupportedError, match="no uvicorn") as caught:
         require_packages()

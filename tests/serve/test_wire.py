@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as arrays
 from burnt.errors import InputError
 from burnt.serve import wire
 from burnt.serve.wire import decode_json, encode_json
+from tests.fixtures import Patch
 from tests.serve.serving import schema_of
 
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64"]
@@ -88,7 +89,7 @@ def test_answers_are_json_that_gives_every_number_back(array: np.ndarray) -> Non
 
 
 @pytest.fixture(params=[1, 20, 2**16])
-def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def piece(request: pytest.FixtureRequest, monkeypatch: Patch) -> None:
     monkeypatch.setattr(wire, "_PIECE_BYTES", request.param)
     monkeypatch.setattr(wire, "_PIECE_NUMBERS", request.param)
 
