@@ -128,13 +128,7 @@ def test_artefacts_are_recorded_when_metrics_are_read(tmp_path):
     found = {}
     for artefact in reader.artefacts():
         found.setdefault(artefact.name, {})[artefact.step] = artefact.data
-    assert {
-        name: sorted(steps) for name, steps in found.items() if name in ("pixels", "words", "spread")
-    } == {
-        "pixels": [4, 8],
-        "words": [4, 8],
-        "spread": [4, 8],
-    }
+    assert all(sorted(found[name]) == [4, 8] for name in ("pixels", "words", "spread"))
     # In a validation, those of the first batch.
     assert found["valid/words"][10]["rows"] == [[0.0]]
     assert found["words"][8]["rows"] == [[7.0]]
@@ -189,13 +183,8 @@ def test_names_that_are_taken(tmp_path, name):
 
 
 def test_a_scalar_may_be_nan_and_any_kind_of_number(tmp_path):
-    values = [
-        float("inf"),
-        torch.tensor([2]),
-        np.float32(0.5),
-        True,
-        torch.tensor(0.25, dtype=torch.bfloat16),
-    ]
+    quarter = torch.tensor(0.25, dtype=torch.bfloat16)
+    values = [float("inf"), torch.tensor([2]), np.float32(0.5), True, quarter]
 
     def kinds(model, batch):
         return StepOutput(
@@ -226,26 +215,23 @@ def test_png(shape, dtype):
 
 
 @pytest.mark.parametrize(
-    ("pixels", "message"),
+    ("make", "message"),
     [
-        (torch.zeros(5, 4, 3), "channels come first"),
-        (torch.zeros(2, 5, 4), r"found     shape \(2, 5, 4\)"),
-        (torch.zeros(3, 0, 4), r"shape \(3, 0, 4\)"),
-        (torch.zeros(3, 4, 4, dtype=torch.int64), "uint8, or floating-point"),
+        (lambda: Image(torch.zeros(5, 4, 3)), "channels come first"),
+        (lambda: Image(torch.zeros(2, 5, 4)), r"found     shape \(2, 5, 4\)"),
+        (lambda: Image(torch.zeros(3, 0, 4)), r"shape \(3, 0, 4\)"),
+        (lambda: Image(torch.zeros(3, 4, 4, dtype=torch.int64)), "uint8, or floating-point"),
+        (lambda: Table(["a", "b"], [[1, 2], [3]]), "a row does not fit"),
+        (lambda: Histogram(torch.zeros(3), bins=0), "needs bins"),
+        (lambda: Histogram(torch.zeros(3, dtype=torch.complex64)), "real numbers"),
     ],
 )
-def test_what_is_no_image(pixels, message):
+def test_invalid_artefacts_are_refused(make, message):
     with pytest.raises(MetricError, match=message):
-        Image(pixels)
+        make()
 
 
-def test_tables_and_histograms_are_checked():
-    with pytest.raises(MetricError, match="a row does not fit"):
-        Table(["a", "b"], [[1, 2], [3]])
-    with pytest.raises(MetricError, match="needs bins"):
-        Histogram(torch.zeros(3), bins=0)
-    with pytest.raises(MetricError, match="real numbers"):
-        Histogram(torch.zeros(3, dtype=torch.complex64))
+def test_a_histogram_counts_finite_values():
     assert Histogram(torch.tensor([float("nan"), float("inf"), 1.0])).counts()[0].count(1.0) == 1
     assert sum(Histogram(torch.tensor([])).counts()[0]) == 0
 
