@@ -50,19 +50,16 @@ def test_several_validation_sets(folder: Path) -> None:
     ]
 
 
-def test_one_split_and_no_checkpoints(folder: Path) -> None:
-    assert format_summary(folder, {"train/loss": 0.75}, [Loss(), Accuracy()], [], []).splitlines()[:-1] == [
-        "       train  best train",
-        "loss  0.7500  0.5000 at step 20",
-    ]
-
-
-def test_a_store_that_is_gone(tmp_path: Path) -> None:
-    lines = format_summary(tmp_path, {"valid/loss": math.nan}, [Loss()], [], []).splitlines()
-    assert lines[:-1] == ["      valid", "loss    nan"]
-
-
-def test_nothing_was_measured(folder: Path) -> None:
-    assert format_summary(folder, {}, [Loss()], [], []).splitlines() == [
-        f"To view the run: burnt runs show '{folder}', burnt monitor '{folder}'"
-    ]
+@pytest.mark.parametrize(
+    ("values", "has_store", "table"),
+    [
+        ({"train/loss": 0.75}, True, ["       train  best train", "loss  0.7500  0.5000 at step 20"]),
+        ({"valid/loss": math.nan}, False, ["      valid", "loss    nan"]),
+        ({}, True, []),
+    ],
+)
+def test_without_checkpoints(folder: Path, tmp_path: Path, values, has_store: bool, table: list[str]) -> None:
+    run = folder if has_store else tmp_path
+    lines = format_summary(run, values, [Loss(), Accuracy()], [], []).splitlines()
+    assert lines[:-1] == table
+    assert lines[-1].startswith("To view the run: burnt runs show ")

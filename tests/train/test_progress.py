@@ -80,14 +80,12 @@ def test_off_prints_nothing(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_plain_lines_in_between_come_every_few_seconds(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+def test_plain_lines_in_between_come_every_few_seconds(clock):
     out = io.StringIO()
     reporter = PlainReporter(out)
     reporter.on_start(Started(training(Position()), "title", 12, 1200))
     reporter.on_log(Logged(training(Position(10, 0, 10)), {"loss": 0.5}, SPEED))
-    now[0] += 6
+    clock[0] += 6
     reporter.on_log(Logged(training(Position(200, 2, 0)), {"loss": 0.25}, SPEED))
     reporter.on_log(Logged(training(Position(201, 2, 1)), {"loss": 0.2}, SPEED))
     reporter.activity("validating")
@@ -102,6 +100,14 @@ def test_plain_lines_in_between_come_every_few_seconds(monkeypatch):
     ]
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that reporters see, in its only element."""
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
 def test_plain_lines_where_no_end_is_known(monkeypatch):
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0)
     out = io.StringIO()
@@ -111,9 +117,7 @@ def test_plain_lines_where_no_end_is_known(monkeypatch):
     assert out.getvalue().splitlines()[1] == "epoch 1  step 10  loss nan  1,234 samples/s"
 
 
-def test_plain_lines_of_a_duration_in_time(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+def test_plain_lines_of_a_duration_in_time(clock, monkeypatch):
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0)
     out = io.StringIO()
     reporter = PlainReporter(out)
@@ -121,7 +125,7 @@ def test_plain_lines_of_a_duration_in_time(monkeypatch):
     reporter.on_log(Logged(training(Position(10, 0, 10, seconds=3600.0)), {"loss": 0.5}, SPEED))
     reporter.on_log(Logged(training(Position(10, 0, 10, seconds=7201.0)), {"loss": 0.5}, SPEED))
     reporter.on_start(Started(training(Position()), "title", None, 1200, 7200.0))
-    now[0] += 100.0  # at two steps a second
+    clock[0] += 100.0  # at two steps a second
     reporter.on_log(Logged(training(Position(200, 0, 10, seconds=100.0)), {"loss": 0.5}, SPEED))
     ends = [line.rpartition("eta ")[2] for line in out.getvalue().splitlines() if "eta" in line]
     assert ends == ["1:00:00", "0.0 s", "8:20"]
@@ -189,18 +193,16 @@ def test_the_live_view_shows_every_validation_set_and_the_first_of_many_metrics(
     ]
 
 
-def test_a_pause_does_not_make_the_live_view_expect_a_later_end(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+def test_a_pause_does_not_make_the_live_view_expect_a_later_end(clock):
     reporter, _ = live()
     reporter.on_start(Started(training(Position()), "title", None, 100))
-    now[0] += 10.0
+    clock[0] += 10.0
     reporter.on_log(Logged(training(Position(50, 0, 50)), {"loss": 0.5}, SPEED))
     reporter.activity("paused")
-    now[0] += 1000.0
+    clock[0] += 1000.0
     reporter.activity("saving")
     reporter.activity("paused")
-    now[0] += 1000.0
+    clock[0] += 1000.0
     reporter.activity("training")
     picture = drawn(reporter)
     assert "eta 10.0 s" in picture

@@ -12,13 +12,14 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.train import RunReader, RunWriter
 from burnt.train.reporting.run_tables import KernelTables, record_model
 
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="nothing is planned without a C compiler")
+
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """Records, and reads what is recorded under a name."""
-    monkeypatch.setattr(
-        "burnt.train.reporting.run_tables._MAX_ROWS", 1 << 20
-    )  # beside what other tests have chosen
+    # There are rows of other tests too.
+    monkeypatch.setattr("burnt.train.reporting.run_tables._MAX_ROWS", 1 << 20)
     with RunWriter.create(tmp_path / "run") as writer:
         result = KernelTables(writer)
 
@@ -81,7 +82,7 @@ def test_functions_that_fall_back_are_reported_with_the_reason(tables):
     assert (row["kernels"], row["calls of torch's own"], row["signatures"]) == (None, None, 2)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
+@needs_compiler
 def test_plans_are_reported_with_their_kernels(tables):
     @codegen.fuse
     def doubled_in_order(x):
@@ -93,7 +94,7 @@ def test_plans_are_reported_with_their_kernels(tables):
     assert (row["kernels"], row["calls of torch's own"], row["fell back"]) == (2, 1, None)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
+@needs_compiler
 def test_backward_plans_are_reported_once_they_are_made(tables):
     @codegen.fuse
     def squared(x):
@@ -109,7 +110,7 @@ def test_backward_plans_are_reported_once_they_are_made(tables):
     assert (row["kernels"], row["calls of torch's own"], row["fell back"]) == (1, 0, None)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
+@needs_compiler
 def test_gradients_that_cannot_be_planned_are_reported(tables, monkeypatch):
     @codegen.fuse
     def cubed(x):
@@ -132,25 +133,26 @@ def test_functions_that_are_gone_are_forgotten():
     assert "passing" not in [function.name for function in functions()]
 
 
+def model_rows(folder, model, shapes):
+    with RunWriter.create(folder / "run") as writer:
+        record_model(writer, model, shapes)
+    with RunReader(folder / "run") as reader:
+        (table,) = reader.artefacts("table", "model")
+    return table.data["rows"]
+
+
 def test_tables_have_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr("burnt.train.reporting.run_tables._MAX_ROWS", 3)
     model = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(9)])
-    with RunWriter.create(tmp_path / "run") as writer:
-        record_model(writer, model, {})
-    with RunReader(tmp_path / "run") as reader:
-        (table,) = reader.artefacts("table", "model")
-    assert [row[0] for row in table.data["rows"]] == ["", "0", "1", "... 7 more"]
+    assert [row[0] for row in model_rows(tmp_path, model, {})] == ["", "0", "1", "... 7 more"]
 
 
 def test_shared_and_lazy_parameters_are_counted_as_they_are(tmp_path):
     shared = torch.nn.Linear(2, 2, bias=False)
     model = torch.nn.ModuleList([shared, torch.nn.Linear(2, 2, bias=False), torch.nn.LazyLinear(3)])
     model[1].weight = shared.weight
-    with RunWriter.create(tmp_path / "run") as writer:
-        record_model(writer, model, {"0": "(1, 2)"})
-    with RunReader(tmp_path / "run") as reader:
-        (table,) = reader.artefacts("table", "model")
-    assert [(row[0], row[2], row[3]) for row in table.data["rows"]] == [
+    rows = model_rows(tmp_path, model, {"0": "(1, 2)"})
+    assert [(row[0], row[2], row[3]) for row in rows] == [
         ("", None, 0),
         ("0", "(1, 2)", 4),
         ("1", None, 0),
