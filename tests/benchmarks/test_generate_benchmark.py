@@ -1,13 +1,12 @@
 """benchmarks/generate.py runs, and both models generate the same tokens."""
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.running import ROOT
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.running import ROOT, output_of
 
 
 @pytest.fixture(autouse=True)
@@ -30,15 +30,6 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def module(name: str) -> Any:
     return importlib.import_module(f"kernel_table.{name}")
-
-
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "kernels.py"), *options],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
 
 
 def test_nobody_always_runs_after_the_same_other_one() -> None:
@@ -54,8 +45,7 @@ def test_nobody_always_runs_after_the_same_other_one() -> None:
 def test_the_cpu_table(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     rows = "gelu|cross_entropy fwd.bwd 4096|k2s2 2x32|overheads"
-    done = run("--quick", "--rivals", "eager", "--rows", rows, "--json", str(file))
-    assert done.returncode == 0, done.stderr
+    printed = output_of("kernels.py", "--quick", "--rivals", "eager", "--rows", rows, "--json", str(file))
     results = json.loads(file.read_text())
     assert list(results["rows"]) == [
         "max_pool2d k2s2 2x32x512x512",
@@ -63,7 +53,7 @@ def test_the_cpu_table(tmp_path: Path) -> None:
         "cross_entropy fwd+bwd 4096x4096",
     ]
     for name, row in results["rows"].items():
-        line = next(line for line in done.stdout.splitlines() if line.startswith(name))
+        line = next(line for line in printed.splitlines() if line.startswith(name))
         for column in ("same allocator", "as shipped"):
             (found,) = row[column].values()
             assert found["ratio"] > 0
@@ -82,7 +72,8 @@ def test_the_cpu_table(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_gpus_table_rehearsed() -> None:
-    done = run(
+    printed = output_of(
+        "kernels.py",
         "--quick",
         "--table",
         "gpu",
@@ -91,10 +82,9 @@ def test_the_gpus_table_rehearsed() -> None:
         "--rows",
         "^layer_norm|embedding|14x14|matmul 2048",
     )
-    assert done.returncode == 0, done.stderr
     for name in ("layer_norm ", "layer_norm fwd+bwd", "embedding ", "geometric mean"):
-        assert f"\n{name}" in done.stdout
-    head, *lines = done.stdout.splitlines()[1:]
+        assert f"\n{name}" in printed
+    head, *lines = printed.splitlines()[1:]
     assert "own, x torch" in head
     matmul = next(line for line in lines if line.startswith("matmul 2048 "))
     assert " / 0.9 " in matmul  # of our own kernel, where the op takes the library's
@@ -222,8 +212,7 @@ def test_without_its_rival_nothing_is_compiled_by_inductor(
 def test_whether_inductor_compiled_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     command = ["--quick", "--table", "gpu", "--json", str(file), "--rows", "^relu2$"]
-    done = run(*command, "--rivals", "unfused,compile")
-    assert done.returncode == 0, done.stderr
+    output_of("kernels.py", *command, "--rivals", "unfused,compile")
     assert json.loads(file.read_text())["rows"]["relu2"]["inductor"]
 
 

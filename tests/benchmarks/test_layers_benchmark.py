@@ -2,19 +2,14 @@
 
 import importlib
 import itertools
-import os
-import subprocess
-import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from burnt import nn
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.running import ROOT, output_of
 
 
 @pytest.fixture
@@ -68,15 +63,7 @@ def test_inputs_of_the_tests_grow(layers: Any, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.full
 def test_layers_are_listed_beside_their_twins() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/layers.py", "--quick"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    printed = output_of("layers.py", "--quick")
     for name in ("Conv3d", "GroupNorm", "MaxPool1d", "Mse", "Relu"):
         for mode in ("training", "inference"):
-            assert f"\n{name}, {mode} " in done.stdout
+            assert f"\n{name}, {mode} " in printed

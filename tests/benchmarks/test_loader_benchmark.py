@@ -1,25 +1,13 @@
 """The benchmark of loaders runs, and compares loaders that give the same batches."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.running import run
 
 
 @pytest.mark.full
 def test_every_row_is_printed() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/loader.py", "--quick"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run("loader.py", "--quick")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()

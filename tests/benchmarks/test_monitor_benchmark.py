@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / name), *options],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+from tests.benchmarks.running import output_of, run
 
 
 @pytest.mark.parametrize(
@@ -33,13 +20,12 @@ def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
 )
 def test_the_monitors_figures(tmp_path: Path, part: str, rows: int) -> None:
     file = tmp_path / "results.json"
-    done = run("monitor.py", "--quick", "--only", part, "--json", str(file))
-    assert done.returncode == 0, done.stderr
+    printed = output_of("monitor.py", "--quick", "--only", part, "--json", str(file))
     results = json.loads(file.read_text())
     assert results["machine"]["cores"] >= 1
     assert len(results["rows"]) == rows
     for name, row in results["rows"].items():
-        assert name.removesuffix(", s") in done.stdout
+        assert name.removesuffix(", s") in printed
         assert row["low"] <= row["median"] <= row["high"]
         if "target" in row:
             assert row["met"] == (row["median"] <= row["target"])
@@ -59,7 +45,6 @@ def test_what_says_nothing_is_refused() -> None:
 
 @pytest.mark.full
 def test_every_widget_has_a_row() -> None:
-    done = run("chart_widgets.py", "--quick", "--points", "40")
-    assert done.returncode == 0, done.stderr
+    printed = output_of("chart_widgets.py", "--quick", "--points", "40")
     for name in ("burnt.monitor.plotting.chart_widget", "textual_plot", "textual_plotext", "plotext"):
-        assert f"\n{name} " in done.stdout
+        assert f"\n{name} " in printed

@@ -2,15 +2,13 @@
 
 import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.running import ROOT, output_of
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
@@ -53,15 +51,8 @@ def test_rows_of_a_small_file(benchmark: Any, monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.full
 def test_it_runs(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    done = subprocess.run(
-        [sys.executable, "benchmarks/onnx_import.py", "--quick", "--json", str(tmp_path / "r.json")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    printed = output_of("onnx_import.py", "--quick", "--json", str(tmp_path / "r.json"))
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["memory"] > 1
     assert max(found["batch 8"]["errors"].values()) < 1e-4
-    assert "x the file in memory" in done.stdout
+    assert "x the file in memory" in printed

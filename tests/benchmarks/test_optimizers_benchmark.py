@@ -2,16 +2,13 @@
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.running import ROOT, output_of
 
 
 @pytest.fixture
@@ -20,23 +17,11 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("kernel_table.steps")
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 @pytest.mark.full
 def test_steps_are_listed_beside_those_of_torch() -> None:
-    done = run("benchmarks/optimizers.py", "--quick", "--rows", "50 M|9 k|muon")
-    assert done.returncode == 0, done.stderr
+    printed = output_of("optimizers.py", "--quick", "--rows", "50 M|9 k|muon")
     names = ["adamw + clip, 50 M", "sgd, momentum + clip, 50 M", "adamw + clip, 9 k", "muon + clip, 6 m"]
-    lines = done.stdout.splitlines()[-4:]
+    lines = printed.splitlines()[-4:]
     assert all(line.startswith(name) for line, name in zip(lines, names, strict=True))
     assert [" / 1.4 " in line for line in lines] == [True, False, False, False]
 
@@ -44,14 +29,13 @@ def test_steps_are_listed_beside_those_of_torch() -> None:
 @pytest.mark.full
 def test_the_table_of_kernels_has_them(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    done = run("benchmarks/kernels.py", "--quick", "--rows", "in 6 tensors", "--json", str(file))
-    assert done.returncode == 0, done.stderr
+    printed = output_of("kernels.py", "--quick", "--rows", "in 6 tensors", "--json", str(file))
     results = json.loads(file.read_text())
     assert results["rows"] == {}
     (row,) = results["steps"].values()
     assert row["burnt"]["ms"] > 0
-    assert f"{row['torch']['ratio']:.2f} (" in done.stdout
-    assert f"{row['lists']['ratio']:.2f} (" in done.stdout
+    assert f"{row['torch']['ratio']:.2f} (" in printed
+    assert f"{row['lists']['ratio']:.2f} (" in printed
 
 
 def test_what_is_aimed_at_is_written_and_what_fell_is_named(

@@ -2,26 +2,18 @@
 
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.running import ROOT, run
 
 
 @pytest.mark.full
 def test_the_table_has_every_row(tmp_path: Path) -> None:
     for name in ("torchao", "onnxruntime", "transformers"):
         pytest.importorskip(name)
-    done = subprocess.run(
-        [sys.executable, "benchmarks/quantization.py", "--quick", "--json", str(tmp_path / "r.json")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run("quantization.py", "--quick", "--json", str(tmp_path / "r.json"))
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "r.json").read_text())
     assert set(found["rows"]) == {"decode int8", "decode int4", "linear int8", "RoBERTa int8"}

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.running import output_of
 
 
 @pytest.mark.full
 def test_every_server_has_a_row_for_each_number_of_connections(tmp_path: Path) -> None:
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "serve.py", "--quick", "--json", tmp_path / "results.json"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert done.returncode == 0, done.stderr
+    printed = output_of("serve.py", "--quick", "--json", tmp_path / "results.json")
     results = json.loads((tmp_path / "results.json").read_text())["connections"]
     assert list(results) == ["1", "16", "64"]
     servers = ["burnt"]
     if importlib.util.find_spec("litserve") is None:
-        assert "litserve is not installed" in done.stdout
+        assert "litserve is not installed" in printed
     else:
         servers += ["litserve, 5 ms", "litserve, no window"]
     for connections, rows in results.items():
@@ -36,4 +26,4 @@ def test_every_server_has_a_row_for_each_number_of_connections(tmp_path: Path) -
         for name, row in rows.items():
             assert 0 < row["p50"] <= row["p99"]
             assert row["ratios"]["per_second"] > 0
-            assert f"{connections:<12}{name:<22}{row['per_second']:>9.0f}" in done.stdout
+            assert f"{connections:<12}{name:<22}{row['per_second']:>9.0f}" in printed

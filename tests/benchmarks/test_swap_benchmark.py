@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.running import ROOT, output_of
+
 pytest.importorskip("transformers")
 
 
@@ -23,26 +22,18 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("swap")
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "swap.py"), *options],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-
 @pytest.mark.full
 def test_every_row_runs(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    done = run("--quick", "--rivals", "eager", "--seconds", "0", "--json", str(file), "--report")
-    assert done.returncode == 0, done.stderr
+    printed = output_of(
+        "swap.py", "--quick", "--rivals", "eager", "--seconds", "0", "--json", str(file), "--report"
+    )
     results = json.loads(file.read_text())
     models = ("BERT", "Llama", "GPT-2", "ViT", "ConvNeXt", "ResNet")
     both = [f"{name} {what}" for name in models for what in ("training", "inference")]
     assert list(results["rows"]) == [*both, "Llama 1B training"]
     for name, row in results["rows"].items():
-        [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}  ")]
+        [line] = [line for line in printed.splitlines() if line.startswith(f"{name}  ")]
         found = row["ratios"]["eager"]
         assert 0 < found["low"] <= found["ratio"] <= found["high"]
         assert f"{found['ratio']:.2f} (" in line
@@ -51,8 +42,8 @@ def test_every_row_runs(tmp_path: Path) -> None:
             assert f"{row['target']:g} {'✓' if row['met'] else '✗'}" in line
         assert (row["error"] is None) == name.endswith("training")
         assert row["error"] is None or row["error"] < 1e-4
-    assert done.stdout.count("sites, mode='train'") == 7
-    assert done.stdout.count("sites, mode='infer'") == 6
+    assert printed.count("sites, mode='train'") == 7
+    assert printed.count("sites, mode='infer'") == 6
 
 
 @pytest.mark.parametrize(
