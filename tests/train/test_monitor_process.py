@@ -169,8 +169,10 @@ class Desk:
     def app(self) -> psutil.Process:
         return psutil.Process(int((self.folder / "app").read_text()))
 
-    def wait_for_monitor(self) -> None:
-        self.terminal.wait_for_screen("MONITOR of run", "picture")
+    def leave(self) -> None:
+        """Close the monitor by its key."""
+        self.terminal.type("q")
+        self.terminal.wait_for("Monitor closed. The training continues.")
 
     def goes_on(self) -> None:
         """The training makes steps."""
@@ -188,6 +190,15 @@ class Desk:
 
     def end(self) -> None:
         (self.folder / "end").touch()
+
+    def finish(self) -> None:
+        """Let the training end, which leaves the terminal as it was."""
+        self.end()
+        self.ends()
+
+    def ends(self, code: int = 0) -> None:
+        assert self.terminal.wait_for_end() == code
+        assert self.terminal.leftovers() == []
 
     def signals(self) -> list[int]:
         file = self.folder / "signals"
@@ -208,19 +219,21 @@ class Desk:
 
 @pytest.fixture
 def training(tmp_path):  # type: ignore[no-untyped-def]
-    """Starts the training with a monitor that behaves in some way."""
+    """Starts the training with a monitor that behaves in some way, and waits until it shows."""
     program, app = tmp_path / "training.py", tmp_path / "app.py"
     program.write_text(TRAINING)
     app.write_text(APP)
 
     @contextmanager
-    def start(mode: str = "well", **limits: float) -> Iterator[Desk]:
+    def start(mode: str = "well", *, shows: bool = True, **limits: float) -> Iterator[Desk]:
         env = {
             "APP": json.dumps([sys.executable, "-S", str(app), mode]),
             "LIMITS": json.dumps(limits),
             "PYTHONUNBUFFERED": None,
         }
         with Emulator([sys.executable, str(program), str(tmp_path / "run")], env=env) as terminal:
+            if shows:
+                terminal.wait_for_screen("MONITOR of run", "picture")
             yield Desk(terminal, tmp_path / "run")
 
     return start
@@ -228,7 +241,6 @@ def training(tmp_path):  # type: ignore[no-untyped-def]
 
 def test_it_is_left_and_the_training_goes_on(training) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         assert desk.app().ppid() == desk.terminal.process.pid
         desk.terminal.wait_for(lambda: desk.app().nice() == 19)
         if hasattr(os, "SCHED_IDLE"):
@@ -240,9 +252,7 @@ def test_it_is_left_and_the_training_goes_on(training) -> None:
             "Monitor closed. The training continues. To open the monitor again: burnt monitor "
         )
         desk.goes_on()
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
+        desk.finish()
         lines = desk.terminal.written().splitlines()
         last = desk.step()
     assert lines[:2] == ["before", "the title"]
@@ -257,13 +267,11 @@ def test_it_is_left_and_the_training_goes_on(training) -> None:
 
 def test_when_the_run_ends_it_waits_for_a_key(training) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         desk.end()
         desk.terminal.wait_for_screen("over")
         assert "the last message" not in desk.terminal.written()
         desk.terminal.type("q")
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
+        desk.ends()
         lines = desk.terminal.text().splitlines()
     assert lines[0:2] == ["before", "the title"]  # the alternate screen is gone with what was on it
     assert lines[-2:] == ["the last message", "after"]
@@ -273,41 +281,48 @@ def test_when_the_run_ends_it_waits_for_a_key(training) -> None:
 @pytest.mark.parametrize("mode", ["well", "deaf"])
 def test_when_the_run_ends_and_nobody_is_there_it_is_ended(training, mode: str) -> None:
     with training(mode, CLOSE_SECONDS=0.5, TERMINATE_SECONDS=0.5) as desk:
-        desk.wait_for_monitor()
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
+        desk.finish()
         assert desk.terminal.text().splitlines()[-2:] == ["the last message", "after"]
 
 
-@pytest.mark.parametrize("mode", ["well", "painting"])
-def test_killed(training, mode: str) -> None:
-    with training(mode) as desk:
-        desk.wait_for_monitor()
-        desk.app().kill()
-        desk.terminal.wait_for("The monitor was ended by SIGKILL. The training continues.")
+HANGING = {"POLL_SECONDS": 0.05, "MAX_SILENT_POLLS": 40, "MAX_STOPPED_POLLS": 1000}
+
+
+@pytest.mark.parametrize(
+    ("mode", "end", "said", "limits"),
+    [
+        ("well", lambda desk: desk.app().kill(), "was ended by SIGKILL", {}),
+        ("painting", lambda desk: desk.app().kill(), "was ended by SIGKILL", {}),
+        (
+            "well",
+            lambda desk: desk.terminal.type("x"),
+            "failed (RuntimeError: broken on purpose), see {log}",
+            {},
+        ),
+        (
+            "well",
+            lambda desk: desk.app().send_signal(signal.SIGSTOP),
+            "stopped responding and was killed",
+            {"POLL_SECONDS": 0.05},
+        ),
+        ("deaf", lambda desk: desk.terminal.type("h"), "stopped responding and was killed", HANGING),
+        ("silent", lambda desk: None, "stopped responding and was killed", HANGING),
+    ],
+)
+def test_however_the_monitor_ends_the_training_goes_on(training, mode: str, end, said: str, limits) -> None:
+    with training(mode, shows=mode != "silent", **limits) as desk:
+        end(desk)
+        log = desk.folder / "logs" / "monitor.log"
+        desk.terminal.wait_for(f"The monitor {said.format(log=log)}. The training continues.")
         desk.goes_on()
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
+        desk.finish()
         assert "MONITOR" not in desk.terminal.text()
         assert "#" not in desk.terminal.text()
-        assert desk.steps_printed() == list(range(1, desk.step() + 1))
-
-
-def test_crashed(training) -> None:
-    with training() as desk:
-        desk.wait_for_monitor()
-        desk.terminal.type("x")
-        log = desk.folder / "logs" / "monitor.log"
-        desk.terminal.wait_for(
-            f"The monitor failed (RuntimeError: broken on purpose), see {log}. The training continues."
-        )
-        desk.goes_on()
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
-    assert log.read_text().startswith("Traceback")
+        printed = desk.steps_printed()
+        if mode == "silent":  # nobody has seen them, so they are shown again
+            printed = sorted(set(printed))
+        assert printed == list(range(1, desk.step() + 1))
+    assert log.read_text().startswith("Traceback") == ("RuntimeError" in said)
 
 
 @pytest.mark.parametrize(
@@ -318,11 +333,9 @@ def test_crashed(training) -> None:
     ],
 )
 def test_it_cannot_start(training, mode: str, said: str) -> None:
-    with training(mode) as desk:
+    with training(mode, shows=False) as desk:
         desk.terminal.wait_for(said)
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
+        desk.finish()
         assert desk.terminal.written().count("The monitor could not be opened") == 1
         # What was printed while it was tried is shown.
         lines = desk.terminal.written().splitlines()
@@ -331,7 +344,7 @@ def test_it_cannot_start(training, mode: str, said: str) -> None:
 
 
 def test_the_program_is_not_there(training, tmp_path: Path) -> None:
-    with training():
+    with training(shows=False):
         pass
     env = {"APP": json.dumps([str(tmp_path / "nothing")])}
     with Emulator([sys.executable, tmp_path / "training.py", tmp_path / "other"], env=env) as terminal:
@@ -342,39 +355,13 @@ def test_the_program_is_not_there(training, tmp_path: Path) -> None:
         assert "after" in terminal.text()
 
 
-def test_stopped_it_is_ended(training) -> None:
-    with training(POLL_SECONDS=0.05) as desk:
-        desk.wait_for_monitor()
-        desk.app().send_signal(signal.SIGSTOP)
-        desk.terminal.wait_for("The monitor stopped responding and was killed. The training continues.")
-        desk.goes_on()
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
-
-
-@pytest.mark.parametrize("mode", ["silent", "deaf"])
-def test_hanging_it_is_ended(training, mode: str) -> None:
-    with training(mode, POLL_SECONDS=0.05, MAX_SILENT_POLLS=40, MAX_STOPPED_POLLS=1000) as desk:
-        if mode == "deaf":
-            desk.wait_for_monitor()
-            desk.terminal.type("h")
-        desk.terminal.wait_for("The monitor stopped responding and was killed. The training continues.")
-        desk.goes_on()
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
-
-
 def test_control_c_counts_once(training) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         desk.terminal.type("\x03")
         desk.terminal.wait_for(lambda: desk.signals() == [signal.SIGINT])
         desk.terminal.wait_for_screen("over")
         desk.terminal.type("q")
-        assert desk.terminal.wait_for_end() == 130
-        assert desk.terminal.leftovers() == []
+        desk.ends(130)
     assert desk.signals() == [signal.SIGINT]
     message = "Stop requested: finishing this step, then saving. Press Ctrl-C again to stop now."
     assert message in desk.terminal.written().splitlines()
@@ -384,21 +371,18 @@ def test_control_c_counts_once(training) -> None:
 def test_control_c_before_the_terminal_is_raw_counts_once_too(training) -> None:
     """It reaches every process of the foreground; the monitor must not die of it."""
     with training() as desk:
-        desk.wait_for_monitor()
         os.killpg(desk.terminal.process.pid, signal.SIGINT)
         desk.terminal.wait_for_screen("over")
         assert desk.app().is_running()
         desk.terminal.type("q")
-        assert desk.terminal.wait_for_end() == 130
+        desk.ends(130)
     assert desk.signals() == [signal.SIGINT]
 
 
 def test_sigterm_does_not_wait_for_the_monitor(training) -> None:
     with training(CLOSE_SECONDS=10_000) as desk:
-        desk.wait_for_monitor()
         desk.terminal.process.terminate()
-        assert desk.terminal.wait_for_end() == 143
-        assert desk.terminal.leftovers() == []
+        desk.ends(143)
         assert "after" in desk.terminal.text()
 
 
@@ -407,22 +391,18 @@ def test_sigterm_does_not_wait_for_the_monitor(training) -> None:
 )
 def test_a_signal_while_it_waits_for_a_key(training, number: signal.Signals, code: int) -> None:
     with training(CLOSE_SECONDS=10_000) as desk:
-        desk.wait_for_monitor()
         desk.end()
         desk.terminal.wait_for_screen("over")
         os.kill(desk.terminal.process.pid, number)
-        assert desk.terminal.wait_for_end() == code
-        assert desk.terminal.leftovers() == []
+        desk.ends(code)
         assert ("after" in desk.terminal.text()) == (code == 0)
 
 
 @pytest.mark.parametrize("left", [False, True])
 def test_the_terminal_is_closed(training, left: bool) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         if left:
-            desk.terminal.type("q")
-            desk.terminal.wait_for("Monitor closed")
+            desk.leave()
         app = desk.app() if not left else None
         desk.terminal.close()
         desk.terminal.wait_for(lambda: signal.SIGHUP in desk.signals())
@@ -445,7 +425,6 @@ def test_the_terminal_is_closed(training, left: bool) -> None:
 
 def test_whatever_prints_goes_to_the_log(training) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         desk.do(
             "print('one'); print('two', file=sys.stderr); os.write(1, b'three\\n')\n"
             "ctypes.CDLL(None).puts(b'four'); os.system('echo five'); warnings.warn('six')\n"
@@ -455,11 +434,9 @@ def test_whatever_prints_goes_to_the_log(training) -> None:
             "os.waitpid(pid, 0); os.write(1, b'bar 1%\\rbar 2%\\rbar \\x1b[31m100%\\x1b[0m\\r\\n')\n"
         )
         desk.goes_on()
-        desk.terminal.type("q")
-        desk.terminal.wait_for("Monitor closed")
+        desk.leave()
         desk.do("ctypes.CDLL(None).puts(b'nine')")
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
+        desk.finish()
     for word in ("one", "two", "three", "five", "seven", "eight"):
         assert f"{word}\n" in desk.output()
         assert f"{word}\n" not in desk.terminal.written()
@@ -479,7 +456,6 @@ def test_whatever_prints_goes_to_the_log(training) -> None:
 )
 def test_no_room_for_what_is_printed_closes_the_monitor(training, order: str, said: str) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         app = desk.app()
         desk.do(order)
         desk.terminal.wait_for("prints here again.\n")
@@ -489,30 +465,24 @@ def test_no_room_for_what_is_printed_closes_the_monitor(training, order: str, sa
         assert not app.is_running()
         desk.do("print('on the terminal')")
         desk.terminal.wait_for("on the terminal\n")
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
+        desk.finish()
     assert desk.steps_printed() == list(range(1, desk.step() + 1))
 
 
 def test_a_disk_without_room_shows_no_monitor(training) -> None:
-    with training(MIN_FREE_BYTES=1 << 62) as desk:
+    with training(shows=False, MIN_FREE_BYTES=1 << 62) as desk:
         desk.terminal.wait_for("step 3\n")
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
+        desk.finish()
         assert "Cannot open the monitor: " in desk.terminal.written()
         assert "MONITOR" not in desk.terminal.written()
 
 
 def test_very_much_is_printed(training) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         desk.do("print('\\n'.join(f'number {i}' for i in range(100_000)))")
         desk.goes_on()
-        desk.terminal.type("q")
-        desk.terminal.wait_for("Monitor closed")
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
+        desk.leave()
+        desk.finish()
     assert desk.output().count("number ") == 100_000
     assert sum(line.startswith("number ") for line in desk.log()) < 2_000
     assert f"... and more in {desk.folder / 'logs' / 'output.log'}" in desk.log()
@@ -530,7 +500,6 @@ def test_a_training_that_asks_gets_the_keyboard(
     training, code: str, prompt: str, answer: str, seen: str
 ) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         desk.do(code)
         desk.terminal.wait_for(
             "The monitor was closed because the training asks for input. To open it again: "
@@ -547,12 +516,10 @@ def test_a_training_that_asks_gets_the_keyboard(
 
 def test_an_exception_is_shown_where_the_user_is(training) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         desk.do("(folder / 'end').touch(); raise ZeroDivisionError('of the user')")
         desk.terminal.wait_for_screen("over")
         desk.terminal.type("q")
-        assert desk.terminal.wait_for_end() == 1
-        assert desk.terminal.leftovers() == []
+        desk.ends(1)
         assert "ZeroDivisionError: of the user" in desk.terminal.text()
         assert "Traceback (most recent call last)" in desk.terminal.text()
     assert "Traceback" not in desk.output()
@@ -562,54 +529,44 @@ def test_an_exception_is_shown_where_the_user_is(training) -> None:
 
 def test_a_training_that_is_over_before_the_monitor_shows_does_not_wait(training) -> None:
     with training("silent", CLOSE_SECONDS=10_000) as desk:
-        desk.wait_for_monitor()
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
+        desk.finish()
         assert desk.terminal.text().splitlines()[-2:] == ["the last message", "after"]
 
 
 def test_whatever_fails_the_terminal_comes_back(training) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         app = desk.app()
         desk.do("reporter._monitor._on_line = None; print('this cannot be forwarded')")
         desk.terminal.wait_for("TypeError: 'NoneType' object is not callable")
         desk.goes_on()
         assert not app.is_running()
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
-        assert desk.terminal.leftovers() == []
+        desk.finish()
 
 
 def test_messages_come_after_the_monitor(training) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         desk.do("reporter.message('by the way')")
         desk.goes_on()
         assert "by the way" not in desk.terminal.written()
         desk.terminal.type("q")
         desk.terminal.wait_for("by the way\n")
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
+        desk.finish()
     assert "by the way" in desk.log()
 
 
 def test_the_lines_of_a_training_go_to_its_log(training) -> None:
     with training() as desk:
-        desk.wait_for_monitor()
         desk.terminal.wait_for(lambda: desk.step() > 60)
         desk.terminal.type("q")
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
+        desk.finish()
     assert desk.log()[0] == "the title"
     assert "epoch 1  train  loss 0.0200" in desk.log()
     assert "epoch" not in desk.output()
 
 
 def test_standard_error_that_leads_elsewhere_stays_there(training, tmp_path: Path) -> None:
-    with training() as desk:
-        desk.wait_for_monitor()
+    with training(shows=False):
+        pass
     words = shlex.join(map(str, [sys.executable, tmp_path / "training.py", tmp_path / "other"]))
     script = f"exec {words} 2>{shlex.quote(str(tmp_path / 'errors'))}"
     env = {"APP": json.dumps([sys.executable, "-S", str(tmp_path / "app.py"), "well"])}
@@ -628,14 +585,11 @@ def test_standard_error_that_leads_elsewhere_stays_there(training, tmp_path: Pat
 def test_suspended_and_continued(training, tmp_path: Path) -> None:
     """Both processes stop and go on together, and the monitor is not taken for one that hangs."""
     with training(POLL_SECONDS=0.05, MAX_SILENT_POLLS=40, MAX_STOPPED_POLLS=10) as desk:
-        desk.wait_for_monitor()
         group = desk.terminal.process.pid
         os.killpg(group, signal.SIGSTOP)
         trainer = psutil.Process(group)
         desk.terminal.wait_for(lambda: trainer.status() == desk.app().status() == psutil.STATUS_STOPPED)
         os.killpg(group, signal.SIGCONT)
         desk.goes_on()
-        desk.terminal.type("q")
-        desk.terminal.wait_for("Monitor closed. The training continues.")
-        desk.end()
-        assert desk.terminal.wait_for_end() == 0
+        desk.leave()
+        desk.finish()
