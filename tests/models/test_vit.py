@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import burnt
 from burnt.errors import ConfigError, RecordError, ShapeError
 from burnt.models import ViT, ViTConfig
-from tests.models.peer import assert_close, assert_round_trip, perturbed
+from tests.models.peer import assert_close, assert_round_trip, backward_both, perturbed
 
 SIZES: dict[str, Any] = {
     "hidden_size": 24,
@@ -71,9 +71,7 @@ def test_classes_and_gradients_are_those_of_transformers(variant: str, tmp_path:
     images = images_for(peer)
     ours, theirs = model(images), peer(images).logits
     assert_close(ours, theirs)
-    weights = torch.randn(ours.shape)
-    (ours * weights).sum().backward()
-    (theirs * weights).sum().backward()
+    backward_both(ours, theirs)
     assert_gradients_close(model, peer)
 
 
@@ -107,8 +105,7 @@ def test_other_sizes_are_those_of_transformers(size: tuple[int, int]) -> None:
         peer(images, interpolate_pos_encoding=True).logits,
     )
     assert_close(ours, theirs)
-    ours.sum().backward()
-    theirs.sum().backward()
+    backward_both(ours, theirs)
     assert_gradients_close(model, peer)
 
 

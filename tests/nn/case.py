@@ -27,7 +27,8 @@ class Case:
 
     name: str
     arguments: dict[str, Any]
-    twin: Callable[[], torch.nn.Module] | None
+    twin: str | Callable[[], torch.nn.Module] | None
+    """The name of torch's class with the same arguments, or what builds the twin."""
     inputs: Callable[[int], tuple[Tensor, ...]]
     label: str = ""
     loose: float = 0.0
@@ -42,6 +43,13 @@ class Case:
 
     def build(self, **placed: Any) -> Any:
         return getattr(nn, self.name)(**self.arguments, **placed)
+
+    def build_twin(self) -> torch.nn.Module:
+        assert self.twin is not None
+        if isinstance(self.twin, str):
+            twin: torch.nn.Module = getattr(torch.nn, self.twin)(**self.arguments)
+            return twin
+        return self.twin()
 
     @property
     def has_parameters(self) -> bool:

@@ -30,10 +30,11 @@ def test_batch_norm_of_any_rank_is_torchs(shape: tuple[int, ...], rank: int, mom
     torch.testing.assert_close(fresh.eval()(x), theirs.eval()(x))
 
 
-def test_batch_norm_of_rank_six() -> None:
+@pytest.mark.parametrize("name", ["BatchNorm", "InstanceNorm"])
+def test_norms_of_rank_six(name: str) -> None:
     x = torch.randn(2, 3, 2, 1, 2, 2)
-    output = nn.BatchNorm(3)(x)
-    torch.testing.assert_close(output, torch.nn.BatchNorm1d(3)(x.flatten(2)).view_as(x))
+    expected = getattr(torch.nn, f"{name}1d")(3)(x.flatten(2)).view_as(x)
+    torch.testing.assert_close(getattr(nn, name)(3)(x), expected)
 
 
 def test_cumulative_average_is_the_mean_of_all_batches() -> None:
@@ -131,8 +132,9 @@ def test_torchs_tools_know_a_batch_norm() -> None:
     torch.testing.assert_close(model[0].running_mean, torch.stack(data).mean((0, 1)))
     model[0].weight.data.fill_(2.0)
     assert isinstance(copy.deepcopy(model)[0], nn.BatchNorm)
-    converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     assert isinstance(converted[0], torch.nn.SyncBatchNorm)
+    assert nn.SyncBatchNorm.Config(num_features=3).to_dict()["process_group"] is None
     torch.testing.assert_close(converted.eval()(data[0]), model.eval()(data[0]))
 
 
@@ -149,15 +151,6 @@ def test_rms_norm_by_its_formula(dtype: torch.dtype) -> None:
     )
 
 
-def test_sync_batch_norm_replaces_batch_norms() -> None:
-    model = torch.nn.Sequential(nn.BatchNorm(3), nn.Relu())
-    synced = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert isinstance(synced[0], torch.nn.SyncBatchNorm)
-    x = torch.randn(4, 3, 5)
-    torch.testing.assert_close(synced.eval()(x), model.eval()(x))
-    assert nn.SyncBatchNorm.Config(num_features=3).to_dict()["process_group"] is None
-
-
 @pytest.mark.parametrize(("shape", "rank"), [((6, 3, 4), 1), ((6, 3, 4, 2), 2), ((2, 3, 4, 2, 3), 3)])
 @pytest.mark.parametrize("settings", [{}, {"affine": True}, {"track_running_stats": True, "momentum": None}])
 def test_instance_norm_of_any_rank_is_torchs(shape: tuple[int, ...], rank: int, settings: dict) -> None:
@@ -168,11 +161,6 @@ def test_instance_norm_of_any_rank_is_torchs(shape: tuple[int, ...], rank: int, 
         x = torch.randn(shape) * 3 + 1
         torch.testing.assert_close(ours.train(training)(x), theirs.train(training)(x))
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
-
-
-def test_instance_norm_of_rank_six() -> None:
-    x = torch.randn(2, 3, 2, 1, 2, 2)
-    torch.testing.assert_close(nn.InstanceNorm(3)(x), torch.nn.InstanceNorm1d(3)(x.flatten(2)).view_as(x))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def reference(case: Case, layer: torch.nn.Module) -> torch.nn.Module:
     """The same layer of torch with the same weights; of what torch lacks, a copy."""
     if case.twin is None:
         return copy.deepcopy(layer)
-    twin = case.twin()
+    twin = case.build_twin()
     twin.load_state_dict(layer.state_dict())
     return twin.eval()
 

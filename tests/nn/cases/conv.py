@@ -1,5 +1,4 @@
 import torch
-from torch import nn as tnn
 
 from tests.nn.case import Case, images, sequences, volumes
 
@@ -7,7 +6,7 @@ CASES = [
     Case(
         "Conv1d",
         {"in_channels": 4, "out_channels": 6, "kernel_size": 3},
-        lambda: tnn.Conv1d(4, 6, 3),
+        "Conv1d",
         sequences,
         misfit=((torch.zeros(2, 3, 8),), "(N, 4, L)"),
     ),
@@ -21,7 +20,7 @@ CASES = [
     Case(
         "Conv2d",
         {"in_channels": 4, "out_channels": 6, "kernel_size": 3},
-        lambda: tnn.Conv2d(4, 6, 3),
+        "Conv2d",
         images,
         misfit=((torch.zeros(2, 3, 8, 8),), "(N, 4, H, W)"),
     ),
@@ -38,14 +37,14 @@ CASES = [
             "bias": False,
             "padding_mode": "circular",
         },
-        lambda: tnn.Conv2d(4, 6, (2, 3), (1, 2), (1, 0), (2, 1), 2, False, "circular"),
+        "Conv2d",
         images,
         "-odd",
     ),
     Case(
         "Conv2d",
         {"in_channels": 4, "out_channels": 6, "kernel_size": 5, "padding": "same"},
-        lambda: tnn.Conv2d(4, 6, 5, padding="same"),
+        "Conv2d",
         images,
         "-same",
     ),
@@ -59,7 +58,7 @@ CASES = [
     Case(
         "Conv3d",
         {"in_channels": 4, "out_channels": 6, "kernel_size": 2},
-        lambda: tnn.Conv3d(4, 6, 2),
+        "Conv3d",
         volumes,
         misfit=((torch.zeros(2, 4, 8, 8, 8, 8),), "(N, 4, D, H, W)"),
     ),
@@ -73,14 +72,14 @@ CASES = [
     Case(
         "ConvTranspose1d",
         {"in_channels": 4, "out_channels": 6, "kernel_size": 3},
-        lambda: tnn.ConvTranspose1d(4, 6, 3),
+        "ConvTranspose1d",
         sequences,
         misfit=((torch.zeros(2, 3, 8),), "(N, 4, L)"),
     ),
     Case(
         "ConvTranspose2d",
         {"in_channels": 4, "out_channels": 6, "kernel_size": 3},
-        lambda: tnn.ConvTranspose2d(4, 6, 3),
+        "ConvTranspose2d",
         images,
         misfit=((torch.zeros(2, 3, 8, 8),), "(N, 4, H, W)"),
     ),
@@ -97,7 +96,7 @@ CASES = [
             "bias": False,
             "dilation": (2, 1),
         },
-        lambda: tnn.ConvTranspose2d(4, 6, (2, 3), (1, 2), (1, 0), (0, 1), 2, False, (2, 1)),
+        "ConvTranspose2d",
         images,
         "-odd",
     ),
@@ -111,7 +110,7 @@ CASES = [
     Case(
         "ConvTranspose3d",
         {"in_channels": 4, "out_channels": 6, "kernel_size": 2},
-        lambda: tnn.ConvTranspose3d(4, 6, 2),
+        "ConvTranspose3d",
         volumes,
         misfit=((torch.zeros(2, 3, 8, 8, 8),), "(N, 4, D, H, W)"),
     ),

@@ -1,5 +1,4 @@
 import torch
-from torch import nn as tnn
 
 from tests.nn.case import Case, images, vectors
 
@@ -10,21 +9,15 @@ def volumes(batch: int) -> tuple[torch.Tensor, ...]:
 
 ROW = (torch.zeros(3),)
 CASES = [
-    Case("Dropout", {"p": 0.3}, lambda: tnn.Dropout(0.3), vectors),
-    Case("Dropout1d", {"p": 0.3}, lambda: tnn.Dropout1d(0.3), vectors, misfit=(ROW, "received a 1D input")),
-    Case("Dropout2d", {"p": 0.3}, lambda: tnn.Dropout2d(0.3), images, misfit=(ROW, "at least 2 dimensions")),
-    Case(
-        "Dropout3d",
-        {"p": 0.3},
-        lambda: tnn.Dropout3d(0.3),
-        volumes,
-        misfit=((torch.zeros(()),), "at least 2 dimensions"),
-    ),
-    Case("AlphaDropout", {"p": 0.3}, lambda: tnn.AlphaDropout(0.3), vectors),
+    Case("Dropout", {"p": 0.3}, "Dropout", vectors),
+    Case("Dropout1d", {"p": 0.3}, "Dropout1d", vectors, misfit=(ROW, "received a 1D input")),
+    Case("Dropout2d", {"p": 0.3}, "Dropout2d", images, misfit=(ROW, "at least 2 dimensions")),
+    Case("Dropout3d", {"p": 0.3}, "Dropout3d", volumes, misfit=((torch.zeros(()),), "at least 2 dimensions")),
+    Case("AlphaDropout", {"p": 0.3}, "AlphaDropout", vectors),
     Case(
         "FeatureAlphaDropout",
         {"p": 0.3},
-        lambda: tnn.FeatureAlphaDropout(0.3),
+        "FeatureAlphaDropout",
         images,
         misfit=(ROW, "at least 2 dimensions"),
     ),
