@@ -14,6 +14,7 @@ import burnt
 from burnt.data import Batch
 from burnt.errors import ConfigError, QuantError
 from burnt.quant import QuantReport
+from tests.messages import raises
 
 
 def snapshot(model: nn.Module) -> Any:
@@ -197,10 +198,8 @@ def failing(error: bool = True) -> Callable[[nn.Module, Tensor], Tensor]:
 )
 def test_a_calibration_set_that_does_not_fit(batches: Any, forward: Any, texts: list[str], net: Net):
     before = snapshot(net)
-    with pytest.raises(QuantError) as caught:
+    with raises(QuantError, *texts) as caught:
         burnt.quantize(net, "int8-static", calibrate=batches, forward=forward, smooth=0.5)
-    for text in texts:
-        assert text in str(caught.value)
     assert_unchanged(net, before)
     if "fails on batch" in texts[0]:
         assert isinstance(caught.value.__cause__, Exception)
@@ -223,10 +222,8 @@ def test_a_generator_works_once(net: Net):
     ],
 )
 def test_what_needs_calibration_says_so(arguments: dict[str, Any], text: str, net: Net):
-    with pytest.raises(QuantError) as caught:
+    with raises(QuantError, text, "calibrate="):
         burnt.quantize(net, **arguments)
-    assert text in str(caught.value)
-    assert "calibrate=" in str(caught.value)
 
 
 @pytest.mark.parametrize("arguments", [{"smooth": 1.5}, {"bound": -1.0}, {"activations": "max"}])

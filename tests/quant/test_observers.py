@@ -7,6 +7,7 @@ import torch
 from burnt import kernels
 from burnt.errors import ConfigError
 from burnt.quant.observers import ACTIVATION_METHODS, InputObserver, Reservoir, activation_range
+from tests.messages import raises
 
 
 def observed(*batches: torch.Tensor) -> InputObserver:
@@ -121,6 +122,5 @@ def test_a_divisor_counts_before_the_range_is_taken():
 
 
 def test_an_unknown_method_is_named_with_the_closest():
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, "did you mean 'percentile'?"):
         activation_range(observed(torch.ones(1, 1)), "int8", "percentil")
-    assert "did you mean 'percentile'?" in str(caught.value)

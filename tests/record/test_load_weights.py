@@ -28,9 +28,12 @@ class Tied(torch.nn.Module):
         self.head.weight = self.embed.weight
 
 
+def bits_of(state):
+    return {path: (t.dtype, t.contiguous().view(-1).view(torch.uint8).tolist()) for path, t in state.items()}
+
+
 def bits(model):
-    return {path: (t.dtype, t.contiguous().view(-1).view(torch.uint8).tolist())
-            for path, t in model.state_dict().items()}  # fmt: skip
+    return bits_of(model.state_dict())
 
 
 @pytest.fixture
@@ -177,10 +180,6 @@ class TestSources:
     def test_what_is_not_there(self, tmp_path):
         with pytest.raises(FileNotFoundError):
             load_weights(Net(), tmp_path / "no.safetensors")
-
-
-def bits_of(state):
-    return {path: (t.dtype, t.contiguous().view(-1).view(torch.uint8).tolist()) for path, t in state.items()}
 
 
 class TestFolders:
@@ -421,11 +420,8 @@ class TestFit:
     def test_dtype(self, net, fresh):
         half = {k: v.half() if v.is_floating_point() else v for k, v in net.state_dict().items()}
         optimizer = torch.optim.SGD(fresh.parameters(), lr=1.0)
-        for dtype, wanted in [
-            (None, torch.float32),
-            ("stored", torch.float16),
-            (torch.bfloat16, torch.bfloat16),
-        ]:
+        wanted_dtypes = {None: torch.float32, "stored": torch.float16, torch.bfloat16: torch.bfloat16}
+        for dtype, wanted in wanted_dtypes.items():
             report = load_weights(fresh, half, dtype=dtype)
             assert bool(report.cast) == (wanted is not torch.float16)
             for path, value in fresh.state_dict().items():

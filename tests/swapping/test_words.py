@@ -7,6 +7,7 @@ from torch import nn
 import burnt
 from burnt.errors import SwapError
 from burnt.swapping import measure
+from tests.messages import raises
 
 
 class Unit(nn.Module):
@@ -61,9 +62,8 @@ def test_there_is_nothing_to_unswap(given):
     ],
 )
 def test_how_a_batch_is_given_is_said(batch, called):
-    with pytest.raises(SwapError) as caught:
+    with raises(SwapError, f"{called} must work before swap"):
         burnt.swap(model(), verify=batch)
-    assert f"{called} must work before swap" in str(caught.value)
 
 
 def test_nothing_is_measured_on_meta():

@@ -28,6 +28,7 @@ from burnt.data import (
     segment_starts,
 )
 from burnt.errors import DataError
+from tests.messages import raises
 
 
 def flat(batches):
@@ -467,7 +468,5 @@ class Short:
     ],
 )
 def test_messages(make, words):
-    with pytest.raises(DataError) as caught:
+    with raises(DataError, *words):
         make()
-    for word in words:
-        assert word in str(caught.value)

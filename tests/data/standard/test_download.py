@@ -15,6 +15,7 @@ import pytest
 from burnt.data.standard.download import RemoteFile, fetch
 from burnt.errors import DataError
 from tests import faults
+from tests.messages import raises
 
 CONTENT = bytes(range(256)) * 9000
 
@@ -109,13 +110,10 @@ def test_what_is_not_the_file_is_not_kept(
 
 
 def test_a_server_that_is_not_there(file: RemoteFile, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
+    with raises(DataError, "http://127.0.0.1:9/data.bin: <urlopen error", "by other means"):
         fetch(file, tmp_path, mirror="http://127.0.0.1:9")
-    assert "http://127.0.0.1:9/data.bin: <urlopen error" in str(error.value)
-    assert "by other means" in str(error.value)
-    with pytest.raises(DataError, match="cannot be downloaded") as error:
+    with raises(DataError, "unknown url type: 'data.example/data.bin'", match="cannot be downloaded"):
         fetch(file, tmp_path, mirror="data.example")
-    assert "unknown url type: 'data.example/data.bin'" in str(error.value)
 
 
 def test_a_full_disk_leaves_nothing(file: RemoteFile, tmp_path: Path) -> None:
