@@ -206,17 +206,16 @@ SOURCES = ("csv", "json_lines", "sqlite", "parquet", "pandas", "polars")
 @pytest.mark.parametrize("source", SOURCES)
 def test_no_source_makes_two_identifiers_one(source: str, tmp_path: Path) -> None:
     read = getattr(Sources(tmp_path), source)
-    nan, float32, float64 = (
-        {"missing": "nan"},
-        {"types": {"a": torch.float32}},
-        {"types": {"a": torch.float64}},
+    nan: dict[str, Any] = {"missing": "nan"}
+    float16, float32, float64 = (
+        {"types": {"a": dtype}} for dtype in (torch.float16, torch.float32, torch.float64)
     )
     for values, options, place in (
         ([1, ID, None], nan, 1),
         ([float(ID), 1.0, None], nan, 0),
         ([1, ID], float32, 1),
         ([2**53 + 1, 1], float64, 0),
-        ([1, 2049], {"types": {"a": torch.float16}}, 1),
+        ([1, 2049], float16, 1),
         ([1.5, 1e39], {}, 1),
     ):
         with pytest.raises(DataError, match="that fits float") as caught:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import datasets
 import numpy as np
 import pandas
 import polars
@@ -180,17 +181,12 @@ def test_iterating_goes_from_epoch_to_epoch():
 
 
 def test_state_is_json_and_tells_orders_apart():
-    base = Loader(range(9), 4, shuffle=True, seed=5)
-    assert json.loads(json.dumps(base.state())) == base.state()
-    others = [
-        Loader(range(9), 4, shuffle=True, seed=6),
-        Loader(range(9), 4, seed=5),
-        Loader(range(9), 3, shuffle=True, seed=5),
-        Loader(range(8), 4, shuffle=True, seed=5),
-        Loader(range(9), 4, shuffle=True, seed=5, drop_last=True),
-    ]
-    for other in others:
-        assert other.state() != base.state()
+    def state(items=9, batch_size=4, shuffle=True, seed=5, **settings):
+        return Loader(range(items), batch_size, shuffle=shuffle, seed=seed, **settings).state()
+
+    assert json.loads(json.dumps(state())) == state()
+    for other in ({"seed": 6}, {"shuffle": False}, {"batch_size": 3}, {"items": 8}, {"drop_last": True}):
+        assert state(**other) != state()
 
 
 # iterables of other makes
@@ -274,55 +270,43 @@ def test_tensors_arrays_and_frames_have_rows_as_items():
 
 # messages
 
+DATASET = "valid= is a dataset, whose items are not batches"
+
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("data", "batch_size", "words"),
     [
-        (lambda: Loader([], 2), ["the dataset is empty", "a list of length 0", "filter"]),
-        (
-            lambda: Loader(TensorDataset(x=torch.zeros(0, 3)), 2),
-            ["the dataset is empty", "a TensorDataset of length 0"],
-        ),
-        (
-            lambda: Loader(range(3), 0),
-            ["batch_size is not a number of items", "batch_size of at least 1", "0"],
-        ),
-        (lambda: Loader(range(3), -1), ["batch_size is not a number of items", "-1"]),
-        (lambda: Loader(range(3), None), ["batch_size is not a number of items", "None"]),
-        (
-            lambda: Loader(range(3), 4, drop_last=True),
-            ["an epoch would have no batch", "at least 4 items, with drop_last", "3 items"],
-        ),
-        (
-            lambda: as_loader(iter([1]), "train"),
-            ["train= is an iterator", "once", "a list of batches", "list_iterator"],
-        ),
-        (lambda: as_loader((i for i in [1]), "valid"), ["valid= is an iterator", "generator"]),
-        (lambda: as_loader(7, "train"), ["train= gives no batches", "int"]),
-        (lambda: as_loader("abc", "train"), ["train= gives no batches", "str"]),
-        (lambda: as_loader(torch.zeros(4, 2), "train"), ["train= gives no batches", "Tensor"]),
-        (lambda: as_loader({"a": [1]}, "train"), ["train= gives no batches", "dict"]),
-        (
-            lambda: as_loader(TensorDataset(x=torch.zeros(3)), "train"),
-            [
-                "train= is a dataset, whose items are not batches",
-                "TensorDataset",
-                "Loader(dataset, batch_size",
-            ],
-        ),
-        (lambda: as_loader([], "valid"), ["valid= has no batches", "is its dataset empty?"]),
+        ([], 2, ["the dataset is empty", "a list of length 0", "filter"]),
+        (TensorDataset(x=torch.zeros(0, 3)), 2, ["the dataset is empty", "a TensorDataset of length 0"]),
+        (range(3), 0, ["batch_size is not a number of items", "batch_size of at least 1", "0"]),
+        (range(3), -1, ["batch_size is not a number of items", "-1"]),
+        (range(3), None, ["batch_size is not a number of items", "None"]),
+        (range(3), 4, ["an epoch would have no batch", "at least 4 items, with drop_last", "3 items"]),
     ],
 )
-def test_messages(make, words):
+def test_what_a_loader_refuses(data, batch_size, words):
     with raises(DataError, *words):
-        make()
+        Loader(data, batch_size, drop_last=batch_size == 4)
 
 
-def test_tables_that_could_be_iterated_are_no_batches():
-    rows = pytest.importorskip("datasets").Dataset.from_dict({"x": [1, 2]})
-    for table in (rows, pytest.importorskip("pandas").DataFrame({"x": [1, 2]})):
-        with pytest.raises(DataError, match="valid= is a dataset, whose items are not batches"):
-            as_loader(table, "valid")
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (iter([1]), ["valid= is an iterator", "once", "a list of batches", "list_iterator"]),
+        ((i for i in [1]), ["valid= is an iterator", "generator"]),
+        (7, ["valid= gives no batches", "int"]),
+        ("abc", ["valid= gives no batches", "str"]),
+        (torch.zeros(4, 2), ["valid= gives no batches", "Tensor"]),
+        ({"a": [1]}, ["valid= gives no batches", "dict"]),
+        (TensorDataset(x=torch.zeros(3)), [DATASET, "TensorDataset", "Loader(dataset, batch_size"]),
+        (datasets.Dataset.from_dict({"x": [1, 2]}), [DATASET]),
+        (pandas.DataFrame({"x": [1, 2]}), [DATASET]),
+        ([], ["valid= has no batches", "is its dataset empty?"]),
+    ],
+)
+def test_what_gives_no_batches(source, words):
+    with raises(DataError, *words):
+        as_loader(source, "valid")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,13 +391,13 @@ def test_an_item_is_the_transforms_own(kind: str) -> None:
     dataset = SHARED[kind]()
     made = Made([copy.deepcopy(dataset[index]) for index in range(4)])
     expected = [flatten(double(made[index])) for index in range(4)]
-    for source in (dataset, data.map(dataset, lambda item: item)):
-        loader = Loader(
-            source,
-            4,
-            item_transform=lambda item, generator: double(item),
-            batcher=lambda items: list(map(flatten, items)),
-        )
+    options = {
+        "item_transform": lambda item, generator: double(item),
+        "batcher": lambda items: list(map(flatten, items)),
+    }
+    items = dataset if hasattr(dataset, "__iter__") else list(map(dataset.__getitem__, range(4)))
+    loaders = [Loader(source, 4, **options) for source in (dataset, data.map(dataset, lambda item: item))]
+    for loader in (*loaders, data.StreamLoader(data.Shards([0], lambda _: items), 4, **options)):
         for epoch in range(3):
             assert next(loader.epoch(epoch)) == expected
     mapped = data.map(dataset, double)
@@ -423,17 +407,6 @@ def test_an_item_is_the_transforms_own(kind: str) -> None:
     data.filter(dataset, lambda item: double(item) is not None)
     for epoch in range(0 if hasattr(batched.dataset, "take") else 3):
         assert next(batched.epoch(epoch)) == expected
-    stream = data.StreamLoader(
-        data.Shards(
-            [0],
-            lambda _: dataset if hasattr(dataset, "__iter__") else list(map(dataset.__getitem__, range(4))),
-        ),
-        4,
-        item_transform=lambda item, generator: double(item),
-        batcher=lambda items: list(map(flatten, items)),
-    )
-    for epoch in range(3):
-        assert next(stream.epoch(epoch)) == expected
 
 
 def test_workers_hand_out_items_as_they_were() -> None:

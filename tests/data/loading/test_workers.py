@@ -205,18 +205,14 @@ def test_errors_of_other_parts_name_the_batch(workers):
     def fail(*_):
         raise RuntimeError("boom")
 
-    for parts, what, where in (
-        (
-            {"batcher": fail},
-            "a batch could not be loaded",
-            "batch 1 of epoch 2, counted from 0: items 2, 3 of range",
-        ),
-        ({"transform": fail}, "a batch could not be loaded", "batch 1 of epoch 2"),
-        ({"item_transform": fail}, "an item could not be loaded", "item 2 of range"),
+    for part, what, where in (
+        ("batcher", "batch", "batch 1 of epoch 2, counted from 0: items 2, 3 of range"),
+        ("transform", "batch", "batch 1 of epoch 2"),
+        ("item_transform", "item", "item 2 of range"),
     ):
-        with pytest.raises(DataError) as caught:
-            next(Loader(range(9), 2, workers=workers, **parts).epoch(2, 1))
-        assert (caught.value.what, caught.value.found) == (what, "RuntimeError: boom")
+        with pytest.raises(DataError, match=f"an? {what} could not be loaded") as caught:
+            next(Loader(range(9), 2, workers=workers, **{part: fail}).epoch(2, 1))
+        assert caught.value.found == "RuntimeError: boom"
         assert caught.value.where.startswith(where)
     ragged = Loader([[1], [1, 2], [3]], 3, workers=workers)
     with pytest.raises(DataError, match="do not fit together") as caught:
@@ -621,22 +617,16 @@ def test_threads_that_draw_later_are_noticed():
         seeded_batches(loader)
 
 
-def test_what_the_training_draws_is_not_mistaken():
-    loader = Loader(torch.arange(200.0), 2, transform=lambda batch, generator: batch, workers="2 threads")
-    batches = seeded_batches(loader, lambda: torch.rand(1))
-    assert [item for batch in batches for item in batch] == list(range(200))
-    assert loader._pool._draws is not True  # and nothing was warned of, which would be an error
-
-
-def test_what_another_loader_s_threads_draw_is_not_mistaken():
-    """The first batch of a validation set, while the threads of the training set still draw."""
+@pytest.mark.parametrize("who", ["the training", "another thread"])
+def test_what_others_draw_is_not_mistaken(who):
+    """The training between batches; another loader's threads during the first batch of this one."""
 
     def disturbed(batch, generator):
-        if float(batch[0]) == 0:
-            random.random()  # at the same time, by another thread
+        if who == "another thread" and float(batch[0]) == 0:
+            random.random()
         return batch
 
     loader = Loader(torch.arange(200.0), 2, transform=disturbed, workers="2 threads")
-    batches = seeded_batches(loader)
+    batches = seeded_batches(loader, lambda: torch.rand(1) if who == "the training" else None)
     assert [item for batch in batches for item in batch] == list(range(200))
-    assert loader._pool._draws is False
+    assert not loader._pool._draws  # and nothing was warned of, which would be an error

@@ -172,16 +172,19 @@ def test_a_number_of_heads_that_is_missing_or_does_not_fit_is_refused(heads, kv_
     assert found in str(caught.value.found)
 
 
-def other_model(path, kind, shape=(6, 64), name="0.weight", architecture="other"):
-    writer = gguf.GGUFWriter(str(path), architecture)
-    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    data = gguf.quants.quantize(values, kind)
+def write_tensor(path, name, data, kind):
+    writer = gguf.GGUFWriter(str(path), "other")
     writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return gguf.quants.dequantize(data, kind)
+
+
+def other_model(path, kind, name="0.weight"):
+    values = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
+    return write_tensor(path, name, gguf.quants.quantize(values, kind), kind)
 
 
 def test_other_models_keep_their_names(tmp_path):
@@ -202,15 +205,9 @@ def test_extreme_codes_and_scales_are_kept(tmp_path):
     for kind, size in ((Q4_0, 18), (Q8_0, 34)):
         raw = generator.integers(0, 256, (8, 2, size), dtype=np.uint8)
         raw[..., 1] &= 0xBF  # no infinite or NaN scales
-        writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "other")
-        writer.add_tensor("0.weight", raw.reshape(8, -1), raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        expected = write_tensor(tmp_path / "m.gguf", "0.weight", raw.reshape(8, -1), kind)
         model = nn.Sequential(nn.Linear(64, 8, bias=False))
         burnt.load_weights(model, tmp_path / "m.gguf")
-        expected = gguf.quants.dequantize(raw.reshape(8, -1), kind)
         assert torch.equal(model[0].weight, torch.from_numpy(expected))
 
 

@@ -68,23 +68,13 @@ def convnext():
     return transformers.ConvNextForImageClassification(config)
 
 
+BERT = {"cross_entropy": 1, "attention": 2, "linear": 11, "layer_norm": 6, "feed_forward": 3, "embedding": 3}
 # What must be recognised of each, with the number of sites.
 MODELS = {
     "llama": (llama, TEXT, {"loss": 1, "attention": 2, "gated_unit": 2, "rms_norm_by_hand": 5, "linear": 15}),
     "gemma2": (gemma2, TEXT, {"attention": 2, "gated_unit": 2, "rms_norm_by_hand": 9, "linear": 15}),
     "mistral": (mistral, TEXT, {"loss": 1, "attention": 2, "gated_unit": 2, "rms_norm_by_hand": 5}),
-    "bert": (
-        bert,
-        TEXT,
-        {
-            "cross_entropy": 1,
-            "attention": 2,
-            "linear": 11,
-            "layer_norm": 6,
-            "feed_forward": 3,
-            "embedding": 3,
-        },
-    ),  # fmt: skip
+    "bert": (bert, TEXT, BERT),
     "gpt2": (
         gpt2,
         TEXT,
