@@ -184,43 +184,27 @@ def test_datasets():
     assert not isinstance(iter([1]), Dataset)
 
 
+LENGTHS = "the columns of a TensorDataset differ in length\n  expected  equal lengths\n  found     {}"
+TENSORS = """the columns of a TensorDataset must be tensors
+  in        x
+  expected  a tensor of at least one axis
+  found     {}
+  hint      torch.as_tensor turns arrays and lists into tensors"""
+
+
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("columns", "message", "found"),
     [
-        (
-            {"x": torch.zeros(3), "y": torch.zeros(4, 2)},
-            "the columns of a TensorDataset differ in length\n"
-            "  expected  equal lengths\n"
-            "  found     x: 3, y: 4",
-        ),
-        (
-            {},
-            "the columns of a TensorDataset differ in length\n"
-            "  expected  equal lengths\n"
-            "  found     no columns",
-        ),
-        (
-            {"x": np.zeros(3)},
-            "the columns of a TensorDataset must be tensors\n"
-            "  in        x\n"
-            "  expected  a tensor of at least one axis\n"
-            "  found     ndarray\n"
-            "  hint      torch.as_tensor turns arrays and lists into tensors",
-        ),
-        (
-            {"x": torch.tensor(1.0)},
-            "the columns of a TensorDataset must be tensors\n"
-            "  in        x\n"
-            "  expected  a tensor of at least one axis\n"
-            "  found     a scalar\n"
-            "  hint      torch.as_tensor turns arrays and lists into tensors",
-        ),
+        ({"x": torch.zeros(3), "y": torch.zeros(4, 2)}, LENGTHS, "x: 3, y: 4"),
+        ({}, LENGTHS, "no columns"),
+        ({"x": np.zeros(3)}, TENSORS, "ndarray"),
+        ({"x": torch.tensor(1.0)}, TENSORS, "a scalar"),
     ],
 )
-def test_columns_that_cannot_be(columns, message):
+def test_columns_that_cannot_be(columns, message, found):
     with pytest.raises(DataError) as caught:
         TensorDataset(**columns)
-    assert str(caught.value) == message
+    assert str(caught.value) == message.format(found)
 
 
 def test_what_no_batch_can_hold_is_not_to_be_padded():

@@ -72,21 +72,17 @@ def renamed(item):
 
 seeds = st.integers(0, 99)
 OPERATIONS = st.one_of(
-    st.tuples(st.just(data.shuffle), seeds),
-    st.tuples(st.just(lambda rows, seed: data.split(rows, 0.7, seed=seed)[0]), seeds),
-    st.tuples(st.just(lambda rows, count: data.chunks(rows, min(count, len(rows)))[-1]), st.integers(1, 3)),
-    st.tuples(
-        st.just(lambda rows, step: data.select(rows, slice(None, None, step))), st.sampled_from((-1, 2))
-    ),
-    st.tuples(
-        st.just(lambda rows, seed: data.sample(rows, 30, replacement=True, seed=seed)),
-        seeds,
-    ),
-    st.tuples(
-        st.just(lambda rows, part: data.concat(rows, data.select(rows, slice(part)))), st.integers(1, 5)
-    ),
-    st.tuples(st.just(lambda rows, _: data.cache(rows)), st.none()),
-    st.tuples(st.just(lambda rows, _: data.map(rows, renamed)), st.none()),
+    st.tuples(st.just(operation), argument)
+    for operation, argument in (
+        (data.shuffle, seeds),
+        (lambda rows, seed: data.split(rows, 0.7, seed=seed)[0], seeds),
+        (lambda rows, count: data.chunks(rows, min(count, len(rows)))[-1], st.integers(1, 3)),
+        (lambda rows, step: data.select(rows, slice(None, None, step)), st.sampled_from((-1, 2))),
+        (lambda rows, seed: data.sample(rows, 30, replacement=True, seed=seed), seeds),
+        (lambda rows, part: data.concat(rows, data.select(rows, slice(part))), st.integers(1, 5)),
+        (lambda rows, _: data.cache(rows), st.none()),
+        (lambda rows, _: data.map(rows, renamed), st.none()),
+    )
 )
 
 

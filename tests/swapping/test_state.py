@@ -90,16 +90,8 @@ def draw(module, x):
 
 
 CHANGES = [
-    assign_data,
-    change_data,
-    change_in_place,
-    bind_again,
-    resize,
-    change_attributes,
-    set_batch_norm_statistics,
-    add_state,
-    change_mode,
-    draw,
+    *(assign_data, change_data, change_in_place, bind_again, resize, change_attributes),
+    *(set_batch_norm_statistics, add_state, change_mode, draw),
 ]
 
 

@@ -13,10 +13,16 @@ from burnt.data import Loader, SqliteDataset
 from burnt.errors import DataError
 
 
+def execute(path, script):
+    database = sqlite3.connect(path)
+    database.executescript(script)
+    database.close()
+
+
 @pytest.fixture
 def path(tmp_path):
-    database = sqlite3.connect(tmp_path / "posts.db")
-    database.executescript(
+    execute(
+        tmp_path / "posts.db",
         """
         CREATE TABLE posts (id INTEGER PRIMARY KEY, title TEXT, stars, ok, image BLOB);
         INSERT INTO posts VALUES (9, 'c', 2.5, 1, x'00ff'), (2, 'a', 4, 0, x''), (5, 'b', NULL, 1, x'01');
@@ -26,9 +32,8 @@ def path(tmp_path):
         CREATE TABLE empty (a);
         CREATE TABLE "odd ""name" ("a b");
         INSERT INTO "odd ""name" VALUES (7);
-        """
+        """,
     )
-    database.close()
     return tmp_path / "posts.db"
 
 
@@ -92,9 +97,8 @@ def test_it_reads_only(path):
 
 
 def test_faults(path, tmp_path):
-    assert "table 'posts', rowid 5, column 'stars'\n  expected  a number\n  found     nothing" in problem(
-        path, "posts"
-    )
+    message = problem(path, "posts")
+    assert "table 'posts', rowid 5, column 'stars'\n  expected  a number\n  found     nothing" in message
     message = problem(path, "post")
     assert "no such table" in message
     assert message.endswith("found     'post'\n  hint      did you mean 'posts'?")
@@ -104,21 +108,14 @@ def test_faults(path, tmp_path):
     assert 'the query\n  found     near "SELEC"' in problem(path, query="SELEC")
     assert "there is no such file" in problem(tmp_path / "post.db", "posts")
     (tmp_path / "text.db").write_text("no database, but long enough to be one " * 20)
-    assert "text.db, table 'posts'\n  found     file is not a database" in problem(
-        tmp_path / "text.db", "posts"
-    )
-    database = sqlite3.connect(tmp_path / "latin.db")
-    database.execute("CREATE TABLE names (name)")
-    database.execute("INSERT INTO names VALUES ('a'), (CAST(X'ff41' AS TEXT))")
-    database.commit()
-    database.close()
+    message = problem(tmp_path / "text.db", "posts")
+    assert "text.db, table 'posts'\n  found     file is not a database" in message
+    latin = "CREATE TABLE names (name); INSERT INTO names VALUES ('a'), (CAST(X'ff41' AS TEXT));"
+    execute(tmp_path / "latin.db", latin)
     message = problem(tmp_path / "latin.db", "names")
     assert "latin.db, table 'names', rowid 2\n  found     Could not decode to UTF-8 column 'name'" in message
     gone = SqliteDataset(path, "posts", columns=["id"])
-    database = sqlite3.connect(path)
-    database.execute("DELETE FROM posts WHERE id = 5")
-    database.commit()
-    database.close()
+    execute(path, "DELETE FROM posts WHERE id = 5")
     with pytest.raises(DataError, match="a row is gone"):
         gone[1]
 
@@ -130,11 +127,7 @@ def test_a_query_without_an_end_is_interrupted(path, timeout):
     assert message.startswith(f"a query takes too long\n  in        {path}\n")
     assert f"timeout={timeout} seconds" in message
     assert endless in message
-    database = sqlite3.connect(path)
-    database.execute(f"CREATE VIEW endless AS {endless}")
-    database.execute("CREATE VIEW counted AS SELECT count(*) FROM endless")
-    database.commit()
-    database.close()
+    execute(path, f"CREATE VIEW endless AS {endless}; CREATE VIEW counted AS SELECT count(*) FROM endless;")
     for view in ("endless", "counted"):
         assert "a query takes too long" in problem(path, view, timeout=timeout)
     for limit in (60, None):

@@ -52,6 +52,15 @@ def lists(batches):
     return [batch.flatten().tolist() for batch in batches]
 
 
+def with_states(batches):
+    """Return all batches as lists, and the position after each, as a checkpoint gives it back."""
+    whole, states = [], []
+    for batch in batches:
+        whole.append(batch.flatten().tolist())
+        states.append(json.loads(json.dumps(batches.state())))
+    return whole, states
+
+
 @settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(0, 15), min_size=1, max_size=6),
@@ -65,18 +74,12 @@ def test_an_epoch_has_every_item_once_and_can_be_resumed_after_any_batch(
 ):
     lanes = data.draw(st.integers(1, len(sizes)))
     numbers = Numbers(sizes)
-    settings = {
-        "shuffle": shuffle,
-        "drop_last": drop_last,
-        "lanes": lanes,
-        "item_transform": numbers.transform,
-    }
+    settings = {"shuffle": shuffle, "drop_last": drop_last, "lanes": lanes}
+    settings["item_transform"] = numbers.transform
     stream = StreamLoader(numbers.shards(), batch_size, **settings)
     batches = stream.epoch(1)
-    whole, states = [], [batches.state()]
-    for batch in batches:
-        whole.append(batch.flatten().tolist())
-        states.append(json.loads(json.dumps(batches.state())))
+    start = batches.state()
+    whole, states = with_states(batches)
     given_items = [int(item) for batch in whole for item in batch]
     expected = [100 * shard + item for shard, size in enumerate(sizes) for item in range(size)]
     if drop_last:
@@ -91,7 +94,7 @@ def test_an_epoch_has_every_item_once_and_can_be_resumed_after_any_batch(
     assert lists(again.epoch(1)) == whole
     stop = data.draw(st.integers(0, len(whole)))
     numbers.transformed.clear()
-    rest = stream.resume(1, stop, states[stop])
+    rest = stream.resume(1, stop, [start, *states][stop])
     assert lists(rest) == whole[stop:]
     if not drop_last:
         assert sorted(numbers.transformed) == sorted(int(item) for batch in whole[stop:] for item in batch)
@@ -112,13 +115,8 @@ def test_epochs_and_seeds_differ():
 
 def test_the_order_stays_what_it_was():
     # A checkpoint of last year must be resumed in the order in which it was begun.
-    batches = [
-        batch.tolist() for batch in StreamLoader(Numbers((4, 5)).shards(), 3, shuffle=3, seed=1, lanes=2)
-    ]
-    assert batches == ORDER
-
-
-ORDER = [[100, 101, 102], [1, 2, 0], [103, 104], [3]]
+    stream = StreamLoader(Numbers((4, 5)).shards(), 3, shuffle=3, seed=1, lanes=2)
+    assert lists(stream) == [[100, 101, 102], [1, 2, 0], [103, 104], [3]]
 
 
 def test_lanes_take_turns_and_end_by_themselves():
@@ -133,20 +131,15 @@ def test_workers_change_no_batch_and_no_position(workers):
     def transform(batch, generator):
         return torch.cat([batch, torch.rand(1, 1, dtype=torch.float64, generator=generator)])
 
-    def run(stream, batches):
-        result = []
-        for batch in batches:
-            result.append((batch.flatten().tolist(), batches.state()))
-        return result
-
-    plain = loader(shuffle=5, transform=transform)
-    whole = run(plain, plain.epoch(2))
+    whole, states = with_states(loader(shuffle=5, transform=transform).epoch(2))
     working = loader(shuffle=5, transform=transform, workers=workers, prefetch=2)
     first = working.epoch(2)
-    assert [(next(first).flatten().tolist(), first.state()) for _ in range(4)] == whole[:4]
-    assert run(working, working.resume(2, 4, whole[3][1])) == whole[4:]
-    assert run(working, working.epoch(2)) == whole
-    assert run(working, first) == whole[4:]  # two iterators at a time
+    begun = [(next(first).flatten().tolist(), first.state()) for _ in range(4)]
+    assert begun == list(zip(whole[:4], states[:4], strict=True))
+    rest = whole[4:], states[4:]
+    assert with_states(working.resume(2, 4, states[3])) == rest
+    assert with_states(working.epoch(2)) == (whole, states)
+    assert with_states(first) == rest  # two iterators at a time
     working.close()
 
 
@@ -195,19 +188,14 @@ class Stateful:
 
 @pytest.mark.parametrize("shuffle", [0, 6])
 def test_a_dataset_with_a_state_continues_by_it(shuffle):
-    dataset = Stateful()
-    stream = StreamLoader(dataset, 3, shuffle=shuffle)
+    stream = StreamLoader(Stateful(), 3, shuffle=shuffle)
     assert not stream.replays
-    batches = stream.epoch(1)
-    whole, states = [], []
-    for batch in batches:
-        whole.append(batch.tolist())
-        states.append(json.loads(json.dumps(batches.state())))
+    whole, states = with_states(stream.epoch(1))
     assert sorted(item for batch in whole for item in batch) == list(range(1000, 1020))
     for stop in (1, 3, 5):
         fresh = Stateful()
         rest = StreamLoader(fresh, 3, shuffle=shuffle).resume(1, stop, states[stop - 1])
-        assert [batch.tolist() for batch in rest] == whole[stop:]
+        assert lists(rest) == whole[stop:]
         assert fresh.read == list(range(stop * 3 // 6 * 6 if shuffle else stop * 3, 20))
     assert list(StreamLoader(Stateful(), 3, shuffle=shuffle).resume(1, 7, states[6])) == []
 
@@ -347,13 +335,8 @@ def test_states_survive_json(state):
 
 
 def test_tensors_and_arrays_survive_json():
-    state = {
-        "t": torch.get_rng_state(),
-        "f": torch.randn(2, 3),
-        "a": np.arange(4.0),
-        "n": np.float32(0.5),
-        "s": torch.tensor(7),
-    }
+    state = {"t": torch.get_rng_state(), "f": torch.randn(2, 3), "s": torch.tensor(7)}
+    state |= {"a": np.arange(4.0), "n": np.float32(0.5)}
     got = decode_state(json.loads(json.dumps(encode_state(state, "x"))))
     assert torch.equal(got["t"], state["t"])
     assert torch.equal(got["f"], state["f"])
@@ -364,18 +347,20 @@ def test_tensors_and_arrays_survive_json():
 # failures
 
 
-def test_a_state_that_json_cannot_hold_is_an_error_before_the_first_batch():
-    for bad, where, found in (
+@pytest.mark.parametrize(
+    ("bad", "where", "found"),
+    [
         ({"a": [object()]}, "state_dict()['a'][0]", "object"),
         ({1: 2}, "state_dict()", "a mapping with the keys [1]"),
         ({"x": {1, 2}}, "state_dict()['x']", "set"),
-    ):
-        source = StatefulBatches()
-        source.state_dict = lambda bad=bad: bad
-        with pytest.raises(DataError) as caught:
-            as_loader(source, "train").epoch(0)
-        assert caught.value.what == "the position of StatefulBatches cannot be stored in a checkpoint"
-        assert (caught.value.where, caught.value.found) == (where, found)
+    ],
+)
+def test_a_state_that_json_cannot_hold_is_an_error_before_the_first_batch(bad, where, found):
+    source = StatefulBatches()
+    source.state_dict = lambda: bad
+    with pytest.raises(DataError, match="the position of StatefulBatches cannot be stored in a") as caught:
+        as_loader(source, "train").epoch(0)
+    assert (caught.value.where, caught.value.found) == (where, found)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

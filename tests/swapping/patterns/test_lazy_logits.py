@@ -34,17 +34,23 @@ def model(request):
 
 
 def test_the_loss_and_its_gradients_are_the_same(always, model):
-    loss, wanted = loss_and_gradients(model.train(), TEXT)
+    wanted = loss_and_gradients(model.train(), TEXT)
     report = burnt.swap(model, defer_logits=True)
-    found_loss, found = loss_and_gradients(model, TEXT)
-    close(found_loss, loss)
-    close(found, wanted)
+    close(loss_and_gradients(model, TEXT), wanted)
     rows = {row.kind: row for row in report.rows}
     assert (rows["head"].state, rows["loss"].state) == ("swapped", "swapped")
     assert rows["head"].by == "kernels.linear_cross_entropy"
     assert "head" in str(report) or "lm_head" in str(report)
     burnt.unswap(model)
-    assert torch.equal(loss_and_gradients(model, TEXT)[0], loss)
+    assert torch.equal(loss_and_gradients(model, TEXT)[0], wanted[0])
+
+
+@pytest.fixture
+def deferred(always):
+    """A Llama in training, swapped so that it defers its logits."""
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    return model
 
 
 def test_the_logits_are_computed_when_they_are_read(always, monkeypatch):
@@ -90,9 +96,7 @@ def test_a_loss_of_ones_own_is_given_logits(always):
     model.loss_function = library
     burnt.swap(model, defer_logits=True)
     model.loss_function = own
-    found_loss, found = loss_and_gradients(model, TEXT)
-    close(found_loss, loss)
-    close(found["lm_head.weight"], wanted["lm_head.weight"])
+    close(loss_and_gradients(model, TEXT), (loss, wanted))
 
 
 @pytest.mark.parametrize("labels", ["counted", "some ignored"])
@@ -105,9 +109,7 @@ def test_options_of_the_loss(always, labels):
         batch["labels"] = torch.where(TOKENS % 3 == 0, -100, TOKENS)
     wanted = loss_and_gradients(model, batch)
     burnt.swap(model, defer_logits=True)
-    found = loss_and_gradients(model, batch)
-    close(found[0], wanted[0])
-    close(found[1]["lm_head.weight"], wanted[1]["lm_head.weight"])
+    close(loss_and_gradients(model, batch), wanted)
 
 
 def test_under_autocast_the_loss_is_float32(always):
@@ -161,43 +163,34 @@ def test_what_has_no_such_loss_is_refused():
         burnt.swap(llama(), mode="infer", defer_logits=True)
 
 
-def test_who_looks_first_does_not_decide_about_gradients(always):
-    model = llama().train()
-    burnt.swap(model, defer_logits=True)
+def test_who_looks_first_does_not_decide_about_gradients(deferred):
     for context in (torch.no_grad, torch.inference_mode):
-        result = model(**TEXT)
+        result = deferred(**TEXT)
         with context():
             result.logits.argmax(-1)
         assert result.logits.logsumexp(-1).requires_grad
         result.logits.square().mean().backward()
-        assert model.lm_head.weight.grad.abs().max() > 0
+        assert deferred.lm_head.weight.grad.abs().max() > 0
 
 
-def test_logits_of_weights_that_were_changed_are_refused(always):
-    model = llama().train()
-    burnt.swap(model, defer_logits=True)
-    result = model(**TEXT)
-    seen = model(**TEXT).logits
+def test_logits_of_weights_that_were_changed_are_refused(deferred):
+    result, seen = deferred(**TEXT), deferred(**TEXT).logits
     before = seen.detach()
     result.loss.backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.optim.SGD(deferred.parameters(), lr=0.1).step()
     assert torch.equal(seen.detach(), before)  # looked at in time
     with raises(errors.SwapError, "without defer_logits=True", match="deferred logits cannot be computed"):
         result.logits.argmax(-1)
 
 
-def test_logits_with_parameters_given_for_a_call(always):
-    model = llama().train()
-    burnt.swap(model, defer_logits=True)
-    zeros = {"lm_head.weight": torch.zeros_like(model.lm_head.weight)}
-    result = torch.func.functional_call(model, zeros, (), TEXT)
+def test_logits_with_parameters_given_for_a_call(deferred):
+    zeros = {"lm_head.weight": torch.zeros_like(deferred.lm_head.weight)}
+    result = torch.func.functional_call(deferred, zeros, (), TEXT)
     assert float(result.logits.detach().abs().max()) == 0
 
 
-def test_views_of_logits_are_of_the_same_memory(always):
-    model = llama().train()
-    burnt.swap(model, defer_logits=True)
-    logits = model(**TEXT).logits
+def test_views_of_logits_are_of_the_same_memory(deferred):
+    logits = deferred(**TEXT).logits
     flat, rows = logits.view(-1, 64), logits.float().view(-1, 64)
     with torch.no_grad():
         logits.mul_(0)
@@ -221,20 +214,16 @@ def test_what_tensors_can(always):
     assert type(copy.deepcopy(model(**TEXT).logits.detach())) is torch.Tensor
 
 
-def test_they_are_not_deferred_where_tensors_are_wanted(always):
-    model = llama().train()
-    burnt.swap(model, defer_logits=True)
-    hook = model.lm_head.register_forward_hook(lambda *_: None)
-    assert type(model(**TEXT).logits) is torch.Tensor
+def test_they_are_not_deferred_where_tensors_are_wanted(deferred):
+    hook = deferred.lm_head.register_forward_hook(lambda *_: None)
+    assert type(deferred(**TEXT).logits) is torch.Tensor
     hook.remove()
-    assert type(model(**TEXT).logits) is Logits
+    assert type(deferred(**TEXT).logits) is Logits
 
 
-def test_nothing_is_kept_by_logits_that_are_gone(always):
+def test_nothing_is_kept_by_logits_that_are_gone(deferred):
     """Activations go with the output, not when the garbage is collected."""
-    model = llama().train()
-    burnt.swap(model, defer_logits=True)
-    result = model(**TEXT)
+    result = deferred(**TEXT)
     hidden = weakref.ref(result.logits._operands[0])
     gc.disable()
     try:
