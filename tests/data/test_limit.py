@@ -74,10 +74,8 @@ def test_a_stream_is_limited_and_resumed():
 
 
 def test_other_attributes_are_those_of_the_loader_also_of_a_copy():
-    for limited in (
-        copy.copy(LimitedLoader(loader(), 2)),
-        pickle.loads(pickle.dumps(LimitedLoader(loader(), 2))),
-    ):
+    original = LimitedLoader(loader(), 2)
+    for limited in (copy.copy(original), pickle.loads(pickle.dumps(original))):
         assert (limited.seed, len(limited.dataset)) == (3, 20)
         with pytest.raises(AttributeError, match="no_such_name"):
             limited.no_such_name
@@ -108,21 +106,24 @@ def test_batches_that_draw_from_the_global_random_states_are_the_same_in_another
     class Noise:
         def __iter__(self):
             while True:
-                yield torch.rand(2).tolist(), random.random(), np.random.rand()
+                yield draw()
 
-    states = []
-    seen = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
+    def draw():
+        return torch.rand(2).tolist(), random.random(), np.random.rand()
+
+    def seed(number):
+        torch.manual_seed(number)
+        random.seed(number)
+        np.random.seed(number)
+
+    states, seen = [], []
+    for number in (1, 2):
+        seed(number)
         seen.append(list(RepeatedLoader(IterableLoader(Noise()), 2).epoch(0)))
-        states.append((torch.rand(1).item(), random.random(), np.random.rand()))
+        states.append(draw())
     assert seen[0] == seen[1]
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
-    assert states[0] == (torch.rand(1).item(), random.random(), np.random.rand())
+    seed(1)
+    assert states[0] == draw()
 
 
 def test_a_step_may_change_a_repeated_batch_in_place():

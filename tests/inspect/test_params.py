@@ -29,13 +29,8 @@ def test_visit_goes_by_path_once():
     model = Net()
     seen = {}
     visit(model, lambda path, parameter: seen.setdefault(path, parameter))
-    assert list(seen) == [
-        "encoder.0.weight",
-        "encoder.0.bias",
-        "encoder.1.weight",
-        "encoder.1.bias",
-        "decoder.weight",
-    ]
+    encoder = [f"encoder.{i}.{name}" for i in (0, 1) for name in ("weight", "bias")]
+    assert list(seen) == [*encoder, "decoder.weight"]
     assert seen["decoder.weight"] is model.tied.weight
 
 

@@ -30,12 +30,8 @@ def rows_of(table):
 def test_linear_layers_by_hand():
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2, bias=False))
     rows = rows_of(summary(model, torch.empty(7, 3)))
-    assert [row.flops for row in rows.values()] == [
-        2 * 7 * 3 * 5 + 2 * 7 * 5 * 2,
-        2 * 7 * 3 * 5,
-        0,
-        2 * 7 * 5 * 2,
-    ]
+    first, last = 2 * 7 * 3 * 5, 2 * 7 * 5 * 2
+    assert [row.flops for row in rows.values()] == [first + last, first, 0, last]
     assert [row.activation_bytes for row in rows.values()] == [0, 7 * 5 * 4, 7 * 5 * 4, 7 * 2 * 4]
     assert [row.parameters for row in rows.values()] == [0, 20, 0, 10]
     assert [row.output for row in rows.values()] == ["(7, 2)", "(7, 5)", "(7, 5)", "(7, 2)"]
@@ -100,15 +96,8 @@ def test_frozen_parameters_and_layers_that_are_not_called():
 def test_it_is_json():
     table = summary(nn.Sequential(nn.Linear(3, 5)), torch.empty(7, 3))
     data = json.loads(json.dumps(table.as_dict()))
-    assert data["rows"][1] == {
-        "path": "0",
-        "layer": "Linear(3 -> 5)",
-        "output": "(7, 5)",
-        "parameters": 20,
-        "flops": 210,
-        "activation_bytes": 140,
-        "calls": 1,
-    }
+    row = {"path": "0", "layer": "Linear(3 -> 5)", "output": "(7, 5)", "parameters": 20}
+    assert data["rows"][1] == row | {"flops": 210, "activation_bytes": 140, "calls": 1}
     assert (data["flops"], data["unchecked"]) == (210, [])
 
 

@@ -6,6 +6,7 @@ import itertools
 import pickle
 from collections import Counter
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,17 +234,12 @@ def test_crops_are_uniform_over_places() -> None:
     generator, n = seeded(), 1500
     crop = transforms.RandomCrop(4, padding=1)
     image = torch.arange(1, 21).reshape(1, 5, 4)
-    places = {
-        tuple(functional.crop(functional.pad(image, (1, 1, 1, 1)), top, left, 4, 4).flatten().tolist()): (
-            top,
-            left,
-        )
-        for top in range(4)
-        for left in range(3)
-    }
-    corners = Counter(places[tuple(crop(image, generator).flatten().tolist())] for _ in range(n))
-    assert set(corners) == {(top, left) for top in range(4) for left in range(3)}
-    assert stats.chisquare(list(corners.values())).pvalue > 1e-3
+    padded = functional.pad(image, (1, 1, 1, 1))
+    corners = [(top, left) for top in range(4) for left in range(3)]
+    places = {tuple(functional.crop(padded, *at, 4, 4).flatten().tolist()): at for at in corners}
+    found = Counter(places[tuple(crop(image, generator).flatten().tolist())] for _ in range(n))
+    assert set(found) == set(corners)
+    assert stats.chisquare(list(found.values())).pvalue > 1e-3
 
 
 def test_resized_crops_have_uniform_area_and_log_aspect() -> None:
@@ -267,37 +263,40 @@ def test_parameters_are_those_of_torchvision(torchvision) -> None:
     generator, n = seeded(), 400
     torch.manual_seed(0)
     image = torch.zeros(3, 100, 150)
-    theirs = [torchvision.RandomResizedCrop(8).make_params([image]) for _ in range(n)]
-    ours = [transforms.RandomResizedCrop(8).draw(image, generator) for _ in range(n)]
-    for i, name in enumerate(("top", "left", "height", "width")):
-        assert stats.ks_2samp([p[name] for p in theirs], [p[i] for p in ours]).pvalue > 1e-3, name
-    erased = [torchvision.RandomErasing(1).make_params([image]) for _ in range(n)]
-    own = [transforms.RandomErasing(1).draw(image, generator) for _ in range(n)]
-    for i, name in enumerate("ij"):
-        assert stats.ks_2samp([p[name] for p in erased], [p[i] for p in own]).pvalue > 1e-3, name
-    for i, name in enumerate("hw", start=1):
-        assert stats.ks_2samp([p[name] for p in erased], [p[2].shape[i] for p in own]).pvalue > 1e-3, name
-    affine = torchvision.RandomAffine(20, (0.1, 0.3), (0.8, 1.2), (5, 10, -4, 4))
-    moved = [affine.make_params([image]) for _ in range(n)]
-    own = [
-        transforms.RandomAffine(20, (0.1, 0.3), (0.8, 1.2), (5, 10, -4, 4)).draw(image, generator)
-        for _ in range(n)
-    ]
-    for get_theirs, get_ours in (
-        (lambda p: p["angle"], lambda p: p[0]),
+
+    def alike(theirs: Any, ours: Any, *readers: tuple[Any, Any]) -> None:
+        samples = (
+            [theirs.make_params([image]) for _ in range(n)],
+            [ours.draw(image, generator) for _ in range(n)],
+        )
+        for number, pair in enumerate(readers):
+            columns = [[read(p) for p in sample] for read, sample in zip(pair, samples, strict=True)]
+            assert stats.ks_2samp(*columns).pvalue > 1e-3, number
+
+    alike(
+        torchvision.RandomResizedCrop(8), transforms.RandomResizedCrop(8),
+        *((itemgetter(name), itemgetter(i)) for i, name in enumerate(("top", "left", "height", "width"))),
+    )  # fmt: skip
+    alike(
+        torchvision.RandomErasing(1), transforms.RandomErasing(1),
+        *((itemgetter(name), itemgetter(i)) for i, name in enumerate("ij")),
+        *((itemgetter(name), lambda p, i=i: p[2].shape[i]) for i, name in enumerate("hw", start=1)),
+    )  # fmt: skip
+    options = 20, (0.1, 0.3), (0.8, 1.2), (5, 10, -4, 4)
+    alike(
+        torchvision.RandomAffine(*options), transforms.RandomAffine(*options),
+        (itemgetter("angle"), itemgetter(0)),
         (lambda p: p["translate"][0], lambda p: p[1][0]),
         (lambda p: p["translate"][1], lambda p: p[1][1]),
-        (lambda p: p["scale"], lambda p: p[2]),
+        (itemgetter("scale"), itemgetter(2)),
         (lambda p: p["shear"][0], lambda p: p[3][0]),
         (lambda p: p["shear"][1], lambda p: p[3][1]),
-    ):
-        assert stats.ks_2samp(list(map(get_theirs, moved)), list(map(get_ours, own))).pvalue > 1e-3
-    theirs = [torchvision.ColorJitter(0.4, hue=0.1).make_params([image]) for _ in range(n)]
-    jitter = transforms.ColorJitter(0.4, hue=0.1)
-    drawn = [dict(jitter.draw(image, generator)) for _ in range(n)]
-    for name in ("brightness", "hue"):
-        own = [p[getattr(functional, f"adjust_{name}")] for p in drawn]
-        assert stats.ks_2samp([p[f"{name}_factor"] for p in theirs], own).pvalue > 1e-3
+    )  # fmt: skip
+    alike(
+        torchvision.ColorJitter(0.4, hue=0.1), transforms.ColorJitter(0.4, hue=0.1),
+        (itemgetter("brightness_factor"), lambda p: dict(p)[functional.adjust_brightness]),
+        (itemgetter("hue_factor"), lambda p: dict(p)[functional.adjust_hue]),
+    )  # fmt: skip
 
 
 def test_jitter_has_every_order() -> None:
@@ -376,11 +375,8 @@ def test_erasing_fills_with_what_is_asked() -> None:
 
 def test_normalize_has_an_inverse() -> None:
     image = functional.to_float(PICTURE)
-    for normalize in (
-        transforms.Normalize(),
-        transforms.Normalize(0.4, 0.2),
-        transforms.Normalize(0.4, (0.2, 0.3, 1)),
-    ):
+    for arguments in ((), (0.4, 0.2), (0.4, (0.2, 0.3, 1))):
+        normalize = transforms.Normalize(*arguments)
         assert torch.allclose(normalize.inverse()(normalize(image)), image, atol=1e-6)
 
 
