@@ -181,6 +181,7 @@ def test_swapped_models_are_quantized_and_quantized_ones_swapped() -> None:
 
 
 def test_norms_and_biases_of_quantized_models_are_trained() -> None:
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
     burnt.quantize(model, "int8-dynamic")
     values = model[0].values.clone()
