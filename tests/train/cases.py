@@ -1,6 +1,6 @@
 """What tests of trainings share: a quiet training, labelled batches, comparisons of states and messages."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,17 @@ def supervised(folder: Any, settings: Mapping[str, Any], **more: Any) -> Supervi
     return SupervisedTraining(
         folder, **{"device": "cpu", "monitor": "off", "check": False, **settings, **more}
     )
+
+
+class AtStep:
+    """A callback that calls functions with the training after some steps."""
+
+    def __init__(self, actions: Mapping[int, Callable[[Any], object]]) -> None:
+        self.actions = actions
+
+    def on_step(self, event: Any) -> None:
+        if (act := self.actions.get(event.training.position.step)) is not None:
+            act(event.training)
 
 
 def labelled(n: int, batch_size: int, *, seed: int = 1, classes: int = 3, shuffle: bool = False) -> Loader:

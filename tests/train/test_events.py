@@ -12,6 +12,7 @@ from burnt.gradients import Gradients
 from burnt.train import EarlyStopping, KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.events import HOOKS
 from burnt.train.metrics import Loss
+from tests.train.cases import AtStep
 
 
 def batches(count: int = 12) -> Loader:
@@ -258,15 +259,11 @@ class Chain:
 
 
 def test_a_loader_resumes_by_its_own_state(tmp_path):
-    class Stop:
-        def on_step(self, event):
-            if event.training.position.step == 2:
-                event.training.stop("enough")
-
+    stop = AtStep({2: lambda training: training.stop("enough")})
     settings = {"accumulate": 3, "checkpoints": [KeepLast(2)], "check": False, "metrics": [Loss()]}
     whole = train(tmp_path / "whole", [], train=Stream(), **settings)
     assert whole.position.step == 3  # 3, 3 and 1 batches
-    train(tmp_path / "run", [Stop()], train=Stream(), **settings)
+    train(tmp_path / "run", [stop], train=Stream(), **settings)
     stream = Stream()
     resumed = train(tmp_path / "run", [], train=stream, resume=True, **settings)
     assert stream.opened == [6]

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from burnt import optim
 from burnt.data import Loader
-from burnt.store.control import send
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -16,7 +15,7 @@ from burnt.train import (
     SupervisedTraining,
 )
 from burnt.train.metrics import Accuracy, ConfusionMatrix
-from tests.train.cases import labelled
+from tests.train.cases import AtStep, labelled
 
 
 def loader(shuffle: bool = True) -> Loader:
@@ -55,15 +54,6 @@ def test_limits_of_training_and_validation(tmp_path):
         assert reader.progress().total_steps == 6
 
 
-class StopAt:
-    def __init__(self, folder, step: int) -> None:
-        self.folder, self.step = folder, step
-
-    def on_step(self, event):
-        if event.training.position.step == self.step:
-            send(self.folder, "stop")
-
-
 @pytest.mark.parametrize(
     "k", [4, pytest.param(1, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
 )
@@ -75,7 +65,9 @@ def test_a_limited_run_resumes_exactly(tmp_path, settings, steps, k):
     assert whole.training(tmp_path / "whole").run(whole.learner).position.step == steps
     folder = tmp_path / "run"
     first = Run(duration="3 epochs", **settings)
-    first.training(folder, callbacks=[StopAt(folder, k)]).run(first.learner)
+    first.training(folder, callbacks=[AtStep({k: lambda training: training.stop("enough")})]).run(
+        first.learner
+    )
     second = Run(duration="3 epochs", **settings)
     second.training(folder, resume=True).run(second.learner)
     for one, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):

@@ -28,6 +28,7 @@ from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.control import control
 from burnt.train.metrics import Accuracy, Loss
 from tests.faults import operations
+from tests.train.cases import AtStep
 from tests.train.checkpoints.test_resume import Run, assert_same, history
 
 
@@ -188,13 +189,9 @@ def test_one_is_written_at_a_time_and_reported_when_it_is_written(tmp_path, monk
 def test_a_full_disk_ends_the_training_at_the_next_step(tmp_path, monkeypatch):
     failing(monkeypatch, {4})
 
-    class Wait:
-        def on_step(self, event):
-            if event.training.position.step == 5:
-                event.training.saving.newest()  # waits
-
+    wait = AtStep({5: lambda training: training.saving.newest()})
     with pytest.raises(OSError, match="No space left") as caught:
-        Run(tmp_path / "run", async_checkpoints=True, callbacks=[Wait()], **SETTINGS)
+        Run(tmp_path / "run", async_checkpoints=True, callbacks=[wait], **SETTINGS)
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename.endswith("step-00000004")
     assert caught.value.__notes__ == ["while the checkpoint step-00000004 was written in the background"]
@@ -215,16 +212,19 @@ def test_an_error_of_the_last_checkpoint_is_raised_at_the_end(tmp_path, monkeypa
         assert run.state() == "crashed"
 
 
+def crash(_) -> None:
+    raise KeyError("mine")
+
+
 def test_an_exception_waits_for_the_checkpoint(tmp_path, monkeypatch):
     SlowDisk(monkeypatch)
-
-    class Crash:
-        def on_step(self, event):
-            if event.training.position.step == 3:
-                raise KeyError("mine")
-
     with pytest.raises(KeyError, match="mine"):
-        Run(tmp_path / "run", async_checkpoints=True, callbacks=[Crash()], checkpoint_every="2 steps")
+        Run(
+            tmp_path / "run",
+            async_checkpoints=True,
+            callbacks=[AtStep({3: crash})],
+            checkpoint_every="2 steps",
+        )
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
     with RunReader(tmp_path / "run") as run:
         assert [event.step for event in run.events("checkpoint")] == [2]
@@ -232,15 +232,14 @@ def test_an_exception_waits_for_the_checkpoint(tmp_path, monkeypatch):
 
 def test_an_exception_tells_of_a_checkpoint_that_failed_too(tmp_path, monkeypatch):
     failing(monkeypatch, {2})
-
-    class Crash:
-        def on_step(self, event):
-            if event.training.position.step == 3:
-                raise KeyError("mine")
-
     SlowDisk(monkeypatch)
     with pytest.raises(KeyError, match="mine") as caught:
-        Run(tmp_path / "run", async_checkpoints=True, callbacks=[Crash()], checkpoint_every="2 steps")
+        Run(
+            tmp_path / "run",
+            async_checkpoints=True,
+            callbacks=[AtStep({3: crash})],
+            checkpoint_every="2 steps",
+        )
     (note,) = caught.value.__notes__
     assert note.startswith("OSError: [Errno 28] No space left on device")
     assert note.endswith("while the checkpoint step-00000002 was written in the background")
@@ -271,14 +270,9 @@ def test_a_command_does_not_hide_the_error_of_an_earlier_checkpoint(tmp_path, mo
     failing(monkeypatch, {6})
     SlowDisk(monkeypatch)
     folder = tmp_path / "run"
-
-    class Ask:
-        def on_step(self, event):
-            if event.training.position.step == 7:
-                send(folder, "save")
-
+    ask = AtStep({7: lambda _: send(folder, "save")})
     with pytest.raises(OSError, match="No space left"):
-        Run(folder, async_checkpoints=True, callbacks=[Ask()], checkpoint_every="6 steps")
+        Run(folder, async_checkpoints=True, callbacks=[ask], checkpoint_every="6 steps")
     with RunReader(folder) as run:
         (answer,) = run.events("command")
         assert (answer.data["status"], answer.step) == ("refused", 7)

@@ -29,6 +29,7 @@ from burnt.train import (
     training,
 )
 from burnt.train.checkpoints import checkpoint
+from tests.train.cases import AtStep
 
 
 def step(model, batch):
@@ -174,12 +175,8 @@ def test_it_writes_no_checkpoints_at_all(tmp_path, monkeypatch):
 
 
 def test_ctrl_c_after_it(tmp_path, monkeypatch):
-    class Stops:
-        def on_step(self, event) -> None:
-            if event.training.position.step == 3:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    ends_by(tmp_path / "run", Resumes(tmp_path / "run", monkeypatch), [Stops()])
+    stops = AtStep({3: lambda _: os.kill(os.getpid(), signal.SIGINT)})
+    ends_by(tmp_path / "run", Resumes(tmp_path / "run", monkeypatch), [stops])
 
 
 def test_an_error_after_it(tmp_path, monkeypatch, capsys):
@@ -200,19 +197,17 @@ def test_an_error_after_it(tmp_path, monkeypatch, capsys):
 def test_commands_for_the_other_one_stay(tmp_path, monkeypatch):
     folder = tmp_path / "run"
 
-    class Asks:
-        def on_step(self, event) -> None:
-            if event.training.position.step == 3:
-                with RunReader(folder) as reader:  # as if the other one were still running
-                    attempt = reader.attempts()[-1]
-                monkeypatch.setattr(control.RunReader, "state", lambda _: "running")
-                send(folder, "save")
-                (folder / "control" / "junk").write_text("no command")
-                assert attempt.id == 2
-                resumes.before = files(folder)
+    def ask(_) -> None:
+        with RunReader(folder) as reader:  # as if the other one were still running
+            attempt = reader.attempts()[-1]
+        monkeypatch.setattr(control.RunReader, "state", lambda _: "running")
+        send(folder, "save")
+        (folder / "control" / "junk").write_text("no command")
+        assert attempt.id == 2
+        resumes.before = files(folder)
 
     resumes = Resumes(folder, monkeypatch)
-    ends_by(folder, resumes, [Asks()])
+    ends_by(folder, resumes, [AtStep({3: ask})])
     assert [path.suffix for path in sorted((folder / "control").glob("[!.]*"))] == [".json", ""]
 
 

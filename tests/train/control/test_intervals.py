@@ -26,7 +26,7 @@ from burnt.train import (
 )
 from burnt.train.checkpoints.checkpoint import Saved
 from burnt.train.control import control
-from tests.train.cases import refused
+from tests.train.cases import AtStep, refused
 
 STEP_SECONDS = 10.0
 
@@ -142,16 +142,9 @@ def test_a_time_that_is_over_ends_the_training_after_the_step(tmp_path, clock):
 
 def test_time_is_counted_over_resumes_and_without_pauses(tmp_path, clock):
     folder = clock.folder = tmp_path / "run"
-
-    class Pause:
-        def on_step(self, event):
-            if event.training.position.step == 2:
-                send(folder, "pause")
-            if event.training.position.step == 4:
-                send(folder, "stop")
-
+    commands = AtStep({2: lambda _: send(folder, "pause"), 4: lambda _: send(folder, "stop")})
     settings = {"duration": "65 s", "validate_every": "9 epochs"}
-    first = run(folder, clock, callbacks=[Pause()], **settings)
+    first = run(folder, clock, callbacks=[commands], **settings)
     assert (first.reason, first.position.step, first.position.seconds) == ("stopped", 4, 40.0)
     assert clock.now == 1140.0  # the pause took 100 s
     clock.now += 3600.0
@@ -180,13 +173,7 @@ def test_an_interval_goes_on_after_a_resume(tmp_path, clock):
     settings = {"duration": "12 steps", "validate_every": "45 s", "checkpoint_every": "1 step"}
     run(whole, clock, **settings)
     folder = clock.folder = tmp_path / "run"
-
-    class Stop:
-        def on_step(self, event):
-            if event.training.position.step == 4:
-                send(folder, "stop")
-
-    run(folder, clock, callbacks=[Stop()], **settings)
+    run(folder, clock, callbacks=[AtStep({4: lambda _: send(folder, "stop")})], **settings)
     run(folder, clock, resume=True, **settings)
     assert measured_at(folder) == measured_at(whole) == [5, 9, 12]
 

@@ -24,21 +24,21 @@ from burnt.train.events import Callbacks
 from burnt.train.rewind.rewind import Past, train_forward
 from burnt.train.sinks import Sink
 from tests.train import exact
-from tests.train.cases import refused
+from tests.train.cases import AtStep, refused
 
 
-class Probe(nn.Module):
-    """Two layers, and what an argument does to the values between them at step `at`."""
+class Spoilt(nn.Module):
+    """Two layers, with a module between them at step `at`."""
 
-    def __init__(self, spoil, at):
+    def __init__(self, between, at=5):
         super().__init__()
         self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 1)
-        self.spoil, self.at, self.calls = spoil, at, 0
+        self.between, self.at, self.calls = between, at, 0
 
     def forward(self, x):
         self.calls += self.training
         hidden = self.first(x)
-        return self.second(self.spoil(hidden) if self.calls == self.at else hidden)
+        return self.second(self.between(hidden) if self.calls == self.at else hidden)
 
 
 class Infinite(nn.Module):
@@ -57,7 +57,7 @@ def step(model, batch):
     return StepOutput(loss=(model(batch.x) - batch.y).square().mean(), targets=batch.y)
 
 
-def prepared(folder, model, **settings):
+def prepared(folder, model=None, **settings):
     torch.manual_seed(0)
     x = torch.randn(12, 2, generator=torch.Generator().manual_seed(1))
     train = Loader(TensorDataset(x=x, y=x.sum(1, keepdim=True)), 4)
@@ -65,14 +65,7 @@ def prepared(folder, model, **settings):
         folder, train=train, monitor="off", device="cpu", check=False, log_every=1,
         checkpoint_every="2 steps", **{"duration": "3 epochs", **settings},
     )  # fmt: skip
-    return training, Learner(model(), optim.Sgd(), 1e-2, step)
-
-
-class Spoilt(Probe):
-    def __init__(self, inside, at=5):
-        super().__init__(None, at)
-        self.between = inside
-        self.spoil = inside
+    return training, Learner(Spoilt(nn.Identity()) if model is None else model(), optim.Sgd(), 1e-2, step)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +92,11 @@ def test_a_loss_that_is_not_finite_though_the_layers_are(tmp_path):
         return StepOutput(loss=model(batch.x).mean() * float("inf"), targets=batch.y)
 
     for _ in range(2):
-        training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()), resume=True)
+        training, learner = prepared(tmp_path, resume=True)
         learner.step = broken
         with pytest.raises(NonFiniteError):
             training.run(learner)
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
+    training, learner = prepared(tmp_path)
     learner.step = broken
     report = replay(training, learner, 1)
     assert report.step.non_finite == "the loss, from finite outputs of the layers"
@@ -131,12 +124,12 @@ def test_a_step_that_raises_is_reported_with_its_samples(tmp_path):
         return step(model, batch)
 
     broken = True
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
+    training, learner = prepared(tmp_path)
     x = training.train.dataset.take(torch.arange(12)).x
     learner.step = failing
     with pytest.raises(ValueError, match="no such class"):
         training.run(learner)
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
+    training, learner = prepared(tmp_path)
     learner.step = failing
     report = replay(training, learner, 3)
     assert report.step.error == "ValueError: no such class"
@@ -146,22 +139,14 @@ def test_a_step_that_raises_is_reported_with_its_samples(tmp_path):
 
 @pytest.mark.full
 def test_a_learning_rate_that_a_command_set_is_that_of_the_replay(tmp_path):
-    class Faster:
-        def on_step(self, event):
-            if event.training.position.step == 5 and sent:
-                control = event.training.control
-                control.override, control.override_factor = 0.5, None
-                event.training.writer.event("learning_rate", 5, value=0.5)
-
-    sent = True
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()), callbacks=[Faster()])
+    callbacks = [Rates({5: 0.5})]
+    training, learner = prepared(tmp_path, callbacks=callbacks)
     training.checkpoint_every = type(training.checkpoint_every).parse("1 epoch")
     training.run(learner)
-    sent = False
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
+    training, learner = prepared(tmp_path)
     report = replay(training, learner, 8)
     assert (report.start, report.step.learning_rate, report.difference) == ("step-00000006", 0.5, None)
-    report = replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity())), 6)
+    report = replay(*prepared(tmp_path), 6)
     assert (report.start, report.step.learning_rate, report.difference) == (None, 0.5, None)
 
 
@@ -183,7 +168,7 @@ class Rates:
 def test_learning_rates_that_earlier_attempts_were_given(tmp_path):
     def attempt(resume, rates, end=None):
         training, learner = prepared(
-            tmp_path, lambda: Spoilt(nn.Identity()), callbacks=[Rates(rates, end)], resume=resume,
+            tmp_path, callbacks=[Rates(rates, end)], resume=resume,
             checkpoints=[KeepLast(1), Every("8 steps")],
         )  # fmt: skip
         training.run(learner)
@@ -194,20 +179,18 @@ def test_learning_rates_that_earlier_attempts_were_given(tmp_path):
             attempt(resume, rates, end)
     attempt(True, {6: 0.125})
     for number, rate in ((3, 0.5), (4, 0.25), (5, 0.01), (6, 0.01), (7, 0.125), (9, 0.125)):
-        report = replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity())), number)
+        report = replay(*prepared(tmp_path), number)
         assert (report.step.learning_rate, report.difference) == (rate, None)
         assert (report.step.epoch, report.step.batches) == ((number + 2) // 3, [(number - 1) % 3])
         assert report.start == (None if number < 9 else "step-00000008")
 
 
 def test_what_the_clock_had_decided_is_repeated(tmp_path):
-    class Late:
-        def on_step(self, event):
-            if event.training.position.step == 4:
-                event.training.trained = TrainingClock(event.training.trained.seconds() + 86400)
+    def pass_a_day(training):
+        training.trained = TrainingClock(training.trained.seconds() + 86400)
 
     settings = {"validate_every": "5 steps or 1 day", "checkpoint_every": "9 epochs", "log_every": 1}
-    exact.run(tmp_path, "validations", **settings, callbacks=[Late()])
+    exact.run(tmp_path, "validations", **settings, callbacks=[AtStep({4: pass_a_day})])
     with RunReader(tmp_path) as reader:
         assert reader.points("loss", "valid").steps == [4, 5, 10, 14]
     for number, duration in ((4, "2 epochs"), (9, "2 epochs"), (9, "2 epochs or 0.000001 s")):
@@ -267,41 +250,41 @@ def test_a_replay_is_not_sent_to_trackers(tmp_path):
         def send(self, records):
             pass
 
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()), callbacks=[Tracker()])
+    training, learner = prepared(tmp_path, callbacks=[Tracker()])
     training.quick_run(learner)
     assert Tracker.opened == 0
     training.run(learner)
-    replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity()), callbacks=[Tracker()]), 3)
+    replay(*prepared(tmp_path, callbacks=[Tracker()]), 3)
     assert Tracker.opened == 1
 
 
 def test_another_program_differs(tmp_path):
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
+    training, learner = prepared(tmp_path)
     training.run(learner)
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
+    training, learner = prepared(tmp_path)
     learner.schedule = optim.Constant(2e-2)
     report = replay(training, learner, 8)
     assert report.difference.startswith("train/learning_rate at step 1: 0.01 in the run, 0.02 now")
 
 
 def test_steps_that_the_run_does_not_have(tmp_path):
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
+    training, learner = prepared(tmp_path)
     with pytest.raises(RunError, match="holds no run"):
         replay(training, learner, 1)
     training.callbacks = Callbacks([Rates({}, end=9)])
     with pytest.raises(exact.Crash):
         training.run(learner)
     with pytest.raises(RunError, match="the run has no step 11"):
-        replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity())), 11)
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()), resume=True)
+        replay(*prepared(tmp_path), 11)
+    training, learner = prepared(tmp_path, resume=True)
     training.run(learner)
     # A step that was not done may have failed, but not after the end of the training.
     with pytest.raises(RunError, match=r"the run has no step 10(.|\n)*from 1 to 9"):
-        replay(*prepared(tmp_path, lambda: Spoilt(nn.Identity())), 10)
+        replay(*prepared(tmp_path), 10)
     for wrong in (0, (3, 2)):
         with pytest.raises(ConfigError, match="no such steps"):
             replay(training, learner, wrong)
-    training, learner = prepared(tmp_path, lambda: Spoilt(nn.Identity()))
+    training, learner = prepared(tmp_path)
     training.duration = type(training.duration).parse("1 epoch")
     with pytest.raises(RunError, match="the training ended before step 8"):
         replay(training, learner, 8)

@@ -254,18 +254,18 @@ def test_relative_to_a_scheduled_rate_of_0_groups_keep_their_rates(tmp_path):
     assert trial.history()["learning_rate/*.bias|1", "train"] == [own_rate(step) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("stop_at", [4, 9])
-def test_the_factor_of_a_command_survives_a_resume(tmp_path, stop_at):
-    at = {4: [("lr", 0.5)]}
-    whole = Trial(tmp_path / "whole", groups(), at=at)
-    first = Trial(tmp_path / "run", groups(), at={**at, stop_at: [*at.get(stop_at, ()), ("stop", None)]})
-    assert first.result.position.step == stop_at
-    assert_same(Trial(tmp_path / "run", groups(), resume=True, init_seed=9), whole)
+def test_the_factor_of_a_command_survives_resumes(tmp_path):
+    at, settings = {4: [("lr", 0.5)]}, {"duration": "8 steps"}
+    whole = Trial(tmp_path / "whole", groups(), at=at, **settings)
+    Trial(tmp_path / "run", groups(), at={4: [*at[4], ("stop", None)]}, **settings)
+    second = Trial(tmp_path / "run", groups(), at={6: [("stop", None)]}, resume=True, **settings)
+    assert second.result.position.step == 6
+    assert_same(Trial(tmp_path / "run", groups(), resume=True, init_seed=9, **settings), whole)
 
 
 @pytest.mark.parametrize("commands", [[("lr", 0.5)], [("save", None), ("lr", 0.5)]])
 def test_a_rate_set_right_after_a_checkpoint_survives_a_resume(tmp_path, commands):
-    settings = {"checkpoint_every": "1 step"}
+    settings = {"checkpoint_every": "1 step", "duration": "8 steps"}
     whole = Trial(tmp_path / "whole", groups(), at={6: commands}, **settings)
     Trial(tmp_path / "run", groups(), at={6: [*commands, ("stop", None)]}, **settings)
     assert_same(Trial(tmp_path / "run", groups(), resume=True, init_seed=9, **settings), whole)
