@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import burnt
 from burnt.cli import main
+from tests import forked
 from tests.fixtures import Capture
 
 ROOT = Path(burnt.__file__).parents[1]
@@ -64,3 +67,11 @@ def in_terminal(*words: str, columns: int = 80, stdin: bool = False, **env: str)
     os.close(leader)
     assert process.wait(timeout=120) == 0, shown
     return shown.decode()
+
+
+def run_script(factory: pytest.TempPathFactory, name: str, code: str) -> Path:
+    """Write a script to a folder of its own and run it there, in another process; return the folder."""
+    folder = factory.mktemp("script")
+    done = forked.run(code, file=folder / name, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder

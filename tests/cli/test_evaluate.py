@@ -15,8 +15,7 @@ from burnt._modules import import_file
 from burnt.cli import main
 from burnt.monitor.data.event_text import event_text
 from burnt.store import RunReader, RunWriter
-from tests import forked
-from tests.cli.commands import printed, refused
+from tests.cli.commands import printed, refused, run_script
 from tests.fixtures import Capture
 
 CODE = """
@@ -117,10 +116,7 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a script that has trained a run."""
-    folder = tmp_path_factory.mktemp("script")
-    done = forked.run(CODE, file=folder / "evaluated.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return run_script(tmp_path_factory, "evaluated.py", CODE)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import burnt.onnx
 from burnt.cli import main
 from burnt.errors import InputValueError
 from burnt.train.after.loading import RunFiles
-from tests import forked
+from tests.cli.commands import run_script
 from tests.onnx.translations import translations_parsed_once
 
 __all__ = ["translations_parsed_once"]
@@ -68,10 +68,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("script")
-    done = forked.run(CODE, file=folder / "shipped.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return run_script(tmp_path_factory, "shipped.py", CODE)
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,7 @@ import burnt
 from burnt._modules import import_file
 from burnt.cli import main
 from burnt.cli.output import step_bar
-from tests import forked
-from tests.cli.commands import in_terminal, printed, refused
+from tests.cli.commands import in_terminal, printed, refused, run_script
 from tests.fixtures import Capture
 
 CODE = """
@@ -73,10 +72,7 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a script that has trained a run and written two files."""
-    folder = tmp_path_factory.mktemp("script")
-    done = forked.run(CODE, file=folder / "nets.py", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return run_script(tmp_path_factory, "nets.py", CODE)
 
 
 @pytest.fixture(autouse=True)

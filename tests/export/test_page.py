@@ -1,7 +1,6 @@
 import errno
 import importlib.util
 import json
-import shutil
 import struct
 import sys
 import zlib
@@ -15,18 +14,16 @@ from torch import nn
 from burnt.errors import InputValueError, UnsupportedError
 from burnt.export import page, write_page
 from burnt.export.onnxruntime_web import OnnxRuntimeWeb
-from burnt.export.wasm import INSTALL
 from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx.weights import rounded_copy
 from tests.export import browser as browser_module
 from tests.export.browser import chromium, find_chromium
+from tests.export.test_onnxruntime_web import PACKAGE, save_package
+from tests.export.toolchains import needs_clang
 from tests.fixtures import Patch
 
 DIGITS = Path(__file__).parent.parent.parent / "examples" / "digits" / "train.py"
 
-needs_clang = pytest.mark.skipif(
-    shutil.which("clang") is None or shutil.which("wasm-ld") is None, reason=f"no clang: {INSTALL}"
-)
 needs_chromium = pytest.mark.skipif(find_chromium() is None, reason=f"no Chromium: {browser_module.INSTALL}")
 
 
@@ -286,6 +283,19 @@ def test_sizes_of_the_digits_page(browser, example, tmp_path):
     close(browser.evaluate("[...model.outputs[0]]"), rounded_copy(model, torch.float16)(seen))
 
 
+def enter(browser, field, text):
+    """Type a text into a field, an expression of JavaScript; return the problem that is shown then."""
+    browser.evaluate(
+        f"""(() => {{
+          const field = {field};
+          field.value = {json.dumps(text)};
+          field.dispatchEvent(new Event("input"));
+        }})()"""
+    )
+    browser.settle()
+    return browser.text("#problem")
+
+
 HOSTILE = "</script><script>hacked = 1</script> {{code}} \"quoted\" & 'single' <!--"
 
 
@@ -315,16 +325,9 @@ def test_names_are_shown_as_they_are_and_numbers_checked(browser, tmp_path):
     close(browser.evaluate("[...model.outputs[0]]"), model(torch.tensor([[3.0, 3.0, 3.0]])))
 
     for text, message in [("", "needs numbers"), ("1e39", "needs numbers"), ("-1.5", "")]:
-        browser.evaluate(
-            f"""(() => {{
-              const field = document.querySelectorAll("input")[1];
-              field.value = {json.dumps(text)};
-              field.dispatchEvent(new Event("input"));
-            }})()"""
-        )
-        browser.settle()
-        assert message in browser.text("#problem")
-        assert (browser.text("#problem") == "") == (message == "")
+        problem = enter(browser, "document.querySelectorAll('input')[1]", text)
+        assert message in problem
+        assert (problem == "") == (message == "")
         assert browser.evaluate("document.querySelectorAll('[aria-invalid=true]').length") == bool(message)
     close(browser.evaluate("[...model.outputs[0]]"), model(torch.tensor([[3.0, -1.5, 3.0]])))
 
@@ -353,26 +356,18 @@ def test_several_inputs_and_tables(browser, tmp_path):
     written = write_page(model, (batch, torch.tensor([[1.0], [3.0]])), tmp_path / "mixture.html")
     browser.open(written.path)
 
-    def enter(selector, text):
-        browser.evaluate(
-            f"""(() => {{
-              const field = document.querySelector({json.dumps(selector)});
-              field.value = {json.dumps(text)};
-              field.dispatchEvent(new Event("input"));
-            }})()"""
-        )
-        browser.settle()
-        return browser.text("#problem")
+    def field(i, kind="input"):
+        return f"document.querySelector('.part:nth-child({i}) {kind}')"
 
-    tokens, keep, shift, scale = (f".part:nth-child({i})" for i in range(1, 5))
-    assert enter(f"{tokens} textarea", "1 2 3") == "batch.tokens needs 70 numbers, not 3."
-    assert enter(f"{shift} input", "7") == "batch.tokens needs 70 numbers, not 3."  # still wrong
-    assert enter(f"{tokens} textarea", ", ".join(["1.5"] * 70)).startswith("batch.tokens needs whole numbers")
-    assert enter(f"{tokens} textarea", ", ".join(["7"] * 69) + ",\n8 ") == ""
-    assert enter(f"{keep} input", "2") == "batch.keep needs whole numbers from 0 to 1."
-    assert enter(f"{keep} input", "1") == ""
-    assert enter(f"{shift} input", "256") == "batch.shift needs whole numbers from 0 to 255."
-    assert enter(f"{shift} input", "200") == ""
+    tokens, keep, shift, scale = field(1, "textarea"), field(2), field(3), field(4)
+    assert enter(browser, tokens, "1 2 3") == "batch.tokens needs 70 numbers, not 3."
+    assert enter(browser, shift, "7") == "batch.tokens needs 70 numbers, not 3."  # still wrong
+    assert enter(browser, tokens, ", ".join(["1.5"] * 70)).startswith("batch.tokens needs whole numbers")
+    assert enter(browser, tokens, ", ".join(["7"] * 69) + ",\n8 ") == ""
+    assert enter(browser, keep, "2") == "batch.keep needs whole numbers from 0 to 1."
+    assert enter(browser, keep, "1") == ""
+    assert enter(browser, shift, "256") == "batch.shift needs whole numbers from 0 to 255."
+    assert enter(browser, shift, "200") == ""
 
     typed = {
         "tokens": torch.tensor([[7] * 69 + [8]]),
@@ -386,8 +381,8 @@ def test_several_inputs_and_tables(browser, tmp_path):
     close([float(cells[0])], expected)
     assert cells[1] == str(69 * 7 + 8)
     close([float(cells[2])], torch.tensor([2.0]).log())
-    assert enter(f"{scale} input", "-1") == "The model returned NaN, which is no number."
-    assert enter(f"{scale} input", "1") == ""
+    assert enter(browser, scale, "-1") == "The model returned NaN, which is no number."
+    assert enter(browser, scale, "1") == ""
 
 
 class Colours(nn.Module):
@@ -458,14 +453,7 @@ def test_onnxruntime_web_runs_what_c_lacks(browser, tmp_path, weights):
 
 
 def test_a_page_with_onnxruntime_web_says_why(tmp_path):
-    package = {
-        "package.json": b'{"version": "9.9.9"}',
-        "dist/ort.wasm.bundle.min.mjs": b"script",
-        "dist/ort-wasm-simd-threaded.wasm": b"wasm",
-    }
-    for name, data in package.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(data)
+    save_package(tmp_path, PACKAGE)
     written = write_page(Outer(), EXAMPLE, tmp_path / "m.html", onnxruntime_web=tmp_path)
     assert written.runtime == "onnxruntime-web 9.9.9"
     assert written.reason is not None

@@ -8,13 +8,11 @@ from torch import nn
 
 from burnt.errors import UnsupportedError
 from burnt.export.c_source import c_source
-from burnt.export.wasm import INSTALL, compile_wasm
+from burnt.export.wasm import compile_wasm
 from burnt.inspect.signature import TensorInfo
 from burnt.onnx.weights import rounded_copy
+from tests.export.toolchains import needs_clang
 
-needs_clang = pytest.mark.skipif(
-    shutil.which("clang") is None or shutil.which("wasm-ld") is None, reason=f"no clang: {INSTALL}"
-)
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node: apt install nodejs")
 
 # Reads {"inputs": [[...], ...]} for each call, and prints the outputs of each.

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["AARCH64", "CORTEX_M4", "HOST", "SANITIZED", "Toolchain", "require"]
+from burnt.export.wasm import INSTALL
 
+needs_clang = pytest.mark.skipif(
+    shutil.which("clang") is None or shutil.which("wasm-ld") is None, reason=f"no clang: {INSTALL}"
+)
 _BOARD = Path(__file__).with_name("cortex_m")
 
 
