@@ -93,7 +93,7 @@ def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     row = torch.arange(a.shape[0], device=a.device)[:, None]
     output: Tensor | float = 0.0
     start = ends.new_zeros(())
-    for matrix, end in zip(b.unbind(0), ends.unbind(0), strict=True):
+    for matrix, end in zip(b.unbind(0), ends.unbind(0), strict=False):  # `_check` compares their lengths
         output = torch.where((row >= start) & (row < end), a @ matrix, output)
         start = end
     return output  # type: ignore[return-value]
