@@ -459,14 +459,20 @@ def test_a_reference_is_a_function_to_fuse() -> None:
 # --- errors -----------------------------------------------------------------------------------------------
 
 LOGITS, LABELS = torch.randn(4, 10), torch.tensor([1, 2, 3, 4])
+
+
+def alike(
+    ours: Callable[..., Any], theirs: Callable[..., Any], *args: Any, **options: Any
+) -> tuple[Any, Any]:
+    """Return a call of ours, and torch's with the same arguments."""
+    return functools.partial(ours, *args, **options), functools.partial(theirs, *args, **options)
+
+
+entropy = functools.partial(alike, kernels.cross_entropy, F.cross_entropy)
 # A call, torch's own of the same meaning, and what our message says.
 BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
-    "no such axis": (lambda: kernels.softmax(X, 7), lambda: torch.softmax(X, 7), "softmax cannot take"),
-    "integers": (
-        lambda: kernels.softmax(X.long()),
-        lambda: torch.softmax(X.long(), -1),
-        "softmax is not defined for int64",
-    ),
+    "no such axis": (*alike(kernels.softmax, torch.softmax, X, 7), "softmax cannot take"),
+    "integers": (*alike(kernels.softmax, torch.softmax, X.long(), -1), "softmax is not defined for int64"),
     "approximation": (
         lambda: kernels.gelu(X, "sigmoid"),
         lambda: F.gelu(X, approximate="sigmoid"),
@@ -492,81 +498,36 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: F.silu(X) * X[:, :7],
         "swiglu cannot take",
     ),
-    "groups": (
-        lambda: kernels.group_norm(X, 7),
-        lambda: F.group_norm(X, 7),
-        "cannot be split into equal groups",
-    ),
+    "groups": (*alike(kernels.group_norm, F.group_norm, X, 7), "cannot be split into equal groups"),
     "one value to train on": (
-        lambda: kernels.batch_norm(X[:1], training=True),
-        lambda: F.batch_norm(X[:1], None, None, training=True),
+        *alike(kernels.batch_norm, F.batch_norm, X[:1], None, None, training=True),
         "in training needs more than 1 value",
     ),
     "averages of another size": (
-        lambda: kernels.batch_norm(X, W[:5], W[:5]),
-        lambda: F.batch_norm(X, W[:5], W[:5]),
+        *alike(kernels.batch_norm, F.batch_norm, X, W[:5], W[:5]),
         "the running_mean of batch_norm does not match the channels",
     ),
-    "label too large": (
-        lambda: kernels.cross_entropy(LOGITS, LABELS + 6),
-        lambda: F.cross_entropy(LOGITS, LABELS + 6),
-        "a label is not a class",
-    ),
-    "label below 0": (
-        lambda: kernels.cross_entropy(LOGITS, LABELS - 2),
-        lambda: F.cross_entropy(LOGITS, LABELS - 2),
-        "a label is not a class",
-    ),
-    "batch of another size": (
-        lambda: kernels.cross_entropy(LOGITS, LABELS[:3]),
-        lambda: F.cross_entropy(LOGITS, LABELS[:3]),
-        "the target does not match the logits",
-    ),
+    "label too large": (*entropy(LOGITS, LABELS + 6), "a label is not a class"),
+    "label below 0": (*entropy(LOGITS, LABELS - 2), "a label is not a class"),
+    "batch of another size": (*entropy(LOGITS, LABELS[:3]), "the target does not match the logits"),
     "labels as floats": (
-        lambda: kernels.cross_entropy(LOGITS, LABELS.float()),
-        lambda: F.cross_entropy(LOGITS, LABELS.float()),
+        *entropy(LOGITS, LABELS.float()),
         rf"labels of shape \({len(LABELS)},\), or probabilities of shape \({len(LOGITS)}, ",
     ),
-    "labels of another dtype": (
-        lambda: kernels.cross_entropy(LOGITS, LABELS.int()),
-        lambda: F.cross_entropy(LOGITS, LABELS.int()),
-        "the labels have the wrong dtype",
-    ),
-    "reduction": (
-        lambda: kernels.cross_entropy(LOGITS, LABELS, reduction="max"),
-        lambda: F.cross_entropy(LOGITS, LABELS, reduction="max"),
-        "has no reduction 'max'",
-    ),
-    "smoothing": (
-        lambda: kernels.cross_entropy(LOGITS, LABELS, label_smoothing=2.0),
-        lambda: F.cross_entropy(LOGITS, LABELS, label_smoothing=2.0),
-        "the label smoothing is out of range",
-    ),
-    "class weights": (
-        lambda: kernels.cross_entropy(LOGITS, LABELS, W[:3]),
-        lambda: F.cross_entropy(LOGITS, LABELS, W[:3]),
-        "the weight does not match the classes",
-    ),
-    "probability": (
-        lambda: kernels.dropout(X, 1.5),
-        lambda: F.dropout(X, 1.5),
-        "the probability of dropout is out of range",
-    ),
-    "window": (
-        lambda: kernels.max_pool(torch.ones(1, 1, 2, 2), 5),
-        lambda: F.max_pool2d(torch.ones(1, 1, 2, 2), 5),
-        "max_pool cannot take",
-    ),
-    "axis of a sum": (lambda: kernels.reduce_sum(X, 3), lambda: X.sum(3), "reduce_sum cannot take"),
-    "axis twice": (lambda: kernels.reduce_sum(X, [0, 0]), lambda: X.sum([0, 0]), "reduce_sum cannot take"),
+    "labels of another dtype": (*entropy(LOGITS, LABELS.int()), "the labels have the wrong dtype"),
+    "reduction": (*entropy(LOGITS, LABELS, reduction="max"), "has no reduction 'max'"),
+    "smoothing": (*entropy(LOGITS, LABELS, label_smoothing=2.0), "the label smoothing is out of range"),
+    "class weights": (*entropy(LOGITS, LABELS, W[:3]), "the weight does not match the classes"),
+    "probability": (*alike(kernels.dropout, F.dropout, X, 1.5), "the probability of dropout is out of range"),
+    "window": (*alike(kernels.max_pool, F.max_pool2d, torch.ones(1, 1, 2, 2), 5), "max_pool cannot take"),
+    "axis of a sum": (*alike(kernels.reduce_sum, torch.sum, X, 3), "reduce_sum cannot take"),
+    "axis twice": (*alike(kernels.reduce_sum, torch.sum, X, [0, 0]), "reduce_sum cannot take"),
     "index": (
-        lambda: kernels.embedding(LABELS, W[:8].view(4, 2)),
-        lambda: F.embedding(LABELS, W[:8].view(4, 2)),
+        *alike(kernels.embedding, F.embedding, LABELS, W[:8].view(4, 2)),
         "an index is outside the embedding table",
     ),
     "indices that are none": (
-        lambda: kernels.embedding(X, X),
-        lambda: F.embedding(X, X),
+        *alike(kernels.embedding, F.embedding, X, X),
         "the indices of an embedding have the wrong dtype",
     ),
 }
@@ -867,72 +828,6 @@ def test_the_gradient_of_dropout_has_the_zeros_of_its_result(run: Callable[[Tens
 def test_opcheck_of_dropout() -> None:
     torch.library.opcheck(torch.ops.burnt.dropout.default, (torch.ones(3, 5, requires_grad=True), 0.0, True))
     torch.library.opcheck(torch.ops.burnt.dropout.default, (torch.ones(3, 5, requires_grad=True), 0.5, True))
-
-
-def test_a_candidate_of_ones_own_that_fails_is_named_with_its_cause() -> None:
-    @kernels.op
-    def halved(x: Tensor) -> Tensor:
-        return x / 2
-
-    @halved.candidate("mine")
-    def mine(x):  # type: ignore[no-untyped-def]
-        raise RuntimeError("kaboom")
-
-    with pytest.raises(
-        InputRuntimeError, match=r"the candidate 'mine' of halved fails(.|\n)*kaboom"
-    ) as caught:
-        halved(torch.ones(3))
-    assert str(caught.value.__cause__) == "kaboom"
-    halved.discard("mine")
-    assert halved(torch.ones(3)).tolist() == [0.5] * 3
-
-
-@pytest.mark.parametrize(
-    ("call", "found"),
-    [
-        (lambda x, scale: None, "None"),
-        (lambda x, scale: (x * scale).double(), "float64 (5, 3)"),
-        (lambda x, scale: (x * scale)[1:], "float32 (4, 3)"),
-        (lambda x, scale: (x * scale, x), "float32 (5, 3), float32 (5, 3)"),
-    ],
-)
-def test_a_candidate_of_ones_own_must_return_what_the_reference_does(
-    call: Callable[..., Any], found: str
-) -> None:
-    op = doubled_op()
-    op.candidate("mine")(call)
-    with pytest.raises(
-        DefinitionError, match=r"'mine' of .* does not return what the reference does"
-    ) as error:
-        op(torch.randn(5, 3), 2.0)
-    assert error.value.expected == "float32 (5, 3)"
-    assert error.value.found == found
-    op.discard("mine")
-    assert op(torch.ones(5, 3), 2.0).sum() == 30
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"devices": "cpu"}, r"devices= of the candidate 'mine'(.|\n)*devices=\['cpu'\]"),
-        ({"dtypes": torch.float32}, r"dtypes= of the candidate 'mine'(.|\n)*a list"),
-        ({"when": True}, r"when= of the candidate 'mine'(.|\n)*a function of the op's arguments"),
-        ({"configs": [{"BLOCK": 1}]}, r"configs= of the candidate 'mine'(.|\n)*a function"),
-        ({"best": False}, r"best= of the candidate 'mine'(.|\n)*a function"),
-    ],
-)
-def test_limits_of_another_kind_are_refused(limits: dict[str, Any], message: str) -> None:
-    op = doubled_op()
-    with pytest.raises(DefinitionError, match=message):
-        op.candidate("mine", **limits)(lambda x, scale: x * scale)
-    assert "mine" not in op.candidates
-
-
-def test_when_says_why_and_not_whether() -> None:
-    op = doubled_op()
-    op.candidate("mine", when=lambda x, scale: False)(lambda x, scale: x * scale)
-    with pytest.raises(DefinitionError, match=r"when= of the candidate 'mine'(.|\n)*or None if it can run"):
-        op(torch.randn(5, 3), 2.0)
 
 
 def test_examples_are_a_function() -> None:

@@ -49,6 +49,11 @@ def right(x: Tensor, bias: Tensor | None, scale: float) -> Tensor:
         ({"dtypes": []}, r"dtypes= of(.|\n)*at least one"),
         ({"devices": ()}, r"devices= of(.|\n)*at least one"),
         ({"devices": 3}, r"devices= of(.|\n)*a list(.|\n)*found +3"),
+        ({"devices": "cpu"}, r"devices= of(.|\n)*devices=\['cpu'\]"),
+        ({"dtypes": torch.float32}, r"dtypes= of(.|\n)*a list"),
+        ({"when": True}, r"when= of(.|\n)*a function of the op's arguments"),
+        ({"configs": [{"BLOCK": 1}]}, r"configs= of(.|\n)*a function"),
+        ({"best": False}, r"best= of(.|\n)*a function"),
         (
             {"configs": lambda *_: [{"BLOCK": 1}]},
             r"the function of(.|\n)*config(.|\n)*with configs=, the function takes an argument config",
@@ -117,7 +122,7 @@ def test_help_lists_the_limits() -> None:
 @pytest.mark.parametrize(
     ("limits", "found"),
     [
-        ({"when": lambda *_: False}, "found     False"),
+        ({"when": lambda *_: False}, "or None if it can run\n  found     False"),
         ({"when": lambda *_: 1 // 0}, "ZeroDivisionError: "),
         ({"when": lambda x: None}, "TypeError: "),
         ({"configs": lambda *_: {"BLOCK": 1}}, "found     {'BLOCK': 1}"),
@@ -221,7 +226,7 @@ def test_what_the_reference_refuses_raises_as_the_reference_does(op: Op[..., Any
     assert "must match the size" in str(error.value.found)
 
 
-@pytest.mark.parametrize("kind", [AssertionError, KeyError, OSError, ZeroDivisionError, ValueError])
+@pytest.mark.parametrize("kind", [AssertionError, KeyError, OSError, RuntimeError, ValueError])
 def test_whatever_a_candidate_raises_is_reported_with_its_name(
     op: Op[..., Any], kind: type[Exception]
 ) -> None:
@@ -273,6 +278,9 @@ def test_a_call_that_changes_an_argument_says_so(op: Op[..., Any]) -> None:
         (lambda x, *_: torch.empty_like(x, device="meta"), "float32 (3,) on meta", "result 0: device meta"),
         (lambda x, *_: x, "the argument x, or a view of it", "result 0 is the argument x"),
         (lambda x, *_: x.view(-1), "the argument x, or a view of it", "result 0 is the argument x"),
+        (lambda x, *_: None, "None", "returns a NoneType, expected a tensor"),
+        (lambda x, *_: (x * 2).double(), "float64 (3,)", "result 0: dtype torch.float64"),
+        (lambda x, *_: (x * 2, x), "float32 (3,), float32 (3,)", "returns a tuple of 2, expected a tensor"),
     ],
 )
 @pytest.mark.parametrize("trained", [False, True])
@@ -287,6 +295,15 @@ def test_results_are_new_tensors_of_the_form_and_device_of_the_references(
     row = next(row for row in tune(op, (x,)) if row.config == "mine")
     assert row.status == "wrong"
     assert note in row.note or found in row.note
+
+
+def test_a_result_of_another_shape_is_refused(op: Op[..., Any]) -> None:
+    op.candidate("mine")(lambda x, *_: (x * 2)[1:])
+    with pytest.raises(DefinitionError, match="'mine' of shifted does not return what") as error:
+        op(torch.ones(3))
+    assert (error.value.expected, error.value.found) == ("float32 (3,)", "float32 (2,)")
+    op.discard("mine")
+    assert op(torch.ones(3)).sum() == 6
 
 
 def test_a_view_may_be_returned_where_the_reference_returns_one() -> None:

@@ -374,15 +374,26 @@ def arguments() -> tuple[list[Tensor], ...]:
     return tuple([torch.ones(2, 3), torch.ones(4)] for _ in range(4))
 
 
-REJECTED: list[tuple[Callable[..., Any], type[Exception], str]] = [
+Step = Callable[..., Any]
+
+
+def sgd(**options: Any) -> Step:
+    return lambda p, g, m, v: sgd_step(p, g, **{"lr": 0.1, **options})
+
+
+def adam(step: Step = adamw_step, **options: Any) -> Step:
+    return lambda p, g, m, v: step(p, g, m, v, [torch.zeros(())] * 2, **{"lr": 0.1, **options})
+
+
+REJECTED: list[tuple[Step, type[Exception], str]] = [
     (
-        lambda p, g, m, v: adamw_step(p, g[:1], m, v, [torch.zeros(())] * 2, lr=0.1),
+        lambda p, g, m, v: adam()(p, g[:1], m, v),
         InputRuntimeError,
         "grads of adamw_step has the wrong length\n  in        burnt.kernels.adamw_step\n"
         "  expected  2 tensors, one for each of params\n  found     1 tensors",
     ),
     (
-        lambda p, g, m, v: adamw_step(p, g, m, [v[0], torch.ones(5)], [torch.zeros(())] * 2, lr=0.1),
+        lambda p, g, m, v: adam()(p, g, m, [v[0], torch.ones(5)]),
         InputRuntimeError,
         "exp_avg_sqs of adamw_step does not match the parameters\n  in        burnt.kernels.adamw_step\n"
         "  expected  exp_avg_sqs[1]: float32 (4,) on cpu, like params[1]\n  found     float32 (5,) on cpu",
@@ -402,44 +413,20 @@ REJECTED: list[tuple[Callable[..., Any], type[Exception], str]] = [
         InputRuntimeError,
         "steps of adam_step does not match the parameters",
     ),
-    (
-        lambda p, g, m, v: sgd_step(p, g, lr=0.1, momentum=0.9),
-        InputValueError,
-        "pass [None] * len(params) in the first step",
-    ),
-    (lambda p, g, m, v: sgd_step(p, g, lr=-0.1), InputValueError, "sgd_step does not accept this lr"),
-    (lambda p, g, m, v: sgd_step(p, g, lr=math.nan), InputValueError, "found     nan"),
+    (sgd(momentum=0.9), InputValueError, "pass [None] * len(params) in the first step"),
+    (sgd(lr=-0.1), InputValueError, "sgd_step does not accept this lr"),
+    (sgd(lr=math.nan), InputValueError, "found     nan"),
     (lambda p, g, m, v: sgd_step(p, g, m, lr=0.1, momentum=-0.9), InputValueError, "this momentum"),
-    (
-        lambda p, g, m, v: adamw_step(p, g, m, v, [torch.zeros(())] * 2, lr=-0.1),
-        InputValueError,
-        "adamw_step does not accept this lr",
-    ),
-    (
-        lambda p, g, m, v: adam_step(p, g, m, v, [torch.zeros(())] * 2, lr=0.1, betas=(0.9, 1.0)),
-        InputValueError,
-        "below 1\n  found     (0.9, 1.0)",
-    ),
-    (
-        lambda p, g, m, v: adamw_step(p, g, m, v, [torch.zeros(())] * 2, lr=0.1, betas=(-0.1, 0.9)),
-        InputValueError,
-        "found     (-0.1, 0.9)",
-    ),
-    (
-        lambda p, g, m, v: adamw_step(p, g, m, v, [torch.zeros(())] * 2, lr=0.1, eps=-1e-8),
-        InputValueError,
-        "this eps",
-    ),
-    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, max_norm=-1.0), InputValueError, "a limit of at least 0"),
-    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, max_norm=math.nan), InputValueError, "found     nan"),
-    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, grad_scale=0.0), InputValueError, "a positive number"),
-    (
-        lambda p, g, m, v: sgd_step(p, g, lr=0.1, grad_scale=torch.ones(2)),
-        InputValueError,
-        "with one element",
-    ),
-    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, ema=p, ema_decay=1.5), InputValueError, "from 0 to 1"),
-    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, candidate="triton"), InputValueError, "'burnt', 'torch'"),
+    (adam(lr=-0.1), InputValueError, "adamw_step does not accept this lr"),
+    (adam(adam_step, betas=(0.9, 1.0)), InputValueError, "below 1\n  found     (0.9, 1.0)"),
+    (adam(betas=(-0.1, 0.9)), InputValueError, "found     (-0.1, 0.9)"),
+    (adam(eps=-1e-8), InputValueError, "this eps"),
+    (sgd(max_norm=-1.0), InputValueError, "a limit of at least 0"),
+    (sgd(max_norm=math.nan), InputValueError, "found     nan"),
+    (sgd(grad_scale=0.0), InputValueError, "a positive number"),
+    (sgd(grad_scale=torch.ones(2)), InputValueError, "with one element"),
+    (sgd(ema=arguments()[0], ema_decay=1.5), InputValueError, "from 0 to 1"),
+    (sgd(candidate="triton"), InputValueError, "'burnt', 'torch'"),
     (
         lambda p, g, m, v: sgd_step([t.to(torch.complex64) for t in p], g, lr=0.1),
         InputUnsupportedError,
@@ -458,7 +445,7 @@ REJECTED: list[tuple[Callable[..., Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "words"), REJECTED)
-def test_bad_input(call: Callable[..., Any], kind: type[Exception], words: str) -> None:
+def test_bad_input(call: Step, kind: type[Exception], words: str) -> None:
     args = arguments()
     before = [[t.clone() for t in column] for column in args]
     with pytest.raises(kind) as caught:
