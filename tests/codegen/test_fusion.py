@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from burnt import kernels
-from burnt.codegen import Function, explain, fuse
+from burnt.codegen import Function, explain, function, fuse
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.c_compiler import find_compiler
@@ -262,11 +262,10 @@ def test_gradients_at_the_edges_of_an_activation(name: str, dtype: torch.dtype) 
     fn = getattr(F, name)
     edges = [math.nan, math.inf, -math.inf, -6.0, -3.0, -1.0, -0.0, 0.0, 0.1, 1.0, 3.0, 6.0]
     found = []
-    for function in (fuse(fn), fn):
-        x = torch.tensor(
-            edges * 16, dtype=dtype
-        ).requires_grad_()  # torch's loops over the rest of a vector differ
-        found += torch.autograd.grad(function(x), x, torch.full_like(x, 0.75))
+    for run in (fuse(fn), fn):
+        # Repeated, as torch's loops over the rest of a vector differ.
+        x = torch.tensor(edges * 16, dtype=dtype).requires_grad_()
+        found += torch.autograd.grad(run(x), x, torch.full_like(x, 0.75))
     torch.testing.assert_close(*found, equal_nan=True)
 
 
@@ -356,7 +355,7 @@ def test_integers_and_flags_are_built_in() -> None:
 def test_numbers_made_something_else(fn: Callable[..., Tensor]) -> None:
     """An integer, a truth, a text: a plan for one number must not serve another."""
     fused, x = fuse(fn), torch.tensor([-1.5, 0.0, 0.5, 1.5, 2.0])
-    for s in (2.5, 0.0, 1.5, -3.7, 2.0, 0.5):
+    for s in (2.5, 0.0, 1.5, -3.7):
         same(fused(x, s), fn(x, s))
         if not fn(x, s).is_floating_point():
             continue
@@ -418,30 +417,33 @@ def test_numbers_in_arithmetic_of_tensors_are_given_at_run_time() -> None:
         assert not fuse(fn).cache_entry(randn(5), 0.25).is_specialized
 
 
-def test_whole_numbers_have_a_plan_each_and_then_none():
+def test_whole_numbers_have_a_plan_each_and_then_none(monkeypatch):
+    monkeypatch.setattr(function, "_MAX_INTEGER_VALUES", 4)
     fused, x = fuse(lambda x, k: x * k), randn(3)
-    for k in range(40):
+    for k in range(8):
         same(fused(x, k), x * k)
     assert fused.fallback_reason(x, 3) is None
-    assert "32 values of its integer arguments" in fused.fallback_reason(x, 35)
-    assert fused.fallback_reason(randn(4), 35) is None  # another signature
+    assert "4 values of its integer arguments" in fused.fallback_reason(x, 7)
+    assert fused.fallback_reason(randn(4), 7) is None  # another signature
     assert fused.fallback_reason(x, True) is None
-    assert len(fused.cache_entries()) <= 36, "what is beyond takes no room"
+    assert len(fused.cache_entries()) <= 8, "what is beyond takes no room"
 
 
-def test_numbers_inspected_have_a_plan_each_and_then_none() -> None:
+def test_numbers_inspected_have_a_plan_each_and_then_none(monkeypatch) -> None:
+    monkeypatch.setattr(function, "_MAX_FLOAT_VALUES", 4)
+
     def fn(x, s):
         return x * s if s > 0.5 else x - s
 
     fused, x = fuse(fn), randn(3)
-    for k in range(20):
-        same(fused(x, k / 20), fn(x, k / 20))
-    assert fused.fallback_reason(x, 0.15) is None
-    assert "more than 16 of them" in fused.fallback_reason(x, 0.95)
-    assert "more than 16 of them" in fused.fallback_reason(randn(4), 0.95)
+    for k in range(6):
+        same(fused(x, k / 6), fn(x, k / 6))
+    assert fused.fallback_reason(x, 1 / 6) is None
+    assert "more than 4 of them" in fused.fallback_reason(x, 0.95)
+    assert "more than 4 of them" in fused.fallback_reason(randn(4), 0.95)
     # Other shapes are no other values, also where one that is beyond came first.
-    for size in range(2, 30):
-        assert fused.fallback_reason(randn(size), 0.15) is None, size
+    for size in range(2, 9):
+        assert fused.fallback_reason(randn(size), 1 / 6) is None, size
 
 
 # --- gradients --------------------------------------------------------------------------------------------
@@ -832,8 +834,8 @@ def test_eight_threads_at_once() -> None:
     def work(seed: int) -> None:
         try:
             start.wait()
-            for i in range(12):
-                x = randn(3 + i % 3, 40, seed=seed * 100 + i)
+            for i in range(8):
+                x = randn(3 + i % 2, 40, seed=seed * 100 + i)
                 y = x.clone().requires_grad_()
                 same(fused(x, 0.5 + seed), torch.softmax(gelu(x) * (0.5 + seed), -1).sum(0))
                 z = x.clone().requires_grad_()

@@ -11,22 +11,9 @@ import torch
 from torch import Tensor
 
 from burnt.codegen import explain, fuse
-from burnt.codegen.function import Function
 from burnt.codegen.lower import float8 as float8_lowerings
-from burnt.codegen.runtime.c_compiler import find_compiler
-from tests.codegen.render.metal import shim
-from tests.codegen.render.metal.shim import METAL_SHIM
+from tests.codegen.lower.test_integers import PRINTERS
 
-PRINTERS = [
-    pytest.param(
-        fuse, id="C", marks=pytest.mark.skipif(find_compiler() is None, reason="no C compiler here")
-    ),
-    pytest.param(
-        lambda fn: Function(fn, target=METAL_SHIM),
-        id="Metal",
-        marks=pytest.mark.skipif(shim.COMPILER is None, reason="no C++ compiler here to run Metal with"),
-    ),
-]
 FORMATS = torch.float8_e4m3fn, torch.float8_e5m2
 CODES = torch.arange(256, dtype=torch.uint8)
 
