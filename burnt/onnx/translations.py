@@ -71,30 +71,42 @@ def reads_only_quantized(graph: torch.fx.Graph) -> bool:
     return True
 
 
+def _or_reference(translation: Callable[..., Any], op: Any) -> Callable[..., Any]:
+    """Return a function that traces an op's reference where its translation is `NotImplemented`."""
+
+    def translated(*args: Any, **kwargs: Any) -> Any:
+        found = translation(*args, **kwargs)
+        return op.reference(*args, **kwargs) if found is NotImplemented else found
+
+    return translated
+
+
 class _Translations:
-    """The translations for one opset."""
+    """The translations for one opset; `NotImplemented` where an op's arguments do not fit ONNX's."""
 
     def __init__(self, opset: int) -> None:
         self._opset = opset
 
     def table(self) -> dict[Any, Callable[..., Any]]:
         ops = torch.ops.burnt
+        layer_norm = _or_reference(self.layer_norm, kernels.layer_norm)
         table: dict[Any, Callable[..., Any]] = {
-            ops.layer_norm.default: self.layer_norm,
-            ops.layer_norm.residual: self.layer_norm,
-            ops.dot_product_attention.default: self.attention,
+            ops.layer_norm.default: layer_norm,
+            ops.layer_norm.residual: layer_norm,
+            ops.dot_product_attention.default: _or_reference(self.attention, kernels.dot_product_attention),
             torch.ops.aten.scaled_dot_product_attention.default: self.torch_attention,
-            ops.quantize.default: self.quantize,
+            ops.quantize.default: _or_reference(self.quantize, kernels.quantize),
             ops.quantize_tensor.default: self.quantize_tensor,
             ops.dequantize.default: self.dequantize,
             ops.quantized_linear.default: self.quantized_linear,
             ops.quantized_embedding.default: self.quantized_embedding,
-            ops.scaled_linear.default: self.scaled_linear,
+            ops.scaled_linear.default: _or_reference(self.scaled_linear, kernels.scaled_linear),
             ops.scaled_conv.default: self.scaled_conv,
         }
         if self._opset >= _OPSET_RMS_NORM:
-            table |= dict.fromkeys((ops.rms_norm.default, ops.rms_norm.residual), self.rms_norm)
-            table[ops.rope.default] = self.rope
+            rms_norm = _or_reference(self.rms_norm, kernels.rms_norm)
+            table |= dict.fromkeys((ops.rms_norm.default, ops.rms_norm.residual), rms_norm)
+            table[ops.rope.default] = _or_reference(self.rope, kernels.rope)
         return table
 
     def _call(
@@ -118,7 +130,7 @@ class _Translations:
         activation: str | None = None,
     ) -> Any:
         if weight is None:  # the scale is no optional input of ONNX's op
-            return kernels.layer_norm.reference(x, weight, bias, eps, residual, activation)
+            return NotImplemented
         total = x if residual is None else x + residual
         out = F.layer_norm(total, weight.shape, weight.to(x.dtype), _cast(bias, x.dtype), eps)
         return _activated(out, activation) if residual is None else (_activated(out, activation), total)
@@ -132,7 +144,7 @@ class _Translations:
         activation: str | None = None,
     ) -> Any:
         if weight is None or x.dtype != torch.float32:
-            return kernels.rms_norm.reference(x, weight, eps, residual, activation)
+            return NotImplemented
         total = x if residual is None else x + residual
         epsilon = torch.finfo(torch.float32).eps if eps is None else eps
         attributes = {"axis": -weight.dim(), "epsilon": epsilon}
@@ -143,7 +155,7 @@ class _Translations:
         """ONNX's op takes ``[batch, heads, length, d]`` and angles ``[batch, length, r]``."""
         angles = [_angles(t, x) for t in (cos, sin)]
         if x.dim() != 4 or angles[0] is None or not x.dtype == cos.dtype == sin.dtype:
-            return kernels.rope.reference(x, cos, sin, interleaved)
+            return NotImplemented
         width = 2 * cos.shape[-1]
         attributes = {"interleaved": int(interleaved)}
         if width != x.shape[-1]:
@@ -155,7 +167,7 @@ class _Translations:
         bound = kernels.dot_product_attention.signature.bind(q, k, v, *rest, **named)
         bound.apply_defaults()
         if bound.arguments["softcap"] is not None or bound.arguments["seed"] is not None:
-            return kernels.dot_product_attention.reference(*bound.args)
+            return NotImplemented
         return traceable_attention(*bound.args)
 
     def torch_attention(
@@ -198,7 +210,7 @@ class _Translations:
         narrow: bool = False,
     ) -> Tensor:
         if value != "int8" or scale.numel() != 1 or narrow or x.dtype != torch.float32:
-            return kernels.quantize.reference(x, scale, zero_point, value, block, narrow)
+            return NotImplemented
         zero = torch.zeros((), dtype=torch.int8) if zero_point is None else zero_point.reshape(())
         inputs = (x, scale.float().reshape(()), zero)
         return self._call("QuantizeLinear", inputs, {}, x.shape, torch.int8)
@@ -339,25 +351,11 @@ class _Translations:
         has_row_scales = x_scale.numel() != 1
         is_unknown = zero_point is not None and has_row_scales
         if value != "int8" or out_scale is not None or x.dim() != 2 or is_unknown:
-            return kernels.scaled_linear.reference(
-                x,
-                values,
-                x_scale,
-                scale,
-                x_zero_point,
-                bias,
-                activation,
-                out_scale,
-                out_zero_point,
-                value,
-                dtype,
-                zero_point,
-            )
+            return NotImplemented
         if not has_row_scales:
             numbers = self._numbers(x, x_scale, x_zero_point)
-            out = F.linear(
-                numbers, self._weight(values, scale, zero_point, value, 0), _cast(bias, torch.float32)
-            )
+            weight = self._weight(values, scale, zero_point, value, 0)
+            out = F.linear(numbers, weight, _cast(bias, torch.float32))
             return _activated(out, activation).to(dtype or torch.float32)
         shape = (x.shape[0], values.shape[0])
         sums = self._call("MatMulInteger", (x, values.t()), {}, shape, torch.int32)
@@ -387,12 +385,8 @@ class _Translations:
         axes = values.dim() - 2
         shape = (-1,) if scale.numel() > 1 else ()
         zero_point = None if zero_point is None else zero_point.reshape(shape)
-        weight = self._call(
-            "DequantizeLinear",
-            (values, scale.float().reshape(shape), zero_point),
-            {"axis": 0},
-            values.shape,
-        )
+        inputs = values, scale.float().reshape(shape), zero_point
+        weight = self._call("DequantizeLinear", inputs, {"axis": 0}, values.shape)
         if x_scale.numel() == 1:
             numbers = self._numbers(x, x_scale, x_zero_point)
         else:
@@ -402,9 +396,8 @@ class _Translations:
         out = conv(numbers, weight, _cast(bias, torch.float32), *sizes, groups)
         if x.dtype == torch.uint8 and scale.numel() == 1:
             attributes = {"strides": sizes[0], "pads": sizes[1] * 2, "dilations": sizes[2], "group": groups}
-            sums = self._call(
-                "ConvInteger", (x, values, x_zero_point, zero_point), attributes, out.shape, torch.int32
-            )
+            given = x, values, x_zero_point, zero_point
+            sums = self._call("ConvInteger", given, attributes, out.shape, torch.int32)
             out = sums.to(torch.float32) * (x_scale * scale.float().reshape(()))
             out = out if bias is None else out + bias.float().reshape(-1, *[1] * axes)
         return _activated(out, activation).to(dtype or torch.float32)
