@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import lzma
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
+import torch
+
+import burnt
+from burnt.onnx.importer.program import Statement
 
 FILES = Path(__file__).parent / "files"
 WORDS = {
@@ -66,3 +71,38 @@ def tensor(values: Any, kind: str | None = None, name: str = "") -> onnx.TensorP
         else onnx.TensorProto.DataType.Value(kind.upper())
     )
     return onnx.helper.make_tensor(name, dtype, array.shape, array.reshape(-1).tolist())
+
+
+def parse(text: str, *, opset: int = 21, ir: int = 10, **arrays: Any) -> onnx.ModelProto:
+    """Return a model from ONNX's text, ``(float[n] x) => (float[n] y) { y = Mul(x, w) }``, with constants."""
+    model = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}]> m {text}')
+    model.graph.initializer.extend(tensor(array, name=name) for name, array in arrays.items())
+    return model
+
+
+def read_by(model: onnx.ModelProto, constants: Mapping[str, Any]) -> list[onnx.TensorProto]:
+    """Return the constants that nodes read; Python's floating-point numbers are float32."""
+    names = {name for node in model.graph.node for name in node.input}
+    arrays = {name: np.asarray(value) for name, value in constants.items() if name in names}
+    single = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items()}
+    return [tensor(array, name=name) for name, array in single.items()]
+
+
+def compare(model: onnx.ModelProto, *inputs: np.ndarray[Any, Any], tolerance: float = 1e-5) -> Any:
+    """Compare with ONNX Runtime, to a tolerance of the output's scale; return the imported module."""
+    import onnxruntime
+
+    module = burnt.onnx.load(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (want,) = session.run(None, {i.name: x for i, x in zip(session.get_inputs(), inputs, strict=True)})
+    with torch.no_grad():
+        found = module(*map(torch.from_numpy, inputs)).numpy()
+    assert found.shape == want.shape
+    np.testing.assert_allclose(found, want, rtol=0, atol=tolerance * max(1.0, float(np.abs(want).max())))
+    return module
+
+
+def calls_of(module: Any) -> list[str]:
+    """Return the functions that a module calls; layers by their class."""
+    names = [s.call.function for s in module.program.statements if isinstance(s, Statement)]
+    return [type(module.get_submodule(n[5:])).__name__ if n.startswith("self.") else n for n in names]

@@ -18,8 +18,7 @@ import torch
 import burnt
 from burnt import nn
 from burnt.onnx.importer.package import module_source
-from burnt.onnx.importer.program import Statement
-from tests.onnx.importer_files import read, tensor
+from tests.onnx.importer_files import calls_of, compare, parse, read, read_by
 
 _RNG = np.random.default_rng(7)
 
@@ -40,23 +39,10 @@ def check(
         ir: the version of the IR.
         constants: by name; numbers are int64 if they are integers, else float32.
     """
-    text = f'<ir_version: {ir}, opset_import: ["": 21]> g {signature} {{ {body} }}'
-    model = onnx.parser.parse_model(text)
-    read_names = {name for node in model.graph.node for name in node.input}
-    for name, value in constants.items():
-        array = np.asarray(value)
-        array = array.astype(np.float32) if array.dtype == np.float64 else array
-        if name in read_names:
-            model.graph.initializer.append(tensor(array, name=name))
-    module = burnt.onnx.load(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (want,) = session.run(None, {i.name: x for i, x in zip(session.get_inputs(), inputs, strict=True)})
-    with torch.no_grad():
-        found = module(*map(torch.from_numpy, inputs)).numpy()
-    assert found.shape == want.shape
-    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * max(1.0, float(np.abs(want).max())))
-    names = [s.call.function for s in module.program.statements if isinstance(s, Statement)]
-    return module, [type(module.get_submodule(n[5:])).__name__ if n[:5] == "self." else n for n in names]
+    model = parse(f"{signature} {{ {body} }}", ir=ir)
+    model.graph.initializer.extend(read_by(model, constants))
+    module = compare(model, *inputs)
+    return module, calls_of(module)
 
 
 # --- grouped-query attention ------------------------------------------------------------------------------

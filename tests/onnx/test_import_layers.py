@@ -15,13 +15,12 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 import onnx.parser
-import onnxruntime
 import torch
-from onnx import numpy_helper
 
 import burnt
 from burnt.onnx.importer.package import write_package
 from burnt.onnx.importer.program import Statement
+from tests.onnx.importer_files import calls_of, compare, parse, read_by
 
 _RNG = np.random.default_rng(5)
 
@@ -32,35 +31,15 @@ def weights(*shape: int) -> np.ndarray[Any, Any]:
 
 def model_of(body: str, inputs: str, constants: dict[str, Any], opset: int = 18) -> onnx.ModelProto:
     """Return a model with the output ``y`` from ONNX's text: ``inputs`` such as ``float[n,6] x``."""
-    text = f'<ir_version: 9, opset_import: ["": {opset}]> m ({inputs}) => (float[] y) {{ {body} }}'
-    model = onnx.parser.parse_model(text)
+    model = parse(f"({inputs}) => (float[] y) {{ {body} }}", opset=opset, ir=9)
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    used = set(re.findall(r"\w+", body))
-    for name, value in constants.items():
-        if name not in used:
-            continue
-        array = np.asarray(value)
-        array = array.astype(np.float32) if array.dtype == np.float64 else array
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model.graph.initializer.extend(read_by(model, constants))
     return model
-
-
-def calls_of(module: Any) -> list[str]:
-    """Return the functions that a module calls; layers by their class."""
-    names = [statement.call.function for statement in module.program.statements]
-    return [type(module.get_submodule(n[5:])).__name__ if n.startswith("self.") else n for n in names]
 
 
 def check(model: onnx.ModelProto, *inputs: np.ndarray[Any, Any], tolerance: float = 1e-5) -> list[str]:
     """Compare with ONNX Runtime, to a tolerance of the output's scale; return what the module calls."""
-    module = burnt.onnx.load(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (want,) = session.run(None, {i.name: x for i, x in zip(session.get_inputs(), inputs, strict=True)})
-    with torch.no_grad():
-        found = module(*map(torch.from_numpy, inputs)).numpy()
-    assert found.shape == want.shape
-    np.testing.assert_allclose(found, want, rtol=0, atol=tolerance * max(1.0, float(np.abs(want).max())))
-    return calls_of(module)
+    return calls_of(compare(model, *inputs, tolerance=tolerance))
 
 
 _ROWS = "float[n,5,6] x, float[n,5,6] z"

@@ -21,15 +21,13 @@ from burnt.onnx import functions
 from burnt.onnx.importer import registry
 from burnt.onnx.importer.build import build_program
 from burnt.onnx.importer.source import read_model
-from tests.onnx.importer_files import read, tensor
+from tests.onnx.importer_files import parse, read, tensor
 
 _OPS = Path(registry.__file__).with_name("ops")
 
 
 def _load(body: str, **arrays: np.ndarray) -> torch.nn.Module:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
-    model.graph.initializer.extend(tensor(array, name=name) for name, array in arrays.items())
-    return burnt.onnx.load(model)
+    return burnt.onnx.load(parse(body, **arrays))
 
 
 def test_handlers_call_functions_that_exist() -> None:
@@ -148,7 +146,7 @@ def test_constants_that_are_no_weights_are_not_trained() -> None:
 def test_layers_of_a_sequence_keep_their_numbers() -> None:
     """torch names the weights of a Sequential by numbers alone."""
     body = "(float[n, 3] x) => (float[n, 3] y) { a = MatMul(x, u) b = Relu(a) y = MatMul(b, v) }"
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
+    model = parse(body)
     for node in model.graph.node:
         node.input[:] = [{"u": "0.weight", "v": "2.weight"}.get(name, name) for name in node.input]
     model.graph.initializer.extend(
@@ -173,8 +171,7 @@ def test_weights_are_freed_once_they_are_read() -> None:
                    else_branch = e () => (float[32, 32] e1) { e1 = Sub(b, z) }> }"""
     rng = np.random.default_rng(0)
     arrays = {name: rng.integers(-2, 3, (32, 32)).astype(np.float32) for name in "wvuz"}  # exact sums
-    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
-    proto.graph.initializer.extend(tensor(array, name=name) for name, array in arrays.items())
+    proto = parse(body, **arrays)
     parsed, where, limit = read_model(proto)
     build = build_program(parsed, where, limit)
     assert {value.name for value in build.constants if build.constants[value].nbytes >= 4096} == {"u", "z"}

@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("onnx")
 
-import onnx.parser
 import onnxruntime
 import torch
 
@@ -22,7 +21,7 @@ from burnt.onnx.importer import integers
 from burnt.onnx.importer.package import module_source
 from burnt.onnx.importer.program import Arithmetic, Name, Size, Statement, getter
 from burnt.onnx.importer.python.expressions import code_of
-from tests.onnx.importer_files import tensor
+from tests.onnx.importer_files import parse
 
 _SIZES = [(2, 3), (7, 4)]  # two before and after the constants that are subtracted
 _RNG = np.random.default_rng(0)
@@ -30,8 +29,7 @@ _RNG = np.random.default_rng(0)
 
 def _check(body: str, *calls: str, dtype: Any = np.int64, sizes: Any = _SIZES, **arrays: Any) -> Any:
     """Compare a graph of one input of dynamic sizes with ONNX Runtime, and the calls of its program."""
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
-    model.graph.initializer.extend(tensor(array, name=name) for name, array in arrays.items())
+    model = parse(body, **arrays)
     module = burnt.onnx.load(model)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     for shape in sizes:
@@ -212,8 +210,7 @@ def test_constants_are_numbers(nodes: str, calls: list[str], dtype: str) -> None
     given |= {"yes": np.array(True), "no": np.array(False)}
     used = {name: array for name, array in given.items() if f"{name}," in nodes or f" {name})" in nodes}
     body = f"({dtype}[n, m] x) => ({dtype}[n, m] y) {{ {nodes} }}"
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
-    model.graph.initializer.extend(tensor(array, name=name) for name, array in used.items())
+    model = parse(body, **used)
     module = burnt.onnx.load(model)
     x = np.asarray(_RNG.integers(-4, 4, (3, 5)), kind)
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
@@ -228,17 +225,14 @@ def test_constants_are_numbers(nodes: str, calls: list[str], dtype: str) -> None
 def test_number_with_more_axes_keeps_them() -> None:
     """The result has the axes of a constant that has more than the input."""
     body = "(int64[n, m] x) => (int64[a, n, m] y) { y = Add(x, c) }"
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {body}')
-    model.graph.initializer.append(tensor(np.full((1, 1, 1), 5), name="c"))
-    assert burnt.onnx.load(model)(torch.zeros(2, 3, dtype=torch.int64)).tolist() == [[[5] * 3] * 2]
+    assert burnt.onnx.load(parse(body, c=np.full((1, 1, 1), 5)))(
+        torch.zeros(2, 3, dtype=torch.int64)
+    ).tolist() == [[[5] * 3] * 2]
 
 
 def test_parameters_of_one_element_are_trained() -> None:
     """A scale with an axis is a parameter, also if it is 1."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> m (float[n, m] x) => (float[n, m] y) { y = Mul(x, scale) }'
-    )
-    model.graph.initializer.append(tensor(np.ones(1, np.float32), name="scale"))
+    model = parse("(float[n, m] x) => (float[n, m] y) { y = Mul(x, scale) }", scale=np.ones(1, np.float32))
     assert [name for name, _ in burnt.onnx.load(model).named_parameters()] == ["scale"]
 
 
