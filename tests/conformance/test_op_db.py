@@ -27,6 +27,7 @@ from burnt.codegen.frontend.trace import InlinedWhenTraced, trace, why_unsupport
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.codegen.schedule.capabilities import Capabilities
 from burnt.codegen.schedule.scheduler import schedule
 from tests.codegen.compare import Mismatch, Verdict, Watched, compare, default_dtype
 
@@ -155,7 +156,8 @@ def _planned(function: Function, args: list[Any]) -> bool:
     nodes = [node.target for node in traced.graph.graph.nodes if node.op == "call_function"]
     if any(torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in nodes):
         return False
-    plan = schedule(traced, [getattr(traced.graph, name) for name in traced.captured])
+    captured = [getattr(traced.graph, name) for name in traced.captured]
+    plan = schedule(traced, captured, Capabilities())
     return all(isinstance(step, Kernel) for step in plan.steps)
 
 
