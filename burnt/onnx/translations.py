@@ -116,7 +116,7 @@ class _Translations:
         attributes: dict[str, Any],
         shape: Sequence[Any],
         dtype: torch.dtype = torch.float32,
-    ) -> Tensor:
+    ) -> Any:
         version = 1 if op.startswith(_PACKED) else self._opset
         return torch.onnx.ops.symbolic(op, inputs, attributes, dtype=dtype, shape=shape, version=version)
 
@@ -151,7 +151,7 @@ class _Translations:
         out = self._call("RMSNormalization", (total, weight.to(x.dtype)), attributes, x.shape)
         return _activated(out, activation) if residual is None else (_activated(out, activation), total)
 
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Any:
         """ONNX's op takes ``[batch, heads, length, d]`` and angles ``[batch, length, r]``."""
         angles = [_angles(t, x) for t in (cos, sin)]
         if x.dim() != 4 or angles[0] is None or not x.dtype == cos.dtype == sin.dtype:
@@ -162,7 +162,7 @@ class _Translations:
             attributes |= {"rotary_embedding_dim": width}
         return self._call("RotaryEmbedding", (x, *angles), attributes, x.shape, x.dtype)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> Any:
         """torch's attention, which has a translation for each opset, with one mask for burnt's options."""
         bound = kernels.dot_product_attention.signature.bind(q, k, v, *rest, **named)
         bound.apply_defaults()
@@ -208,7 +208,7 @@ class _Translations:
         value: str = "int8",
         block: int = 0,
         narrow: bool = False,
-    ) -> Tensor:
+    ) -> Any:
         if value != "int8" or scale.numel() != 1 or narrow or x.dtype != torch.float32:
             return NotImplemented
         zero = torch.zeros((), dtype=torch.int8) if zero_point is None else zero_point.reshape(())
@@ -338,7 +338,7 @@ class _Translations:
         value: str = "int8",
         dtype: torch.dtype | None = None,
         zero_point: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Any:
         """Static: the pattern DequantizeLinear, MatMul, which runtimes know. Dynamic: MatMulInteger."""
         if x.dtype == torch.uint8 and value == "int8":
             flat = () if scale.numel() == 1 else (-1,)

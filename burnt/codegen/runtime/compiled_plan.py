@@ -151,9 +151,9 @@ class CompiledPlan:
         # Release a buffer after the last step that uses it, unless it is a result.
         used_later = {r for r in self.results if r is not None}
         for prepared in reversed(prepared_steps):
-            slots = {self.slots[b] for b in prepared.buffers if b.role != "local"}
-            prepared.release = sorted(slots - used_later)
-            used_later |= slots
+            used = {self.slots[b] for b in prepared.buffers if b.role != "local"}
+            prepared.release = sorted(used - used_later)
+            used_later |= used
         return prepared_steps
 
     def allocation(self, buffer: Buffer) -> _Allocation:
