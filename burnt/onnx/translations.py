@@ -240,14 +240,14 @@ class _Translations:
         block: int = 0,
         columns: int | None = None,
         dtype: torch.dtype | None = None,
-    ) -> Tensor:
+    ) -> Any:
         weight = self._weight(values, scale, zero_point, value, block)
         weight = weight if columns is None or columns == weight.shape[1] else weight[:, :columns]
         return weight.to(dtype or torch.float32)
 
     def _weight(
         self, values: Tensor, scale: Tensor, zero_point: Tensor | None, value: str, block: int
-    ) -> Tensor:
+    ) -> Any:
         """Return the dequantized matrix ``[rows, columns]`` with all columns that are stored."""
         codes, (rows, columns) = values, values.shape
         has_blocks = block > 0 and self._opset >= OPSET_4_BITS  # as ONNX's op has them
@@ -402,7 +402,7 @@ class _Translations:
             out = out if bias is None else out + bias.float().reshape(-1, *[1] * axes)
         return _activated(out, activation).to(dtype or torch.float32)
 
-    def _numbers(self, x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None) -> Tensor:
+    def _numbers(self, x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None) -> Any:
         zero = None if x_zero_point is None else x_zero_point.reshape(())
         return self._call("DequantizeLinear", (x, x_scale.float().reshape(()), zero), {}, x.shape)
 
