@@ -110,13 +110,13 @@ def rows(pattern: str, quick: bool) -> Iterator[Row]:
 
 def grown(case: Any, seconds: float) -> Row:
     """A case of the tests with a batch at which torch's training step takes as many seconds."""
-    batch, twin = 4, case.twin()
+    batch, twin = 4, case.build_twin()
     while batch < MOST:
         run = training(twin, case.inputs(batch))
         if min(clock.sample(run, 1).seconds for _ in range(5)) >= seconds:
             break
         batch *= 2
-    return Row(case.name, case.build, case.twin, lambda: case.inputs(batch))
+    return Row(case.name, case.build, case.build_twin, lambda: case.inputs(batch))
 
 
 def training(layer: torch.nn.Module, inputs: tuple[Tensor, ...]) -> Callable[[], object]:

@@ -7,7 +7,9 @@ import pytest
 from burnt import errors
 from burnt.errors import BurntError, ShapeError, nearest
 
-KINDS = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
+KINDS = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__
+]
 FAMILY = [kind for kind in KINDS if not issubclass(kind, Warning)]
 
 

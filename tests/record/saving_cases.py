@@ -14,7 +14,7 @@ from burnt import nn, optim
 from burnt.errors import RecordError
 from burnt.record import Record, read_weights
 from burnt.train.checkpoints.background import BackgroundWriter
-from burnt.train.checkpoints.checkpoint import Checkpoints, KeepLast
+from burnt.train.checkpoints.checkpoint import Checkpoints, KeepLast, TrainingState
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.duration import Position
 
@@ -100,10 +100,9 @@ def save_checkpoint(
     model = net(which)
     position = Position(step=steps[which])
     optimizer = optim.Sgd(momentum=0.9)
-    Checkpoints(folder / "checkpoints", [KeepLast(1)]).save(
-        model, optimizer.into_record(), [], position, {"loss": float(which)}, RandomStates.capture(), {},
-        background=background,
-    )  # fmt: skip
+    values = {"loss": float(which)}
+    state = TrainingState(model, optimizer.into_record(), [], position, values, RandomStates.capture())
+    Checkpoints(folder / "checkpoints", [KeepLast(1)]).save(state, background)
     if background is not None:
         background.wait()
         background.collect()

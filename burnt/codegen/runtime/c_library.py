@@ -84,6 +84,7 @@ def load(source: str, names: Sequence[str]) -> Library:
         UnsupportedError: no C compiler works here; the caller should use torch's ops.
         CacheError: other users can write to the cache folder.
 
+    >>> from burnt.codegen.runtime.c_compiler import PREAMBLE
     >>> library = load(PREAMBLE + "void scale(const burnt_arg *a) { *(float *)a[0].p *= a[1].f; }", ["scale"])
     >>> scale = launcher(library["scale"], pointers=1, floats=1)
     >>> x = torch.tensor([21.0])
