@@ -216,3 +216,8 @@ def test_packages_keep_to_their_figures() -> None:
         name: count for name, count in lines.items() if count > 1.1 * int(figures[name].replace(",", ""))
     }
     assert grown == {}
+
+
+def test_the_run_store_keeps_its_earlier_name() -> None:
+    earlier, store = importlib.import_module("burnt.train.store"), importlib.import_module("burnt.store")
+    assert [name for name in store.__all__ if getattr(earlier, name) is not getattr(store, name)] == []

@@ -90,7 +90,7 @@ def test_settings_of_options_and_environment(served: Served, monkeypatch: Patch,
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         (["runs/none"], 2, "there is no folder 'runs/none'"),
         (["none.onnx"], 1, "the ONNX file cannot be read"),
@@ -104,9 +104,11 @@ def test_settings_of_options_and_environment(served: Served, monkeypatch: Patch,
         (["m.onnx", "--host", "256.0.0.1"], 1, "cannot listen at this address"),
     ],
 )
-def test_what_is_refused(served: Served, capsys: Capture, words: Sequence[str], code: int, told: str) -> None:
+def test_what_is_refused(
+    served: Served, capsys: Capture, words: Sequence[str], code: int, message: str
+) -> None:
     onnx_files.write(Path("m.onnx"))
-    assert told in refused(capsys, "serve", "--port", "0", *words, code=code)
+    assert message in refused(capsys, "serve", "--port", "0", *words, code=code)
     assert not served.models
 
 

@@ -20,7 +20,7 @@ Fill = float | tuple[float, ...]
 
 
 class _Geometric(Transform):
-    """Moves the pixels of an image and of its mask, which is moved as an image of one channel, alike."""
+    """Moves the pixels of an image, and those of its mask in the same way, as an image of one channel."""
 
     def transform_image(self, image: Tensor, params: Any) -> Tensor:
         """Move the pixels of the image."""

@@ -243,8 +243,8 @@ class _Search:
         chosen: list[Block] = []
         for blocks in lists.values():
             whole = [block for block in blocks if block is not None]
-            alike = [block for block in whole if counts[block.structure.key] > 1 and block.is_large]
-            if len(whole) == len(blocks) and 2 * len(alike) >= len(whole):
+            repeated = [block for block in whole if counts[block.structure.key] > 1 and block.is_large]
+            if len(whole) == len(blocks) and 2 * len(repeated) >= len(whole):
                 chosen += whole
         return chosen
 
