@@ -30,7 +30,7 @@ import msgspec
 from burnt._files import replacing
 from burnt._hints import VALUE_SYNONYMS, argument_error
 from burnt._json import parse_json
-from burnt.errors import BurntError, ConfigError, DefinitionError, nearest
+from burnt.errors import BurntError, ConfigError, DefinitionError, did_you_mean, nearest
 
 FORMAT = 1
 """Version of the JSON layout that `Config.save` writes."""
@@ -582,12 +582,11 @@ def _value_problem(data: Any, kind: Any, path: str, reason: str) -> _Problem:
     if isinstance(data, dict) and field is not None and (len(structs) > 1 or field in data):
         tags = [str(s.__struct_config__.tag) for s in structs]
         if data.get(field) not in tags:
-            close = nearest(str(data.get(field, "")), tags)
             return _Problem(
                 _join(path, field),
                 expected=" or ".join(map(repr, tags)),
                 found=repr(data[field]) if field in data else "nothing",
-                hint=f"did you mean {close!r}?" if close else None,
+                hint=did_you_mean(data.get(field, ""), tags),
             )
     if reason.startswith(("Expected ", "Invalid ")):
         words = [word for a in _alternatives(kind) for word in _literal_values(a) if isinstance(word, str)]

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from burnt import _torch
-from burnt.errors import DeviceError, nearest
+from burnt.errors import DeviceError, did_you_mean
 
 _VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}  # by the vendor id of the cpuid instruction
 
@@ -173,8 +173,7 @@ def _no_device(name: str, reason: str) -> DeviceError:
     elif name.partition(":")[0] in ("gpu", "nvidia"):
         hint = "torch names GPUs of NVIDIA and AMD 'cuda', and those of Apple 'mps'"
     else:
-        close = nearest(name, available)
-        hint = f"did you mean {close!r}?" if close else "burnt info shows what this machine has"
+        hint = did_you_mean(name, available, "burnt info shows what this machine has")
     return DeviceError(
         f"torch cannot use the device {name!r}", expected=" or ".join(available), found=reason, hint=hint
     )

@@ -261,6 +261,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Return a hint that suggests the known name closest to a mistyped one; `otherwise` if none is close.
+
+    >>> did_you_mean("hiden", ["hidden", "dropout"])
+    "did you mean 'hidden'?"
+    """
+    close = nearest(str(name), known)
+    return otherwise if close is None else f"did you mean {close!r}?"
+
+
 def quantity(count: int, noun: str) -> str:
     """Return a count with its noun, in the plural unless it is 1.
 

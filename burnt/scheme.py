@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from burnt.errors import ConfigError, nearest
+from burnt.errors import ConfigError, did_you_mean, nearest
 
 
 class ValueType(NamedTuple):
@@ -329,11 +329,10 @@ def _error(name: str, expected: str, found: object, words: list[str] | None = No
 
 
 def _unknown(text: str, part: str, words: list[str]) -> ConfigError:
-    close = nearest(part, words)
     return ConfigError(
         f"there is no quantization scheme {text!r}",
         expected=f"a name such as {', '.join(NAMES)}; or a value of {', '.join(VALUES)} "
         f"with any of {_SUFFIXES}",
         found=repr(part),
-        hint=f"did you mean {close!r}?" if close else None,
+        hint=did_you_mean(part, words),
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.run_model import load_model, read_run
 from burnt.cli.train import config_class, configured, load_attribute, split_target
-from burnt.errors import MetricError, clean, nearest, quantity
+from burnt.errors import MetricError, clean, did_you_mean, quantity
 from burnt.train.format import value_text
 
 if TYPE_CHECKING:
@@ -218,11 +218,10 @@ def _named_metrics(name: str, saved: Mapping[str, Mapping[str, Any]]) -> Sequenc
     kind: Any = _named(name, "--metrics") if ":" in name else classes.get(name.lower().replace("_", ""))
     if kind is None or kind is metrics.Metric:
         known = dict.fromkeys([*saved, *(key for key in classes if key != "metric")])
-        close = nearest(name, known)
         raise UsageError(
             f"there is no metric {name!r}",
             expected=f"{', '.join(known)}, or module:name",
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=did_you_mean(name, known),
         )
     try:
         built = kind() if callable(kind) else kind

@@ -22,7 +22,7 @@ from typing import Any
 from burnt._modules import import_file
 from burnt.cli.output import UsageError, closest_path, usage_errors
 from burnt.config import Config
-from burnt.errors import ConfigError, nearest
+from burnt.errors import ConfigError, did_you_mean, nearest
 
 _MAX_DEPTH = 4  # depth of the search for names similar to a mistyped one
 _MAX_FILES = 2000
@@ -96,11 +96,10 @@ def load_attribute(module_name: str, name: str) -> Any:
     """Import a module by name or file path, and return what a name in it stands for."""
     module = load_module(module_name)
     if not hasattr(module, name):
-        close = nearest(name, vars(module))
         raise UsageError(
             f"{module_name} has no {name!r}",
             where=getattr(module, "__file__", None),
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=did_you_mean(name, vars(module)),
         )
     return getattr(module, name)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json, usage_errors
 from burnt.cli.train import load_module
-from burnt.errors import BurntError, CacheError, nearest, quantity
+from burnt.errors import BurntError, CacheError, did_you_mean, nearest, quantity
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
 from burnt.monitor.format import age_text
 from burnt.swapping import kept
@@ -141,10 +141,9 @@ def _check_op_name(name: str | None, rows: Iterable[Row]) -> None:
 
     known_ops = {*OPS, *(row.op for row in rows)}
     if name is not None and name not in known_ops:
-        close = nearest(name, known_ops)
         raise UsageError(
             f"there is no op {name!r}, and no measurements of one",
-            hint=f"did you mean {close}?" if close else "`burnt tune show` lists the measurements",
+            hint=did_you_mean(name, known_ops, "`burnt tune show` lists the measurements"),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from burnt.errors import ConfigError, nearest
+from burnt.errors import ConfigError, did_you_mean
 
 Activation: TypeAlias = Literal[
     "gelu",
@@ -55,7 +55,7 @@ def read_activation(name: str, where: str) -> Activation:
             where=where,
             expected=" or ".join(map(repr, _NAMES)),
             found=repr(name),
-            hint=f"did you mean {close!r}?" if (close := nearest(str(name), _NAMES)) else None,
+            hint=did_you_mean(name, _NAMES),
         )
     return _NAMES[name]
 

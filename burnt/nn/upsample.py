@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt._torch import interpolate_antialiased
-from burnt.errors import InputValueError, nearest
+from burnt.errors import InputValueError, did_you_mean
 from burnt.module import Module
 from burnt.nn.checks import explain_input
 
@@ -82,12 +82,11 @@ class Upsample(Module, torch.nn.Upsample):
             )
         modes = ("nearest", "nearest-exact", "area", *_SMOOTH, "lanczos")
         if mode not in modes:
-            close = nearest(str(mode), modes)
             raise InputValueError(
                 "Upsample has no such mode",
                 expected=", ".join(modes),
                 found=repr(mode),
-                hint=f"did you mean {close!r}?" if close else None,
+                hint=did_you_mean(mode, modes),
             )
         given = size if scale_factor is None else scale_factor
         if mode in _RANKS and isinstance(given, tuple) and len(given) != _RANKS[mode]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from burnt._hints import explain_arguments
 from burnt.config import Config as _Config
 from burnt.config import DerivedConfig, derive_config, field_values
-from burnt.errors import OptimError, nearest, quantity
+from burnt.errors import OptimError, did_you_mean, quantity
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
 from burnt.kernels.optim.formula import Update
@@ -388,13 +388,10 @@ class Optimizer:
     def _check_paths(self, grads: Mapping[str, Tensor]) -> None:
         for path in grads:
             if path not in self._params:
-                close = nearest(path, self._params)
                 raise OptimError(
                     "a gradient belongs to no parameter of the model",
                     where=path,
-                    hint=f"did you mean {close!r}?"
-                    if close
-                    else "were the gradients computed with another model?",
+                    hint=did_you_mean(path, self._params, "were the gradients computed with another model?"),
                 )
 
     def _averages(self, ema: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.codegen import fuse
-from burnt.errors import ConfigError, nearest
+from burnt.errors import ConfigError, did_you_mean
 from burnt.scheme import QuantScheme
 
 RangeMethod = Literal["minmax", "mse", "percentile", "absmean"]
@@ -39,12 +39,11 @@ def default_method(scheme: QuantScheme) -> RangeMethod:
 def check_method(what: str, method: str, known: Sequence[str]) -> None:
     """Check the name of a method to find the range of weights or activations."""
     if method not in known:
-        close = nearest(str(method), known)
         raise ConfigError(
             f"there is no such method to find the range of {what}",
             expected=", ".join(map(repr, known)),
             found=repr(method),
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=did_you_mean(method, known),
         )
 
 

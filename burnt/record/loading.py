@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from burnt._patterns import matches, near, warn_unmatched
-from burnt.errors import RecordError, nearest
+from burnt.errors import RecordError, did_you_mean
 from burnt.record.arranging.layout import Layout
 from burnt.record.arranging.quantized import (
     module_paths,
@@ -181,7 +181,7 @@ def find_layout(model: torch.nn.Module, layout: Layout | str) -> Layout:
             f"{type(model).__name__} has no layout {layout!r}",
             expected=", ".join(map(repr, known)),
             found=repr(layout),
-            hint=f"did you mean {close!r}?" if (close := nearest(layout, known)) else None,
+            hint=did_you_mean(layout, known),
         )
     return burn(inner) if layout == "burn" else inner.layouts[layout]  # type: ignore[index,return-value]
 

@@ -33,7 +33,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from burnt.errors import InputError, nearest
+from burnt.errors import InputError, did_you_mean
 from burnt.serve import wire
 from burnt.serve.bodies import BodyReader
 from burnt.serve.device import Prediction, QueueFullError, Slot
@@ -212,12 +212,11 @@ class _Routes:
             return self._service.default
         slots = self._service.slots
         if name not in slots:
-            close = nearest(name, slots)
             raise Refusal(
                 404,
                 f"there is no model {name!r}",
                 expected=", ".join(slots),
-                hint=None if close is None else f"did you mean {close!r}?",
+                hint=did_you_mean(name, slots),
             )
         return slots[name]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from burnt._json import parse_json
-from burnt.errors import BurntError, RunError, UnsupportedError, nearest
+from burnt.errors import BurntError, RunError, UnsupportedError, did_you_mean
 from burnt.store.reader import RunReader
 from burnt.store.schema import clean_text, write_errors
 from burnt.store.write_lease import WriteLease
@@ -102,12 +102,11 @@ def check(kind: str, value: object = None) -> float | str | None:
     (0.001, 'auto', 'better data', None)
     """
     if kind not in KINDS:
-        suggestion = nearest(kind, KINDS) if isinstance(kind, str) else None
         raise UnsupportedError(
             f"there is no command {kind!r}",
             expected=", ".join(KINDS),
             found=repr(kind)[:200],
-            hint=f"did you mean {suggestion!r}?" if suggestion else None,
+            hint=did_you_mean(kind, KINDS),
         )
     if kind == "lr":
         return _check_rate(value)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from burnt._json import parse_json
-from burnt.errors import MetricError, RunError, nearest
+from burnt.errors import MetricError, RunError, did_you_mean
 from burnt.store.liveness import ProcessName, State, writing_state
 from burnt.store.pyramid import FANOUT, LEVELS, Bucket, merge, single
 from burnt.store.schema import DATABASE, MAX_INTEGER, REMOVED, check_schema, connect, unreadable
@@ -542,12 +542,11 @@ class RunReader:
         if rows:
             return cast(int, rows[0][0])
         known = [f"{series.name} ({series.split})" for series in self.series()]
-        suggestion = nearest(f"{name} ({split})", known)
         raise MetricError(
             f"the run has no metric {name!r} on {split!r}",
             where=str(self._path),
             expected=", ".join(known) or "none were written yet",
-            hint=f"did you mean {suggestion}?" if suggestion else None,
+            hint=did_you_mean(f"{name} ({split})", known),
         )
 
     def _visible_buckets(self, series: int, level: int) -> list[Bucket]:

@@ -28,7 +28,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from burnt.errors import QueryError, nearest
+from burnt.errors import QueryError, did_you_mean, nearest
 from burnt.store.reader import Series
 
 _Number = Callable[[float, float], bool]
@@ -162,15 +162,13 @@ def _parse_term(text: str, position: int) -> tuple[_Term, int]:
             test, position = _parse_field(text, field.end(), name)
             return _Term(test, is_negated, None), position
         if name != _BEST:
-            guess = nearest(name, (*_FIELDS, _BEST))
+            known = (*_FIELDS, _BEST)
             raise _error(
                 text,
                 position,
                 f"there is no field {field[1]!r}",
-                ", ".join(f"{known}:" for known in (*_FIELDS, _BEST)),
-                hint=f"did you mean {guess}:?"
-                if guess
-                else f'"{text[position:].split()[0]}" finds this text',
+                ", ".join(f"{field}:" for field in known),
+                hint=did_you_mean(name, known, f'"{text[position:].split()[0]}" finds this text'),
             )
     start = position
     if key := _KEY.match(text, position):
@@ -204,14 +202,13 @@ def _parse_field(text: str, position: int, name: str) -> tuple[Callable[[RunFact
         start = position
         value, position = _parse_value(text, position, _BARE_IN_LIST, f"a value after {name}:")
         if name == "state" and not any(map(_equals(value), _STATES)):
-            guess = nearest(value, _STATES)
             raise _error(
                 text,
                 start,
                 "there is no such state",
                 ", ".join(_STATES[:-1]),
                 found=value,
-                hint=f"did you mean {guess}?" if guess else None,
+                hint=did_you_mean(value, _STATES),
             )
         tests.append(_equals(value) if name in ("tag", "state") else _contains(value))
         if not text.startswith(",", position):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from burnt.errors import SwapError, nearest, quantity
+from burnt.errors import SwapError, did_you_mean, quantity
 from burnt.swapping.first_call import FirstCall, differences, unregister
 from burnt.swapping.kind import KINDS, Kind, is_swapped
 from burnt.swapping.measure import context_of, device_of
@@ -342,12 +342,11 @@ def _resolve(model: nn.Module, words: str | Sequence[str] | None, argument: str)
         if word in KINDS:
             matches.add(word)
         if not matches:
-            close = nearest(word, [*KINDS, *classes, *filter(None, paths)])
             raise SwapError(
                 f"{word!r} in {argument}= is no path or class in {type(model).__name__}, and no kind",
                 expected="a module's path, a glob on paths, a class, or a kind: " + ", ".join(KINDS),
                 found=repr(word),
-                hint=None if close is None else f"did you mean {close!r}?",
+                hint=did_you_mean(word, [*KINDS, *classes, *filter(None, paths)]),
             )
         selected |= matches
     return selected

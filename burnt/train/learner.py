@@ -12,7 +12,7 @@ import torch
 from burnt import optim
 from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
-from burnt.errors import DefinitionError, nearest
+from burnt.errors import DefinitionError, did_you_mean
 from burnt.gradients import refuse_parallel
 from burnt.module import layers_in_body
 from burnt.optim import Constant, Optimizer
@@ -137,12 +137,11 @@ def _several(given: Mapping[str, Any], schedule: Any) -> Optimizers:
             raise error
     if not given or schedules.keys() != given.keys():
         unknown = next((name for name in schedules if name not in given), None)
-        guess = nearest(unknown, given) if unknown is not None else None
         raise DefinitionError(
             "each of several optimizers needs a learning rate",
             expected=f"a schedule for each of {', '.join(map(repr, given)) or 'one optimizer or more'}",
             found=", ".join(map(repr, schedules)) or "none",
-            hint=f"did you mean {guess!r}?" if guess else None,
+            hint=None if unknown is None else did_you_mean(unknown, given),
         )
     return Optimizers(given, {name: _as_schedule(schedules[name]) for name in given})
 

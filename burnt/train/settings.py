@@ -15,7 +15,7 @@ from burnt.config import Config
 from burnt.data import LimitedLoader, Loader, RepeatedLoader, as_loader
 from burnt.data.loading.loader import EpochLoader
 from burnt.device import as_device
-from burnt.errors import ConfigError, UnsupportedError, nearest
+from burnt.errors import ConfigError, UnsupportedError, did_you_mean
 from burnt.train.checkpoints.checkpoint import KeepBest, Keeper, KeepLast, checked_keepers
 from burnt.train.control.plateau import Plateau, plateaus_of
 from burnt.train.control.stopping import EarlyStopping
@@ -99,8 +99,7 @@ class TrainingSettings:
         if resume not in (True, False):
             raise _invalid("resume", "True: the run in the folder goes on from its newest checkpoint", resume)
         if on_nan not in _POLICIES:
-            guess = nearest(str(on_nan), _POLICIES)
-            hint = f"did you mean {guess!r}?" if guess else None
+            hint = did_you_mean(on_nan, _POLICIES)
             raise _invalid("on_nan", " or ".join(map(repr, _POLICIES)), on_nan, hint)
         self.accumulate = accumulate
         self.callbacks = Callbacks(callbacks)
@@ -248,13 +247,12 @@ def _validation_intervals(given: Any, splits: Collection[str]) -> dict[str, Dura
         return dict.fromkeys(splits, Duration.parse(given, "validate_every"))
     unknown = next((name for name in given if name not in splits), None)
     if unknown is not None:
-        guess = nearest(str(unknown), splits)
         raise ConfigError(
             "there is no validation set of this name",
             where="validate_every",
             expected=" or ".join(map(repr, splits)) or "a duration, or valid={name: loader}",
             found=repr(unknown),
-            hint=f"did you mean {guess!r}?" if guess else None,
+            hint=did_you_mean(unknown, splits),
         )
     every = {name: Duration.parse(text, f"validate_every[{name!r}]") for name, text in given.items()}
     return {split: every.get(split, Duration(1, "epochs")) for split in splits}

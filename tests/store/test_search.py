@@ -150,15 +150,15 @@ def test_an_error_points_at_its_place(query: str, position: int, words: str) -> 
 @pytest.mark.parametrize(
     ("query", "hint"),
     [
-        ("state:crashd", "did you mean crashed:?"),
-        ("stat:crashed", "did you mean state:?"),
+        ("state:crashd", "did you mean 'crashed'?"),
+        ("stat:crashed", "did you mean 'state'?"),
         ("zzz:1", '"zzz:1" finds this text'),
     ],
 )
 def test_hints(query: str, hint: str) -> None:
     with pytest.raises(QueryError) as raised:
         parse_query(query)
-    assert raised.value.hint == hint.replace("crashed:?", "crashed?")
+    assert raised.value.hint == hint
 
 
 @pytest.mark.parametrize(

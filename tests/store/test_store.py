@@ -473,7 +473,7 @@ def test_a_metric_that_does_not_exist_is_guessed(folder):
         run.log(1, 1, {"accuracy": 1.0}, split="valid")
     with pytest.raises(MetricError) as caught:
         RunReader(folder).points("acuracy", "valid")
-    assert caught.value.hint == "did you mean accuracy (valid)?"
+    assert caught.value.hint == "did you mean 'accuracy (valid)'?"
     with pytest.raises(MetricError, match="max_points is too small"):
         RunReader(folder).points("accuracy", "valid", max_points=3)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from burnt.codegen.ir import Expr, Index, IndexExpr, Value, cast, const
-from burnt.errors import BurntError, DefinitionError, nearest
+from burnt.errors import BurntError, DefinitionError, did_you_mean
 
 aten = torch.ops.aten
 Lowering = Callable[..., Any]
@@ -151,12 +151,11 @@ def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch
         DefinitionError: the operation is unknown, or takes another number of inputs.
     """
     if name not in _NUM_INPUTS:
-        suggestion = nearest(name, _NUM_INPUTS)
         raise DefinitionError(
             f"pointwise: unknown operation {name!r}",
             where="burnt.codegen.lower.pointwise",
             expected=" ".join(_NUM_INPUTS),
-            hint=suggestion and f"did you mean {suggestion!r}?",
+            hint=did_you_mean(name, _NUM_INPUTS),
         )
     if len(inputs) != _NUM_INPUTS[name]:
         raise DefinitionError(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from burnt.errors import DataError, nearest, quantity
+from burnt.errors import DataError, did_you_mean, quantity
 
 _SPLIT = re.compile(
     r"(.+[_-])?(train|training|val|valid|validation|test|testing|dev|eval)([_-]?(set|data|images|split|\d+))?",
@@ -35,12 +35,11 @@ def find_classes(folder: Path, classes: Sequence[str] | None = None) -> list[str
         return found
     for name in classes:
         if name not in found:
-            close = nearest(name, found)
             raise DataError(
                 f"a class has no folder: {name!r}",
                 where=str(folder),
                 found=", ".join(found[:10]) or "no folders",
-                hint=f"{close!r}?" if close else f"make an empty folder {name}, and pass allow_empty=True",
+                hint=did_you_mean(name, found, f"make an empty folder {name}, and pass allow_empty=True"),
             )
     if len(set(classes)) < len(classes):
         raise DataError("classes has a name twice", found=", ".join(classes))

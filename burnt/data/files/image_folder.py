@@ -16,7 +16,7 @@ from torch import Tensor
 from burnt._hints import explain_arguments
 from burnt.data.decoding import ImageMode, import_pillow, read_image, read_mask
 from burnt.data.files.folders import check_splits, find_files, find_labelled
-from burnt.errors import DataError, nearest, quantity
+from burnt.errors import DataError, did_you_mean, quantity
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 """Files that are pictures, in lower or upper case; every other file is in `others`."""
@@ -200,12 +200,11 @@ class MultiLabelImageFolder(_Images):
                 )
             unknown = next((name for name in row if name not in columns), None)
             if unknown is not None:
-                close = nearest(unknown, self.classes)
                 raise DataError(
                     f"a picture has an unknown class: {unknown!r}",
                     where=f"{where}: {path}",
                     expected=", ".join(self.classes[:20]),
-                    hint=f"{close!r}?" if close else None,
+                    hint=did_you_mean(unknown, self.classes),
                 )
             self._columns.append([columns[name] for name in row])
             if not (self.folder / path).is_file():

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from burnt.errors import DataError, nearest
+from burnt.errors import DataError, did_you_mean
 
 T = TypeVar("T")
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -43,8 +43,8 @@ def _no_file(path: str) -> DataError:
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         return DataError("there is no such file", where=path, hint=f"there is no folder {folder!r} either")
-    close = nearest(os.path.basename(path), os.listdir(folder))
-    return DataError("there is no such file", where=path, hint=f"did you mean {close!r}?" if close else None)
+    hint = did_you_mean(os.path.basename(path), os.listdir(folder))
+    return DataError("there is no such file", where=path, hint=hint)
 
 
 class Handle(Generic[T]):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from burnt.data.batch import copy_item
-from burnt.errors import DataError, nearest
+from burnt.errors import DataError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,12 @@ class Categories:
 
     def unknown(self, place: str, column: str, value: object) -> DataError:
         """Return the error for a value that is none of the categories."""
-        close = nearest(str(value), self.names)
         return bad_cell(
             place,
             column,
             f"one of {shorten(', '.join(self.names))}",
             value,
-            f"did you mean {close!r}?" if close else "categories={column: names} names them all",
+            did_you_mean(value, self.names, "categories={column: names} names them all"),
         )
 
 
@@ -364,11 +363,10 @@ def check_entry(name: str, entries: Iterable[str]) -> None:
 def check_name(column: str, names: Collection[str], where: str, option: str) -> None:
     """Raise a DataError if an option names a column that does not exist."""
     if column not in names:
-        close = nearest(column, names)
         raise DataError(
             f"{option}= names a column that does not exist",
             where=where,
             expected=f"one of {shorten(', '.join(names))}",
             found=repr(column),
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=did_you_mean(column, names),
         )

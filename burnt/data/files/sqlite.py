@@ -17,7 +17,7 @@ from burnt._hints import explain_arguments
 from burnt.data.files.opening import Handle, find_files
 from burnt.data.files.rows import RowDataset
 from burnt.data.files.schema import Options
-from burnt.errors import DataError, nearest
+from burnt.errors import DataError, did_you_mean
 
 _QUERY_TABLE = "burnt_query"
 _INSTRUCTIONS = 1_000  # of SQLite's virtual machine between two looks at the clock
@@ -103,13 +103,12 @@ class SqliteDataset(RowDataset):
                 found = database.execute(statement).fetchall()
                 names, types = [name for name, _ in found], {name.lower(): type_ for name, type_ in found}
                 if table.lower() not in types:
-                    close = nearest(table, names)
                     raise DataError(
                         "the database has no such table",
                         where=self._path,
                         expected=f"one of {', '.join(names)}" if names else None,
                         found=repr(table),
-                        hint=f"did you mean {close!r}?" if close else None,
+                        hint=did_you_mean(table, names),
                     )
                 if types[table.lower()] == "view":
                     return False

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from burnt import _torch
 from burnt.codegen.runtime import build_cache
-from burnt.errors import CacheError, ConfigError, nearest
+from burnt.errors import CacheError, ConfigError, did_you_mean
 from burnt.kernels.autotune.accuracy import ReferenceResult
 from burnt.kernels.autotune.database import Row, TuningDatabase, shipped_rows, shipped_wrong_rows
 from burnt.kernels.autotune.timers import Clock, EventClock, NotCapturedError, default_clock
@@ -73,13 +73,12 @@ def policy() -> str:
 
 def _validate_policy(name: str, where: str) -> str:
     if name not in POLICIES:
-        close = nearest(name, POLICIES)
         raise ConfigError(
             "no such tuning policy",
             where=where,
             expected=", ".join(POLICIES),
             found=repr(name),
-            hint=f"{close!r}?" if close else None,
+            hint=did_you_mean(name, POLICIES),
         )
     return name
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.errors import InputTypeError, ShapeError, nearest, quantity
+from burnt.errors import InputTypeError, ShapeError, did_you_mean, quantity
 from burnt.module import Module
 from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.paths import add_members, find_member, flat, flat_names
@@ -172,13 +172,12 @@ def in_order(
     for name, value in named.items():
         position = positions.get(name)
         if position is None:
-            close = nearest(name, positions)
             raise InputTypeError(
                 f"the model has no input {name!r}",
                 where=where,
                 expected=expected,
                 found=given,
-                hint=f"did you mean {close!r}?" if close else None,
+                hint=did_you_mean(name, positions),
             )
         if position in values:
             raise InputTypeError(

@@ -16,7 +16,7 @@ import torch
 
 from burnt import _lazy
 from burnt._patterns import matches
-from burnt.errors import RecordError, nearest, quantity
+from burnt.errors import RecordError, did_you_mean, quantity
 from burnt.record.arranging.wrappers import WRAPPERS, without_wrappers
 from burnt.record.casting import DTYPES
 from burnt.scheme import QuantScheme
@@ -184,15 +184,16 @@ def _places(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module | None, s
 
 
 def _lacks_layer(path: str, known: Collection[str], where: str | None) -> RecordError:
-    close = nearest(path, known)
     return RecordError(
         "the model lacks a layer that the file has quantized",
         where=f"{where}: {path}" if where else path,
         expected=f"a layer {path!r}, as in the model that was saved",
         found="none of this path",
-        hint=f"did you mean {close!r}?"
-        if close
-        else "build the model as it was before burnt.quantize; partial=True loads the layers that it has",
+        hint=did_you_mean(
+            path,
+            known,
+            "build the model as it was before burnt.quantize; partial=True loads the layers that it has",
+        ),
     )
 
 

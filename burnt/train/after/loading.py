@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from burnt._json import parse_json
-from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError, clean, nearest
+from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError, clean, did_you_mean
 from burnt.inspect.signature import Signature
 from burnt.module import Module, restore_fields
 from burnt.record import Record, load_into
@@ -248,12 +248,11 @@ class RunFiles:
         found = next((entry for entry in saved if entry.path.name == name), None)
         if found is None:
             names = [entry.path.name for entry in saved]
-            guess = nearest(name, [*names, "best", "last"])
             raise CheckpointError(
                 f"the run has no checkpoint {wanted!r}",
                 where=str(self.folder / "checkpoints"),
                 expected=f"best, last, or one of {', '.join(names)}",
-                hint=f"did you mean {guess!r}?" if guess else None,
+                hint=did_you_mean(name, [*names, "best", "last"]),
             )
         return found
 

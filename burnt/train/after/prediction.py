@@ -16,7 +16,7 @@ from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place, restored_modes
 from burnt.data import Batch, Loader, collate, move
 from burnt.data.batch import clone
-from burnt.errors import BurntError, ConfigError, DataError, DefinitionError, InputTypeError, nearest
+from burnt.errors import BurntError, ConfigError, DataError, DefinitionError, InputTypeError, did_you_mean
 from burnt.inspect.meta import batch_size_of
 from burnt.inspect.signature import forward_signature
 from burnt.inspect.specs import at_path, tensors_in
@@ -368,11 +368,10 @@ def _function(
         return lambda batch: ((batch,), {}), functools.partial(call, model)
     method = model if call is None else getattr(model, call, None)
     if not callable(method):
-        close = nearest(str(call), [name for name in dir(model) if not name.startswith("_")])
         raise DefinitionError(
             f"{type(model).__name__} has no method {call!r}",
             expected="the name of a method, or a function call(model, batch)",
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=did_you_mean(call, [name for name in dir(model) if not name.startswith("_")]),
         )
     # What the training step gave `forward` says nothing about another method.
     return _InputFinder(model, call or "forward", inputs, trained if call is None else None), method
@@ -442,12 +441,11 @@ class _InputFinder:
     def _column(self, batch: Any, key: str | int) -> Any:
         columns = _batch_columns(batch)
         if columns is None or key not in columns:
-            close = nearest(str(key), map(str, columns or ()))
             raise DataError(
                 f"the batch has no column {key!r}",
                 where="inputs",
                 expected=_columns_text(columns, batch),
-                hint=f"did you mean {close!r}?" if close else None,
+                hint=did_you_mean(key, map(str, columns or ())),
             )
         return columns[key]
 

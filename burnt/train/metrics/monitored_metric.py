@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from burnt.errors import MetricError, nearest
+from burnt.errors import MetricError, did_you_mean
 from burnt.train.metrics.base import Metric
 
 DEFAULT_SPLIT = "valid"
@@ -63,13 +63,12 @@ class Monitored:
         by_name = {metric.name: metric for metric in metrics}
         found = by_name.get(self.name)
         if found is None:
-            guess = nearest(self.name, by_name)
             raise MetricError(
                 f"{self._owner} monitors a metric that the run does not have",
                 where=self.key,
                 expected=f"one of: {', '.join(by_name)}",
                 found=repr(self.name),
-                hint=f"did you mean {guess!r}?" if guess else "add it to metrics=[...]",
+                hint=did_you_mean(self.name, by_name, "add it to metrics=[...]"),
             )
         if self._is_default:
             self.split = default_split(splits)

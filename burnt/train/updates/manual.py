@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from burnt._patterns import matches, near
-from burnt.errors import BurntError, DefinitionError, OptimError, nearest
+from burnt.errors import BurntError, DefinitionError, OptimError, did_you_mean
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
 from burnt.optim import Optimizer, OptimizerRecord
@@ -262,12 +262,11 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
 
     def __getitem__(self, name: str) -> StepOptimizer:
         if name not in self._handles:
-            guess = nearest(name, self._handles)
             raise DefinitionError(
                 "there is no optimizer of this name",
                 expected=" or ".join(map(repr, self._handles)),
                 found=repr(name),
-                hint=f"did you mean {guess!r}?" if guess else None,
+                hint=did_you_mean(name, self._handles),
             )
         return self._handles[name]
 

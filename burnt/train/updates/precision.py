@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from burnt._torch import BatchNormBase, InstanceNormBase
-from burnt.errors import UnsupportedError, nearest
+from burnt.errors import UnsupportedError, did_you_mean
 from burnt.gradients import BACKWARD_LOOP
 from burnt.kernels import multiplying
 from burnt.record.casting import beside_statistics
@@ -65,11 +65,10 @@ def check_precision(name: str) -> str:
     """
     key = str(name)
     if key not in _NAMES:
-        guess = nearest(key, _NAMES)
         raise UnsupportedError(
             f"precision={name!r} does not exist",
             expected=", ".join(dict.fromkeys(_NAMES.values())),
-            hint=_HINTS.get(key) or (f"did you mean {guess!r}?" if guess else None),
+            hint=_HINTS.get(key) or (did_you_mean(key, _NAMES)),
         )
     return _NAMES[key]
 
