@@ -103,12 +103,8 @@ class Differentiable(torch.autograd.Function):
 def _unpack_read_tensors(ctx: Any, error: RuntimeError) -> Any:
     """Return the saved tensors though one may have changed that only second derivatives read.
 
-    Args:
-        ctx: of the autograd function; `version_error` keeps the error for second derivatives.
-        error: torch's, which checks the versions of all saved tensors, whichever are read.
-
-    Raises:
-        RuntimeError: torch's, if one that the backward reads was changed in place.
+    torch checks the versions of all saved tensors, whichever are read. `version_error` keeps its error for
+    second derivatives.
     """
     deferred = ctx.forward.saved.deferred
     is_of_a_version = "modified by an inplace operation" in str(error)
@@ -136,17 +132,11 @@ def _with_stand_ins(
 
 
 class BackwardPlan(NamedTuple):
-    """The plan of a backward.
-
-    Args:
-        plan: the plan.
-        constants: the tensors that it captured.
-        read: positions of the forward's tensors that it reads.
-    """
+    """The plan of a backward."""
 
     plan: CompiledPlan
-    constants: list[Tensor]
-    read: frozenset[int]
+    constants: list[Tensor]  # the tensors that it captured
+    read: frozenset[int]  # positions of the forward's tensors that it reads
 
 
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -302,16 +292,8 @@ def grad_by_torch(
 ) -> list[Tensor | None]:
     """Compute gradients by torch's autograd, where a backward cannot run kernels (`is_plain_backward`).
 
-    If gradients are enabled, they can be differentiated again.
-
-    Args:
-        fn: a function of torch's ops; returns a tensor or a sequence of results.
-        args: its arguments.
-        needs_grad: for each argument, whether to compute its gradient.
-        grad_outs: for each result, its gradient. None, and those of results without one, are ignored.
-
-    Returns:
-        For each argument its gradient; None if not needed, or if the results do not depend on it.
+    If gradients are enabled, they can be differentiated again. None stands for the gradient of an argument
+    that is not needed or that no result depends on, and in `grad_outs` for that of a result without one.
 
     >>> x = torch.zeros(2, requires_grad=True)
     >>> with torch.no_grad():

@@ -26,27 +26,15 @@ _MIN_ELEMENTS = 1 << 16  # of fewer elements, torch's call takes less than some 
 
 
 class EagerCalls(NamedTuple):
-    """The torch calls of a function that runs eagerly because they are faster.
-
-    Args:
-        calls: the names of torch's ops.
-        bytes: bytes of memory read and written, each tensor counted once.
-        why: why no kernel is generated.
-    """
+    """The torch calls of a function that runs eagerly because they are faster."""
 
     calls: tuple[str, ...]
-    bytes: int
+    bytes: int  # bytes of memory read and written, each tensor counted once
     why: str
 
 
 def eager_calls(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> EagerCalls | None:
-    """Return the torch calls to run on a CPU instead of generated kernels; None to generate kernels.
-
-    Args:
-        fn: the function.
-        args: its arguments.
-        traced: its trace for these arguments.
-    """
+    """Return the torch calls to run on a CPU instead of generated kernels; None to generate kernels."""
     inputs = [n.meta["val"] for n in traced.graph.graph.nodes if n.op in ("placeholder", "get_attr")]
     inputs = [t for t in inputs if isinstance(t, Tensor)]
     is_large = any(t.numel() >= _MIN_ELEMENTS for t in inputs)

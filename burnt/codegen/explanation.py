@@ -25,24 +25,16 @@ _NO_OPS = frozenset({"load", "const", "number", "index", "as", "reduced", "scann
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A generated kernel or a torch call.
-
-    Args:
-        name: name of the kernel, or of torch's op.
-        kind: kind of the kernel (`Kernel.kind`), ``library`` for a torch call, or ``view`` for a view of a
-            torch call's argument or result.
-        ops: the ops that it computes, in order.
-        bytes: bytes of memory that it reads and writes, each tensor counted once.
-        why: why it is a separate step.
-        seconds: median time of a few runs; None if it was not timed.
-    """
+    """A generated kernel or a torch call."""
 
     name: str
+    # Kind of the kernel (`Kernel.kind`), ``library`` for a torch call, or ``view`` for a view of a torch
+    # call's argument or result.
     kind: str
-    ops: tuple[str, ...]
-    bytes: int
+    ops: tuple[str, ...]  # the ops that it computes, in order
+    bytes: int  # bytes of memory that it reads and writes, each tensor counted once
     why: str
-    seconds: float | None = None
+    seconds: float | None = None  # median time of a few runs; None if it was not timed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,31 +74,21 @@ _FUNCTIONS: WeakSet[Function] = WeakSet()
 
 
 class CacheEntry(NamedTuple):
-    """What a `Function` caches for a signature: a plan, or the reason why the eager function runs.
+    """What a `Function` caches for a signature: a plan, or the reason why the eager function runs."""
 
-    Args:
-        forward: the plan; None if the eager function runs.
-        captured_tensors: tensors that the function captured, which the plan takes after its arguments.
-        captured_objects: everything that the function captured. The signature may hold its `id`, so it must
-            stay alive.
-        fallback_reason: why the eager function runs, or None.
-        is_specialized: whether the plan is valid only for these values of the float arguments.
-        eager_calls: the torch calls that the function consists of, if it runs eagerly as they are faster.
-        needs_grad: whether an argument or captured tensor requires a gradient.
-        capture_sites: where each captured object was found.
-        capture_keys: what the signature holds for each captured object (`capture_key`).
-        result_structure: the structure of the plan's result; None for a single tensor or constant.
-    """
-
-    forward: CompiledPlan | None
+    forward: CompiledPlan | None  # the plan; None if the eager function runs
+    # Tensors that the function captured, which the plan takes after its arguments.
     captured_tensors: list[Tensor]
+    # Everything that the function captured. The signature may hold its `id`, so it must stay alive.
     captured_objects: list[Any]
-    fallback_reason: str | None = None
-    is_specialized: bool = False
+    fallback_reason: str | None = None  # why the eager function runs, or None
+    is_specialized: bool = False  # whether the plan is valid only for these values of the float arguments
+    # The torch calls that the function consists of, if it runs eagerly as they are faster.
     eager_calls: EagerCalls | None = None
-    needs_grad: bool = False
-    capture_sites: Sequence[CaptureSite] = ()
-    capture_keys: Sequence[Any] = ()
+    needs_grad: bool = False  # whether an argument or captured tensor requires a gradient
+    capture_sites: Sequence[CaptureSite] = ()  # where each captured object was found
+    capture_keys: Sequence[Any] = ()  # what the signature holds for each captured object (`capture_key`)
+    # The structure of the plan's result; None for a single tensor or constant.
     result_structure: Structure | None = None
 
 
@@ -286,13 +276,7 @@ class Function(InlinedWhenTraced):
     def _run(
         self, entry: CacheEntry, args: Sequence[Any], call_eager: Callable[[], Any] | None = None
     ) -> Any:
-        """Run the plan of a cache entry, or the eager function.
-
-        Args:
-            entry: the entry.
-            args: the arguments.
-            call_eager: calls the eager function, if that does not take `args`.
-        """
+        """Run the plan of a cache entry, or the eager function: `call_eager` if that does not take `args`."""
         forward = entry.forward
         if forward is None:
             return self.fn(*args) if call_eager is None else call_eager()

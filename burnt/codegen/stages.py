@@ -21,17 +21,11 @@ from burnt.errors import ConfigError
 
 
 class Stages(NamedTuple):
-    """The stages of a function for some arguments, as text.
+    """The stages of a function for some arguments, as text."""
 
-    Args:
-        graph: the traced aten ops, a line each.
-        kernels: the plan: each kernel as loops and steps, and each call of torch's own.
-        source: the generated source of each kernel, without the helpers that all kernels share.
-    """
-
-    graph: str
-    kernels: str
-    source: str
+    graph: str  # the traced aten ops, a line each
+    kernels: str  # the plan: each kernel as loops and steps, and each call of torch's own
+    source: str  # the generated source of each kernel, without the helpers that all kernels share
 
 
 def stages(fn: Callable[..., Any], *args: Any, target: str = "c", **kwargs: Any) -> Stages:

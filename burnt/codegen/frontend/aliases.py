@@ -12,17 +12,12 @@ from burnt.codegen.frontend.overlap import Footprint, has_internal_overlap, may_
 
 
 class Alias(NamedTuple):
-    """A result that is another one, or a view of it.
+    """A result that is another one, or a view of it."""
 
-    Args:
-        base: position of the other result.
-        layout: shape, strides, and offset from the base's first element; None for the same object.
-        is_detached: whether no gradient flows through it.
-    """
-
-    base: int
+    base: int  # position of the other result
+    # Shape, strides, and offset from the base's first element; None for the same object.
     layout: tuple[tuple[int, ...], tuple[int, ...], int] | None
-    is_detached: bool
+    is_detached: bool  # whether no gradient flows through it
 
     def of(self, base: Tensor) -> Tensor:
         """Return the view of the base."""
@@ -34,24 +29,16 @@ class Alias(NamedTuple):
 
 
 class Aliases(NamedTuple):
-    """Which results a plan need not compute.
+    """Which results a plan need not compute."""
 
-    Args:
-        by_position: the results that are other results or views of these.
-        unsupported_reason: why no plan can return results that overlap in this way.
-    """
-
-    by_position: dict[int, Alias]
-    unsupported_reason: str | None = None
+    by_position: dict[int, Alias]  # the results that are other results or views of these
+    unsupported_reason: str | None = None  # why no plan can return results that overlap in this way
 
 
 def find_aliases(results: Sequence[Any]) -> Aliases:
-    """Find the results that are other results or views of them, or overlap in another way.
+    """Find the results of the eager function that are other results or views of them, or overlap otherwise.
 
     Results that lie apart in one storage, as those of ``chunk``, are no aliases.
-
-    Args:
-        results: the results of the eager function, as fake tensors; others are ignored.
     """
     found: dict[int, Alias] = {}
     by_storage: dict[int, list[int]] = {}

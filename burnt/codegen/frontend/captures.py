@@ -101,11 +101,7 @@ def captures(fn: Callable[..., Any]) -> list[CaptureSite]:
 
 
 class _Visitor:
-    """Finds what a function captures: it visits the function, its helpers and the methods that they call.
-
-    Args:
-        fn: the function, or another callable object.
-    """
+    """Finds what a function captures: it visits the function, its helpers and the methods that they call."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.found: dict[tuple[int, str], CaptureSite] = {}
@@ -340,13 +336,9 @@ def _why_impure(
 ) -> str | None:
     """Return which side effect or nondeterminism a function has, which a plan would lose; None if none.
 
-    An attribute that is set while tracing would hold a tensor of the trace, without memory.
-
-    Args:
-        function: the function. Methods of classes that it uses are examined too, functions that it calls are
-            not.
-        local_object: the name of a local variable whose attributes may be set.
-        examined: classes that need not be examined again; more are added.
+    An attribute that is set while tracing would hold a tensor of the trace, without memory; those of
+    `local_object`, a local variable, may be set. Methods of classes that the function uses are examined too,
+    unless they are among the `examined`; functions that it calls are not.
     """
     examined = set() if examined is None else examined
     package = _package(function)
@@ -391,12 +383,7 @@ def _why_impure(
 
 
 def _why_impure_class(cls: type, examined: set[type]) -> str | None:
-    """Return which side effect a class's methods may have, on other objects than the instance; None if none.
-
-    Args:
-        cls: the class of an instance that the function makes; its bases are not examined.
-        examined: classes that need not be examined again; more are added.
-    """
+    """Return which side effect a class's own methods may have on other objects than the instance, or None."""
     for name, method in _methods_of(cls):
         is_bound = isinstance(vars(cls)[name], types.FunctionType | property | functools.cached_property)
         self_name = method.__code__.co_varnames[0] if is_bound and method.__code__.co_argcount else None

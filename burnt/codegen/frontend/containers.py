@@ -23,19 +23,13 @@ _LEAVES = frozenset({Tensor, torch.nn.Parameter, float, int, bool, str, type(Non
 
 
 class Structure(NamedTuple):
-    """The structure of a container; equal for containers that differ in their leaves only.
-
-    Args:
-        kind: its class.
-        context: what its class needs besides its elements, such as the keys of a dict. Hashable.
-        key_types: the types of the keys, which tell 1 and True apart; empty unless it is a dict.
-        elements: the structures of its elements, in order; None for a leaf.
-    """
+    """The structure of a container; equal for containers that differ in their leaves only."""
 
     kind: type
-    context: Any
+    context: Any  # what its class needs besides its elements, such as the keys of a dict. Hashable
+    # The types of the keys, which tell 1 and True apart; empty unless it is a dict.
     key_types: tuple[type, ...]
-    elements: tuple[Structure | None, ...]
+    elements: tuple[Structure | None, ...]  # the structures of its elements, in order; None for a leaf
 
 
 def is_container(value: object) -> bool:
@@ -47,10 +41,7 @@ def is_container(value: object) -> bool:
 def flatten(value: Any, leaves: list[Any], containers: list[Any] | None = None) -> Structure | None:
     """Append the leaves of a value to a list, in order, and return its structure; None for a leaf.
 
-    Args:
-        value: anything.
-        leaves: the leaves are appended to it.
-        containers: if given, all containers in the value are appended to it.
+    All containers in the value are appended to `containers`.
 
     Raises:
         TypeError: what a container holds besides its elements cannot be hashed.
@@ -133,12 +124,9 @@ def _hashable(context: Any) -> Any:
 
 
 class FlatCall:
-    """A function as a function of the leaves of its arguments.
+    """A function as a function of the leaves of its arguments, ``(args, kwargs)``, which have this structure.
 
-    Args:
-        fn: the function.
-        structure: the structure of its arguments, ``(args, kwargs)``. By default the leaves are the
-            positional arguments.
+    Without a structure, the leaves are the positional arguments.
     """
 
     def __init__(self, fn: Callable[..., Any], structure: Structure | None = None) -> None:

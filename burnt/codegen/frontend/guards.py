@@ -89,22 +89,18 @@ def build_guard(
 ) -> Guard | None:
     """Build a guard: a function that is called like the guarded one and accepts calls equivalent to `args`.
 
-    Args:
-        parameters: the guarded function's parameters: name -> default; `inspect.Parameter.empty` for none.
-        args: all arguments by position: plain tensors with strides, values that equal themselves, or lists of
-            such.
-        conditions: pairs (function, value); the guard holds only while each function returns its value.
+    `parameters` has the guarded function's parameters: name -> default; `inspect.Parameter.empty` for none.
+    The arguments are by position: plain tensors with strides, values that equal themselves, or lists of such.
+    The guard holds only while each condition's function returns its value.
 
-    Returns:
-        the guard, or None where calls cannot be distinguished in this way: without tensors, with the same
-        tensor twice, under autocast, where torch does not report its matmul precision, and with parameters
-        that begin with ``__``.
+    None is returned where calls cannot be distinguished in this way: without tensors, with the same tensor
+    twice, under autocast, where torch does not report its matmul precision, and with parameters that begin
+    with ``__``.
 
-        The guard returns all arguments by position if they and torch's state (gradient mode, dispatch modes,
-        matmul precision) are the same but for the values of tensors and floats. Otherwise it returns None,
-        though the call may still have the same signature. It raises TypeError if the arguments do not fit the
-        parameters, and RuntimeError if a tensor has no sizes or torch does not report its matmul precision.
-        It ignores function modes: `InlineCache` tests for them.
+    The guard returns all arguments by position if they and torch's state (gradient mode, dispatch modes,
+    matmul precision) are the same but for the values of tensors and floats; otherwise None, though the call
+    may still have the same signature. It raises TypeError if the arguments do not fit the parameters, and
+    RuntimeError if a tensor has no sizes. It ignores function modes: `InlineCache` tests for them.
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     if not tensors or len({id(t) for t in tensors}) < len(tensors) or _torch.is_autocast():

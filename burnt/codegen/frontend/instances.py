@@ -29,32 +29,22 @@ _CHECKED_INTERNALS = frozenset({*_MODULE_TABLES, *_MODULE_HOOKS})
 
 
 class InstanceState(NamedTuple):
-    """What an instance holds.
-
-    Args:
-        kind: its class.
-        names: the names of its attributes; of a module also those of its parameters, buffers and modules.
-        values: their values.
-        has_hooks: whether it is a module whose call runs hooks, its own or global ones.
-    """
+    """What an instance holds."""
 
     kind: type
+    # The names of its attributes; of a module also those of its parameters, buffers and modules.
     names: tuple[str, ...]
     values: tuple[Any, ...]
-    has_hooks: bool
+    has_hooks: bool  # whether it is a module whose call runs hooks, its own or global ones
 
 
 class StateReader(NamedTuple):
-    """Which part of an instance's state a function captures; the name of a capture site.
+    """Which part of an instance's state a function captures; the name of a capture site."""
 
-    Args:
-        names: the attributes that its code reads; None if it may read all. The parameters, buffers and
-            modules of a module are always captured.
-        ignores_hooks: the function is the ``forward`` of the module, and runs after its hooks.
-    """
-
+    # The attributes that its code reads; None if it may read all. The parameters, buffers and modules of a
+    # module are always captured.
     names: frozenset[str] | None
-    ignores_hooks: bool = False
+    ignores_hooks: bool = False  # the function is the ``forward`` of the module, and runs after its hooks
 
     def __call__(self, instance: Any) -> InstanceState:
         """Return what an instance of a Python class holds now."""
@@ -105,11 +95,7 @@ def build_state_check(
     """Return a function that tests quickly whether instances hold the same objects as in these states.
 
     It may return False for states that are equal, never True for others: it compares identities, and the
-    layouts of all tensors at once.
-
-    Args:
-        sites: the instances, and what is captured of each.
-        states: their states now, without hooks; the tensors in them are strided.
+    layouts of all tensors at once. The states must be without hooks, and the tensors in them strided.
     """
     classes, attributes, tables, slots, hooks = [], [], [], [], []
     for (instance, reader), state in zip(sites, states, strict=True):

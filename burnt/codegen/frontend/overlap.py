@@ -53,17 +53,12 @@ def has_internal_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 class Footprint(NamedTuple):
-    """Which bytes the elements of a tensor take, relative to its first one.
+    """Which bytes the elements of a tensor take, relative to its first one."""
 
-    Args:
-        axes: bytes between two elements along an axis, and its size; axes that do not move are left out.
-        itemsize: bytes of an element.
-        num_bytes: from the first byte to behind the last; 0 for a tensor without elements.
-    """
-
+    # Bytes between two elements along an axis, and its size; axes that do not move are left out.
     axes: tuple[tuple[int, int], ...]
     itemsize: int
-    num_bytes: int
+    num_bytes: int  # from the first byte to behind the last; 0 for a tensor without elements
 
     @classmethod
     def of(cls, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Footprint:
@@ -80,12 +75,7 @@ def _last_offset(axes: Sequence[tuple[int, int]]) -> int:
 
 
 def may_overlap(a: Footprint, b: Footprint, distance: int) -> bool:
-    """Whether tensors with these footprints may share a byte.
-
-    Args:
-        a: of the first tensor.
-        b: of the second tensor.
-        distance: the second's address minus the first's, in bytes.
+    """Whether tensors with these footprints may share a byte; `distance` is b's address minus a's, in bytes.
 
     Axes with strides below a threshold stay within one block of bytes; the others move the blocks of both
     tensors by multiples of a common divisor. Blocks that are apart modulo that divisor never meet. If both
@@ -210,10 +200,8 @@ def _tensors(values: Any) -> list[Tensor]:
 def _is_written_while_read(written: Sequence[Any], arguments: Sequence[Any]) -> bool:
     """Whether an argument that an op changes may overlap another, unless these have the same elements.
 
-    Args:
-        written: the arguments that it changes: tensors, or lists of them as in ``torch._foreach_add_``, which
-            reads and changes the tensors at one position after those at another.
-        arguments: all of its arguments.
+    An argument may be a list of tensors, as in ``torch._foreach_add_``, which reads and changes the tensors
+    at one position after those at another.
     """
     by_storage: dict[Any, list[tuple[int, Tensor]]] = {}
     for argument in arguments:

@@ -39,9 +39,6 @@ _LARGEST = [torch.finfo(d).max for d in (torch.float64, torch.float32, torch.bfl
 class RefusalWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Finds ops that torch refuses, by calling each with small tensors of the same dtypes and devices.
 
-    Args:
-        stand_ins: the values that float arguments are traced as.
-
     Attributes:
         refusal: the first op that torch refuses, and why; None if it takes all.
         limits: stand-in -> the largest absolute value, beside infinity, that all ops take. Only of float
@@ -164,12 +161,7 @@ _NO_BOOL = frozenset((
 
 
 def is_dtype_unsupported(op: Any, args: Iterable[Any]) -> bool:
-    """Whether torch would reject a call because of its dtypes.
-
-    Args:
-        op: the op overload.
-        args: its arguments; those that are not tensors are ignored.
-    """
+    """Whether torch would reject a call because of its dtypes."""
     name = getattr(op, "_opname", "")
     dtypes = [arg.dtype for arg in args if isinstance(arg, Tensor)]
     if name in _FLOAT_ONLY:

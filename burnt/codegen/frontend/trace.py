@@ -77,11 +77,7 @@ class InlinedWhenTraced:
         return name if found is self else self.rebuild_arguments()
 
     def rebuild_arguments(self) -> tuple[Any, ...]:
-        """Return what `pickle` and `copy` make another one of: a callable and its arguments.
-
-        Raises:
-            TypeError: there is none.
-        """
+        """Return what `pickle` and `copy` make another one of: a callable and its arguments."""
         name = getattr(self, "__qualname__", "its name")
         raise TypeError(f"cannot pickle {self!r}: it is not {self.__module__}.{name}")
 
@@ -123,35 +119,30 @@ class ResultLayout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """A traced function.
+    """A traced function."""
 
-    Args:
-        composite_graph: the aten graph with the ops that the function calls. It is the one to differentiate:
-            the derivative of an op is not always that of its decomposition (at 0 the derivative of std's
-            decomposition is not finite, torch returns 0).
-        graph: the same with composite ops decomposed. Its placeholders are the tensors and numbers in order,
-            its output is flat.
-        structure: the pytree structure of the function's result.
-        stand_in_positions: stand-in value -> position in the arguments, for the numbers that are inputs.
-        results: for each result that is a tensor, its strides and whether it requires a gradient, as in the
-            eager function: decompositions may return other strides. None for a result that is not a tensor.
-        captured: names of the graph module's attributes that hold captured tensors, in order of use.
-        mutated: positions, among the tensor arguments, of those that are modified in place. Their new values
-            are the graph's last outputs, after the function's results.
-        unsupported_reason: why no plan can be built, if tracing has shown that.
-        aliases: the results that are other results or views of them in the eager function.
-        number_limits: position of a number -> its largest absolute value, beside infinity, that torch takes.
-    """
-
+    # The aten graph with the ops that the function calls. It is the one to differentiate: the derivative of
+    # an op is not always that of its decomposition (at 0 the derivative of std's decomposition is not finite,
+    # torch returns 0).
     composite_graph: torch.fx.GraphModule
+    # The same with composite ops decomposed. Its placeholders are the tensors and numbers in order, its
+    # output is flat.
     graph: torch.fx.GraphModule
-    structure: Any
+    structure: Any  # the pytree structure of the function's result
+    # Stand-in value -> position in the arguments, for the numbers that are inputs.
     stand_in_positions: dict[float, int]
+    # Names of the graph module's attributes that hold captured tensors, in order of use.
     captured: tuple[str, ...]
+    # For each result that is a tensor, its strides and whether it requires a gradient, as in the eager
+    # function: decompositions may return other strides. None for a result that is not a tensor.
     results: tuple[ResultLayout | None, ...] = ()
+    # Positions, among the tensor arguments, of those that are modified in place. Their new values are the
+    # graph's last outputs, after the function's results.
     mutated: tuple[int, ...] = ()
-    unsupported_reason: str | None = None
+    unsupported_reason: str | None = None  # why no plan can be built, if tracing has shown that
+    # The results that are other results or views of them in the eager function.
     aliases: Aliases = dataclasses.field(default_factory=lambda: Aliases({}))
+    # Position of a number -> its largest absolute value, beside infinity, that torch takes.
     number_limits: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def without_aliases(self) -> Traced:
@@ -355,15 +346,10 @@ class _Overrides(TorchFunctionMode):
 
 @_torch.without_saved_tensor_hooks()
 def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
-    """Trace a function at example arguments.
+    """Trace a function at example tensors, whose values are not used, and numbers.
 
-    Args:
-        fn: a function of tensors and numbers.
-        args: tensors (their values are not used) and numbers.
-
-    Returns:
-        the trace, and whether it is general: float arguments are inputs of it. Otherwise it has their values
-        built in.
+    Also return whether the trace is general: float arguments are inputs of it. Otherwise it has their values
+    built in.
 
     Raises:
         UnsupportedError: the function reads a tensor attribute that is not available while tracing, or
@@ -509,13 +495,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
 def trace_composite_calls(
     fn: Callable[..., Any], args: Sequence[Any], traced: Traced
 ) -> torch.fx.GraphModule:
-    """Return the graph with composite ops, even where `traced` was traced without gradients.
-
-    Args:
-        fn: the function.
-        args: its arguments.
-        traced: its trace for these arguments.
-    """
+    """Return the graph with composite ops, even where `traced` was traced without gradients."""
     if torch.is_grad_enabled():
         return traced.composite_graph
     return _trace_graph(
@@ -526,15 +506,10 @@ def trace_composite_calls(
 def _return_mutations(
     graph: torch.fx.GraphModule, fake_args: Sequence[Tensor], fake_results: Sequence[Any]
 ) -> tuple[tuple[int, ...], str | None]:
-    """Turn the copies into arguments, which end a functionalized graph, into outputs.
+    """Turn the copies into arguments, which end a functionalized graph, into outputs of it.
 
-    Args:
-        graph: the traced graph; it is changed.
-        fake_args: the tensors that the function was called with, without memory.
-        fake_results: the results of that call.
-
-    Returns:
-        the positions of the modified tensors, and the reason if no plan can be built.
+    Return the positions of the modified tensors, and the reason if no plan can be built. The function was
+    called with the fake arguments, and returned the fake results.
     """
     nodes = list(graph.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]

@@ -1,11 +1,6 @@
 """The intermediate representation: expressions for tensor elements, and kernels that compute them in loops.
 
-    expr     index expressions, element expressions, reductions, scans, buffers, values
-    kernel   a kernel and its steps: what is computed in which loops
-    loops    create, split and merge loops
-
-A tensor is a function from an index to an expression, so views cost nothing: they only change the index. The
-other packages import these names from here.
+A tensor is a function from an index to an expression, so views cost nothing: they only change the index.
 """
 
 from burnt.codegen.ir.expr import (

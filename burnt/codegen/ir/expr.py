@@ -148,11 +148,7 @@ class IndexExpr:
         return IndexExpr({Split("%", rest, divisor): 1})
 
     def bounds(self, padding: Mapping[Var, int] = _NO_PADDING) -> tuple[int, int]:
-        """Return the smallest and the largest value that the extents allow.
-
-        Args:
-            padding: how far each variable may exceed its extent.
-        """
+        """Return the smallest and largest value, if variables exceed their extents by up to `padding`."""
         low = high = self.const
         for atom, c in self.terms.items():
             if isinstance(atom, Var | Computed):
@@ -513,19 +509,12 @@ def index_value(index: IndexExpr) -> Expr:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """The check of a ``checked`` expression: an index in range, or a divisor that is not 0.
+    """The check of a ``checked`` expression: an index in range, or a divisor that is not 0."""
 
-    Args:
-        op: name of the op that needs the check, as torch spells it.
-        size: size of the indexed axis; 0 for the check of a divisor.
-        axis: the indexed axis.
-        low: the smallest valid index.
-    """
-
-    op: str
-    size: int = 0
-    axis: int = 0
-    low: int = 0
+    op: str  # name of the op that needs the check, as torch spells it
+    size: int = 0  # size of the indexed axis; 0 for the check of a divisor
+    axis: int = 0  # the indexed axis
+    low: int = 0  # the smallest valid index
 
     def error(self, value: int) -> InputError:
         """Return the error to raise for a value that fails the check."""
@@ -612,10 +601,8 @@ def rebuild(
 ) -> Expr:
     """Rewrite an expression bottom up, including the expressions inside computed indices.
 
-    Args:
-        expr: the expression.
-        map_index: applied to each index expression, after its computed parts are rewritten.
-        replace: returns the replacement of a rewritten expression; None leaves it.
+    `map_index` is applied to each index expression, after its computed parts are rewritten; `replace` returns
+    the replacement of a rewritten expression, or None to leave it.
     """
     rebuilt: dict[int, Expr] = {}
 
@@ -695,14 +682,9 @@ class Value:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Materialized:
-    """A value whose elements are each read several times, so that it is worth computing them once.
+    """A value whose elements are each read several times, so that it is worth computing them once."""
 
-    Args:
-        value: the value to store.
-        fits_row_scratch: whether scratch for one row of its last axis is enough, because its readers iterate
-            along that axis. Without such scratch on the target, a cheap value is inlined. Any other value is
-            written to memory.
-    """
-
-    value: Value
+    value: Value  # the value to store
+    # Whether scratch for one row of its last axis is enough, because its readers iterate along that axis.
+    # Without such scratch on the target, a cheap value is inlined. Any other value is written to memory.
     fits_row_scratch: bool

@@ -57,26 +57,18 @@ class OnlineReduction(ReductionStep):
 
     `kind` says what is summed; x is an element of `body`, which the reference reduces, too:
 
-    ======== ================ ================================
-    kind     reference        sum of
-    ======== ================ ================================
-    exp      the maximum of x exp(x - maximum)
-    squares  the sum of x     (x - sum / iterations) squared
-    ======== ================ ================================
+    ======== ================ ================================ kind     reference        sum of ========
+    ================ ================================ exp      the maximum of x exp(x - maximum) squares  the
+    sum of x     (x - sum / iterations) squared ======== ================ ================================
 
     The running sum is relative to the maximum or mean so far. When that changes from a to b, the sum s of n
     elements becomes s * exp(a - b), or s + n * (a - b) squared. Partial sums, each relative to its own
     reference, are combined in the same way. (Milakov and Gimelshein, 2018; Chan, Golub and LeVeque, 1979.)
-
-    Args:
-        kind: ``exp`` or ``squares``.
-        reference: the reduction for the maximum or the sum, in the same pass.
-        ignores_infinite_max: whether an infinite maximum is not subtracted, as in logsumexp.
     """
 
-    kind: str
-    reference: ReductionStep
-    ignores_infinite_max: bool = False
+    kind: str  # ``exp`` or ``squares``
+    reference: ReductionStep  # the reduction for the maximum or the sum, in the same pass
+    ignores_infinite_max: bool = False  # whether an infinite maximum is not subtracted, as in logsumexp
 
     @property
     def element(self) -> Expr:

@@ -1,19 +1,6 @@
 """Lowering: a table from aten ops to functions that return `burnt.codegen.ir.Value`s.
 
 An op that is not in the table runs as a call of torch's op; `burnt.explain` lists it as ``library``.
-
-    registry     the table, and the helpers that lowerings share
-    elementwise  arithmetic, comparisons, where, casts, constants
-    integers     divisions, powers and shifts of integers
-    views        views, concatenation, padding
-    reduction    sums, extremes, variances
-    gather       indexing by tensors, and its gradients
-    random       random numbers, dropout
-    scan         cumulative sums and the like
-    pooling      max and average pooling, and their gradients
-    matmul       matmuls, on targets that have kernels for them
-    float8       bytes as float8 numbers
-    conv         convolutions as matmuls, on the same targets
 """
 
 from burnt.codegen.ir import const

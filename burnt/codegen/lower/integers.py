@@ -25,14 +25,9 @@ aten = torch.ops.aten
 
 
 def divide(meta: torch.Tensor, kind: str, op: str, a: Any, b: Any) -> Value:
-    """Divide integers of `meta`'s dtype.
+    """Divide integers of `meta`'s dtype; `op` is the aten op's name, for the error about a zero divisor.
 
-    Args:
-        meta: a meta tensor of the result's shape and dtype.
-        kind: ``trunc_div``, ``floor_div``, ``fmod`` (sign of `a`) or ``remainder`` (sign of `b`).
-        op: the aten op's name, for the error about a zero divisor.
-        a: a Value or a number.
-        b: a Value or a number.
+    `kind` is ``trunc_div``, ``floor_div``, ``fmod`` (sign of `a`) or ``remainder`` (sign of `b`).
     """
     dtype = meta.dtype
     if dtype == torch.bool:

@@ -51,17 +51,12 @@ def matmul_value(
     operands: Callable[[Index, Index], tuple[Expr, Expr]],
     dtype: torch.dtype,
 ) -> Value:
-    """Return a matmul: the sum of products of two operands, accumulated in float32.
+    """Return a matmul ``[*, rows, columns]``: the sum of products of two operands, accumulated in float32.
 
-    Args:
-        shape: shape of the result, ``[*, rows, columns]``.
-        extents: sizes of the axes that are summed over.
-        operands: returns the elements of both operands for an index into `shape` and one into `extents`. The
-            first does not depend on the column, the second not on the row.
-        dtype: dtype of the operands in memory, and of the result.
-
-    Raises:
-        Unlowered: tensor cores do not support the dtype or the sizes.
+    `operands` returns the elements of both for an index into `shape` and one into `extents`, the axes that
+    are summed over. The first must not depend on the column, the second not on the row. `dtype` is the
+    operands' in memory, and the result's. Raises `Unlowered` if tensor cores do not support the dtype or the
+    sizes.
     """
     if dtype not in _MATMUL_DTYPES or min(*shape[-2:], math.prod(extents)) < MIN_MATMUL_SIZE or 0 in shape:
         raise Unlowered
@@ -81,11 +76,7 @@ def product(operands: tuple[Expr, Expr], dtype: torch.dtype) -> Expr:
 
 
 def matmul(left: Value, right: Value) -> Value:
-    """Return ``[*, rows, k] @ [*, k, columns]``, with the same leading axes.
-
-    Raises:
-        Unlowered: tensor cores do not support the dtypes or the sizes.
-    """
+    """Return ``[*, rows, k] @ [*, k, columns]``, with the same leading axes."""
     *lead, rows, terms = left.shape
     if right.dtype != left.dtype:
         raise Unlowered
@@ -161,12 +152,7 @@ def _scale(value: Value, scale: Any, meta: torch.Tensor) -> Value:
 def register_matmul_lowering(
     *ops: Any, operands: tuple[int, ...] = (-2, -1)
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: register a lowering of matmuls or convolutions.
-
-    Args:
-        ops: op overloads.
-        operands: positions of the arguments that are multiplied.
-    """
+    """Decorator: register a lowering of matmuls or convolutions, by the positions of their operands."""
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         MATMUL_LOWERINGS.update(dict.fromkeys(ops, fn))

@@ -65,23 +65,14 @@ _EXPENSIVE_OPS = frozenset({
 
 @dataclasses.dataclass(frozen=True)
 class UniformWindows:
-    """Pooling windows of one size at a fixed stride, along one axis.
+    """Pooling windows of one size at a fixed stride, along one axis."""
 
-    Args:
-        size: number of elements of the axis.
-        num_windows: number of windows.
-        taps: number of elements of a window.
-        stride: distance between windows.
-        padding: padding before the first element.
-        dilation: distance between taps.
-    """
-
-    size: int
-    num_windows: int
-    taps: int
-    stride: int
-    padding: int
-    dilation: int
+    size: int  # number of elements of the axis
+    num_windows: int  # number of windows
+    taps: int  # number of elements of a window
+    stride: int  # distance between windows
+    padding: int  # padding before the first element
+    dilation: int  # distance between taps
 
     @property
     def span(self) -> int:
@@ -376,15 +367,10 @@ TAP_DTYPE = torch.int32
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaxIndices(Value):
-    """The indices of windows' maxima, as torch returns them.
+    """The indices of windows' maxima, as torch returns them."""
 
-    Args:
-        taps: the same as tap numbers within the windows, of dtype `TAP_DTYPE`.
-        maxima: the maxima, found together with the indices, in the compute dtype. Maxima alone are cheaper to
-            compute.
-    """
-
-    taps: Value
+    taps: Value  # the same as tap numbers within the windows, of dtype `TAP_DTYPE`
+    # The maxima, found together with the indices, in the compute dtype. Maxima alone are cheaper to compute.
     maxima: Value
 
 
@@ -495,19 +481,12 @@ def _max_pool_backward(
 
 
 class PoolingOp(NamedTuple):
-    """A pooling op.
+    """A pooling op."""
 
-    Args:
-        rank: number of pooled axes.
-        is_adaptive: adaptive pooling; else windows of one size and stride.
-        is_max: max pooling with indices; else average pooling.
-        is_backward: the gradient, whose first argument is the output gradient.
-    """
-
-    rank: int
-    is_adaptive: bool
-    is_max: bool
-    is_backward: bool
+    rank: int  # number of pooled axes
+    is_adaptive: bool  # adaptive pooling; else windows of one size and stride
+    is_max: bool  # max pooling with indices; else average pooling
+    is_backward: bool  # the gradient, whose first argument is the output gradient
 
 
 POOLING_OPS: dict[Any, PoolingOp] = {}

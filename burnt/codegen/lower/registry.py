@@ -182,12 +182,9 @@ def meta_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def elementwise(meta: torch.Tensor, inputs: Sequence[Any], fn: Callable[..., Expr]) -> Value:
-    """Return a value whose elements are a function of the inputs' elements.
+    """Return a value of `meta`'s shape and dtype whose elements are a function of the inputs' elements.
 
-    Args:
-        meta: a tensor of the result's shape and dtype; 16-bit floats are computed in float32.
-        inputs: values, which are broadcast to that shape, and numbers; converted to the compute dtype.
-        fn: returns the element, for one element of each input.
+    The inputs are values, which are broadcast, and numbers; `fn` gets their elements in the compute dtype.
     """
     operands = [operand(value, meta.shape, compute_dtype(meta.dtype)) for value in inputs]
     return Value(

@@ -35,11 +35,7 @@ _INTEGER_TEMPLATES = {
 
 
 class LinePrinter:
-    """The lines of a function printed so far, and the names in them.
-
-    Args:
-        kernel: the kernel to print.
-    """
+    """The lines of a kernel's function printed so far, and the names in them."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

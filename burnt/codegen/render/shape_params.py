@@ -52,10 +52,6 @@ def with_constant_sizes(text: str) -> str:
 def sizes_as_parameters(text: str, name: Callable[[int], str]) -> tuple[str, tuple[int, ...]]:
     """Return the text with its marked sizes replaced by parameter names, and the sizes in the same order.
 
-    Args:
-        text: source with marked sizes.
-        name: gives the name of the k-th parameter.
-
     >>> sizes_as_parameters("i < @7@ && j < @9@", lambda k: f"n{k}")
     ('i < n0 && j < n1', (7, 9))
     """

@@ -121,11 +121,7 @@ def append_checksum(path: Path) -> None:
 
 
 def has_valid_checksum(path: Path) -> bool:
-    """Whether a library is complete: its checksum is there and matches.
-
-    Raises:
-        OSError: the file does not exist or cannot be read.
-    """
+    """Whether a library is complete: its checksum is there and matches."""
     content = path.read_bytes()
     body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     return hashlib.sha256(body).digest() == digest
@@ -161,11 +157,7 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def limit() -> int:
-    """Return the maximum size of the folder in bytes: ``$BURNT_CACHE_MIB`` mebibytes, 512 by default.
-
-    Raises:
-        CacheError: the variable is not a number, or is negative.
-    """
+    """Return the maximum size of the folder in bytes: ``$BURNT_CACHE_MIB`` mebibytes, 512 by default."""
     text = os.environ.get("BURNT_CACHE_MIB", str(DEFAULT_LIMIT_MIB))
     try:
         mebibytes = float(text)

@@ -85,17 +85,11 @@ void probe(const burnt_arg *a) {
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C compiler that was tested: it compiled an OpenMP library that ran in this process.
+    """A C compiler that was tested: it compiled an OpenMP library that ran in this process."""
 
-    Args:
-        command: its path, and the arguments that follow it in ``$BURNT_CC`` or ``$CC``.
-        kind: ``gcc``, ``clang`` or ``other``.
-        version: the first line of what ``--version`` prints.
-    """
-
-    command: tuple[str, ...]
-    kind: str
-    version: str
+    command: tuple[str, ...]  # its path, and the arguments that follow it in ``$BURNT_CC`` or ``$CC``
+    kind: str  # ``gcc``, ``clang`` or ``other``
+    version: str  # the first line of what ``--version`` prints
 
     @property
     def path(self) -> str:
@@ -166,11 +160,7 @@ def _candidates() -> Iterator[tuple[str, list[str]]]:
 
 
 def _try_compiler(command: tuple[str, ...]) -> Compiler:
-    """Return the compiler of a command after testing it; the result is cached on disk.
-
-    Raises:
-        CompileError, OSError, subprocess.SubprocessError: it cannot be used.
-    """
+    """Return the compiler of a command after testing it, or raise; the result is cached on disk."""
     try:
         cache_file: Path | None = build_cache.cache_folder() / f"compiler-{_compiler_key(command)}.json"
     except OSError:  # loading a library will report it; here it only means that the test runs again
@@ -392,11 +382,7 @@ def _run_compiler(
 
 
 def get_function(library: ctypes.CDLL, name: str) -> CFunction:
-    """Return a function of a library; it takes its arguments packed into bytes.
-
-    Raises:
-        AttributeError: the library has no function of that name.
-    """
+    """Return a function of a library; it takes its arguments packed into bytes."""
     found = getattr(library, name)
     found.restype = None
     found.argtypes = (ctypes.c_char_p,)  # ctypes rejects anything else, which would crash

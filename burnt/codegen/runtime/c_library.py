@@ -35,17 +35,11 @@ from burnt.errors import CacheError, CompileError, UnsupportedError
 
 @dataclass(frozen=True)
 class Library:
-    """The functions of a compiled library, by name.
-
-    Args:
-        path: the library's file.
-        source: the file of its C source.
-        functions: each takes its arguments packed into bytes (`launcher` packs them), and releases the GIL
-            during a call.
-    """
+    """The functions of a compiled library, by name."""
 
     path: Path
-    source: Path
+    source: Path  # the file of its C source
+    # Each takes its arguments packed into bytes (`launcher` packs them), and releases the GIL during a call.
     functions: Mapping[str, CFunction]
 
     def __getitem__(self, name: str) -> CFunction:
@@ -67,16 +61,11 @@ _state = _State()
 
 
 def load(source: str, names: Sequence[str]) -> Library:
-    """Compile C source, unless it is in the cache, and load the library.
+    """Compile C source, unless it is in the cache, and load the functions ``void name(const burnt_arg *a)``.
 
-    Args:
-        source: a whole C file that begins with `PREAMBLE`. Do not include `omp.h`: it may not be installed.
-        names: the functions to load, each ``void name(const burnt_arg *a)``.
-
-    Returns:
-        The functions. If several threads load the same source, one compiles it. Other processes find the
-        library in the cache folder (`burnt.codegen.runtime.build_cache`), or compile it again if that folder
-        cannot be written.
+    The source is a whole C file that begins with `PREAMBLE`, without `omp.h`, which may not be installed. If
+    several threads load the same source, one compiles it. Other processes find the library in the cache
+    folder (`burnt.codegen.runtime.build_cache`), or compile it again if that folder cannot be written.
 
     Raises:
         CompileError: the source does not compile (it stays in the cache folder), lacks one of the functions,
@@ -223,27 +212,17 @@ def _compile_and_open(key: str, source: str, compiler: Compiler, folder: Path) -
 def launcher(
     function: CFunction, *, pointers: int = 0, ints: int = 0, floats: int = 0, sizes: Sequence[int] = ()
 ) -> Callable[..., None]:
-    """Return a callable for a function of a `Library`, with as little overhead as Python allows.
+    """Return ``call(*addresses, *ints, *floats)`` for a function of a `Library`, with little overhead.
 
-    Args:
-        function: of a `Library`.
-        pointers: number of addresses (``tensor.data_ptr()``), which come first. The caller keeps the tensors
-            alive and checks their dtype, shape and device.
-        ints: number of int64 arguments, which follow.
-        floats: number of double arguments, which follow these.
-        sizes: int64 values that are the same in every call; the function takes them last.
-
-    Returns:
-        ``call(*addresses, *ints, *floats)``. It is thread-safe. The kernel's parallel regions use as many
-        threads as torch's own ops.
+    Addresses are ``tensor.data_ptr()``, integers int64, floats double. The function takes `sizes`, int64
+    values that are the same in every call, last. The caller keeps the tensors alive and checks their dtype,
+    shape and device. The call is thread-safe; the kernel's parallel regions use as many threads as torch's
+    own ops. It raises `struct.error` for a wrong number of arguments, or an integer outside int64.
 
     An empty kernel with 4 tensors and 6 integers takes 0.60 microseconds this way, ``data_ptr()`` included.
     Alternatives: 0.53 with one reused array (not thread-safe), 1.15 with ctypes' ``argtypes``, 0.78 with
     ``argtypes`` and prepared integer objects, 1.26 with a new ctypes array. `torch.add` of 4 numbers takes
     1.09 (``python benchmarks/toolchain.py``, two cores of an AMD EPYC).
-
-    Raises:
-        struct.error: by a call with the wrong number of arguments, or with an integer outside int64.
     """
     pack = struct.Struct("q" * (pointers + ints) + "d" * floats).pack
     # A thread that has not run one of torch's parallel ops yet does not use torch's number of threads;
@@ -301,12 +280,7 @@ def status() -> dict[str, Any]:
 
 
 def clear_cache() -> None:
-    """Remove burnt's files from the cache folder, and load libraries anew; functions in use stay usable.
-
-    Raises:
-        CacheError: other users can write to the folder.
-        OSError: this process cannot write to it.
-    """
+    """Remove burnt's files from the cache folder, and load libraries anew; functions in use stay usable."""
     build_cache.clear(build_cache.cache_folder())
     c_compiler.clear_search()
     with _state.lock:

@@ -32,18 +32,7 @@ _Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class CompiledPlan:
-    """A plan with compiled kernels, which can be called.
-
-    Args:
-        traced: the trace to schedule.
-        captured: the tensors that it captured.
-        name: prefix of the kernels' names.
-        target: the target to compile the kernels for.
-        device: the device of the tensors.
-
-    Raises:
-        CompileError: the generated code does not compile.
-    """
+    """A plan with kernels compiled for a target, which can be called; kernels are named ``NAME_0`` etc."""
 
     def __init__(
         self,
@@ -121,9 +110,8 @@ class CompiledPlan:
     def with_target(self, target: Target) -> CompiledPlan:
         """Return this plan and its backward plans with kernels compiled for another target.
 
-        Args:
-            target: one that can compile kernels scheduled for this plan's target, such as the same target
-                with other block sizes.
+        It must be able to compile kernels scheduled for this plan's target, such as the same target with
+        other block sizes.
         """
         other = copy.copy(self)
         other.target = target
@@ -177,10 +165,8 @@ class CompiledPlan:
     ) -> list[Any]:
         """Run the plan and return its results as a flat list.
 
-        Args:
-            tensors: the plan's inputs in order, without the seed.
-            numbers: the run-time numbers, in the order of `Plan.number_positions`.
-            seed: from `draw_seed`; by default a new one.
+        It takes its inputs in order without the seed, the numbers in the order of `Plan.number_positions`,
+        and a seed from `draw_seed`; by default a new one.
         """
         slot_tensors: list[Any] = list(tensors)
         if self.plan.seed is not None:
@@ -265,13 +251,7 @@ class CompiledPlan:
     def time_steps(
         self, tensors: Sequence[Tensor], numbers: Sequence[float], budget: float = 0.2
     ) -> list[float]:
-        """Return the seconds that each step takes: the median of as many runs as fit the budget, 3 to 101.
-
-        Args:
-            tensors: as for a call.
-            numbers: as for a call.
-            budget: seconds for all runs.
-        """
+        """Return the seconds of each step: the median of 3 to 101 runs, as many as fit `budget` seconds."""
         prepared_steps = self.prepared_steps or self.prepare_steps()
         if not prepared_steps:
             return []  # all results are arguments or constants
@@ -299,21 +279,13 @@ class CompiledPlan:
 
 @dataclasses.dataclass(eq=False)
 class _PreparedStep:
-    """A step with the slots to allocate before it and to release after it.
+    """A step with the slots to allocate before it and to release after it."""
 
-    Args:
-        step: the kernel or call.
-        buffers: all that it reads or writes.
-        allocate: slots of its new outputs, and what to allocate.
-        slots: of the tensors that a call takes, by their nodes.
-        release: slots that no later step uses.
-    """
-
-    step: Kernel | TorchCall
-    buffers: set[Buffer]
-    allocate: list[tuple[int, _Allocation]]
-    slots: dict[torch.fx.Node, int]
-    release: list[int] = dataclasses.field(default_factory=list)
+    step: Kernel | TorchCall  # the kernel or call
+    buffers: set[Buffer]  # all that it reads or writes
+    allocate: list[tuple[int, _Allocation]]  # slots of its new outputs, and what to allocate
+    slots: dict[torch.fx.Node, int]  # of the tensors that a call takes, by their nodes
+    release: list[int] = dataclasses.field(default_factory=list)  # slots that no later step uses
 
 
 def _has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:

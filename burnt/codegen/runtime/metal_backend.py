@@ -26,12 +26,8 @@ def build_metal(
 ) -> BuiltKernels:
     """Generate and compile kernels in Metal.
 
-    Args:
-        compile_source: compiles source into a library, as `torch.mps.compile_shader` does. Kernels are its
-            attributes, called with their arguments and `threads`, `group_size` and `arg_casts`.
-        kernels: the kernels to build.
-        buffers: in the order in which launchers take them.
-        number_positions: argument positions of run-time numbers, in the order in which launchers take them.
+    `compile_source` compiles source into a library, as `torch.mps.compile_shader` does. Kernels are its
+    attributes, called with their arguments and `threads`, `group_size` and `arg_casts`.
 
     Raises:
         UnsupportedError: a kernel needs a dtype that Metal lacks, or more buffers than Metal can bind.

@@ -18,36 +18,26 @@ Launcher = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
 @dataclasses.dataclass(frozen=True)
 class BuiltKernels:
-    """Compiled kernels.
+    """Compiled kernels."""
 
-    Args:
-        source: the generated code of all kernels, to show to users.
-        texts: the generated code of each kernel.
-        launchers: for each kernel, a callable of the tensors of all buffers in order (None for a buffer that
-            is not allocated at that step) and the run-time numbers.
-    """
-
-    source: str
-    texts: dict[Kernel, str]
+    source: str  # the generated code of all kernels, to show to users
+    texts: dict[Kernel, str]  # the generated code of each kernel
+    # For each kernel, a callable of the tensors of all buffers in order (None for a buffer that is not
+    # allocated at that step) and the run-time numbers.
     launchers: dict[Kernel, Launcher]
 
 
 @dataclasses.dataclass(frozen=True)
 class Target(Capabilities):
-    """A language that kernels are generated in, and what its kernels can do (`Capabilities`).
+    """A language that kernels are generated in, and what its kernels can do (`Capabilities`)."""
 
-    Args:
-        name: ``"c"``, ``"triton"`` or ``"metal"``.
-        build: compiles kernels: ``build(kernels, buffers, number_positions)``, with the buffers and the
-            argument positions of run-time numbers in the order in which launchers take them.
-        why_unavailable: returns why the target cannot be used on this machine, or None if it can.
-        show: returns the generated code of each kernel without compiling it:
-            ``show(kernels, number_positions)``.
-    """
-
-    name: str
+    name: str  # ``"c"``, ``"triton"`` or ``"metal"``
+    # Compiles kernels: ``build(kernels, buffers, number_positions)``, with the buffers and the argument
+    # positions of run-time numbers in the order in which launchers take them.
     build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], BuiltKernels]
+    # Returns why the target cannot be used on this machine, or None if it can.
     why_unavailable: Callable[[], str | None]
+    # Returns the generated code of each kernel without compiling it: ``show(kernels, number_positions)``.
     show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, positions: {}
 
     def schedule(self, traced: Traced, captured: Sequence[torch.Tensor]) -> Plan:

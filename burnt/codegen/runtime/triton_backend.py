@@ -35,11 +35,7 @@ def _build_triton(
 
 
 def with_block_sizes(blocks: Mapping[str, str]) -> Target:
-    """Return the Triton target with other block sizes for the named kernels: ``{"softmax_0": "1x2048 w8"}``.
-
-    Raises:
-        ValueError: from `build`, if a text does not describe block sizes.
-    """
+    """Return the Triton target with other block sizes for some kernels: ``{"softmax_0": "1x2048 w8"}``."""
     return dataclasses.replace(TRITON, build=functools.partial(_build_triton, blocks=dict(blocks)))
 
 

@@ -44,22 +44,15 @@ _MAX_WORKERS = 16
 
 
 class Job(NamedTuple):
-    """A function to compile.
+    """A function to compile."""
 
-    Args:
-        text: the source of its module.
-        name: its name in the module.
-        arguments: for each tensor its dtype (``"float32"``), for each float None, for each integer its value;
-            a list for a tuple of these.
-        constants: block sizes and flags; a function is given as a list of one name in `text`.
-        options: compile options such as num_warps.
-    """
-
-    text: str
-    name: str
+    text: str  # the source of its module
+    name: str  # its name in the module
+    # For each tensor its dtype (``"float32"``), for each float None, for each integer its value; a list for a
+    # tuple of these.
     arguments: list[Any]
-    constants: dict[str, Any]
-    options: dict[str, int]
+    constants: dict[str, Any]  # block sizes and flags; a function is given as a list of one name in `text`
+    options: dict[str, int]  # compile options such as num_warps
 
 
 def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
@@ -86,14 +79,10 @@ def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
 def job_of(
     kernel: Any, arguments: Sequence[Any], constants: Mapping[str, Any], options: Mapping[str, int]
 ) -> Job:
-    """Return the job that compiles a hand-written kernel, which is in an importable module.
+    """Return the job that compiles a hand-written kernel, a Triton function in an importable module.
 
-    Args:
-        kernel: the Triton function.
-        arguments: what it is launched with, by position: tensors, numbers, tuples, None for a tensor that is
-            absent, and constants, which may be functions of modules.
-        constants: further constants, by name.
-        options: compile options such as num_warps.
+    `arguments` are what it is launched with, by position: tensors, numbers, tuples, None for a tensor that is
+    absent, and constants, which may be functions of modules. Further constants are given by name.
     """
     imports = [kernel]
 
@@ -165,19 +154,12 @@ def _triton_version() -> str:
 
 
 class Choice(NamedTuple):
-    """A candidate for the block sizes of one kernel.
+    """A candidate for the block sizes of one kernel."""
 
-    Args:
-        kernel: its name.
-        blocks: the block sizes, in the format of the tuning tables.
-        skip_reason: why they are not worth measuring; None if they are.
-        is_risky: whether compilers are known to fail with them, or to generate wrong code.
-    """
-
-    kernel: str
-    blocks: str
-    skip_reason: str | None
-    is_risky: bool
+    kernel: str  # its name
+    blocks: str  # the block sizes, in the format of the tuning tables
+    skip_reason: str | None  # why they are not worth measuring; None if they are
+    is_risky: bool  # whether compilers are known to fail with them, or to generate wrong code
 
 
 def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
@@ -447,11 +429,7 @@ class _AlignedTensor:
 
 
 def compile_job(job: Job) -> None:
-    """Compile a function for the active driver's target into Triton's cache.
-
-    Raises:
-        Exception: whatever Triton raises if it cannot compile it.
-    """
+    """Compile a function for the active driver's target into Triton's cache, or raise what Triton raises."""
     from burnt.codegen.runtime.triton_launch import load
 
     def argument(described: Any) -> Any:

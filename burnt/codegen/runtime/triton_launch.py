@@ -38,12 +38,8 @@ def build(
 ) -> BuiltKernels:
     """Generate Triton code for kernels and return their launchers; Triton compiles them at the first launch.
 
-    Args:
-        kernels: the kernels to build.
-        buffers: in the order in which launchers take them.
-        number_positions: argument positions of run-time numbers, in the order in which launchers take them.
-        choose: selects a kernel's block sizes.
-        blocks: block sizes by kernel name, used instead of `choose`.
+    Launchers take the tensors of `buffers` and the numbers of `number_positions`, in order. `choose` selects
+    a kernel's block sizes, unless `blocks` has some for its name.
     """
     slots = {buffer: i for i, buffer in enumerate(buffers)}
     scalar_positions = {number: i for i, number in enumerate(number_positions)}

@@ -10,42 +10,31 @@ from torch.fx import Node
 
 
 class OnlineThresholds(NamedTuple):
-    """Minimum bytes read for which an online sum, in the pass of its maximum or sum, is faster.
+    """Minimum bytes read for which an online sum, in the pass of its maximum or sum, is faster."""
 
-    Args:
-        exp_row_bytes: along the innermost loop, for a sum of exponentials.
-        squares_row_bytes: along the innermost loop, for a sum of squares.
-        squares_total_bytes: of all rows together, for a sum of squares.
-        column_tile_bytes: of `passes.LANES` adjacent columns, in a column kernel (see `passes.lane_loop`).
-    """
-
-    exp_row_bytes: int = 0
-    squares_row_bytes: int = 0
-    squares_total_bytes: int = 0
+    exp_row_bytes: int = 0  # along the innermost loop, for a sum of exponentials
+    squares_row_bytes: int = 0  # along the innermost loop, for a sum of squares
+    squares_total_bytes: int = 0  # of all rows together, for a sum of squares
+    # Of `passes.LANES` adjacent columns, in a column kernel (see `passes.lane_loop`).
     column_tile_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What kernels can do.
+    """What kernels can do."""
 
-    Args:
-        scratch_bytes: maximum bytes of local buffers per iteration of a kernel's outer loops; 0 for none.
-        max_chunks: maximum number of chunks for partial sums over the outer loops; 0 if unsupported.
-        splits_passes: whether a pass over one row can be split across all threads. If not, reductions of few
-            long rows get kernels of their own.
-        has_fast_float64: whether float32 ops may compute in float64 where they need its range.
-        online_thresholds: sizes from which a reduction is computed online, in the same pass as the reduction
-            that it depends on; None for never.
-        why_torch_call: returns why a node that can be lowered is faster as torch's own call, or None.
-        why_torch_matmul: the same for a matmul; a matmul that is lowered is a kernel fused with its epilogue.
-            None for a target without matmul kernels.
-    """
-
+    # Maximum bytes of local buffers per iteration of a kernel's outer loops; 0 for none.
     scratch_bytes: int = 0
-    max_chunks: int = 0
+    max_chunks: int = 0  # maximum number of chunks for partial sums over the outer loops; 0 if unsupported
+    # Whether a pass over one row can be split across all threads. If not, reductions of few long rows get
+    # kernels of their own.
     splits_passes: bool = False
-    has_fast_float64: bool = False
+    has_fast_float64: bool = False  # whether float32 ops may compute in float64 where they need its range
+    # Sizes from which a reduction is computed online, in the same pass as the reduction that it depends on;
+    # None for never.
     online_thresholds: OnlineThresholds | None = None
+    # Returns why a node that can be lowered is faster as torch's own call, or None.
     why_torch_call: Callable[[Node], str | None] = lambda node: None
+    # The same for a matmul; a matmul that is lowered is a kernel fused with its epilogue. None for a target
+    # without matmul kernels.
     why_torch_matmul: Callable[[Node], str | None] | None = None

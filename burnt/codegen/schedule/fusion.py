@@ -68,24 +68,17 @@ class KernelBuilder:
 
     `add_store` tries the methods named ``fuse_*`` one after another; each returns whether it added the store
     to a kernel.
-
-    Args:
-        target: what the kernels can do.
-
-    Attributes:
-        buffer_of: the buffer of each reduction, scan or `Materialized` value that is in memory.
-        scratch_buffers: by kernel, value and row, the local buffer that holds a row of the value.
-        matmul_kernels: the kernel that computes a matmul, among those being built.
-        num_buffers: number of temporary and local buffers so far, which numbers their names.
     """
 
     def __init__(self, target: Capabilities) -> None:
         self.target = target
         self.has_matmul_kernels = target.why_torch_matmul is not None
+        # The buffer of each reduction, scan or `Materialized` value that is in memory.
         self.buffer_of: dict[Reduction | Scan | Materialized, Buffer] = {}
+        # By kernel, value and row, the local buffer that holds a row of the value.
         self.scratch_buffers: dict[tuple[Kernel, Materialized, Index], Buffer] = {}
-        self.matmul_kernels: dict[Matmul, Kernel] = {}
-        self.num_buffers = 0
+        self.matmul_kernels: dict[Matmul, Kernel] = {}  # of those being built
+        self.num_buffers = 0  # temporary and local ones so far, which numbers their names
 
     def new_temporary(
         self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None
@@ -100,12 +93,7 @@ class KernelBuilder:
     def build_kernels(
         self, pending: Sequence[tuple[Buffer, Value]], earlier_kernels: Sequence[Kernel]
     ) -> list[Kernel]:
-        """Return kernels that store values in buffers, fused where possible.
-
-        Args:
-            pending: the buffers and values to store, in order.
-            earlier_kernels: the plan's kernels so far.
-        """
+        """Return kernels that store the pending values in their buffers, in order, fused where possible."""
         built: list[Kernel] = []
         for buffer, value in pending:
             if math.prod(buffer.shape):
@@ -451,13 +439,10 @@ class KernelBuilder:
         return tuple(Var(size) for size in extents)
 
     def resolve(self, expr: Expr, *, inline: bool = True, keep_pooled: bool = False) -> Expr:
-        """Replace what is already in memory by loads.
+        """Replace what is already in memory by loads, and inline `Materialized` values that are not.
 
-        Args:
-            expr: an element.
-            inline: replace `Materialized` values that are not in memory by their expressions.
-            keep_pooled: leave a `PooledMatmul` for a matmul's epilogue, instead of its alternative for other
-                kernels.
+        With `keep_pooled`, leave a `PooledMatmul` for a matmul's epilogue, instead of its alternative for
+        others.
         """
 
         def replacement(e: Expr) -> Expr | None:
@@ -566,14 +551,10 @@ class KernelBuilder:
         self.buffer_of[materialized] = buffer
 
     def scratch_row_loop(self, expr: Expr, loops: Sequence[Var]) -> Var | None:
-        """Return the loop along the rows of the `Materialized` values in an expression.
+        """Return the loop along the rows of the `Materialized` values in an element stored in these loops.
 
         The kernel can then compute these rows into scratch. None if they do not fit scratch, or if the other
         loops do not select one row of each value.
-
-        Args:
-            expr: a stored element.
-            loops: of the store, outermost first.
         """
         loops = [v for v in loops if v.extent > 1]
         found = [e for e in walk([self.resolve(expr, inline=False)]) if e.op in ("materialized", "reduced")]

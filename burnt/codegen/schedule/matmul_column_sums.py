@@ -63,30 +63,19 @@ def fuse_column_sums(kernels: list[Kernel], num_buffers: int) -> int:
 
 
 class _ColumnSums(NamedTuple):
-    """Sums over all rows of what a matmul's kernel stores.
+    """Sums over all rows of what a matmul's kernel stores."""
 
-    Args:
-        reductions: the sums; a sum of squares comes after the sum for its mean.
-        elements: the summed expression of each, in the loops of the matmul's kernel.
-        rows: the number of rows of the matmul.
-        columns: the loops of its kernel over its columns.
-        loops: the loops of the sums' kernel, in the order of the columns.
-    """
-
-    reductions: list[ReductionStep]
-    elements: list[Expr]
-    rows: int
-    columns: list[Var]
-    loops: list[Var]
+    reductions: list[ReductionStep]  # the sums; a sum of squares comes after the sum for its mean
+    elements: list[Expr]  # the summed expression of each, in the loops of the matmul's kernel
+    rows: int  # the number of rows of the matmul
+    columns: list[Var]  # the loops of its kernel over its columns
+    loops: list[Var]  # the loops of the sums' kernel, in the order of the columns
 
 
 def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _ColumnSums | None:
     """Return the column sums that a kernel computes; None if it does anything but sum over the matmul's rows.
 
-    Args:
-        sums: the kernel.
-        kernel: the matmul's kernel.
-        later: buffers that are not written yet when the matmul runs.
+    The buffers in `later` are not written yet when the matmul's kernel runs.
     """
     reductions = {(s.reduction, s.index): s for s in sums.steps if isinstance(s, ReductionStep)}
     if not reductions or sums.kind != "reduction" or sums.num_chunks or sums.scratch:

@@ -40,26 +40,16 @@ _DISCONTINUOUS_OPS = frozenset(f"aten::{name}" for name in _DISCONTINUOUS_NAMES)
 
 
 class EqualitySensitiveSums(NamedTuple):
-    """Nodes of a graph.
+    """Nodes of a graph."""
 
-    Args:
-        sums: sums that are compared with their own maximum or minimum.
-        derived: nodes between these sums and the comparison: elementwise ops, the maxima and minima.
-    """
-
-    sums: set[Node]
-    derived: set[Node]
+    sums: set[Node]  # sums that are compared with their own maximum or minimum
+    derived: set[Node]  # nodes between these sums and the comparison: elementwise ops, the maxima and minima
 
 
 def find_equality_sensitive_sums(
     graph: Graph, is_in_memory: Callable[[Node], bool] = lambda node: False
 ) -> EqualitySensitiveSums:
-    """Return the sums that must be bitwise equal wherever they are read, and what is computed from them.
-
-    Args:
-        graph: the graph of a trace.
-        is_in_memory: whether a node's result is in memory anyway.
-    """
+    """Return the sums that must be bitwise equal wherever they are read, and what is computed from them."""
     found = EqualitySensitiveSums(set(), set())
     order_sensitive: set[Node] = set()  # sums, and elementwise results of sums
     extremes: set[Node] = set()

@@ -49,18 +49,14 @@ _ALIAS_OPS = [torch.ops.aten.alias.default, torch.ops.aten.detach.default]
 
 
 class SavedTensors(NamedTuple):
-    """What a forward saves for its backward.
+    """What a forward saves for its backward."""
 
-    Args:
-        nodes: nodes of the forward's graph whose values it returns after the function's own results.
-        reused_results: positions of the function's own results that the backward takes too, after `nodes`.
-        unread: positions of the forward's tensors (captured ones last) that no derivative reads.
-        deferred: positions of those that second derivatives read, but not the backward: it takes results.
-    """
-
-    nodes: list[Node]
+    nodes: list[Node]  # nodes of the forward's graph whose values it returns after the function's own results
+    # Positions of the function's own results that the backward takes too, after `nodes`.
     reused_results: list[int]
+    # Positions of the forward's tensors (captured ones last) that no derivative reads.
     unread: frozenset[int] = frozenset()
+    # Positions of those that second derivatives read, but not the backward: it takes results.
     deferred: tuple[int, ...] = ()
 
     def all_nodes(self, forward: Traced) -> list[Node]:
@@ -76,11 +72,8 @@ def select_saved_tensors(
 ) -> SavedTensors:
     """Return the values of a forward's graph that are cheaper to save than to recompute in the backward.
 
-    Args:
-        forward: the trace; nodes for the indices of max pooling may be added to it.
-        backward: the trace of a function of the cotangents, the forward's tensors (captured ones last) and
-            its numbers.
-        why_torch_call: of the target.
+    `backward` is the trace of a function of the cotangents, the forward's tensors (captured ones last) and
+    its numbers. Nodes for the indices of max pooling may be added to the forward.
     """
     every_input = set(range(_num_tensors(forward)))
     unread = every_input - _read_tensors(forward, backward, {}, set())
@@ -333,15 +326,11 @@ def _number_expressions(
     tensors: int,
     first: int,
 ) -> dict[Node, int]:
-    """Return a value number for each node: equal expressions have equal numbers.
+    """Return a value number for each node: equal expressions have equal numbers, which `known` collects.
 
-    Args:
-        traced: the trace.
-        known: the numbers so far, by expression; shared between the two traces.
-        numbers: by float, the position of the run-time number that it stands for.
-        held: by id, the captured tensors that are inputs of the other trace.
-        tensors: how many tensor arguments the forward has.
-        first: the placeholder that is the forward's first tensor.
+    `numbers` has the position of the run-time number that a float stands for, `held` the captured tensors, by
+    id, that are inputs of the other trace. The forward has `tensors` tensor arguments, from placeholder
+    `first` on.
     """
     found: dict[Node, int] = {}
     position = -first

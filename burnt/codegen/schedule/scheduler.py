@@ -54,50 +54,31 @@ _MAX_EXPRS, _MAX_DEPTH = 2000, 200
 
 @dataclasses.dataclass(eq=False)
 class TorchCall:
-    """A step that calls torch's op for a node instead of a generated kernel.
+    """A step that calls torch's op for a node instead of a generated kernel."""
 
-    Args:
-        node: the op with its arguments; `inputs` holds the tensors among them.
-        inputs: FX node -> buffer that holds its value.
-        outputs: the buffer of each result; None for a result that is not a tensor.
-        reason: why torch's op is called.
-    """
-
-    node: torch.fx.Node
-    inputs: dict[torch.fx.Node, Buffer]
-    outputs: list[Buffer | None]
+    node: torch.fx.Node  # the op with its arguments; `inputs` holds the tensors among them
+    inputs: dict[torch.fx.Node, Buffer]  # FX node -> buffer that holds its value
+    outputs: list[Buffer | None]  # the buffer of each result; None for a result that is not a tensor
     reason: str = "not lowered"
 
 
 @dataclasses.dataclass(eq=False)
 class Plan:
-    """The steps that compute a traced function, and the buffers between them.
+    """The steps that compute a traced function, and the buffers between them."""
 
-    Args:
-        inputs: the function's tensor arguments, then the captured tensors, then the seed if there is one.
-        outputs: for each result, the buffer that holds it, or a constant.
-        steps: kernels and torch calls, in execution order.
-        number_positions: positions, among the function's arguments, of the run-time numbers for the kernels.
-        seed: the seed of the random numbers; None if the function draws none.
-        result_shapes: the shape of each result that kernels write under another shape; both are contiguous.
-    """
-
+    # The function's tensor arguments, then the captured tensors, then the seed if there is one.
     inputs: list[Buffer]
-    outputs: list[Buffer | Any]
-    steps: list[Kernel | TorchCall]
+    outputs: list[Buffer | Any]  # for each result, the buffer that holds it, or a constant
+    steps: list[Kernel | TorchCall]  # kernels and torch calls, in execution order
+    # Positions, among the function's arguments, of the run-time numbers for the kernels.
     number_positions: list[int]
-    seed: Buffer | None = None
+    seed: Buffer | None = None  # the seed of the random numbers; None if the function draws none
+    # The shape of each result that kernels write under another shape; both are contiguous.
     result_shapes: dict[Buffer, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 def schedule(traced: Traced, captured: Sequence[torch.Tensor], target: Capabilities) -> Plan:
-    """Return the plan of a traced function.
-
-    Args:
-        traced: the trace.
-        captured: the tensors that it captured, in the order of `traced.captured`.
-        target: what the target's kernels can do.
-    """
+    """Return the plan of a traced function, with the tensors that it captured in order."""
     return _Scheduler(traced, captured, target).build_plan()
 
 
@@ -111,11 +92,7 @@ VIEW_OPS = (*RESHAPE_OPS, *_PERMUTE_OPS, *_SUBVIEW_OPS)
 
 
 def _check_lowering(node: torch.fx.Node, result: Any) -> None:
-    """Check a lowering's result against torch's shape and dtype: a larger one would be read past its end.
-
-    Raises:
-        DefinitionError: shape or dtype differ.
-    """
+    """Check a lowering's result against torch's shape and dtype: a larger one would be read past its end."""
     expected = node.meta["val"]
     pairs = (
         zip(result, expected, strict=False) if isinstance(expected, tuple | list) else [(result, expected)]
@@ -134,37 +111,28 @@ def _check_lowering(node: torch.fx.Node, result: Any) -> None:
 
 
 class _Scheduler:
-    """Schedules one trace: lowers nodes in order, and builds kernels when a call or the end needs them.
-
-    Attributes:
-        env: the value of each node, as in `torch.fx.Interpreter`.
-        in_memory: by ``id(value)``, a value that is in memory, which is kept alive, and its buffer.
-        pending: the stores, as buffer and value, whose kernels are not built yet.
-        probe_indices: one index per shape; expressions at the same index can be compared by identity.
-        hoisted: by matmul operand and axis, the operand with its row statistics read from memory.
-        statistics: buffers of row statistics, by their expression at the probe index.
-        result_shapes: as in `Plan`.
-        view_buffers: buffers of views that torch's own call makes.
-        float8_nodes: the nodes that convert float8 numbers, which are in no memory.
-        returned: buffers that are results, each with the node whose memory it is (`skip_views`).
-    """
+    """Schedules one trace: lowers nodes in order, and builds kernels when a call or the end needs them."""
 
     def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], target: Capabilities) -> None:
         self.traced, self.target = traced, target
         self.builder = KernelBuilder(target)
         self.captured = dict(zip(traced.captured, captured, strict=True))
-        self.env: dict[torch.fx.Node, Any] = {}
+        self.env: dict[torch.fx.Node, Any] = {}  # the value of each node, as in `torch.fx.Interpreter`
+        # One index per shape; expressions at the same index can be compared by identity.
         self.probe_indices: dict[tuple[int, ...], Index] = {}
         self.inputs: list[Buffer] = []
         self.steps: list[Kernel | TorchCall] = []
-        self.pending: list[tuple[Buffer, Value]] = []
+        self.pending: list[tuple[Buffer, Value]] = []  # stores whose kernels are not built yet
+        # By ``id(value)``, a value that is in memory, which is kept alive, and its buffer.
         self.in_memory: dict[int, tuple[Value, Buffer]] = {}
+        # By matmul operand and axis, the operand with its row statistics read from memory.
         self.hoisted: dict[tuple[int, int], tuple[Value, Value]] = {}
-        self.statistics: dict[Expr, Buffer] = {}
+        self.statistics: dict[Expr, Buffer] = {}  # of rows, by their expression at the probe index
         self.seed: Buffer | None = None
-        self.result_shapes: dict[Buffer, tuple[int, ...]] = {}
-        self.view_buffers: dict[torch.fx.Node, Buffer] = {}
+        self.result_shapes: dict[Buffer, tuple[int, ...]] = {}  # as in `Plan`
+        self.view_buffers: dict[torch.fx.Node, Buffer] = {}  # of views that torch's own call makes
         self.float8_nodes = find_float8_nodes(traced.graph.graph.nodes)
+        # Buffers that are results, each with the node whose memory it is (`skip_views`).
         self.returned: dict[Buffer, torch.fx.Node] = {}
 
     def build_plan(self) -> Plan:
@@ -291,12 +259,8 @@ class _Scheduler:
     def hoist_row_statistics(self, value: Value, reduced_axis: int) -> Value | None:
         """Materialize the expensive parts of a matmul operand that are the same for a whole row.
 
-        A norm's statistics are such parts. Return the operand with loads in their place, or None if it is
-        still expensive.
-
-        Args:
-            value: the operand.
-            reduced_axis: the axis that the matmul sums over, along which a row runs.
+        A norm's statistics are such parts; rows run along the axis that the matmul sums over. Return the
+        operand with loads in their place, or None if it is still expensive.
         """
         if not value.numel:
             return None  # an axis without elements has no loop, and would look constant
@@ -409,9 +373,7 @@ class _Scheduler:
     def is_free_view(self, node: torch.fx.Node, *, exclusive: bool = False) -> bool:
         """Whether torch can make the node as a view, of an argument or of a torch call's output.
 
-        Args:
-            node: the node.
-            exclusive: accept only a view of a call's output, and only if nothing else uses that output.
+        If `exclusive`, only of a call's output that nothing else uses.
         """
         if (
             node.target not in ((*RESHAPE_OPS, *_PERMUTE_OPS) if exclusive else VIEW_OPS)

@@ -14,15 +14,8 @@ _MAX_ROW_BYTES = 1 << 17  # bytes of rows prefetched while others are reduced: h
 def interior_range(loop: Var, exprs: Sequence[Expr]) -> tuple[int, int, list[Expr]]:
     """Return the range of a loop in which all bounds tests on its own index hold, and these tests.
 
-    Tests that also depend on other loops are ignored. If no iteration passes all tests, the range is the
-    whole loop, without tests.
-
-    Args:
-        loop: the innermost loop.
-        exprs: the expressions it computes.
-
-    Returns:
-        start, stop, and the tests: comparisons of an ``index`` with a constant.
+    A test compares an ``index`` with a constant. Tests that also depend on other loops are ignored. If no
+    iteration passes all tests, the range is the whole loop, without tests.
     """
     start, end, tests = 0, loop.extent, []
     for expr in walk(exprs):
@@ -50,14 +43,8 @@ def split_row_index(
 ) -> tuple[IndexExpr, IndexExpr, IndexExpr] | None:
     """Split an index into row and column, so that a loop may load from another row where its own is invalid.
 
-    Args:
-        buffer: the buffer to load from.
-        offset: the offset of the element; it may be out of bounds.
-        span: a loop, its start and its stop.
-
-    Returns:
-        the row's start, the start of a row that is always in bounds, and the index along the row; None where
-        the buffer has no such row.
+    `span` is the loop with its start and stop. Return the row's start, the start of a row that is always in
+    bounds, and the index along the row; None where the buffer has no such row.
     """
     loop, first, stop = span
     step = offset.stride(loop)
@@ -71,12 +58,10 @@ def split_row_index(
 def next_pooling_rows(kernel: Kernel) -> list[tuple[Buffer, IndexExpr, int]]:
     """Return the rows that the next iteration of a pooling kernel loads and this one does not.
 
-    The hardware prefetches along one long row, but not from an iteration's rows to the next one's. Max
-    pooling over 3 x 3 with stride 2 of rows of 2 KB takes a third of the time if rows are prefetched, where
-    one prefetch covers adjacent rows; half the time with two.
-
-    Returns:
-        for each contiguous range its buffer, its first index, and its number of elements.
+    Each is a contiguous range: its buffer, first index and number of elements. The hardware prefetches along
+    one long row, but not from an iteration's rows to the next one's. Max pooling over 3 x 3 with stride 2 of
+    rows of 2 KB takes a third of the time if rows are prefetched, where one prefetch covers adjacent rows;
+    half the time with two.
     """
     if kernel.kind != "pooling" or not kernel.outer:
         return []
@@ -119,9 +104,6 @@ def next_reduction_rows(lead: Var, last: Var, exprs: Sequence[Expr]) -> list[tup
     The gradient of batch normalisation of 16 x 64 x 56 x 56 takes 0.65 ms if they are prefetched one
     iteration early, and 1.0 ms otherwise (two threads of a Zen 5): each row spans only three pages, too few
     for the hardware prefetcher.
-
-    Returns:
-        for each row its buffer and its first index.
     """
     rows: dict[tuple[Buffer, IndexExpr], None] = {}
     for e in walk(exprs):
@@ -140,17 +122,10 @@ def next_reduction_rows(lead: Var, last: Var, exprs: Sequence[Expr]) -> list[tup
 def next_output_rows(kernel: Kernel, stores: Sequence[Store], last: Var) -> list[tuple[Buffer, IndexExpr]]:
     """Return the output rows to prefetch during a reduction that saves its elements in scratch memory.
 
-    Saved elements are expensive to compute, so memory is idle meanwhile, and a cache line is read before it
-    is written. Cross entropy with its gradient, 4096 x 4096, takes 5.5 ms instead of 7.7 if the gradient's
-    lines are prefetched while exponentials are computed (two threads of a Zen 4).
-
-    Args:
-        kernel: the kernel.
-        stores: the stores in the reduction's pass.
-        last: the reduction's loop.
-
-    Returns:
-        for each row its buffer and its first index.
+    `stores` are those in the reduction's pass. Saved elements are expensive to compute, so memory is idle
+    meanwhile, and a cache line is read before it is written. Cross entropy with its gradient, 4096 x 4096,
+    takes 5.5 ms instead of 7.7 if the gradient's lines are prefetched while exponentials are computed (two
+    threads of a Zen 4).
     """
     if not any(step.buffer.role == "local" for step in stores):
         return []

@@ -38,9 +38,7 @@ _SELECT_TYPES = {
 class ExprPrinter(LinePrinter):
     """The lines of a kernel printed so far, and the state that printing the next line depends on.
 
-    Args:
-        kernel: the kernel to print.
-        slots: position in the argument array of each buffer and each run-time number.
+    `slots` are the positions in the argument array of each buffer and each run-time number.
     """
 
     def __init__(self, kernel: Kernel, slots: dict[object, int]) -> None:
@@ -70,12 +68,7 @@ class ExprPrinter(LinePrinter):
     # --- expressions --------------------------------------------------------------------------------------
 
     def emit_exprs(self, exprs: Sequence[Expr], first: Sequence[Expr] = ()) -> list[str]:
-        """Emit statements that compute expressions in the current loop, and return the result names.
-
-        Args:
-            exprs: the expressions to compute.
-            first: subexpressions to compute before all others.
-        """
+        """Emit statements that compute expressions in the current loop, `first` before them; return names."""
         memo: dict[tuple[int, str], str] = {}
 
         def visit(expr: Expr, guard: str) -> str:

@@ -138,16 +138,11 @@ def print_kernels(
 ) -> str:
     """Return the C source of kernels, each a function ``void name(const burnt_arg *a)`` for `c_library.load`.
 
-    Integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
+    The arguments are the buffers' addresses in order, then the run-time numbers in the order of
+    `number_positions`. Integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
 
     If any kernel has checks, the buffers' addresses are followed by the address of one uint64 for each of the
     kernel's checks. If a check fails, the kernel stores ``2 * reported + 1`` of one failing element there.
-
-    Args:
-        kernels: the kernels to print; a function has its kernel's name.
-        buffers: the buffers, in the order in which their addresses are passed.
-        number_positions: of the run-time numbers among the function's arguments, in the order in which they
-            follow the addresses.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
     if any(kernel.checks for kernel in kernels):

@@ -14,23 +14,14 @@ _MAX_STEP = 8
 
 @dataclasses.dataclass(frozen=True)
 class RandomWords:
-    """A group of random numbers whose positions in a stream advance by the same step in each iteration.
+    """A group of random numbers whose positions in a stream advance by the same step in each iteration."""
 
-    Args:
-        seed: the load of the seed.
-        stream: the number of the stream.
-        first: position of the group's first word, in terms of the loops.
-        step: distance between the positions of one iteration and the next.
-        reach: distance from the first position to the last within an iteration.
-        offsets: distance of each random number from the first.
-    """
-
-    seed: Expr
-    stream: int
-    first: IndexExpr
-    step: int
-    reach: int
-    offsets: dict[Expr, int]
+    seed: Expr  # the load of the seed
+    stream: int  # the number of the stream
+    first: IndexExpr  # position of the group's first word, in terms of the loops
+    step: int  # distance between the positions of one iteration and the next
+    reach: int  # distance from the first position to the last within an iteration
+    offsets: dict[Expr, int]  # distance of each random number from the first
 
 
 def find_random_words(loop: Var, exprs: Sequence[Expr]) -> list[RandomWords]:

@@ -14,11 +14,9 @@ _HEADERS = ("math.h", "convert.h", "float8.h", "random.h")
 
 @cache
 def source() -> str:
-    """Return the headers as one text, in an order that needs no include path.
+    """Return the headers as one C text with GNU builtins; nothing but ``<stdint.h>`` is included.
 
-    Returns:
-        C11 with GNU builtins, for gcc and clang: functions named ``<torch's name>_f32`` and ``_f64``,
-        conversions ``<to>_of_<from>`` and ``philox``. Nothing but ``<stdint.h>`` is included.
+    Functions are named ``<torch's name>_f32`` and ``_f64``, conversions ``<to>_of_<from>``.
 
     >>> "static inline float exp_f32(float x)" in source()
     True

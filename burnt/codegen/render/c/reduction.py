@@ -45,11 +45,8 @@ _INITIAL_VALUES = {"sum": "0", "prod": "1", "any": "0", "all": "1"}
 class Accumulator:
     """The C variables of one reduction, and the statements that update them.
 
-    Args:
-        step: the reduction.
-        name: prefix of its variables' names.
-        lanes: number of reductions computed side by side, indexed by ``[u + l]``; 0 for a single one.
-        block_lanes: how many of them a block has, indexed by ``[l]``.
+    `lanes` reductions are computed side by side, indexed by ``[u + l]``; 0 for a single one. A block has
+    `block_lanes` of them, indexed by ``[l]``.
     """
 
     def __init__(self, step: ReductionStep, name: str, lanes: int = 0, block_lanes: int = 0) -> None:
@@ -139,13 +136,7 @@ class Accumulator:
         ]
 
     def merge(self, source: str, index: str, level: str = "total") -> list[str]:
-        """Return the lines that add one level's result to another level.
-
-        Args:
-            source: the level to add.
-            index: its subscript, as in ``[chunk]``, or an empty string.
-            level: the level it is added to.
-        """
+        """Return the lines that add one level, with a subscript as in ``[chunk]``, to another level."""
         lane, index = self.lane_index(level), index + self.lane_index(source)
         into, other = f"{self.name}_{level}{lane}", f"{self.name}_{source}{index}"
         if not self.comparison:
@@ -236,13 +227,7 @@ class _OnlineSum(Accumulator):
 
 
 class OnlineExpSum(_OnlineSum):
-    """A sum of exponentials in the same pass as the maximum, which is updated before each block is added.
-
-    Args:
-        step: the sum.
-        name, lanes, block_lanes: as in `Accumulator`.
-        maximum: the accumulator of the maximum.
-    """
+    """A sum of exponentials in the same pass as the maximum, which is updated before each block is added."""
 
     def __init__(
         self, step: OnlineReduction, name: str, lanes: int, block_lanes: int, maximum: Accumulator

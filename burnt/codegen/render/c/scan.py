@@ -18,14 +18,7 @@ _NUM_ROWS = 4  # rows that are scanned at once where lanes are not vectorised
 
 
 class ScanState:
-    """The C variables of a scan's running value.
-
-    Args:
-        step: the scan.
-        name: prefix of the variables' names.
-        lanes: number of values computed side by side; 0 for a single one.
-        is_vectorized: whether the loop over the lanes is vectorised.
-    """
+    """The C variables of a scan's running value: of `lanes` values side by side, or 0 for a single one."""
 
     def __init__(self, step: ScanStep, name: str, lanes: int, is_vectorized: bool) -> None:
         self.step, self.name, self.lanes, self.is_vectorized = step, name, lanes, is_vectorized

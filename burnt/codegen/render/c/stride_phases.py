@@ -42,9 +42,8 @@ def unroll_period(
 ) -> tuple[Var, list[list[Store]], list[list[Store]]]:
     """Unroll a loop by its period.
 
-    Returns:
-        the loop over whole periods; for each iteration of a period, its stores in that loop; for each
-        iteration after the last whole period, its stores.
+    Return the loop over whole periods; for each iteration of a period, its stores in that loop; for each
+    iteration after the last whole period, its stores.
     """
     periods = Var(loop.extent // period)
     bodies = [

@@ -32,10 +32,8 @@ class Scratch:
 class ExprPrinter(LinePrinter):
     """The lines of a function printed so far, and the state that printing the next line depends on.
 
-    Args:
-        kernel: the kernel to print.
-        numbers: positions of the run-time numbers, in the order in which they are passed.
-        wide: whether indices need 64 bits.
+    `numbers` are the positions of the run-time numbers, in the order in which they are passed; `wide` says
+    that indices need 64 bits.
     """
 
     def __init__(self, kernel: Kernel, numbers: Sequence[int], *, wide: bool) -> None:

@@ -68,36 +68,23 @@ _MAX_BUFFERS = 31
 
 @dataclasses.dataclass(frozen=True)
 class Dispatch:
-    """A kernel function of the source, and how to launch it.
-
-    Args:
-        name: the function's name.
-        text: its source; integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
-        buffers: the tensors and scratch memory to bind, in order.
-        numbers: whether the run-time numbers are bound after them.
-        wide: whether its indices need 64 bits.
-        threads: size of the grid in threads, along x, y, z.
-        group: size of a threadgroup in threads, along x, y, z.
-    """
+    """A kernel function of the source, and how to launch it."""
 
     name: str
-    text: str
-    buffers: tuple[Buffer | Scratch, ...]
-    numbers: bool
-    wide: bool
-    threads: tuple[int, int, int]
-    group: tuple[int, int, int]
+    text: str  # its source; integers that come from shapes are marked (`burnt.codegen.render.shape_params`)
+    buffers: tuple[Buffer | Scratch, ...]  # the tensors and scratch memory to bind, in order
+    numbers: bool  # whether the run-time numbers are bound after them
+    wide: bool  # whether its indices need 64 bits
+    threads: tuple[int, int, int]  # size of the grid in threads, along x, y, z
+    group: tuple[int, int, int]  # size of a threadgroup in threads, along x, y, z
 
 
 def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     """Return the dispatches of a kernel, in the order in which they run.
 
     If the kernel has checks, the scratch memory ``failed`` has one int64 for each. If a check fails, the
-    kernel stores ``2 * shown + 1`` of one failing element there.
-
-    Args:
-        kernel: the kernel to print.
-        numbers: positions of the run-time numbers, in the order in which they are passed.
+    kernel stores ``2 * shown + 1`` of one failing element there. `numbers` are the positions of the run-time
+    numbers, in the order in which they are passed.
 
     Raises:
         UnsupportedError: Metal lacks a dtype, or a kernel needs more buffers than Metal can bind.
@@ -143,17 +130,11 @@ def _split_into_stages(steps: Sequence[ReductionStep | Store]) -> list[list[Redu
 
 @dataclasses.dataclass(frozen=True)
 class _ThreadLayout:
-    """How threads share the work of a kernel with reductions.
+    """How threads share the work of a kernel with reductions."""
 
-    Args:
-        lane: with columns, the outer loop that adjacent threads share; None with rows.
-        team_size: number of threads that reduce one row or column together.
-        num_chunks: number of chunks that reductions are cut into; 1 if they are not split.
-    """
-
-    lane: Var | None
-    team_size: int
-    num_chunks: int
+    lane: Var | None  # with columns, the outer loop that adjacent threads share; None with rows
+    team_size: int  # number of threads that reduce one row or column together
+    num_chunks: int  # number of chunks that reductions are cut into; 1 if they are not split
 
     @staticmethod
     def of(kernel: Kernel) -> _ThreadLayout:

@@ -18,25 +18,15 @@ from burnt.codegen.render.shape_params import mark_size
 
 @dataclasses.dataclass(frozen=True)
 class ReductionState:
-    """A thread's accumulator of a reduction.
+    """A thread's accumulator of a reduction."""
 
-    Args:
-        name: the name of the result.
-        metal_type: its type in Metal.
-        kind: the reduction's kind.
-        dtypes: dtypes of the values that threads exchange, for scratch memory.
-        variables: names of the variables that hold these values, with their types.
-        initial: the value before the first element.
-        is_floating: whether elements are floats.
-    """
-
-    name: str
+    name: str  # the name of the result
     metal_type: str
-    kind: str
-    dtypes: tuple[torch.dtype, ...]
-    variables: dict[str, str]
-    initial: str
-    is_floating: bool
+    kind: str  # the reduction's kind
+    dtypes: tuple[torch.dtype, ...]  # dtypes of the values that threads exchange, for scratch memory
+    variables: dict[str, str]  # names of the variables that hold these values, with their types
+    initial: str  # the value before the first element
+    is_floating: bool  # whether elements are floats
 
     @staticmethod
     def of(step: ReductionStep, name: str, index_type: str) -> ReductionState:
@@ -122,10 +112,7 @@ class ReductionState:
 class OnlineSum:
     """A thread's sum relative to its own maximum or mean, in the same loop that computes the total one.
 
-    Args:
-        step: the sum.
-        state: the sum's accumulator.
-        reference: name of the other reduction's result: the maximum, or the sum of all elements.
+    `reference` is the name of the other reduction's result: the maximum, or the sum of all elements.
     """
 
     def __init__(self, step: OnlineReduction, state: ReductionState, reference: str) -> None:

@@ -17,12 +17,7 @@ from burnt.codegen.render.printer import most_contiguous_loop
 
 
 class ScanState:
-    """The running value of a scan: `variables` are its variables, `types` their types in Metal.
-
-    Args:
-        step: the scan.
-        name: prefix of the variables' names.
-    """
+    """The running value of a scan: `variables` are its variables, `types` their types in Metal."""
 
     def __init__(self, step: ScanStep, name: str) -> None:
         self.step, self.name, self.kind, self.dtype = step, name, step.scan.kind, step.body.dtype

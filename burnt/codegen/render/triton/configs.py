@@ -45,9 +45,6 @@ def is_risky(config: AnyConfig) -> bool:
 def parse_config(text: str) -> AnyConfig:
     """Parse the text of block sizes of either kind.
 
-    Raises:
-        ValueError: the text is malformed.
-
     >>> str(parse_config("4x256 w8")), str(parse_config("64x64x32 w4 s3"))
     ('4x256 w8', '64x64x32 w4 s3')
     """

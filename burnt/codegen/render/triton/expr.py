@@ -61,12 +61,7 @@ NO_GUARD = TileValue("")
 
 
 class ExprPrinter:
-    """Print the expressions of one Triton function, line by line.
-
-    Args:
-        layout: which loops are the rows and columns of the tile.
-        name: the function's name.
-    """
+    """Print the expressions of one Triton function, line by line."""
 
     def __init__(self, layout: Layout, name: str) -> None:
         self.layout, self.name = layout, name

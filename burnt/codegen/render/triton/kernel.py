@@ -48,11 +48,9 @@ def structure_of(kernel: Kernel) -> AnyStructure:
 
 
 def print_kernel(kernel: Kernel, config: AnyConfig) -> TritonSource:
-    """Print a kernel as Triton, for these block sizes.
+    """Print a kernel as Triton; the text is the same for all block sizes that need the same loops.
 
-    Args:
-        kernel: what to print. The last function has its name; those before it are ``NAME_part0`` and so on.
-        config: block sizes. The text is the same for all block sizes that need the same loops.
+    The last function has the kernel's name; those before it are ``NAME_part0`` and so on.
     """
     if isinstance(config, MatmulConfig):
         return print_matmul(kernel, config)
@@ -86,12 +84,7 @@ def print_kernel(kernel: Kernel, config: AnyConfig) -> TritonSource:
 
 
 class _Accumulator:
-    """How a reduction or scan is computed: its identity, its combining function and its result.
-
-    Args:
-        step: the reduction or scan.
-        needs_int64: whether indices have 64 bits.
-    """
+    """How a reduction or scan is computed: its identity, its combining function and its result."""
 
     def __init__(self, step: ReductionStep | ScanStep, needs_int64: bool) -> None:
         reduction = step.reduction if isinstance(step, ReductionStep) else step.scan
@@ -169,11 +162,9 @@ class _TilePrinter(ExprPrinter):
     def emit_body(
         self, groups: Sequence[Sequence[ReductionStep | ScanStep | Store]], earlier: Sequence[ReductionStep]
     ) -> None:
-        """Emit the lines of the function.
+        """Emit the lines of the function: steps that share a tile and a loop are grouped together.
 
-        Args:
-            groups: the steps, those that share a tile and a loop grouped together.
-            earlier: reductions whose partial results come from previous functions.
+        The partial results of `earlier` reductions come from previous functions.
         """
         layout = self.layout
         self.partial_reductions = {(step.reduction, step.index): (i, step) for i, step in enumerate(earlier)}

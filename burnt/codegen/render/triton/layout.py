@@ -239,8 +239,7 @@ def _reads_buffer(step: ReductionStep | ScanStep | Store, buffer: Buffer) -> boo
 def loop_overrun(axes: Sequence[tuple[Sequence[Var], Sequence[int]]]) -> dict[Var, int]:
     """Return how far loops exceed their extents in the lanes of a tile beyond the end.
 
-    Args:
-        axes: the loops of each flattened axis, with the block sizes that it may be divided into.
+    `axes` has the loops of each flattened axis, with the block sizes that it may be divided into.
     """
     overrun = {}
     for loops, blocks in axes:
@@ -252,12 +251,7 @@ def loop_overrun(axes: Sequence[tuple[Sequence[Var], Sequence[int]]]) -> dict[Va
 
 
 def max_index(index: IndexExpr, overrun: Mapping[Var, int]) -> int:
-    """Return the largest absolute number that occurs while an index is computed.
-
-    Args:
-        index: the index.
-        overrun: how far loops exceed their extents.
-    """
+    """Return the largest absolute number that occurs while an index is computed, with loops that overrun."""
     total = abs(index.const)
     for atom, coefficient in index.terms.items():
         low, high = IndexExpr({atom: coefficient}).bounds(overrun)

@@ -40,29 +40,18 @@ _SPLIT_K_TILE = 32, 128  # rows and columns of a tile whose split-K partial sums
 
 
 class _TmaOperand(NamedTuple):
-    """An operand that a tensor descriptor can address, and its memory layout.
+    """An operand that a tensor descriptor can address, and its memory layout."""
 
-    Args:
-        buffer: the tensor's memory.
-        offset: of the first element, in elements.
-        strided_axes: the batch axes and the non-contiguous matrix axis, with their strides, outermost first.
-        contiguous_axis: the axis of stride 1.
-        is_transposed: whether that is the axis of rows.
-    """
-
-    buffer: Buffer
-    offset: int
+    buffer: Buffer  # the tensor's memory
+    offset: int  # of the first element, in elements
+    # The batch axes and the non-contiguous matrix axis, with their strides, outermost first.
     strided_axes: Sequence[tuple[Var, int]]
-    contiguous_axis: Var
-    is_transposed: bool
+    contiguous_axis: Var  # the axis of stride 1
+    is_transposed: bool  # whether that is the axis of rows
 
 
 class _MatmulLayout:
-    """The matmul of a kernel: its operands, and the loops of each of its axes.
-
-    Args:
-        kernel: a kernel with a matmul.
-    """
+    """The matmul of a kernel: its operands, and the loops of each of its axes."""
 
     def __init__(self, kernel: Kernel) -> None:
         step = kernel.matmul
@@ -184,12 +173,7 @@ def matmul_structure(kernel: Kernel) -> MatmulStructure:
 
 
 def print_matmul(kernel: Kernel, config: MatmulConfig) -> TritonSource:
-    """Print a kernel with a matmul as Triton.
-
-    Args:
-        kernel: what to print.
-        config: its block sizes.
-    """
+    """Print a kernel with a matmul as Triton."""
     matmul = _MatmulLayout(kernel)
     if matmul.column_sums and config.block_m < ROWS_PER_CHUNK:
         # The config was selected for another kernel.
@@ -226,12 +210,10 @@ class _MatmulPrinter:
     def print_source(
         self, functions: Sequence[_FunctionPrinter], config: MatmulConfig, sizes: Sequence[str]
     ) -> TritonSource:
-        """Join the functions and add those to launch: one, or two with split-K.
+        """Join the functions, operands first, and add those to launch: one, or two with split-K.
 
-        Args:
-            functions: both operands, then the epilogues; the last one is called by the template.
-            config: the block sizes.
-            sizes: the texts of the numbers of batches, rows, columns and terms.
+        The template calls the last of the epilogues. `sizes` are the texts of the numbers of batches, rows,
+        columns and terms.
         """
         matmul, name = self.matmul, self.matmul.kernel.name
         batches, rows, columns, terms = matmul.sizes()

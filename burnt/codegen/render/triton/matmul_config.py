@@ -23,26 +23,18 @@ _STEPS = (
 
 @dataclasses.dataclass(frozen=True)
 class MatmulStructure:
-    """What the choice of block sizes depends on.
+    """What the choice of block sizes depends on."""
 
-    Args:
-        batches, rows, columns, terms: the sizes B, M, N and K of the matmul.
-        itemsize: bytes of an operand's element.
-        num_tensors: tensors that the operands are computed from.
-        num_tma_operands: operands that a tensor descriptor (TMA) can address.
-        min_rows: fewest rows that a tile may have.
-        is_exact: whether operands of 32 bits or more are multiplied without rounding (``ieee``).
-    """
-
+    # The sizes B, M, N and K of the matmul.
     batches: int
     rows: int
     columns: int
     terms: int
-    itemsize: int
-    num_tensors: int = 2
-    num_tma_operands: int = 0
-    min_rows: int = 16
-    is_exact: bool = False
+    itemsize: int  # bytes of an operand's element
+    num_tensors: int = 2  # tensors that the operands are computed from
+    num_tma_operands: int = 0  # operands that a tensor descriptor (TMA) can address
+    min_rows: int = 16  # fewest rows that a tile may have
+    is_exact: bool = False  # whether operands of 32 bits or more are multiplied without rounding (``ieee``)
 
     @property
     def work(self) -> int:
@@ -54,16 +46,6 @@ class MatmulStructure:
 class MatmulConfig:
     """Block sizes of a matmul.
 
-    Args:
-        block_m, block_n, block_k: rows and columns of a tile, and terms per iteration.
-        warps: warps of a program.
-        stages: iterations in flight at once.
-        split: programs that share the terms of a tile (split-K); a second function adds their sums.
-        group: rows of tiles that are processed together, so that they share operands in the L2 cache.
-        programs: number of persistent programs, which loop over the tiles; 0 for a program per tile.
-        descriptors: whether operands are loaded by tensor descriptor (TMA) where possible.
-        specialized: whether some warps copy while others multiply.
-
     >>> str(MatmulConfig(128, 256, 64, warps=8, stages=3))
     '128x256x64 w8 s3'
     >>> config = MatmulConfig.of("128x128x64 w4 s4 p132 d ws")
@@ -71,16 +53,17 @@ class MatmulConfig:
     (132, True, True)
     """
 
+    # Rows and columns of a tile, and terms per iteration.
     block_m: int
     block_n: int
     block_k: int
-    warps: int = 4
-    stages: int = 3
-    split: int = 1
-    group: int = 8
-    programs: int = 0
-    descriptors: bool = False
-    specialized: bool = False
+    warps: int = 4  # warps of a program
+    stages: int = 3  # iterations in flight at once
+    split: int = 1  # programs that share the terms of a tile (split-K); a second function adds their sums
+    group: int = 8  # rows of tiles that are processed together, so that they share operands in the L2 cache
+    programs: int = 0  # number of persistent programs, which loop over the tiles; 0 for a program per tile
+    descriptors: bool = False  # whether operands are loaded by tensor descriptor (TMA) where possible
+    specialized: bool = False  # whether some warps copy while others multiply
 
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k} w{self.warps} s{self.stages}"
@@ -95,11 +78,7 @@ class MatmulConfig:
 
     @classmethod
     def of(cls, text: str) -> MatmulConfig:
-        """Parse block sizes.
-
-        Raises:
-            ValueError: the text is malformed, or no matmul could have these sizes.
-        """
+        """Parse block sizes; raises ValueError if no matmul could have them."""
         match = _PATTERN.fullmatch(text)
         if match is not None:
             block_m, block_n, block_k, warps, stages, split = (int(size or 1) for size in match.groups()[:6])

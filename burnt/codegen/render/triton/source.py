@@ -34,31 +34,18 @@ class ScalarArg(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DeviceFunction:
-    """A printed function and how to launch it.
-
-    Args:
-        name: its name in the text.
-        arguments: its arguments, in order; sizes are integers.
-        constants: the block sizes, by name.
-        programs: the size of the grid.
-    """
+    """A printed function and how to launch it."""
 
     name: str
     arguments: tuple[Buffer | Workspace | FailedFlag | ScalarArg | int, ...]
-    constants: dict[str, int]
-    programs: int
+    constants: dict[str, int]  # the block sizes, by name
+    programs: int  # the size of the grid
 
 
 @dataclasses.dataclass(frozen=True)
 class TritonSource:
-    """A kernel as Triton.
+    """A kernel as Triton."""
 
-    Args:
-        text: a Python module.
-        functions: its functions to launch, in order.
-        config: the block sizes.
-    """
-
-    text: str
-    functions: tuple[DeviceFunction, ...]
+    text: str  # a Python module
+    functions: tuple[DeviceFunction, ...]  # its functions to launch, in order
     config: TileConfig | MatmulConfig

@@ -32,27 +32,16 @@ _STEPS = (
 
 @dataclasses.dataclass(frozen=True)
 class TileStructure:
-    """What the choice of block sizes depends on.
+    """What the choice of block sizes depends on."""
 
-    Args:
-        rows: iterations of the loops whose rows a program may group into a tile.
-        cols: the most elements that a row has.
-        programs: iterations of the remaining loops, each with programs of its own.
-        has_inner_loop: whether there are reductions, scans or inner loops; else it is elementwise.
-        is_column_major: whether memory is contiguous along the rows instead of the columns.
-        num_tensors: tensors that are read or written along the columns.
-        itemsize: bytes of the smallest element that is read or written along the columns.
-        can_chunk: whether several programs may share a row.
-    """
-
-    rows: int
-    cols: int
-    programs: int
-    has_inner_loop: bool
-    is_column_major: bool
-    num_tensors: int
-    itemsize: int
-    can_chunk: bool
+    rows: int  # iterations of the loops whose rows a program may group into a tile
+    cols: int  # the most elements that a row has
+    programs: int  # iterations of the remaining loops, each with programs of its own
+    has_inner_loop: bool  # whether there are reductions, scans or inner loops; else it is elementwise
+    is_column_major: bool  # whether memory is contiguous along the rows instead of the columns
+    num_tensors: int  # tensors that are read or written along the columns
+    itemsize: int  # bytes of the smallest element that is read or written along the columns
+    can_chunk: bool  # whether several programs may share a row
 
     @property
     def work(self) -> int:
@@ -64,14 +53,6 @@ class TileStructure:
 class TileConfig:
     """Block sizes of a kernel.
 
-    Args:
-        rows: rows of a tile.
-        cols: columns of a tile; longer rows are processed in a loop.
-        warps: warps of a program.
-        stages: iterations of a loop in flight at once. Triton pipelines only the loads of matmul operands, so
-            these kernels compile to the same instructions for any value, and it is not tuned.
-        chunks: programs that share a row; a second function combines their partial results.
-
     The text is the format that tuning tables store.
 
     >>> str(TileConfig(4, 256, warps=8)), str(TileConfig(1, 4096, chunks=16))
@@ -80,11 +61,13 @@ class TileConfig:
     TileConfig(rows=4, cols=256, warps=8, stages=2, chunks=1)
     """
 
-    rows: int
-    cols: int
-    warps: int = 4
+    rows: int  # rows of a tile
+    cols: int  # columns of a tile; longer rows are processed in a loop
+    warps: int = 4  # warps of a program
+    # Iterations of a loop in flight at once. Triton pipelines only the loads of matmul operands, so these
+    # kernels compile to the same instructions for any value, and it is not tuned.
     stages: int = 2
-    chunks: int = 1
+    chunks: int = 1  # programs that share a row; a second function combines their partial results
 
     def __str__(self) -> str:
         chunks = f" c{self.chunks}" if self.chunks > 1 else ""
@@ -101,11 +84,7 @@ class TileConfig:
 
     @classmethod
     def of(cls, text: str) -> TileConfig:
-        """Parse block sizes.
-
-        Raises:
-            ValueError: the text is malformed, or no kernel could have these sizes.
-        """
+        """Parse block sizes; raises ValueError if no kernel could have them."""
         match = re.fullmatch(r"(\d+)x(\d+) w(\d+)(?: c(\d+))?", text)
         sizes = [int(size or 1) for size in match.groups()] if match is not None else [0]
         if any(size < 1 or size != next_power_of_two(size) for size in sizes):
@@ -118,26 +97,16 @@ class TileConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """A device's resources.
+    """A device's resources."""
 
-    Args:
-        multiprocessors: number of multiprocessors.
-        registers: 32-bit registers of a multiprocessor.
-        max_registers: most registers that a thread may have.
-        shared_memory: bytes of shared memory that a program may have.
-        warp_size: threads of a warp.
-        is_rocm: whether it is an AMD device, where one iteration fewer of a loop is in flight.
-        has_tma: whether it has units that copy tiles by tensor descriptor (TMA).
-        can_specialize_warps: whether Triton can let some warps of a program copy while others multiply.
-    """
-
-    multiprocessors: int
-    registers: int = 1 << 16
-    max_registers: int = 255
-    shared_memory: int = 99 << 10
-    warp_size: int = 32
-    is_rocm: bool = False
-    has_tma: bool = False
+    multiprocessors: int  # number of multiprocessors
+    registers: int = 1 << 16  # 32-bit registers of a multiprocessor
+    max_registers: int = 255  # most registers that a thread may have
+    shared_memory: int = 99 << 10  # bytes of shared memory that a program may have
+    warp_size: int = 32  # threads of a warp
+    is_rocm: bool = False  # whether it is an AMD device, where one iteration fewer of a loop is in flight
+    has_tma: bool = False  # whether it has units that copy tiles by tensor descriptor (TMA)
+    # Whether Triton can let some warps of a program copy while others multiply.
     can_specialize_warps: bool = False
 
 
