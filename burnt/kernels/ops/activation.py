@@ -87,16 +87,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 @op(check=lambda x: check_floating("silu", x=x), examples=_examples)
 def silu(x: Tensor) -> Tensor:
-    r"""Apply the sigmoid linear unit (swish), :math:`x\,\sigma(x)`.
-
-    Args:
-        x: ``[*]``, floating-point.
-
-    Returns:
-        ``[*]``, the shape and dtype of `x`.
-
-    Raises:
-        InputUnsupportedError: `x` is not floating-point.
+    r"""Apply the sigmoid linear unit (swish), :math:`x\,\sigma(x)`, to `x` as in `gelu`.
 
     Like `torch.nn.functional.silu`. Elfwing et al., 2017.
 
@@ -108,18 +99,7 @@ def silu(x: Tensor) -> Tensor:
 
 @op(check=lambda x: check_floating("relu2", x=x), examples=_examples)
 def relu2(x: Tensor) -> Tensor:
-    """Apply the squared ReLU, :math:`\\max(x, 0)^2`.
-
-    Args:
-        x: ``[*]``, floating-point.
-
-    Returns:
-        ``[*]``, the shape and dtype of `x`.
-
-    Raises:
-        InputUnsupportedError: `x` is not floating-point.
-
-    So et al., 2021.
+    r"""Apply the squared ReLU, :math:`\max(x, 0)^2`, to `x` as in `gelu`. So et al., 2021.
 
     >>> relu2(torch.tensor([-1.0, 3.0]))
     tensor([0., 9.])
@@ -187,19 +167,7 @@ def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> None:
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
     r"""Multiply `up` by the GELU of a gate: :math:`\mathrm{gelu}(g)\,u`.
 
-    Args:
-        gate: ``[*]``; without `up` ``[*, 2 d]``, whose first half is the gate and whose second half is `up`.
-        up: ``[*]``, in the dtype of `gate`.
-        approximate: as for `gelu`.
-
-    Returns:
-        ``[*]``; without `up` ``[*, d]``.
-
-    Raises:
-        InputRuntimeError: shapes, dtypes or devices differ, the axis to split has an odd length, or
-            `approximate` is not supported.
-
-    Shazeer, 2020.
+    `gate`, `up`, result and errors are those of `swiglu`; `approximate` is that of `gelu`. Shazeer, 2020.
 
     >>> geglu(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0]))
     tensor([ 0.8413, 19.5450])

@@ -207,19 +207,9 @@ def _bmm_examples(device: torch.device) -> list[tuple[object, ...]]:
     autocast=cast_all,
 )
 def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply two batches of matrices.
+    """Multiply batches of matrices ``[batch, m, k]`` and ``[batch, k, n]``, like `torch.bmm`.
 
-    Args:
-        a: ``[batch, m, k]``.
-        b: ``[batch, k, n]``, in the dtype of `a`. Nothing is broadcast, unlike in `matmul`.
-
-    Returns:
-        ``[batch, m, n]``.
-
-    Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
-
-    Like `torch.bmm`.
+    Unlike in `matmul`, nothing is broadcast; dtypes and errors are as there.
 
     >>> bmm(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0], [4.0]]]))
     tensor([[[11.]]])

@@ -223,20 +223,8 @@ def rms_norm(
 
     .. math:: y = \frac{x}{\sqrt{\frac{1}{d} \sum_i x_i^2 + \epsilon}} \, w
 
-    Args:
-        x: ``[*, *d]``, floating-point.
-        weight: ``[*d]``, the shape of the last axes of `x`, which are normalized; without it the last axis
-            is. In the dtype of `x`, or float32 if `x` has 16 bits.
-        eps: added to the mean square; None is the machine epsilon that torch uses for the dtype of `x`.
-        residual: ``[*, *d]``, added to `x` first; the sum is returned too.
-        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
-
-    Returns:
-        ``[*, *d]`` in the dtype of `x`, or the pair ``(normalized, sum)`` if a residual is passed.
-
-    Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
-        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
+    `eps` is added to the mean square; None is the machine epsilon that torch uses for the dtype of `x`. The
+    other arguments, result and errors are those of `layer_norm`.
 
     Like `torch.nn.functional.rms_norm`, which takes the normalized shape as an argument. Statistics are
     accumulated in float32. Zhang and Sennrich, 2019.
@@ -431,24 +419,11 @@ def batch_norm_training(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply batch normalization with the batch's own statistics, and return these too.
 
-    `batch_norm` updates its running averages with them.
-
-    Args:
-        x: ``[batch, channels, *]``, floating-point.
-        weight: ``[channels]``.
-        bias: ``[channels]``.
-        eps: added to the (biased) variance.
-        residual: shape and dtype of `x`; added to the normalized values, before the activation.
-        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
+    `batch_norm` updates its running averages with them; arguments and errors are those of `batch_norm`.
 
     Returns:
         The normalized values in the shape and dtype of `x`, and the mean and unbiased variance,
         ``[channels]``, without gradients.
-
-    Raises:
-        InputRuntimeError: shapes or devices do not match.
-        InputValueError: only one value per channel, or `activation` is not a key of
-            `burnt.kernels.ACTIVATIONS`.
 
     >>> batch_norm_training(torch.tensor([[1.0], [3.0]]))
     (tensor([[-1.0000],
@@ -511,22 +486,7 @@ def batch_norm_inference(
 ) -> Tensor:
     """Apply batch normalization with the running averages of training.
 
-    Args:
-        x: ``[batch, channels, *]``, floating-point.
-        running_mean: ``[channels]``.
-        running_var: ``[channels]``.
-        weight: ``[channels]``.
-        bias: ``[channels]``.
-        eps: added to the variance.
-        residual: shape and dtype of `x`; added to the normalized values, before the activation.
-        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
-    Raises:
-        InputRuntimeError: shapes or devices do not match.
-        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
+    Arguments, result and errors are those of `batch_norm`, which calls it outside of training.
 
     >>> batch_norm_inference(torch.tensor([[1.0], [3.0]]), torch.ones(1), torch.ones(1))
     tensor([[0.0000],

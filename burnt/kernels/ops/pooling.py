@@ -130,12 +130,8 @@ def avg_pool(
     """Compute the mean of each pooling window.
 
     Args:
-        x: ``[batch, channels, *axes]`` with one to three axes; without the batch axis `kernel_size` must
-            have one number per axis.
-        kernel_size: size of a window, one number or one per axis.
-        stride: step between windows; None is `kernel_size`.
+        x, kernel_size, stride, ceil_mode: as in `max_pool`.
         padding: number of zeros added on each side, at most half a window.
-        ceil_mode: keep windows that extend beyond the end.
         count_include_pad: whether zeros of the padding count as elements of the mean.
         divisor_override: divide by this instead of the number of elements (only with two or three axes).
 
@@ -193,19 +189,8 @@ def adaptive_max_pool(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute maxima of windows chosen such that the output has the given size.
 
-    Args:
-        x: ``[batch, channels, *axes]`` with one to three axes; without the batch axis `output_size` must
-            have one number per axis.
-        output_size: size of the output, one number or one per axis.
-        return_indices: also return the indices of the maxima into the flattened axes, int64.
-
-    Returns:
-        ``[batch, channels, *output_size]``, or the pair ``(maxima, indices)``.
-
-    Raises:
-        InputRuntimeError: the sizes do not match `x`.
-
-    Like `torch.nn.functional.adaptive_max_pool2d` and its 1d and 3d variants.
+    Arguments, result and errors are those of `adaptive_avg_pool`; with `return_indices` it returns the pair
+    ``(maxima, indices)``, as `max_pool`. Like `torch.nn.functional.adaptive_max_pool2d` and its variants.
 
     >>> adaptive_max_pool(torch.arange(16.0).reshape(1, 1, 4, 4), 1)
     tensor([[[[15.]]]])

@@ -48,7 +48,7 @@ def _bool_examples(device: torch.device) -> list[tuple[object, ...]]:
 def reduce_sum(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Compute the sum over axes.
+    """Compute the sum over axes, like `torch.sum`.
 
     Args:
         x: ``[*]``.
@@ -62,8 +62,6 @@ def reduce_sum(
 
     Raises:
         InputIndexError: `x` has no such axis.
-
-    Like `torch.sum`.
 
     >>> reduce_sum(torch.tensor([1.0, 2.0]))
     tensor(3.)
@@ -75,21 +73,9 @@ def reduce_sum(
 def reduce_mean(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Compute the mean over axes.
+    """Compute the mean over axes, like `torch.mean`; a `dtype` of None is that of `x`.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis or axes to reduce; None reduces all.
-        keepdim: keep the reduced axes, with size 1.
-        dtype: dtype of the computation and the result; None is that of `x`.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.mean`.
+    Arguments, result and errors are those of `reduce_sum`.
 
     >>> reduce_mean(torch.tensor([1.0, 2.0]))
     tensor(1.5000)
@@ -99,20 +85,9 @@ def reduce_mean(
 
 @op(examples=_examples(False), features=_features)
 def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Compute the maximum over axes; the gradient is divided evenly among equal maxima.
+    """Compute the maximum over axes, like `torch.amax`: equal maxima share the gradient evenly.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis or axes to reduce; None reduces all.
-        keepdim: keep the reduced axes, with size 1.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.amax`.
+    Arguments, result and errors are those of `reduce_sum`.
 
     >>> reduce_max(torch.tensor([1.0, 2.0]))
     tensor(2.)
@@ -122,20 +97,9 @@ def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
 
 @op(examples=_examples(False), features=_features)
 def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Compute the minimum over axes; the gradient is divided evenly among equal minima.
+    """Compute the minimum over axes, like `torch.amin`: equal minima share the gradient evenly.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis or axes to reduce; None reduces all.
-        keepdim: keep the reduced axes, with size 1.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.amin`.
+    Arguments, result and errors are those of `reduce_sum`.
 
     >>> reduce_min(torch.tensor([1.0, 2.0]))
     tensor(1.)
@@ -147,22 +111,9 @@ def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
 def reduce_prod(
     x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Compute the product over one axis or all.
+    """Compute the product over one axis or all, like `torch.prod`.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis to reduce; None reduces all.
-        keepdim: keep the reduced axes, with size 1.
-        dtype: dtype of the computation and the result; None is that of `x`, or int64 for integers and
-            booleans.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.prod`.
+    Arguments, result and errors are those of `reduce_sum`.
 
     >>> reduce_prod(torch.tensor([3.0, 2.0]))
     tensor(6.)
@@ -177,21 +128,10 @@ def reduce_prod(
 def reduce_var(
     x: Tensor, dim: int | Sequence[int] | None = None, correction: int = 1, keepdim: bool = False
 ) -> Tensor:
-    """Compute the variance over axes.
+    """Compute the variance over axes, like `torch.var`.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis or axes to reduce; None reduces all.
-        correction: the sum of squares is divided by the number of elements minus this.
-        keepdim: keep the reduced axes, with size 1.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.var`.
+    The sum of squares is divided by the number of elements minus `correction`; the other arguments, result
+    and errors are those of `reduce_sum`.
 
     >>> reduce_var(torch.tensor([1.0, 2.0, 3.0]))
     tensor(1.)
@@ -203,21 +143,7 @@ def reduce_var(
 def reduce_std(
     x: Tensor, dim: int | Sequence[int] | None = None, correction: int = 1, keepdim: bool = False
 ) -> Tensor:
-    """Compute the standard deviation over axes.
-
-    Args:
-        x: ``[*]``.
-        dim: the axis or axes to reduce; None reduces all.
-        correction: the sum of squares is divided by the number of elements minus this.
-        keepdim: keep the reduced axes, with size 1.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.std`.
+    """Compute the standard deviation over axes, like `torch.std`; arguments are those of `reduce_var`.
 
     >>> reduce_std(torch.tensor([1.0, 2.0, 3.0]))
     tensor(1.)
@@ -227,20 +153,9 @@ def reduce_std(
 
 @op(examples=_examples(False))
 def reduce_logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Compute the logarithm of the sum of exponentials over axes, without overflow.
+    """Compute the logarithm of the sum of exponentials, without overflow, like `torch.logsumexp`.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis or axes to reduce; None reduces all.
-        keepdim: keep the reduced axes, with size 1.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.logsumexp`.
+    Arguments, result and errors are those of `reduce_sum`.
 
     >>> reduce_logsumexp(torch.zeros(2))
     tensor(0.6931)
@@ -250,20 +165,10 @@ def reduce_logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim:
 
 @op(examples=_arg_examples)
 def reduce_argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Return the index of the maximum, int64; of equal maxima the first.
+    """Return the index of the maximum, int64, like `torch.argmax`; of equal maxima the first.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis to reduce; None returns the index into the flattened `x`.
-        keepdim: keep the reduced axes, with size 1.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.argmax`.
+    A `dim` of None returns the index into the flattened `x`; otherwise arguments, result and errors are those
+    of `reduce_sum`.
 
     >>> reduce_argmax(torch.tensor([1.0, 2.0]))
     tensor(1)
@@ -273,20 +178,7 @@ def reduce_argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
 
 @op(examples=_arg_examples)
 def reduce_argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Return the index of the minimum, int64; of equal minima the first.
-
-    Args:
-        x: ``[*]``.
-        dim: the axis to reduce; None returns the index into the flattened `x`.
-        keepdim: keep the reduced axes, with size 1.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.argmin`.
+    """Return the index of the minimum, int64, like `torch.argmin`; as `reduce_argmax`.
 
     >>> reduce_argmin(torch.tensor([1.0, 2.0]))
     tensor(0)
@@ -296,20 +188,9 @@ def reduce_argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
 
 @op(examples=_bool_examples)
 def reduce_any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Test whether any element along the axes is true (nonzero).
+    """Test whether any element along the axes is true (nonzero), like `torch.any`.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis or axes to reduce; None reduces all.
-        keepdim: keep the reduced axes, with size 1.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.any`.
+    Arguments, result and errors are those of `reduce_sum`.
 
     >>> reduce_any(torch.tensor([True, False]))
     tensor(True)
@@ -319,20 +200,9 @@ def reduce_any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
 
 @op(examples=_bool_examples)
 def reduce_all(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Test whether all elements along the axes are true (nonzero).
+    """Test whether all elements along the axes are true (nonzero), like `torch.all`.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis or axes to reduce; None reduces all.
-        keepdim: keep the reduced axes, with size 1.
-
-    Returns:
-        ``[*]`` without the reduced axes.
-
-    Raises:
-        InputIndexError: `x` has no such axis.
-
-    Like `torch.all`.
+    Arguments, result and errors are those of `reduce_sum`.
 
     >>> reduce_all(torch.tensor([True, False]))
     tensor(False)

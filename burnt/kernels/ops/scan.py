@@ -38,20 +38,9 @@ def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
 
 @op(examples=_examples)
 def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Compute the cumulative products along an axis.
+    """Compute the cumulative products along an axis, like `torch.cumprod`.
 
-    Args:
-        x: ``[*]``.
-        dim: the axis.
-        dtype: dtype of the products and the result; None is that of `x`, or int64 for integers and booleans.
-
-    Returns:
-        ``[*]``, the shape of `x`.
-
-    Raises:
-        InputIndexError: `x` has no axis `dim`.
-
-    Like `torch.cumprod`.
+    Arguments, result and errors are those of `cumsum`.
 
     >>> cumprod(torch.tensor([1.0, 2.0, 3.0]), 0)
     tensor([1., 2., 6.])

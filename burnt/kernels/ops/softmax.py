@@ -68,19 +68,7 @@ def _check_log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
 def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     r"""Compute the logarithm of the softmax along an axis: :math:`y_i = x_i - \log \sum_j e^{x_j}`.
 
-    Args:
-        x: ``[*]``, floating-point.
-        dim: the axis.
-        dtype: convert `x` to this dtype first; also the result's dtype. None keeps the dtype of `x`.
-
-    Returns:
-        ``[*]``, the shape of `x`.
-
-    Raises:
-        InputIndexError: `x` has no axis `dim`.
-        InputUnsupportedError: `x` is not floating-point, and `dtype` is None.
-
-    Like `torch.log_softmax`.
+    Arguments, result and errors are those of `softmax`. Like `torch.log_softmax`.
 
     >>> log_softmax(torch.tensor([0.0, 0.0]))
     tensor([-0.6931, -0.6931])

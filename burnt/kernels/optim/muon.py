@@ -84,8 +84,7 @@ def muon_step(
     """Take a step of Muon on lists of matrices in place, with optional unscaling, clipping and averaging.
 
     Args:
-        params: ``[rows, columns]`` each; as in `adamw_step`, like all other arguments unless stated.
-        grads: gradients; not changed.
+        params: ``[rows, columns]`` each.
         momentum_buffers: running means of the gradients, initially zeros.
         lr: learning rate, which is adjusted to each matrix's shape.
         weight_decay: decoupled: the parameter is multiplied by ``1 - lr * weight_decay``.
@@ -95,16 +94,9 @@ def muon_step(
         eps: lower bound of the norm in `orthogonalized`.
         ns_steps: number of iterations, fewer than 100.
         adjust_lr_fn: ``"original"`` (also None) or ``"match_rms_adamw"``.
-        grad_scale: factor that the loss was multiplied by.
-        max_norm: maximum global norm of the gradients.
-        ema: exponential moving averages of the parameters.
-        ema_decay: decay rate of these averages.
-        candidate: ``"burnt"``, ``"torch"`` or None.
 
-    Returns:
-        As in `adamw_step`, which also lists the errors raised.
-
-    Like `torch.optim.Muon`; Jordan et al., 2024.
+    All other arguments, the result and errors are those of `adamw_step`. Like `torch.optim.Muon`; Jordan et
+    al., 2024.
 
     >>> p, g = torch.zeros(2, 2), torch.tensor([[0.0, 3.0], [-3.0, 0.0]])
     >>> result = muon_step([p], [g], [torch.zeros(2, 2)], lr=1.0)

@@ -109,27 +109,8 @@ def adam_step(
 ) -> StepResult:
     """Take a step of Adam: like `adamw_step`, but with weight decay as an L2 penalty on the loss.
 
-    Args:
-        params: as in `adamw_step`, like all other arguments unless stated.
-        grads: gradients; not changed.
-        exp_avgs: running means of the gradients.
-        exp_avg_sqs: running means of the squared gradients.
-        steps: number of steps taken.
-        max_exp_avg_sqs: running maxima of `exp_avg_sqs`, for AMSGrad.
-        lr: learning rate.
-        betas: decay rates of the running means.
-        eps: added to the denominator.
-        weight_decay: times the parameter, added to the clipped gradient.
-        grad_scale: factor that the loss was multiplied by.
-        max_norm: maximum global norm of the gradients.
-        ema: exponential moving averages of the parameters.
-        ema_decay: decay rate of these averages.
-        candidate: ``"burnt"``, ``"torch"`` or None.
-
-    Returns:
-        As in `adamw_step`, which also lists the errors raised.
-
-    Like `torch.optim.Adam`; Kingma and Ba, 2015.
+    `weight_decay`, times the parameter, is added to the clipped gradient. All other arguments, the result and
+    errors are those of `adamw_step`. Like `torch.optim.Adam`; Kingma and Ba, 2015.
 
     >>> p, state = torch.ones(1), [[torch.zeros(1)], [torch.zeros(1)], [torch.tensor(0.0)]]
     >>> adam_step([p], [torch.tensor([2.0])], *state, lr=0.1).by, p
@@ -159,8 +140,6 @@ def sgd_step(
     """Take a step of stochastic gradient descent on lists of tensors in place.
 
     Args:
-        params: as in `adamw_step`, like all other arguments unless stated.
-        grads: gradients; not changed.
         momentum_buffers: running sums of the gradients; required with momentum. None marks a parameter's
             first step, and is replaced in the list by a new buffer.
         lr: learning rate.
@@ -169,16 +148,8 @@ def sgd_step(
             except in the first step.
         weight_decay: times the parameter, added to the clipped gradient.
         nesterov: use Nesterov momentum.
-        grad_scale: factor that the loss was multiplied by.
-        max_norm: maximum global norm of the gradients.
-        ema: exponential moving averages of the parameters.
-        ema_decay: decay rate of these averages.
-        candidate: ``"burnt"``, ``"torch"`` or None.
 
-    Returns:
-        As in `adamw_step`, which also lists the errors raised.
-
-    Like `torch.optim.SGD`.
+    All other arguments, the result and errors are those of `adamw_step`. Like `torch.optim.SGD`.
 
     >>> p, buffers = torch.ones(1), [None]
     >>> for _ in range(2):

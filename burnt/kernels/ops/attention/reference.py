@@ -493,20 +493,10 @@ def dot_product_attention(
     """Compute scaled dot-product attention: the op behind `attention`, with its options in canonical form.
 
     Args:
-        q: ``[B, H, L, D]``, float16, bfloat16, float32 or float64.
-        k: ``[B, K, S, D]``.
-        v: ``[B, K, S, E]``.
-        mask: broadcasts to ``[B, H, L, S]``; boolean (True: visible), or added to the scores.
+        q, k, v, mask, bottom_right, scale, softcap, slopes, lengths, q_starts, k_starts, dropout: as in
+            `attention`.
         before: number of keys before its own position that a query sees; None for all.
         after: number of keys after it; 0 is causal.
-        bottom_right: align the last query with the last key, instead of the first with the first.
-        scale: factor of the scores; None is ``1 / sqrt(D)``.
-        softcap: scores `s` become ``softcap * tanh(s / softcap)``.
-        slopes: ``[H]``, ALiBi: the distance of query and key times the slope is subtracted from the scores.
-        lengths: ``[B]``, number of valid keys.
-        q_starts: ``[N + 1]``, start offsets of packed query sequences, and the end of the last one.
-        k_starts: the same for the keys.
-        dropout: probability of dropping a weight.
         seed: ``[]``, int64, of the dropout mask (`dropout_mask`).
 
     Returns:

@@ -398,27 +398,17 @@ def scaled_conv(
         x: ``[batch, channels, *axes]``, int8, with one to three axes.
         values: ``[out_channels, channels / groups, *kernel]``, int8.
         x_scale: one element, or one for each sample of the batch, floating-point.
-        scale: ``[out_channels, 1]`` or ``[1, 1]``, floating-point.
         x_zero_point: one int8 element; padding stands for the number 0, which is this value.
-        bias: ``[out_channels]``, floating-point.
-        activation: a key of `burnt.kernels.ACTIVATIONS`, applied to the scaled sum.
         stride: a number, or one per axis, as are the next two.
         padding: zeros on both sides.
         dilation: of the kernel.
         groups: of the channels.
-        out_scale: one element: the result is quantized again, by this scale.
-        out_zero_point: one int8 element, of the result.
-        dtype: of the result, None for float32, unless `out_scale` is given.
-        zero_point: int8, in the shape of `scale`.
+        scale, bias, activation, out_scale, out_zero_point, dtype, zero_point: as in `scaled_linear`.
 
     Returns:
         ``[batch, out_channels, *axes]``, in `dtype`; with `out_scale` int8.
 
-    Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
-        InputValueError: `dtype` is not floating-point, or `activation` unknown.
-
-    Integers are summed exactly, then scaled in float32.
+    Errors and precision are as in `scaled_linear`.
 
     >>> x = torch.tensor([[[1, 2, 3]]], dtype=torch.int8)
     >>> scaled_conv(x, torch.tensor([[[1, -1]]], dtype=torch.int8), torch.tensor(0.5), torch.tensor([[2.0]]))

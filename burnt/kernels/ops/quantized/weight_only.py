@@ -251,13 +251,7 @@ def quantized_embedding(
 
     Args:
         indices: ``[*]``, int64 or int32.
-        values: ``[rows, columns]``, packed.
-        scale: ``[rows, 1]``, ``[1, 1]`` or with blocks ``[rows, blocks]``, floating-point.
-        zero_point: int8, in the shape of `scale`.
-        value: a key of `burnt.scheme.VALUES`.
-        block: columns that share a scale; 0 for whole rows.
-        columns: of the table, without padding; None for all that are stored.
-        dtype: of the result, None for float32.
+        values, scale, zero_point, value, block, columns, dtype: of the table, as in `dequantize`.
 
     Returns:
         ``[*, columns]``.

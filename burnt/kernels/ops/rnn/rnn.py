@@ -299,24 +299,8 @@ def gru_layer(
               n &= \tanh(x_t W_{in}^\top + b_{in} + r (h_{t-1} W_{hn}^\top + b_{hn})) \\
               h_t &= (1 - z) n + z h_{t-1}
 
-    Args:
-        x: ``[B, T, I]``, of a floating-point dtype.
-        weight_ih: ``[3 H, I]``, with gates in the order r, z, n; all tensors have the dtype of `x`.
-        weight_hh: ``[3 H, H]``.
-        bias_ih: ``[3 H]``; both biases may be None.
-        bias_hh: ``[3 H]``.
-        h0: ``[B, H]``, the initial state; None is zeros.
-        lengths: ``[B]``, int64: steps of each sequence, 1 to T. Outputs after them are zero.
-        reverse: whether to start from the last step of each sequence.
-
-    Returns:
-        The states after each step, ``[B, T, H]``, stored with the steps first, and the state after the last
-        step of each sequence, ``[B, H]``; both in the dtype of `x`.
-
-    Raises:
-        InputRuntimeError: the shapes, dtypes or devices do not match, or a length is out of range (on the
-            CPU).
-        InputUnsupportedError: not of a floating-point dtype.
+    Weights and biases have ``3 H`` rows, with gates in the order r, z, n, and there is no cell state;
+    otherwise arguments, results and errors are those of `lstm_layer`.
 
     As `torch.nn.GRU` of one layer. Cho et al., 2014; the reset gate is applied after the matmul.
 
