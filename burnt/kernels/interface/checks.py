@@ -6,7 +6,7 @@ message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,35 +96,40 @@ def describe(value: Any) -> str:
 
 def check_one_device(op: str, **tensors: Tensor | None) -> None:
     """Raise an `InputRuntimeError` that names the first tensor on another device, if any."""
-    for first, expected, name, tensor in _differing("device", tensors):
-        raise InputRuntimeError(
-            f"the arguments of {op} are on different devices",
-            where=f"burnt.kernels.{op}",
-            expected=f"{name} on {expected}, as {first}",
-            found=f"{name} on {tensor.device}",
-            hint=f"{name}.to({str(expected)!r})",
-        )
+    _check_equal(op, "device", "are on different devices", "on", "{}.to('{}')", tensors)
 
 
-def _differing(what: str, tensors: Mapping[str, Tensor | None]) -> Iterator[tuple[str, Any, str, Tensor]]:
-    """Yield the first tensor's name and its device or dtype, and each tensor with another one."""
+def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
+    """Raise an `InputRuntimeError` that names the first tensor of another dtype, if any."""
+    hint = "{}.to({}), or run it under torch.autocast"
+    _check_equal(op, "dtype", "have different dtypes", "of", hint, tensors)
+
+
+def _check_equal(
+    op: str, what: str, differ: str, is_: str, hint: str, tensors: Mapping[str, Tensor | None]
+) -> None:
     present = {name: t for name, t in tensors.items() if t is not None}
     first = next(iter(present))
     expected = getattr(present[first], what)
     for name, tensor in present.items():
         if getattr(tensor, what) != expected:
-            yield first, expected, name, tensor
+            raise InputRuntimeError(
+                f"the arguments of {op} {differ}",
+                where=f"burnt.kernels.{op}",
+                expected=f"{name} {is_} {expected}, as {first}",
+                found=f"{name} {is_} {getattr(tensor, what)}",
+                hint=hint.format(name, expected),
+            )
 
 
-def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
-    """Raise an `InputRuntimeError` that names the first tensor of another dtype, if any."""
-    for first, expected, name, tensor in _differing("dtype", tensors):
+def check_shape(op: str, name: str, tensor: Tensor | None, shape: Sequence[int]) -> None:
+    """Raise an `InputRuntimeError` if a tensor is given and has another shape."""
+    if tensor is not None and list(tensor.shape) != list(shape):
         raise InputRuntimeError(
-            f"the arguments of {op} have different dtypes",
+            f"{name} of {op} has the wrong shape",
             where=f"burnt.kernels.{op}",
-            expected=f"{name} of {expected}, as {first}",
-            found=f"{name} of {tensor.dtype}",
-            hint=f"{name}.to({expected}), or run it under torch.autocast",
+            expected=list(shape),
+            found=list(tensor.shape),
         )
 
 

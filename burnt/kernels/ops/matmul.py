@@ -34,6 +34,7 @@ from burnt.kernels.interface.checks import (
     check_one_device,
     check_one_dtype,
     check_residual_dtype,
+    check_shape,
 )
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
@@ -62,14 +63,8 @@ def _check_linear(*args: Any) -> None:
             else None,
         )
     output_shape = [*x.shape[:-1], weight.shape[0]]
-    for name, tensor, shape in (("bias", bias, output_shape[-1:]), ("residual", residual, output_shape)):
-        if tensor is not None and list(tensor.shape) != shape:
-            raise InputRuntimeError(
-                f"{name} of linear has the wrong shape",
-                where="burnt.kernels.linear",
-                expected=shape,
-                found=list(tensor.shape),
-            )
+    check_shape("linear", "bias", bias, output_shape[-1:])
+    check_shape("linear", "residual", residual, output_shape)
 
 
 def _linear_examples(device: torch.device) -> list[tuple[object, ...]]:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from burnt import _torch
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype, check_shape
 from burnt.kernels.ops.activation import apply_activation, check_activation
 
 
@@ -69,28 +69,13 @@ def _check_last_axis_norm(
                 found=tuple(tensor.shape),
                 hint=f"the preceding layer returns {x.shape[-1] if x.dim() else 'no'} features",
             )
-    if weight is not None and bias is not None and weight.shape != bias.shape:
-        raise InputRuntimeError(
-            f"weight and bias of {name} have different shapes",
-            where=f"burnt.kernels.{name}",
-            expected=f"bias of shape {tuple(weight.shape)}",
-            found=tuple(bias.shape),
-        )
+    if weight is not None:
+        check_shape(name, "bias", bias, weight.shape)
     if x.dim() == 0:
         raise InputRuntimeError(
             f"{name} normalizes the last axes, but x has none", where=f"burnt.kernels.{name}", found="[]"
         )
-    _check_residual(name, x, residual)
-
-
-def _check_residual(name: str, x: Tensor, residual: Tensor | None) -> None:
-    if residual is not None and residual.shape != x.shape:
-        raise InputRuntimeError(
-            f"the residual of {name} has the wrong shape",
-            where=f"burnt.kernels.{name}",
-            expected=tuple(x.shape),
-            found=tuple(residual.shape),
-        )
+    check_shape(name, "residual", residual, x.shape)
 
 
 def _check_parameters(name: str, x: Tensor, **parameters: Tensor | None) -> None:
@@ -254,7 +239,7 @@ def _check_channel_norm(
     check_activation(name, activation)
     check_floating(name, x=x)
     check_one_device(name, x=x, residual=residual, **others)
-    _check_residual(name, x, residual)
+    check_shape(name, "residual", residual, x.shape)
     if x.dim() < 2:
         raise InputRuntimeError(
             f"{name} needs a batch axis and a channel axis",

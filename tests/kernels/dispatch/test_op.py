@@ -517,7 +517,7 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "labels of another dtype": (*entropy(LOGITS, LABELS.int()), "the labels have the wrong dtype"),
     "reduction": (*entropy(LOGITS, LABELS, reduction="max"), "has no reduction 'max'"),
     "smoothing": (*entropy(LOGITS, LABELS, label_smoothing=2.0), "the label smoothing is out of range"),
-    "class weights": (*entropy(LOGITS, LABELS, W[:3]), "the weight does not match the classes"),
+    "class weights": (*entropy(LOGITS, LABELS, W[:3]), "weight of cross_entropy has the wrong shape"),
     "probability": (*alike(kernels.dropout, F.dropout, X, 1.5), "the probability of dropout is out of range"),
     "window": (*alike(kernels.max_pool, F.max_pool2d, torch.ones(1, 1, 2, 2), 5), "max_pool cannot take"),
     "axis of a sum": (*alike(kernels.reduce_sum, torch.sum, X, 3), "reduce_sum cannot take"),

@@ -24,6 +24,7 @@ from burnt.kernels.interface.checks import (
     check_one_device,
     check_one_dtype,
     check_residual_dtype,
+    check_shape,
 )
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
@@ -120,17 +121,6 @@ def _check_sizes(name: str, axes: int, **sizes: Sizes) -> None:
             )
 
 
-def _check_channels(name: str, channels: int, **tensors: Tensor | None) -> None:
-    for tensor_name, tensor in tensors.items():
-        if tensor is not None and list(tensor.shape) != [channels]:
-            raise InputRuntimeError(
-                f"{tensor_name} of {name} does not have one element per output channel",
-                where=f"burnt.kernels.{name}",
-                expected=[channels],
-                found=list(tensor.shape),
-            )
-
-
 def _channels_error(name: str, x: Tensor, weight: Tensor, groups: int, expected: str) -> InputRuntimeError:
     return InputRuntimeError(
         f"the channels of x and weight of {name} do not match",
@@ -159,7 +149,8 @@ def _check_conv(*args: Any) -> None:
             f"x with {weight.shape[1]} channels per group, and weight.shape[0] a multiple of {groups} groups"
         )
         raise _channels_error("conv", x, weight, groups, expected)
-    _check_channels("conv", channels, bias=bias, scale=scale)
+    check_shape("conv", "bias", bias, [channels])
+    check_shape("conv", "scale", scale, [channels])
     step, pad, dilate = (expand_sizes(sizes, axes) for sizes in (stride, padding, dilation))
     output_sizes = [
         (size + 2 * p - d * (kernel - 1) - 1) // s + 1
@@ -173,13 +164,7 @@ def _check_conv(*args: Any) -> None:
             found=f"x {list(x.shape)}, weight {list(weight.shape)}, padding {padding}, dilation {dilation}",
         )
     shape = [*x.shape[: -axes - 1], channels, *output_sizes]
-    if residual is not None and list(residual.shape) != shape:
-        raise InputRuntimeError(
-            "residual of conv has the wrong shape",
-            where="burnt.kernels.conv",
-            expected=shape,
-            found=list(residual.shape),
-        )
+    check_shape("conv", "residual", residual, shape)
 
 
 def _conv_examples(device: torch.device) -> list[tuple[object, ...]]:
@@ -369,7 +354,7 @@ def _check_conv_transpose(*args: Any) -> None:
     if groups < 1 or weight.shape[0] % groups or x.shape[-axes - 1] != weight.shape[0]:
         expected = f"x with {weight.shape[0]} channels, divisible by the number of groups"
         raise _channels_error(name, x, weight, groups, expected)
-    _check_channels(name, weight.shape[1] * groups, bias=bias)
+    check_shape(name, "bias", bias, [weight.shape[1] * groups])
     step, pad, dilate, more = (
         expand_sizes(sizes, axes) for sizes in (stride, padding, dilation, output_padding)
     )

@@ -23,7 +23,7 @@ from burnt.device import processor
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import autocast_dtype, cast_all
-from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype, check_shape
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.loss.cross_entropy_rows import (
     Terms,
@@ -70,13 +70,7 @@ def _check(*args: Any) -> None:
             expected="x [*, d] and weight [classes, d]",
             found=f"x {list(x.shape)}, weight {list(weight.shape)}",
         )
-    if bias is not None and list(bias.shape) != [weight.shape[0]]:
-        raise InputRuntimeError(
-            "the bias does not match the classes",
-            where=f"burnt.kernels.{name}",
-            expected=[weight.shape[0]],
-            found=list(bias.shape),
-        )
+    check_shape(name, "bias", bias, weight.shape[:1])
     check_labels(name, target, tuple(x.shape[:-1]), flat=True)
 
 

@@ -17,7 +17,7 @@ from burnt import _torch
 from burnt.codegen.backward import grad_by_torch
 from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, range_hint
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype, check_shape
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.loss.cross_entropy_rows import Terms, loss_divisor, losses_and_gradient
 
@@ -98,13 +98,7 @@ def _check(*args: Any) -> None:
         )
     if not _torch.is_autocast():
         check_one_dtype("cross_entropy", logits=logits, weight=weight)
-    if weight is not None and tuple(weight.shape) != (shape[axis],):
-        raise InputRuntimeError(
-            "the weight does not match the classes",
-            where=where,
-            expected=f"[{shape[axis]}]",
-            found=tuple(weight.shape),
-        )
+    check_shape("cross_entropy", "weight", weight, [shape[axis]])
 
 
 def _check_label_values(

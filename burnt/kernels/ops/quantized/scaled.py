@@ -13,12 +13,11 @@ from torch.nn import functional as F
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import cast_none
-from burnt.kernels.interface.checks import check_floating, check_one_device
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_shape
 from burnt.kernels.ops.activation import apply_activation, check_activation
 from burnt.kernels.ops.conv.onednn import Sizes, expand_sizes
 from burnt.kernels.ops.quantized.quantize import check_scale, is_floating, quantized_example
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, value_type
-from burnt.kernels.ops.quantized.weight_only import check_bias
 
 EXACT_TERMS = 1 << 10
 """Products of 8-bit integers whose sum float32 holds exactly, 2^24 / 2^14; each zero point adds one bit."""
@@ -114,7 +113,7 @@ def _check_common(name: str, call: LinearCall | ConvCall, x_scales_fit: bool, x_
     floats: dict[str, Tensor | None] = {"x_scale": call.x_scale, "scale": call.scale}
     tensors: dict[str, Tensor | None] = {"x": call.x, "values": call.values, **floats}
     check_one_device(name, **tensors, x_zero_point=call.x_zero_point, bias=call.bias)
-    check_floating(name, **floats)
+    check_floating(name, **floats, bias=call.bias)
     where = f"burnt.kernels.{name}"
     if value_type(name, call.value).bits != 8:
         raise InputValueError(
@@ -149,7 +148,7 @@ def _check_common(name: str, call: LinearCall | ConvCall, x_scales_fit: bool, x_
         )
     columns = call.values[0].numel() if call.values.shape[0] else 0
     check_scale(name, call.values.shape[0], columns, call.scale, call.zero_point, 0)
-    check_bias(name, call.values.shape[0], call.bias)
+    check_shape(name, "bias", call.bias, call.values.shape[:1])
     if call.out_scale is None and not is_floating(call.dtype):
         raise InputValueError(
             f"the dtype of {name} is not floating-point",

@@ -13,7 +13,7 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import cast
-from burnt.kernels.interface.checks import check_floating, check_one_device
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_shape
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
 from burnt.kernels.ops.matmul import linear
@@ -50,26 +50,12 @@ class LinearArguments(NamedTuple):
         return dequantize(self.values, self.scale, self.zero_point, *settings)
 
 
-def check_bias(op_name: str, rows: int, bias: Tensor | None) -> None:
-    """Check that a bias is floating-point and has one element per row of the weight."""
-    if bias is None:
-        return
-    check_floating(op_name, bias=bias)
-    if list(bias.shape) != [rows]:
-        raise InputRuntimeError(
-            f"bias of {op_name} has the wrong shape",
-            where=f"burnt.kernels.{op_name}",
-            expected=[rows],
-            found=list(bias.shape),
-        )
-
-
 def _check_linear(*args: Any) -> None:
     x, values, scale, zero_point, bias, activation, value, block = args
     name = "quantized_linear"
     check_activation(name, activation)
     check_one_device(name, x=x, values=values, scale=scale, zero_point=zero_point, bias=bias)
-    check_floating(name, x=x, scale=scale)
+    check_floating(name, x=x, scale=scale, bias=bias)
     check_values(name, values, value)
     per_byte = value_type(name, value).per_byte
     multiple = max(block, per_byte)
@@ -86,7 +72,7 @@ def _check_linear(*args: Any) -> None:
             found=f"x {list(x.shape)}, values {list(values.shape)}",
         )
     check_scale(name, values.shape[0], x.shape[-1], scale, zero_point, block)
-    check_bias(name, values.shape[0], bias)
+    check_shape(name, "bias", bias, values.shape[:1])
 
 
 def _linear_examples(device: torch.device) -> list[tuple[object, ...]]:

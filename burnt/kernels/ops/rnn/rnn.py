@@ -23,7 +23,13 @@ from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, UnsupportedError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import cast, cast_all
-from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype, describe
+from burnt.kernels.interface.checks import (
+    check_floating,
+    check_one_device,
+    check_one_dtype,
+    check_shape,
+    describe,
+)
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.rnn.layer import DTYPES, run_layer, unsupported_reason, zero_padding
 
@@ -60,18 +66,12 @@ def _check(
         )
     width = weight_hh.shape[-1] if weight_hh.dim() else 0
     gates = _GATES[kind] * width
-    shapes = {
-        "weight_ih": [gates, x.shape[2]], "weight_hh": [gates, width], "bias_ih": [gates], "bias_hh": [gates],
-        "h0": [x.shape[0], width], "c0": [x.shape[0], width], "lengths": [x.shape[0]],
+    shapes: dict[str, Sequence[int]] = {
+        "x": x.shape, "weight_ih": [gates, x.shape[2]], "weight_hh": [gates, width],
+        "bias_ih": [gates], "bias_hh": [gates], "h0": [x.shape[0], width], "c0": [x.shape[0], width], "lengths": [x.shape[0]],
     }  # fmt: skip
     for argument, tensor in {**floats, "lengths": lengths}.items():
-        if tensor is not None and argument != "x" and list(tensor.shape) != shapes[argument]:
-            raise InputRuntimeError(
-                f"{argument} of {name} has the wrong shape",
-                where=f"burnt.kernels.{name}",
-                expected=f"{shapes[argument]}, for an input {list(x.shape)} and {width} hidden units",
-                found=list(tensor.shape),
-            )
+        check_shape(name, argument, tensor, shapes[argument])
     if (bias_ih is None) != (bias_hh is None):
         raise InputRuntimeError(
             f"{name} needs both biases or none",

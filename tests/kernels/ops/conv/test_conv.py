@@ -296,7 +296,7 @@ def test_named_padding_is_traced_as_numbers() -> None:
         ({"padding": [1, 1, 1]}, "an integer of at least 0, or 2 of them"),
         ({"groups": 2}, "x with 5 channels per group"),
         ({"dilation": 9}, "the kernel of conv is larger than the padded x"),
-        ({"bias": torch.ones(3)}, "bias of conv does not have one element per output channel"),
+        ({"bias": torch.ones(3)}, "bias of conv has the wrong shape"),
         ({"residual": torch.ones(2, 5, 8, 7)}, "residual of conv has the wrong shape"),
         ({"weight": torch.ones(5, 5, 3)}, "x and weight of conv do not have matching axes"),
     ],
