@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,29 +22,15 @@ from burnt.kernels.optim import foreach_c
 from burnt.kernels.optim.formula import Options, Update
 from burnt.kernels.optim.request import CLIP_EPS, Request, StepResult
 
+if TYPE_CHECKING:
+    from burnt.kernels.optim.foreach_triton import DevicePasses
+
+Passes: TypeAlias = "HostPasses | DevicePasses"
 _FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})  # device types with fused steps in torch
 
 
-class Passes(Protocol):
-    """The passes of burnt's kernels over the tensors of one step."""
-
-    result: StepResult
-
-    def is_skipped(self, *, wait: bool) -> bool:
-        """Whether the step is skipped. On a GPU it is False without `wait`, which synchronizes."""
-
-    def apply_update(
-        self,
-        update: Update,
-        elements: Mapping[str, Sequence[Tensor]],
-        options: Options,
-        scalars: Mapping[str, Sequence[Any]] | None = None,
-    ) -> None:
-        """Apply an update to the tensors in place, unless the step is skipped (see `foreach_c`)."""
-
-
 class HostPasses:
-    """`Passes` on the CPU."""
+    """The passes of burnt's kernels over the tensors of one step, on the CPU."""
 
     def __init__(self, request: Request, grads: Sequence[Tensor]) -> None:
         self._grad_factor, self._is_skipped = 1.0, False
@@ -64,7 +50,7 @@ class HostPasses:
         self.result = StepResult(norm_tensor, _bool_tensor(self._is_skipped), "burnt")
 
     def is_skipped(self, *, wait: bool) -> bool:
-        """Whether the step is skipped."""
+        """Whether the step is skipped. On a GPU it is False without `wait`, which synchronizes."""
         return self._is_skipped
 
     def apply_update(
@@ -74,7 +60,7 @@ class HostPasses:
         options: Options,
         scalars: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        """Apply an update, one call per dtype; see `Passes`."""
+        """Apply an update to the tensors in place, one call per dtype, unless the step is skipped."""
         if self._is_skipped:
             return
         options, scalars = {**options, "grad_factor": self._grad_factor}, scalars or {}

@@ -137,7 +137,7 @@ def finish(  # type: ignore[no-untyped-def]
 
 
 class DevicePasses:
-    """`burnt.kernels.optim.foreach.Passes` on a GPU."""
+    """As `burnt.kernels.optim.foreach.HostPasses`, on a GPU."""
 
     def __init__(self, request: Request, grads: Sequence[Tensor]) -> None:
         device = grads[0].device
@@ -159,7 +159,7 @@ class DevicePasses:
         options: Options,
         scalars: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
-        """Apply an update, one launch per dtype and alignment; see `Passes`."""
+        """Apply an update, one launch per dtype and alignment."""
         scalars = scalars or {}
         traced = trace(update, elements.keys(), options)
         kernels = compile_update(traced)

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +34,11 @@ class Scope(IntEnum):
     STEP = 0
     TENSOR = 1
     ELEMENT = 2
+
+
+def _operator(op: str) -> tuple[Callable[[Any, Any], Term], Callable[[Any, Any], Term]]:
+    """Return the methods for an operator whose left, or right, operand is the term."""
+    return lambda term, other: _combine(op, term, other), lambda term, other: _combine(op, other, term)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,29 +63,10 @@ class Term:
             raise TypeError("a formula can only branch on options other than lr")
         return self.is_nonzero
 
-    def __add__(self, other: Any) -> Term:
-        return _combine("add", self, other)
-
-    def __radd__(self, other: Any) -> Term:
-        return _combine("add", other, self)
-
-    def __sub__(self, other: Any) -> Term:
-        return _combine("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> Term:
-        return _combine("subtract", other, self)
-
-    def __mul__(self, other: Any) -> Term:
-        return _combine("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> Term:
-        return _combine("multiply", other, self)
-
-    def __truediv__(self, other: Any) -> Term:
-        return _combine("divide", self, other)
-
-    def __rtruediv__(self, other: Any) -> Term:
-        return _combine("divide", other, self)
+    __add__, __radd__ = _operator("add")
+    __sub__, __rsub__ = _operator("subtract")
+    __mul__, __rmul__ = _operator("multiply")
+    __truediv__, __rtruediv__ = _operator("divide")
 
     def __neg__(self) -> Term:
         return _combine("subtract", 0.0, self)
@@ -120,39 +106,13 @@ def _call(op: str, *operands: Any) -> Any:
     return (_TENSORS if any(isinstance(x, Tensor) for x in operands) else _NUMBERS)[op](*operands)
 
 
-def sqrt(x: Any) -> Any:
-    """Square root."""
-    return _call("sqrt", x)
-
-
-def absolute(x: Any) -> Any:
-    """Absolute value."""
-    return _call("absolute", x)
-
-
-def sign(x: Any) -> Any:
-    """-1, 0 or 1; 0 for NaN."""
-    return _call("sign", x)
-
-
-def power(base: Any, exponent: Any) -> Any:
-    """A number to the power of a scalar."""
-    return _call("power", base, exponent)
-
-
-def maximum(a: Any, b: Any) -> Any:
-    """The larger of two elements; NaN if one is NaN."""
-    return _call("maximum", a, b)
-
-
-def lerp(a: Any, b: Any, weight: Any) -> Any:
-    """``a + weight * (b - a)``, exact at both ends like torch's."""
-    return _call("lerp", a, b, weight)
-
-
-def where_greater(a: Any, b: Any, yes: Any, no: Any) -> Any:
-    """`yes` if a > b, else `no`; scalars or numbers."""
-    return _call("where_greater", a, b, yes, no)
+sqrt = partial(_call, "sqrt")
+absolute = partial(_call, "absolute")
+sign = partial(_call, "sign")  # -1, 0 or 1; 0 for NaN
+power = partial(_call, "power")  # of a number to a scalar
+maximum = partial(_call, "maximum")  # NaN if one operand is NaN
+lerp = partial(_call, "lerp")  # a + weight * (b - a), exact at both ends like torch's
+where_greater = partial(_call, "where_greater")  # (a, b, yes, no): scalars or numbers
 
 
 # --- reading a formula ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,22 +42,19 @@ def lamb_step(
     )
     states = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
 
-    def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
-        if passes.is_skipped(wait=False) or not params:
-            return
+    def take(apply: Callable[..., None], grads: Sequence[Tensor], **ema: Sequence[Tensor]) -> None:
         updates = [torch.zeros_like(p) for p in params]
         elements = {"param": params, "grad": grads, "update": updates, **states}
-        passes.apply_update(LAMB_DIRECTION, elements, options, {"step": steps})
-        elements = {"param": params, "update": updates}
+        apply(LAMB_DIRECTION, elements, options, {"step": steps})
         ratios = {"trust_ratio": _trust_ratios(params, updates)}
-        passes.apply_update(LAMB, request.with_ema(elements), options, ratios)
+        apply(LAMB, {"param": params, "update": updates, **ema}, options, ratios)
+
+    def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
+        if not passes.is_skipped(wait=False) and params:
+            take(passes.apply_update, grads, **request.with_ema({}))
 
     def torch_step(grads: list[Tensor]) -> None:
-        updates = [torch.zeros_like(p) for p in params]
-        elements = {"param": params, "grad": grads, "update": updates, **states}
-        apply_eagerly(LAMB_DIRECTION, elements, options, {"step": steps})
-        ratios = {"trust_ratio": _trust_ratios(params, updates)}
-        apply_eagerly(LAMB, {"param": params, "update": updates}, options, ratios)
+        take(apply_eagerly, grads)
 
     return run_step(request, params, grads, list(states.values()), burnt_step, torch_step, steps=steps)
 

@@ -13,7 +13,7 @@ and cannot be part of a graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def adamw_step(
     """
     request = Request("adamw_step", grad_scale, max_norm, ema, ema_decay, candidate)
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps
-    return _adam_step(request, True, *lists, lr, betas, eps, weight_decay)
+    return _adam_step(request, True, *lists, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
 
 def adam_step(
@@ -118,7 +118,7 @@ def adam_step(
     """
     request = Request("adam_step", grad_scale, max_norm, ema, ema_decay, candidate)
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps
-    return _adam_step(request, False, *lists, lr, betas, eps, weight_decay)
+    return _adam_step(request, False, *lists, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
 
 def sgd_step(
@@ -227,20 +227,32 @@ def update_step(
     check_lists(request, params, grads=grads, **states)
     for steps in scalars.values():
         check_steps(request, params, steps)
-    options = number_options(**options, ema_weight=1 - request.ema_decay)
+    return _run_update(request, update, params, grads, states, scalars, options)
+
+
+def _run_update(
+    request: Request,
+    update: Update,
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    states: Mapping[str, Sequence[Tensor]],
+    scalars: Mapping[str, Sequence[Tensor]],
+    options: Mapping[str, Any],
+    torch_step: Callable[[list[Tensor]], None] | None = None,
+) -> StepResult:
+    numbers = number_options(**options, ema_weight=1 - request.ema_decay)
 
     def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
         elements = {"param": params, "grad": grads, **states}
-        passes.apply_update(update, request.with_ema(elements), options, scalars)
+        passes.apply_update(update, request.with_ema(elements), numbers, scalars)
 
-    def torch_step(grads: list[Tensor]) -> None:
-        apply_eagerly(update, {"param": params, "grad": grads, **states}, options, scalars)
+    def eager_step(grads: list[Tensor]) -> None:
+        apply_eagerly(update, {"param": params, "grad": grads, **states}, numbers, scalars)
 
     wide = [t for name, column in scalars.items() if name in update.wide for t in column]
     narrow = [t for name, column in scalars.items() if name not in update.wide for t in column]
-    return run_step(
-        request, params, grads, list(states.values()), burnt_step, torch_step, steps=narrow, wide_steps=wide
-    )
+    columns = list(states.values())
+    return run_step(request, params, grads, columns, burnt_step, torch_step or eager_step, narrow, wide)
 
 
 def number_options(**options: Any) -> dict[str, Any]:
@@ -263,36 +275,27 @@ def _adam_step(
     exp_avg_sqs: Sequence[Tensor],
     max_exp_avg_sqs: Sequence[Tensor] | None,
     steps: Sequence[Tensor],
-    lr: float,
+    *,
     betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
+    **numbers: float,
 ) -> StepResult:
     """Take a step of Adam, with weight decay decoupled or as an L2 penalty."""
-    request.check_numbers(*betas, lr=lr, eps=eps, weight_decay=weight_decay)
-    states = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "max_exp_avg_sqs": max_exp_avg_sqs}
-    check_lists(request, params, grads=grads, **states)
+    request.check_numbers(*betas, **numbers)
+    states = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
+    if max_exp_avg_sqs is not None:
+        states["max_exp_avg_sq"] = max_exp_avg_sqs
+    check_lists(request, params, grads=grads, **{f"{name}s": column for name, column in states.items()})
     check_steps(request, params, steps)
-    present_states = [column for column in states.values() if column is not None]
-
-    def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
-        elements = {"param": params, "grad": grads, "exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
-        if max_exp_avg_sqs is not None:
-            elements["max_exp_avg_sq"] = max_exp_avg_sqs
-        options = number_options(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=is_decoupled,
-            amsgrad=max_exp_avg_sqs is not None, ema_weight=1 - request.ema_decay,
-        )  # fmt: skip
-        passes.apply_update(ADAM, request.with_ema(elements), options, {"step": steps})
+    amsgrad = max_exp_avg_sqs is not None
 
     def torch_step(grads: list[Tensor]) -> None:
         from torch.optim.adam import adam
 
         adam(
             list(params), grads, list(exp_avgs), list(exp_avg_sqs), list(max_exp_avg_sqs or []), list(steps),
-            fused=can_fuse(params, grads, *present_states), decoupled_weight_decay=is_decoupled,
-            amsgrad=max_exp_avg_sqs is not None,
-            beta1=betas[0], beta2=betas[1], lr=lr, weight_decay=weight_decay, eps=eps, maximize=False,
+            fused=can_fuse(params, grads, *states.values()), decoupled_weight_decay=is_decoupled,
+            amsgrad=amsgrad, beta1=betas[0], beta2=betas[1], maximize=False, **numbers,
         )  # fmt: skip
 
-    return run_step(request, params, grads, present_states, burnt_step, torch_step, steps=steps)
+    options = {**numbers, "betas": betas, "decoupled": is_decoupled, "amsgrad": amsgrad}
+    return _run_update(request, ADAM, params, grads, states, {"step": steps}, options, torch_step)

@@ -66,9 +66,10 @@ def _check(
         )
     width = weight_hh.shape[-1] if weight_hh.dim() else 0
     gates = _GATES[kind] * width
+    row = x.shape[0], width
     shapes: dict[str, Sequence[int]] = {
-        "x": x.shape, "weight_ih": [gates, x.shape[2]], "weight_hh": [gates, width],
-        "bias_ih": [gates], "bias_hh": [gates], "h0": [x.shape[0], width], "c0": [x.shape[0], width], "lengths": [x.shape[0]],
+        "x": x.shape, "weight_ih": [gates, x.shape[2]], "weight_hh": [gates, width], "bias_ih": [gates],
+        "bias_hh": [gates], "h0": row, "c0": row, "lengths": row[:1],
     }  # fmt: skip
     for argument, tensor in {**floats, "lengths": lengths}.items():
         check_shape(name, argument, tensor, shapes[argument])
