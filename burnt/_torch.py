@@ -700,29 +700,6 @@ def onednn_conv(
     return result
 
 
-def onednn_conv_transpose(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    epilogue: str = "none",
-    kind: str = "",
-) -> torch.Tensor:
-    """Compute ``epilogue(conv_transpose(x, weight) + bias)`` with oneDNN, as in `onednn_conv`.
-
-    The weight is ``[channels, out_channels / groups, *kernel]``, or the result of `onednn_packed_conv`; the
-    padding is cut off on each side of an axis, and `output_padding` added at its end.
-    """
-    call = torch.ops.mkldnn._convolution_transpose_pointwise
-    sizes = (padding, output_padding, stride, dilation, groups)
-    result: torch.Tensor = call(x, weight, bias, *sizes, epilogue, [], kind)
-    return result
-
-
 def onednn_packed_conv(
     weight: torch.Tensor,
     size: Sequence[int],
@@ -730,19 +707,10 @@ def onednn_packed_conv(
     stride: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    output_padding: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Repack a convolution's weight to the layout that oneDNN prefers for inputs of a size.
-
-    With `output_padding`, the weight is that of a transposed convolution.
-    """
-    result: torch.Tensor
-    if output_padding is None:
-        reorder = torch.ops.mkldnn._reorder_convolution_weight
-        result = reorder(weight, padding, stride, dilation, groups, list(size))
-    else:
-        reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight
-        result = reorder(weight, padding, output_padding, stride, dilation, groups, list(size))
+    """Repack a convolution's weight to the layout that oneDNN prefers for inputs of a size."""
+    reorder = torch.ops.mkldnn._reorder_convolution_weight
+    result: torch.Tensor = reorder(weight, padding, stride, dilation, groups, list(size))
     return result
 
 

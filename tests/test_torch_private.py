@@ -350,23 +350,6 @@ def test_onednn_convolves_however_images_lie_in_memory(axes: int) -> None:
     assert result.is_contiguous()
 
 
-@pytest.mark.parametrize("axes", [2, 3])
-def test_onednn_convolves_the_other_way(axes: int) -> None:
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch has no oneDNN")
-    functional = torch.nn.functional
-    conv = functional.conv_transpose2d if axes == 2 else functional.conv_transpose3d
-    x, weight, bias = torch.randn(2, 4, *[5] * axes), torch.randn(4, 3, *[3] * axes), torch.randn(6)
-    plain = functional.silu(conv(x, weight, bias, 2, 1, 1, 2, 1))
-    padding, more, stride, dilation = [1] * axes, [1] * axes, [2] * axes, [1] * axes
-    sizes = (padding, more, stride, dilation, 2)
-    result = _torch.onednn_conv_transpose(x, weight, bias, *sizes, "swish", "")
-    torch.testing.assert_close(result, plain, rtol=1e-4, atol=1e-5)
-    packed = _torch.onednn_packed_conv(weight, x.shape, padding, stride, dilation, 2, more)
-    result = _torch.onednn_conv_transpose(x, packed, bias, *sizes, "swish", "")
-    torch.testing.assert_close(result, plain, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_a_tensor_that_changed_is_in_another_state(dtype: torch.dtype) -> None:
     for form in range(4):

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from burnt.errors import SwapError, did_you_mean, quantity
 from burnt.swapping.first_call import FirstCall, differences, unregister
-from burnt.swapping.kind import KINDS, Kind, is_swapped
+from burnt.swapping.kind import KINDS, Kind, is_lazy, is_swapped
 from burnt.swapping.measure import context_of, device_of
 from burnt.swapping.patterns import (  # noqa: F401  importing these registers their kinds
     conv_linear_blocks,
@@ -314,6 +314,8 @@ def _fallback_reason(module: nn.Module, kind: Kind) -> str | None:
         return f"user code replaced its {kind.method}"
     if nn.utils.parametrize.is_parametrized(module):
         return "is parametrized"
+    if is_lazy(module):
+        return "is lazy: call the model once before"
     return kind.fallback_reason(module)
 
 

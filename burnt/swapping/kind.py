@@ -68,6 +68,11 @@ def _kind_by_name(name: str) -> Kind:
     return KINDS[name]
 
 
+def is_lazy(module: nn.Module) -> bool:
+    """Whether a module does not know its parameters' shapes yet."""
+    return any(isinstance(p, nn.UninitializedParameter) for p in module._parameters.values())
+
+
 def is_swapped(module: nn.Module) -> bool:
     """Whether a module has a class that `swap` created."""
     return "_burnt_original" in vars(type(module))

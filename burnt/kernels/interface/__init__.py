@@ -8,6 +8,7 @@ binding       a candidate with its configuration, recorded in the autograd graph
 static_args   arguments that are neither tensors nor floats: constants of a traced function
 results       the results and gradients of a call
 vjp           the vector-Jacobian product of a reference
+derived       tensors cached until those that they are computed from change
 autocast      casting arguments under autocast
 launch        launches of hand-written Triton kernels, run or compiled ahead
 checks        validation of arguments, and translation of torch's errors

@@ -13,14 +13,12 @@ for the epilogue. Hand-written CPU candidates:
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.weak import WeakIdKeyDictionary
 
 from burnt import _torch
 from burnt.codegen import fuse
@@ -36,6 +34,7 @@ from burnt.kernels.interface.checks import (
     check_residual_dtype,
     check_shape,
 )
+from burnt.kernels.interface.derived import derive
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
 
@@ -299,25 +298,17 @@ def _linear_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *end: Any) ->
     return _finish(output, residual, None if activation in _ONEDNN_EPILOGUES else activation)
 
 
-_packed_weights: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
-_packed_transposed_weights: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
-
-
 def _packed_weight(weight: Tensor, rows: int, is_transposed: bool = False) -> Tensor:
     """Return a weight in oneDNN's layout for inputs of `rows` rows, cached until it changes or is freed.
 
     `is_transposed`: the weight is ``[k, n]``, as `matmul` has it.
     """
-    state, cache = (
-        _torch.state_of(weight, rows),
-        _packed_transposed_weights if is_transposed else _packed_weights,
-    )
-    entry = cache.get(weight)
-    if entry is None or entry[0] != state:
+
+    def pack() -> Tensor:
         plain = weight.detach()
-        entry = cache[weight] = state, _torch.onednn_packed(plain.t() if is_transposed else plain, rows)
-    packed: Tensor = entry[1]
-    return packed
+        return _torch.onednn_packed(plain.t() if is_transposed else plain, rows)
+
+    return derive(weight, "matmul" if is_transposed else "linear", _torch.state_of(weight, rows), pack)
 
 
 def _packed_unsupported_reason(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
@@ -384,65 +375,26 @@ def _linear_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None, *end: Any) 
     return _finish(F.linear(*narrow).to(x.dtype), *end)  # type: ignore[arg-type]
 
 
-def _matmul_onednn_unsupported_reason(a: Tensor, b: Tensor) -> str | None:
-    if a.dim() < 2 or b.dim() < 2:
-        return "a or b is a vector"
-    return _onednn_unsupported_reason(a, b)
-
-
-def _onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply batches like `torch.matmul`, with one oneDNN call per pair of matrices."""
-    batch: torch.Size = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
-    left, right = a.expand(*batch, -1, -1), b.expand(*batch, -1, -1)
-    outputs = [_onednn_mm(left[index], right[index]) for index in itertools.product(*map(range, batch))]
-    return torch.stack(outputs).view(*batch, a.shape[-2], b.shape[-1])
-
-
-class _OneDnnMatmul(torch.autograd.Function):
-    """Batched matmul by oneDNN, with gradients by oneDNN."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return _onednn_matmul(a, b)
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> Any:
-        a, b = ctx.saved_tensors
-        multiply: Callable[[Tensor, Tensor], Tensor] = (
-            _onednn_matmul if _torch.is_plain_backward() else torch.matmul
-        )
-        needs_a, needs_b = ctx.needs_input_grad
-        return (
-            multiply(grad_out, b.mT).sum_to_size(a.shape) if needs_a else None,
-            multiply(a.mT, grad_out).sum_to_size(b.shape) if needs_b else None,
-        )
+def _is_batch_or_vector(a: Tensor, b: Tensor) -> str | None:
+    # For batches torch makes one call, parallel over the batch.
+    return "b is a batch or a vector" if b.dim() != 2 or a.dim() < 2 else None
 
 
 @matmul.candidate(
     "onednn",
     devices=["cpu"],
-    when=_matmul_onednn_unsupported_reason,
-    # For batches torch makes one call, parallel over the batch: oneDNN is chosen only if measured faster.
-    best=lambda a, b: b.dim() == 2 and _is_onednn_best(a, b.t()),
+    when=lambda a, b: _is_batch_or_vector(a, b) or _onednn_unsupported_reason(a, b),
+    best=lambda a, b: _is_onednn_best(a, b.t()),
     differentiable=True,
 )
 def _matmul_onednn(a: Tensor, b: Tensor) -> Tensor:
-    if b.dim() == 2:
-        return _linear_onednn(a, b.t(), None, None, None)  # type: ignore[no-any-return]
-    return _OneDnnMatmul.apply(a, b)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _matmul_packed_unsupported_reason(a: Tensor, b: Tensor) -> str | None:
-    if b.dim() != 2 or a.dim() < 2:
-        return "b is a batch or a vector"
-    return _packed_unsupported_reason(a, b, None, None, None)
+    return _linear_onednn(a, b.t(), None, None, None)  # type: ignore[no-any-return]
 
 
 @matmul.candidate(
     "onednn packed",
     devices=["cpu"],
-    when=_matmul_packed_unsupported_reason,
+    when=lambda a, b: _is_batch_or_vector(a, b) or _packed_unsupported_reason(a, b, None, None, None),
     best=lambda a, b: isinstance(b, torch.nn.Parameter) and _is_onednn_best(a, b.t()),
     differentiable=True,
 )

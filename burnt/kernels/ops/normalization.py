@@ -45,13 +45,9 @@ def _by_channel(parameter: Any, x: Tensor) -> Any:
 
 
 def _check_last_axis_norm(
-    name: str,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
+    name: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
 ) -> None:
+    residual, activation = rest
     check_activation(name, activation)
     check_floating(name, x=x)
     check_one_device(name, x=x, weight=weight, bias=bias, residual=residual)
@@ -113,16 +109,10 @@ def _layer_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _torch_layer_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    activation: str | None,
-) -> Tensor | tuple[Tensor, Tensor]:
+def _torch_layer_norm(*args: Any) -> Tensor | tuple[Tensor, Tensor]:
+    x, weight, bias, eps, residual, activation = args
     if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
-        return layer_norm.reference(x, weight, bias, eps, residual, activation)
+        return layer_norm.reference(*args)
     total = x if residual is None else x + residual
     output = F.layer_norm(total, _normalized_shape(x, weight, bias), weight, bias, eps)
     output = apply_activation(output, activation)
@@ -181,11 +171,10 @@ def _rms_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x, w, 1e-6, residual, None) for x, w, _, _, residual, _ in _layer_norm_examples(device)]
 
 
-def _torch_rms_norm(
-    x: Tensor, weight: Tensor | None, eps: float | None, residual: Tensor | None, activation: str | None
-) -> Tensor | tuple[Tensor, Tensor]:
+def _torch_rms_norm(*args: Any) -> Tensor | tuple[Tensor, Tensor]:
+    x, weight, eps, residual, activation = args
     if _has_wider_parameters(x, weight):  # torch warns that it has no fused kernel for this
-        return rms_norm.reference(x, weight, eps, residual, activation)
+        return rms_norm.reference(*args)
     total = x if residual is None else x + residual
     output = apply_activation(F.rms_norm(total, _normalized_shape(x, weight, None), weight, eps), activation)
     return output if residual is None else (output, total)
@@ -285,17 +274,10 @@ def _group_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-def _torch_group_norm(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    activation: str | None,
-) -> Tensor:
+def _torch_group_norm(*args: Any) -> Tensor:
+    x, num_groups, weight, bias, eps, residual, activation = args
     if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
-        return group_norm.reference(x, num_groups, weight, bias, eps, residual, activation)
+        return group_norm.reference(*args)
     return _finish(F.group_norm(x, num_groups, weight, bias, eps), residual, activation)
 
 
@@ -372,14 +354,8 @@ def _check_batch_norm_training(*args: Any) -> None:
         )
 
 
-def _torch_batch_norm_training(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    activation: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _torch_batch_norm_training(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, weight, bias, eps, residual, activation = args
     dtype = weight.dtype if weight is not None else x.dtype
     mean = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
     var = torch.zeros_like(mean)
@@ -439,16 +415,8 @@ def _batch_norm_inference_examples(device: torch.device) -> list[tuple[object, .
     ]
 
 
-def _torch_batch_norm_inference(
-    x: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-    activation: str | None,
-) -> Tensor:
+def _torch_batch_norm_inference(*args: Any) -> Tensor:
+    x, running_mean, running_var, weight, bias, eps, residual, activation = args
     mean, var = running_mean.detach(), running_var.detach()
     output = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
     return _finish(output, residual, activation)

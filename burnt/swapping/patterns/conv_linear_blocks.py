@@ -25,11 +25,12 @@ from torch import Tensor, nn
 
 from burnt import _torch, kernels
 from burnt.errors import InputError
+from burnt.kernels.interface.derived import derive
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.swapping.kind import Kind, original_class
+from burnt.swapping.kind import Kind, is_lazy, original_class
 from burnt.swapping.patterns.hf_layers import LIBRARIES, activation_name, has_hooks, is_of_class
 from burnt.swapping.patterns.rebind_globals import isolated_eval
-from burnt.swapping.patterns.torch_layers import conv_reason, is_lazy, padding_of
+from burnt.swapping.patterns.torch_layers import conv_reason, padding_of
 
 _MAX_LAYERS = 64
 _CONVS = nn.Conv1d, nn.Conv2d, nn.Conv3d
@@ -61,7 +62,7 @@ def _is_transposed_linear(layer: nn.Module) -> bool:
 
 
 def _is_conv(layer: nn.Module) -> bool:
-    return _is_one_of(layer, _CONVS) and conv_reason(layer) is None  # type: ignore[arg-type]
+    return _is_one_of(layer, _CONVS) and not is_lazy(layer) and conv_reason(layer) is None  # type: ignore[arg-type]
 
 
 def _is_norm(layer: nn.Module) -> bool:
@@ -302,26 +303,22 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     return {k: v for k, v in module.__dict__.items() if isinstance(v, plain) and k != "training"}
 
 
-_folds: WeakKeyDictionary[nn.Module, tuple[object, object, tuple[Tensor, Tensor]]] = WeakKeyDictionary()
-
-
 def _scale_and_bias(conv: Any, norm: Any) -> tuple[Tensor, Tensor]:
     """Fold a batch norm with fixed statistics into its convolution's scale and bias.
 
     They are cached until a source tensor changes: with the same tensors, the weight is packed only once.
     """
     sources = norm.running_mean, norm.running_var, norm.weight, norm.bias, conv.bias
-    state = [norm.eps, *map(_torch.state_of, sources)]
-    entry = _folds.get(norm)
-    if entry is None or entry[0] != state:
+
+    def fold() -> tuple[Tensor, Tensor]:
         with torch.inference_mode(False):
             mean, var, weight, bias, conv_bias = (None if t is None else t.detach() for t in sources)
             assert mean is not None
             assert var is not None
-            folded = kernels.folded_norm(mean, var, weight, bias, norm.eps, conv_bias)
-        # The sources are kept alive: otherwise a new tensor could have the address of an old one.
-        entry = _folds[norm] = state, sources, folded
-    return entry[2]
+            return kernels.folded_norm(mean, var, weight, bias, norm.eps, conv_bias)
+
+    state = [norm.eps, *map(_torch.state_of, sources)]
+    return derive(norm, "folded", state, fold, keep_alive=sources)
 
 
 def _run(module: Any, flow: Flow, x: Tensor) -> Tensor:
@@ -439,13 +436,6 @@ def _hook_reason(module: nn.Module) -> str | None:
     return "a layer in it has hooks or its own forward, which would not be called"
 
 
-Kind(
-    "conv_block",
-    "kernels.conv",
-    _is_conv_block,
-    _block,
-    _hook_reason,
-    absorbed=absorbed_layers,
-    inference_only=True,
-)
-Kind("feed_forward", "kernels.linear, conv", _is_feed_forward, _block, _hook_reason, absorbed=absorbed_layers)
+_MORE: dict[str, Any] = {"fallback_reason": _hook_reason, "absorbed": absorbed_layers}
+Kind("conv_block", "kernels.conv", _is_conv_block, _block, inference_only=True, **_MORE)
+Kind("feed_forward", "kernels.linear, conv", _is_feed_forward, _block, **_MORE)

@@ -60,30 +60,16 @@ def _each_state(change: Any, states: Any) -> Any:
     return tuple(change(state, 1) for state in states)
 
 
-def _lstm(self: nn.LSTM, input: Any, hx: Any = None) -> Any:
-    return _run(self, kernels.lstm, input, hx)
+def _recurrent(name: str, layer: type[nn.Module], op: Any) -> None:
+    def forward(self: Any, input: Any, hx: Any = None) -> Any:
+        return _run(self, op, input, hx)
+
+    reasons: dict[str, Any] = {"fallback_reason": _projection_reason, "call_fallback_reason": _call_reason}
+    Kind(name, f"kernels.{name}", computing_as(layer), lambda cls: forward, **reasons)
 
 
-def _gru(self: nn.GRU, input: Any, hx: Any = None) -> Any:
-    return _run(self, kernels.gru, input, hx)
-
-
-Kind(
-    "lstm",
-    "kernels.lstm",
-    computing_as(nn.LSTM),
-    lambda cls: _lstm,
-    _projection_reason,
-    call_fallback_reason=_call_reason,
-)
-Kind(
-    "gru",
-    "kernels.gru",
-    computing_as(nn.GRU),
-    lambda cls: _gru,
-    _projection_reason,
-    call_fallback_reason=_call_reason,
-)
+_recurrent("lstm", nn.LSTM, kernels.lstm)
+_recurrent("gru", nn.GRU, kernels.gru)
 
 
 # --- attention --------------------------------------------------------------------------------------------
@@ -122,11 +108,8 @@ def _attention_call_reason(
         mask.dtype != torch.bool and not mask.is_floating_point() for mask in masks
     ):
         return "its masks have different dtypes or integer dtypes"
-    return (
-        None
-        if _masks_fit(self, query, key, attn_mask, key_padding_mask)
-        else "its masks do not fit the inputs"
-    )
+    fit = _masks_fit(self, query, key, attn_mask, key_padding_mask)
+    return None if fit else "its masks do not fit the inputs"
 
 
 def _masks_fit(

@@ -6,70 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from burnt import kernels
 from burnt.kernels.autotune.accuracy import ReferenceResult
 from tests.processors import BFLOAT16
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
-
-
-def strides_of_long_axes(tensor: Tensor) -> list[int]:
-    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-def with_gradients(call: Any, *leaves: Tensor) -> list[Tensor]:
-    result = call(*leaves)
-    grad_out = ((torch.arange(result.numel()) % 7 - 2.5) / 4).view(result.shape).to(result.dtype)
-    leaves_with_grad = [t for t in leaves if t.requires_grad]
-    return [
-        result.detach(),
-        *(torch.autograd.grad(result, leaves_with_grad, grad_out) if leaves_with_grad else []),
-    ]
-
-
-@needs_onednn
-@pytest.mark.parametrize("needs_grad", [(False, False), (True, False), (True, True)], ids=str)
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ((3, 5, 7), (3, 7, 4)),
-        ((2, 1, 5, 7), (3, 7, 4)),
-        ((5, 7), (2, 3, 7, 4)),
-        ((1, 5, 7), (6, 7, 4)),
-        ((2, 3, 5, 7), (7, 4)),
-        ((3, 1, 7), (3, 7, 1)),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("column_major", [False, True])
-def test_batches_by_onednn(a: Any, b: Any, column_major: bool, needs_grad: tuple[bool, bool]) -> None:
-    torch.manual_seed(0)
-    left, right = torch.randn(a), torch.randn(b)
-    if column_major:
-        left, right = left.mT.contiguous().mT, right.mT.contiguous().mT
-    left, right = left.requires_grad_(needs_grad[0]), right.requires_grad_(needs_grad[1])
-    by_onednn = kernels.matmul.candidates["onednn"]
-    assert by_onednn.why_not((left, right)) is None
-    ours, theirs = with_gradients(by_onednn, left, right), with_gradients(torch.matmul, left, right)
-    wide = [t.detach().double().requires_grad_(t.requires_grad) for t in (left, right)]
-    assert strides_of_long_axes(ours[0]) == strides_of_long_axes(theirs[0])
-    for one, exact in zip(ours, with_gradients(torch.matmul, *wide), strict=True):
-        torch.testing.assert_close(one, exact.float(), rtol=1e-5, atol=1e-5)
-
-
-@needs_onednn
-def test_batches_by_onednn_have_second_derivatives() -> None:
-    torch.manual_seed(0)
-    a, b = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 5, requires_grad=True)
-
-    def second(call: Any) -> tuple[Tensor, ...]:
-        first = torch.autograd.grad(call(a, b).square().sum(), [a, b], create_graph=True)
-        return torch.autograd.grad(sum(g.sin().sum() for g in first), [a, b])
-
-    for ours, theirs in zip(second(kernels.matmul.candidates["onednn"]), second(torch.matmul), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @needs_onednn

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from burnt import _torch
 from burnt.codegen import fuse
-from burnt.codegen.backward import grad_by_torch
 from burnt.codegen.render.c import prelude
 from burnt.codegen.runtime import c_compiler, c_library
 from burnt.codegen.runtime.c_compiler import find_compiler
@@ -33,6 +32,7 @@ from burnt.kernels.ops.attention.reference import (
     dot_product_attention,
     dropout_mask,
     intervals,
+    run_candidate,
 )
 from burnt.kernels.ops.matmul import matmul
 
@@ -389,38 +389,6 @@ def _backward(
     return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
-class TiledAttention(torch.autograd.Function):
-    """The autograd function of tiled attention."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, kernels: TileKernels, eager: Any
-    ) -> Tensor:
-        """Compute the tiles. `eager` is the same function of q, k and v in eager torch."""
-        out, stats = _forward(q, k, v, options, kernels)
-        ctx.save_for_backward(q, k, v, out, stats)
-        ctx.options, ctx.kernels, ctx.eager = options, kernels, eager
-        return out
-
-    @staticmethod
-    @_torch.kernel_backward
-    def backward(ctx: Any, grad_out: Tensor) -> Any:
-        """Recompute the tiles for their gradients; second derivatives are those of `eager`."""
-        q, k, v, out, stats = ctx.saved_tensors
-        needs_grad = ctx.needs_input_grad[:3]
-        if not _torch.is_plain_backward():
-            return (*grad_by_torch(ctx.eager, (q, k, v), needs_grad, (grad_out,)), None, None, None)
-        # torch.func.vjp of a score function that is not compiled fails where saved tensors have hooks.
-        with _torch.without_saved_tensor_hooks():
-            grads = _backward(grad_out, out, stats, q, k, v, ctx.options, ctx.kernels)
-        return (
-            *(g if needed else None for g, needed in zip(grads, needs_grad, strict=True)),
-            None,
-            None,
-            None,
-        )
-
-
 def tiled_attention(
     q: Tensor,
     k: Tensor,
@@ -435,18 +403,21 @@ def tiled_attention(
     `eager` is the same function of q, k and v in eager torch, for second derivatives.
     """
     options = Options(*rest, **keyword_options)
-    if not wants_gradient(q, k, v):
-        with torch.no_grad():
-            return _forward(q, k, v, options, kernels)[0]
-    if eager is None:
-        op: Op[..., Any] = dot_product_attention
+    op: Op[..., Any] = dot_product_attention
 
-        def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return op.reference(q, k, v, *options[:-1])  # type: ignore[no-any-return]
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return _forward(q, k, v, options, kernels)
 
-    return TiledAttention.apply(  # type: ignore[no-any-return, no-untyped-call]
-        q, k, v, options, kernels, eager
-    )
+    def backward(grad_out: Tensor, *saved: Any) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v, out, stats, _ = saved
+        # torch.func.vjp of a score function that is not compiled fails where saved tensors have hooks.
+        with _torch.without_saved_tensor_hooks():
+            return _backward(grad_out, out, stats, q, k, v, options, kernels)
+
+    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return op.reference(q, k, v, *options[:-1])  # type: ignore[no-any-return]
+
+    return run_candidate(q, k, v, forward, backward, eager or reference)
 
 
 def _unsupported_reason(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:

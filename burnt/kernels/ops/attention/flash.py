@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from burnt import _torch
-from burnt.codegen.backward import grad_by_torch
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.runtime.targets import target_of
 from burnt.kernels.interface.launch import Launch, compile_all, on_meta
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig, configs
-from burnt.kernels.ops.attention.reference import Options, dot_product_attention, intervals
+from burnt.kernels.ops.attention.reference import Options, dot_product_attention, intervals, run_candidate
 
 if TYPE_CHECKING:
     from burnt.kernels.ops.attention.flash_triton import Problem
@@ -31,13 +29,7 @@ def make_problem(q: Tensor, k: Tensor, *rest: Any, **keyword_options: Any) -> Pr
     from burnt.kernels.ops.attention import flash_triton as kernels
 
     options = Options(*rest, **keyword_options)
-    mask, softcap, slopes, before, after = (
-        options.mask,
-        options.softcap,
-        options.slopes,
-        options.before,
-        options.after,
-    )
+    mask, before, after, _, _, softcap, slopes, *_ = options
     shift = k.shape[2] - q.shape[2] if options.bottom_right else 0
     score, score_grad = None, None
     if softcap is not None:
@@ -82,36 +74,6 @@ def interval_tables(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Ten
         torch.searchsorted(end, key, right=True, out_int32=True),
         torch.searchsorted(begin, key, right=True, out_int32=True),
     )
-
-
-class FlashAttention(torch.autograd.Function):
-    """The autograd function; it saves q, k, v, the output and the logsumexp of each query."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Blocks, eager: Any
-    ) -> Tensor:
-        """Run the forward kernel. `eager` is the same function of q, k and v in eager torch."""
-        from burnt.kernels.ops.attention import flash_triton as kernels
-
-        out, lse = kernels.forward(q, k, v, problem, blocks)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.problem, ctx.blocks, ctx.eager = problem, blocks, eager
-        return out
-
-    @staticmethod
-    @_torch.kernel_backward
-    def backward(ctx: Any, grad_out: Tensor) -> Any:
-        """Run the backward kernels; second derivatives are those of `eager`."""
-        from burnt.kernels.ops.attention import flash_triton as kernels
-
-        q, k, v, out, lse = ctx.saved_tensors
-        needs_grad = ctx.needs_input_grad[:3]
-        if not _torch.is_plain_backward():
-            return (*grad_by_torch(ctx.eager, (q, k, v), needs_grad, (grad_out,)), None, None, None)
-        saved = (q, k, v, out, lse, ctx.problem, ctx.blocks)
-        grads = kernels.backward(unit_last_stride(grad_out), *saved, (needs_grad[0], any(needs_grad[1:])))
-        return *(g if needed else None for g, needed in zip(grads, needs_grad, strict=True)), *[None] * 3
 
 
 def unit_last_stride(tensor: Tensor) -> Tensor:
@@ -206,16 +168,25 @@ def _(*args: Any, config: Mapping[str, str]) -> Tensor:
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: Blocks, **options: Any) -> Tensor:
     """Compute `dot_product_attention` with the Triton kernels; q, k and v must not be empty."""
-    from burnt.kernels.ops.attention import flash_triton as kernels
-
-    problem = make_problem(q, k, *rest, **options)
-    q, k, v = unit_last_stride(q), unit_last_stride(k), unit_last_stride(v)
-    if not wants_gradient(q, k, v):
-        return kernels.forward(q, k, v, problem, blocks)[0]
 
     def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return dot_product_attention.reference(q, k, v, *rest, **options)
 
-    return FlashAttention.apply(  # type: ignore[no-any-return, no-untyped-call]
-        q, k, v, problem, blocks, eager
-    )
+    return run_flash(q, k, v, make_problem(q, k, *rest, **options), blocks, eager)
+
+
+def run_flash(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Blocks, eager: Callable[..., Tensor]
+) -> Tensor:
+    """Compute a problem with the Triton kernels; `eager` is the same in eager torch."""
+    from burnt.kernels.ops.attention import flash_triton as kernels
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return kernels.forward(q, k, v, problem, blocks)
+
+    def backward(grad_out: Tensor, *saved: Tensor) -> Any:
+        *tensors, needs_grad = saved
+        needs_keys = needs_grad[0], any(needs_grad[1:])
+        return kernels.backward(unit_last_stride(grad_out), *tensors, problem, blocks, needs_keys)
+
+    return run_candidate(*map(unit_last_stride, (q, k, v)), forward, backward, eager)

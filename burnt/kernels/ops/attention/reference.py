@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from burnt import _torch
+from burnt.codegen.backward import grad_by_torch
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import autocast_dtype, cast_all
@@ -414,54 +415,31 @@ def _autocast(dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -
 
 
 _MAX_PART_SCORES = 1 << 25
-"""Scores per part: the reference holds five times as many in float64 at once, 1.3 GB."""
-
-
-def _split(q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Return slices of batches and heads: whole groups that share key heads, or heads of one group."""
-    batch, heads, queries, _ = q.shape
-    max_heads = max(_MAX_PART_SCORES // max(queries * k.shape[2], 1), 1)
-    if max_heads >= batch * heads:
-        return [(slice(0, batch), slice(0, heads))]
-    group = heads // k.shape[1]
-    head_step = heads if max_heads >= heads else max_heads // group * group or max_heads
-    batch_step = max(max_heads // heads, 1)
-    head_slices, begin = [], 0
-    while begin < heads:
-        end = min(begin + head_step, heads if head_step >= group else (begin // group + 1) * group)
-        head_slices.append(slice(begin, end))
-        begin = end
-    batch_slices = [slice(b, min(b + batch_step, batch)) for b in range(0, batch, batch_step)]
-    return list(itertools.product(batch_slices, head_slices))
+"""Scores computed at once: the reference holds five times as many in float64 at once, 1.3 GB."""
 
 
 def _in_parts(call: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Compute `call` one part of the batches and heads at a time, for the accuracy check."""
+    """Compute `call` one head of one sample at a time if there are many scores, for the accuracy check."""
     q, k, v, *rest = args
     options = Options(*rest)
-    parts = _split(q, k)
-    if options.seed is not None or len(parts) == 1:  # the dropout mask depends on the head's index
+    (batch, heads, queries, _), (_, kv_heads, keys, _) = q.shape, k.shape
+    # The dropout mask depends on the head's index.
+    if options.seed is not None or batch * heads * queries * keys <= _MAX_PART_SCORES:
         return call(*args)
-    group = q.shape[1] // k.shape[1]
-    rows: dict[int, list[Tensor]] = {}
-    for b, h in parts:
-        kv = b, slice(h.start // group, (h.stop - 1) // group + 1)
-        mask, slopes, lengths = options.mask, options.slopes, options.lengths
-        part_options = options._replace(
-            mask=None if mask is None else mask[_broadcast_slices(mask, (b, h))],
+    mask, slopes, lengths = options.mask, options.slopes, options.lengths
+    if mask is not None:
+        mask = mask.expand(batch, heads, queries, keys)
+    outputs = []
+    for i, j in itertools.product(range(batch), range(heads)):
+        b, h, kv = (slice(n, n + 1) for n in (i, j, j * kv_heads // heads))
+        part = options._replace(
+            mask=None if mask is None else mask[b, h],
             slopes=None if slopes is None else slopes[h],
             lengths=None if lengths is None else lengths[b],
         )
-        part = q[b, h], k[kv], v[kv], *part_options[: len(rest)]
-        out = checkpoint(call, *part, use_reentrant=False, preserve_rng_state=False)
-        rows.setdefault(b.start, []).append(out)
-    return torch.cat([torch.cat(row, 1) for row in rows.values()])
-
-
-def _broadcast_slices(mask: Tensor, index: tuple[slice, slice]) -> tuple[slice, ...]:
-    """Return the slices of a mask that broadcast to a part of ``[B, H, L, S]``."""
-    axes = range(max(mask.dim() - 4, 0), mask.dim() - 2)
-    return tuple(slice(None) if mask.shape[axis] == 1 else index[axis + 4 - mask.dim()] for axis in axes)
+        part_args = q[b, h], k[b, kv], v[b, kv], *part[: len(rest)]
+        outputs.append(checkpoint(call, *part_args, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(outputs).view(batch, heads, queries, v.shape[3])
 
 
 @op(
@@ -569,6 +547,49 @@ def apply_score(score: ScoreMod, s: Tensor, indices: Sequence[Tensor]) -> Tensor
             value=True,
         )
     return result.to(s.dtype).expand_as(s)
+
+
+class _AttentionFunction(torch.autograd.Function):
+    """Attention by a candidate's forward and backward; see `run_candidate`."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, forward: Any, backward: Any, eager: Any) -> Tensor:
+        out, stats = forward(q, k, v)
+        ctx.save_for_backward(q, k, v, out, stats)
+        ctx.run_backward, ctx.eager = backward, eager
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    @_torch.kernel_backward
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
+        q, k, v, out, stats = ctx.saved_tensors
+        needs_grad = ctx.needs_input_grad[:3]
+        if not _torch.is_plain_backward():
+            return (*grad_by_torch(ctx.eager, (q, k, v), needs_grad, (grad_out,)), None, None, None)
+        grads = ctx.run_backward(grad_out, q, k, v, out, stats, needs_grad)
+        return *(g if needed else None for g, needed in zip(grads, needs_grad, strict=True)), *[None] * 3
+
+
+def run_candidate(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    forward: Callable[..., tuple[Tensor, Tensor]],
+    backward: Callable[..., Sequence[Tensor | None]],
+    eager: Callable[..., Tensor],
+) -> Tensor:
+    """Compute attention by a candidate, with autograd where a gradient is required.
+
+    `forward` takes q, k and v, and returns the output and statistics of the rows; `backward` takes the
+    output's gradient, these five and whether q, k and v need a gradient. `eager` is the same function of q, k
+    and v in eager torch, for second derivatives.
+    """
+    if wants_gradient(q, k, v):
+        return _AttentionFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
+            q, k, v, forward, backward, eager
+        )
+    with torch.no_grad():
+        return forward(q, k, v)[0]
 
 
 def traceable_attention(*args: Any) -> Tensor:

@@ -26,13 +26,7 @@ from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import BurntError, InputTypeError, InputValueError
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.attention.chunked import TileKernels, make_tile_kernels, tiled_attention
-from burnt.kernels.ops.attention.flash import (
-    FlashAttention,
-    candidate_configs,
-    make_problem,
-    unit_last_stride,
-    unsupported_reason,
-)
+from burnt.kernels.ops.attention.flash import candidate_configs, make_problem, run_flash, unsupported_reason
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
 from burnt.kernels.ops.attention.reference import (
     ScoreMod,
@@ -228,19 +222,12 @@ def flash_with_score(
     blocks: dict[str, FlashConfig],
 ) -> Tensor | None:
     """Compute attention with the flash kernels; None if the score function cannot be printed for them."""
-    from burnt.kernels.ops.attention import flash_triton
-
     functions = compiled.triton_functions(q.device, wants_gradient(q, k, v))
     if functions is None:
         return None
     value, derivative, score_args = functions
     problem = make_problem(q, k, *rest)._replace(score=value, score_grad=derivative, args=score_args)
-    q, k, v = unit_last_stride(q), unit_last_stride(k), unit_last_stride(v)
-    if not wants_gradient(q, k, v):
-        return flash_triton.forward(q, k, v, problem, blocks)[0]
-    return FlashAttention.apply(  # type: ignore[no-any-return, no-untyped-call]
-        q, k, v, problem, blocks, _eager_function(score, rest)
-    )
+    return run_flash(q, k, v, problem, blocks, _eager_function(score, rest))
 
 
 # --- checks of score functions ----------------------------------------------------------------------------

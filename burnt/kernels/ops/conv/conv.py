@@ -26,16 +26,8 @@ from burnt.kernels.interface.checks import (
     check_residual_dtype,
     check_shape,
 )
-from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
-from burnt.kernels.ops.conv.onednn import (
-    AxisSizes,
-    Sizes,
-    expand_sizes,
-    onednn_unsupported_reason,
-    packed_unsupported_reason,
-    run_convolution,
-)
+from burnt.kernels.ops.conv.onednn import Sizes, expand_sizes, packed_conv, unsupported_reason
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -309,36 +301,13 @@ def conv(
     return apply_activation(output if residual is None else output + residual, activation)
 
 
-# --- conv on a CPU ----------------------------------------------------------------------------------------
-
-
-@conv.candidate(
-    "onednn",
-    devices=["cpu"],
-    when=lambda x, weight, bias, scale, residual, *_: onednn_unsupported_reason(x, weight, residual),
-    best=lambda *_: False,
-    differentiable=True,
-)
-def _conv_onednn(x: Tensor, weight: Tensor, *rest: Any, packed: bool = False) -> Tensor:
-    bias, scale, residual, activation, stride, padding, dilation, groups = rest
-    sizes = AxisSizes.of(weight, stride, padding, dilation, groups)
-    return run_convolution(x, weight, bias, scale, residual, activation, sizes, packed)
-
-
-def _conv_packed_unsupported_reason(*args: Any) -> str | None:
-    x, weight, bias, scale, residual, *_ = args
-    if wants_gradient(x, weight, bias, scale, residual):
-        return "a gradient is required: the weight changes with every step"
-    return packed_unsupported_reason(x, weight, residual, cached_from=(weight, bias, scale))
-
-
 conv.candidate(
     "onednn packed",
     devices=["cpu"],
-    when=_conv_packed_unsupported_reason,
-    best=lambda x, weight, *_: isinstance(weight, torch.nn.Parameter) and weight.dim() > 3,
+    when=unsupported_reason,
+    best=lambda x, weight, *_: isinstance(weight, torch.nn.Parameter),
     differentiable=True,
-)(functools.partial(_conv_onednn, packed=True))
+)(packed_conv)
 
 
 # --- conv_transpose ---------------------------------------------------------------------------------------
@@ -438,38 +407,3 @@ def conv_transpose(
     convolve = _CONV_TRANSPOSE[min(weight.dim(), 5) - 3]
     output = convolve(x, weight, bias, stride, padding, output_padding, groups, dilation)
     return apply_activation(output, activation)
-
-
-# --- conv_transpose on a CPU ------------------------------------------------------------------------------
-
-
-@conv_transpose.candidate(
-    "onednn",
-    devices=["cpu"],
-    when=lambda x, weight, *_: onednn_unsupported_reason(x, weight),
-    best=lambda *_: False,
-    differentiable=True,
-)
-def _conv_transpose_onednn(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, *rest: Any, packed: bool = False
-) -> Tensor:
-    stride, padding, output_padding, groups, dilation = rest
-    sizes = AxisSizes.of(weight, stride, padding, dilation, groups, output_padding)
-    return run_convolution(x, weight, bias, None, None, activation, sizes, packed)
-
-
-def _transpose_packed_unsupported_reason(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
-) -> str | None:
-    if wants_gradient(x, weight, bias):
-        return "a gradient is required: the weight changes with every step"
-    return packed_unsupported_reason(x, weight, None, cached_from=(weight, bias))
-
-
-conv_transpose.candidate(
-    "onednn packed",
-    devices=["cpu"],
-    when=_transpose_packed_unsupported_reason,
-    best=lambda *_: False,
-    differentiable=True,
-)(functools.partial(_conv_transpose_onednn, packed=True))

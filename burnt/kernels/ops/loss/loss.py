@@ -129,24 +129,11 @@ def check_label_range(name: str, target: Tensor, classes: int, ignore_index: int
         )
 
 
-def _library(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-) -> Tensor:
-    target = int64_labels(target)
-    loss = F.cross_entropy(
-        logits,
-        target,
-        None if weight is None else weight.detach(),
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-    )
+def _library(*args: Any) -> Tensor:
+    logits, target, weight, ignore_index, reduction, label_smoothing, z_loss = args
+    target, weight = int64_labels(target), None if weight is None else weight.detach()
+    settings = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    loss = F.cross_entropy(logits, target, weight, **settings)
     return loss + _z_loss_term(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
 
 

@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from burnt import _torch
 from burnt.codegen import fuse
+from burnt.kernels.interface.derived import derive
 from burnt.kernels.ops.conv.conv import conv
 from burnt.kernels.ops.matmul import linear
 from burnt.kernels.ops.quantized.scaled import (
@@ -59,19 +59,11 @@ def _less_zero_points(call: LinearCall | ConvCall) -> tuple[Tensor, Tensor]:
     return x, weight if call.zero_point is None else less_zero_point(weight, call.zero_point)
 
 
-_derived: MutableMapping[Tensor, dict[str, tuple[object, Tensor]]] = WeakIdKeyDictionary()
-
-
 def _derive(weight: Tensor, name: str, uses: int, key: object, compute: Callable[[], Tensor]) -> Tensor:
-    """Return a tensor computed from a weight, cached until the weight changes or is freed."""
+    """Return a tensor computed from a weight, cached unless changes of the weight cannot be detected."""
     if weight.is_inference():
-        return compute()  # its changes cannot be detected
-    state = (_torch.state_of(weight, uses), key)
-    entries = _derived.setdefault(weight, {})
-    entry = entries.get(name)
-    if entry is None or entry[0] != state:
-        entry = entries[name] = state, compute()
-    return entry[1]
+        return compute()
+    return derive(weight, name, (_torch.state_of(weight, uses), key), compute)
 
 
 def _onednn_unsupported_reason(

@@ -128,6 +128,28 @@ def _autocast_gru(dtype: torch.dtype, x: Tensor, *rest: Any) -> tuple[Any, ...]:
     return cast_all(dtype if x.is_cuda else torch.promote_types(dtype, widest.dtype), x, *rest)
 
 
+def _unroll(
+    inputs: Tensor,
+    states: Sequence[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+    cell: Callable[..., Sequence[Tensor]],
+) -> tuple[Tensor, ...]:
+    """Run a cell over the gates ``[B, T, *]`` of all steps; return outputs ``[B, T, H]`` and last states."""
+    outputs: list[Tensor] = []
+    for t in reversed(range(inputs.shape[1])) if reverse else range(inputs.shape[1]):
+        new_states = cell(inputs[:, t], *states)
+        output = new_states[0]
+        if lengths is not None:
+            is_active = (lengths > t).unsqueeze(1)
+            output = torch.where(is_active, output, 0.0)
+            pairs = zip(new_states, states, strict=True)
+            new_states = [torch.where(is_active, new, old) for new, old in pairs]
+        states = new_states
+        outputs.append(output)
+    return torch.stack(outputs[::-1] if reverse else outputs).transpose(0, 1), *states
+
+
 # --- the ops ----------------------------------------------------------------------------------------------
 
 
@@ -262,19 +284,13 @@ def lstm_layer(
     # Under autocast the gates have another dtype than the inputs.
     zeros = inputs.new_zeros(x.shape[0], weight_hh.shape[1])
     h, c = (zeros if state is None else cast(state, inputs.dtype) for state in (h0, c0))
-    outputs: list[Tensor] = []
-    for t in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):
-        i, f, g, o = (inputs[:, t] + F.linear(h, weight_hh, bias_hh)).chunk(4, 1)
-        next_c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        next_h = torch.sigmoid(o) * torch.tanh(next_c)
-        if lengths is None:
-            h, c = next_h, next_c
-            outputs.append(h)
-        else:
-            is_active = (lengths > t).unsqueeze(1)
-            h, c = torch.where(is_active, next_h, h), torch.where(is_active, next_c, c)
-            outputs.append(torch.where(is_active, next_h, 0.0))
-    return torch.stack(outputs[::-1] if reverse else outputs).transpose(0, 1), h, c
+
+    def cell(gates: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, g, o = (gates + F.linear(h, weight_hh, bias_hh)).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+    return _unroll(inputs, (h, c), lengths, reverse, cell)  # type: ignore[return-value]
 
 
 @op(
@@ -313,21 +329,14 @@ def gru_layer(
     _forbid_tracing()
     inputs = F.linear(zero_padding(x, lengths), weight_ih, bias_ih)
     h = x.new_zeros(x.shape[0], weight_hh.shape[1]) if h0 is None else h0
-    outputs: list[Tensor] = []
-    for t in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):
-        input_gates = inputs[:, t].chunk(3, 1)
-        state_gates = F.linear(h, weight_hh, bias_hh).chunk(3, 1)
+
+    def cell(gates: Tensor, h: Tensor) -> tuple[Tensor]:
+        input_gates, state_gates = gates.chunk(3, 1), F.linear(h, weight_hh, bias_hh).chunk(3, 1)
         r, z = (torch.sigmoid(a + b) for a, b in zip(input_gates[:2], state_gates[:2], strict=True))
         n = torch.tanh(input_gates[2] + r * state_gates[2])
-        next_h = n + z * (h - n)
-        if lengths is None:
-            h = next_h
-            outputs.append(h)
-        else:
-            is_active = (lengths > t).unsqueeze(1)
-            h = torch.where(is_active, next_h, h)
-            outputs.append(torch.where(is_active, next_h, 0.0))
-    return torch.stack(outputs[::-1] if reverse else outputs).transpose(0, 1), h
+        return (n + z * (h - n),)
+
+    return _unroll(inputs, (h,), lengths, reverse, cell)  # type: ignore[return-value]
 
 
 # See `_forbid_tracing`.
@@ -362,30 +371,16 @@ def _is_best_gru(x: Tensor, *rest: Any) -> bool:
     return x.is_cpu and torch.get_num_threads() <= 4 * x.shape[0]
 
 
-@lstm_layer.candidate(
-    "steps",
-    devices=["cpu", "cuda"],
-    dtypes=DTYPES,
-    when=unsupported_reason,
-    best=_is_best_lstm,
-    differentiable=True,
-)
-def _lstm_steps(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *weights, h0, c0, lengths, reverse = rest
-    return run_layer("lstm", lstm_layer.reference, x, weights, (h0, c0), lengths, reverse)
+def _steps(kind: str, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    layer: Any = lstm_layer if kind == "lstm" else gru_layer
+    return run_layer(kind, layer.reference, x, rest[:4], rest[4:-2], *rest[-2:])
 
 
-@gru_layer.candidate(
-    "steps",
-    devices=["cpu", "cuda"],
-    dtypes=DTYPES,
-    when=unsupported_reason,
-    best=_is_best_gru,
-    differentiable=True,
-)
-def _gru_steps(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *weights, h0, lengths, reverse = rest
-    return run_layer("gru", gru_layer.reference, x, weights, (h0,), lengths, reverse)
+_STEPS: dict[str, Any] = {
+    "devices": ["cpu", "cuda"], "dtypes": DTYPES, "when": unsupported_reason, "differentiable": True,
+}  # fmt: skip
+lstm_layer.candidate("steps", best=_is_best_lstm, **_STEPS)(functools.partial(_steps, "lstm"))
+gru_layer.candidate("steps", best=_is_best_gru, **_STEPS)(functools.partial(_steps, "gru"))
 
 
 # --- several layers and directions ------------------------------------------------------------------------
@@ -492,7 +487,20 @@ def _run_stack(
         or (len(weights) > 1 and x.device.type != "cpu")
     ):
         # Compilers know torch's call, and cuDNN runs several layers at once.
-        return _torch_stack(kind, x, weights, initial, layers, bidirectional, dropout)
+        zeros = x.new_zeros(len(weights), x.shape[0], weights[0][1].shape[1])
+        flat = [w for layer in weights for w in layer]
+        return _torch_rnn(
+            kind,
+            x,
+            flat,
+            [zeros] * states if initial is None else initial,
+            None,
+            biases=len(weights[0]) > 2,
+            layers=layers,
+            bidirectional=bidirectional,
+            dropout=dropout,
+            train=dropout > 0 or wants_gradient(x, *flat, *(initial or ())),
+        )
     layer: Any = lstm_layer if kind == "lstm" else gru_layer
     run_one = layer.reference if compiling else layer  # a compiler cannot see through an op
     last: list[tuple[Tensor, ...]] = []
@@ -542,29 +550,4 @@ def _check_initial_states(kind: str, initial: object, num_states: int) -> None:
         if isinstance(shown, list | tuple)
         else describe(shown),
         hint="hx=(h, c)" if num_states == 2 and isinstance(initial, Tensor) else None,
-    )
-
-
-def _torch_stack(
-    kind: str,
-    x: Tensor,
-    weights: Sequence[Sequence[Tensor]],
-    initial: Sequence[Tensor] | None,
-    layers: int,
-    bidirectional: bool,
-    dropout: float,
-) -> tuple[Tensor, list[Tensor]]:
-    zeros = x.new_zeros(len(weights), x.shape[0], weights[0][1].shape[1])
-    flat = [w for layer in weights for w in layer]
-    return _torch_rnn(
-        kind,
-        x,
-        flat,
-        [zeros, zeros][: 2 if kind == "lstm" else 1] if initial is None else initial,
-        None,
-        biases=len(weights[0]) > 2,
-        layers=layers,
-        bidirectional=bidirectional,
-        dropout=dropout,
-        train=dropout > 0 or wants_gradient(x, *flat, *(initial or ())),
     )

@@ -96,127 +96,46 @@ def test_folded_norm_replaces_a_batch_norm() -> None:
         torch.testing.assert_close(kernels.conv(x, conv.weight, bias, scale), norm(conv(x)))
 
 
-CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
-
-
-def with_layout(tensor: Tensor, layout: str) -> Tensor:
-    """Return the same numbers in another memory layout."""
-    if layout == "view":
-        return torch.stack([tensor, tensor], -1)[..., 0]
-    if layout == "last":
-        axes = tensor.dim() - 2
-        return tensor.to(memory_format=CHANNELS_LAST[axes]) if axes > 1 else tensor.mT.contiguous().mT
-    return tensor
-
-
-def strides_of_long_axes(tensor: Tensor) -> list[int]:
-    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-def beside_float64(op: Any, args: tuple[Any, ...], supporting: set[str]) -> None:
-    """Compare values, gradients and strides of oneDNN's candidates with the reference in float64."""
-
-    def output_and_grads(call: Any, *given: Any) -> list[Tensor]:
-        leaves = [a for a in given if isinstance(a, Tensor) and a.requires_grad]
-        result = call(*given)
-        grad_out = ((torch.arange(result.numel()) % 7 - 2.5) / 4).view(result.shape).to(result.dtype)
-        return [result.detach(), *(torch.autograd.grad(result, leaves, grad_out) if leaves else [])]
-
-    wide = [a.detach().double().requires_grad_(a.requires_grad) if isinstance(a, Tensor) else a for a in args]
-    exact, eager = output_and_grads(op.reference, *wide), op.reference(*args)
-    supporting_now = {n for n in ("onednn", "onednn packed") if op.candidates[n].why_not(args) is None}
-    assert supporting_now == supporting
-    for name in supporting_now:
-        ours = output_and_grads(op.candidates[name], *args)
-        assert strides_of_long_axes(ours[0]) == strides_of_long_axes(eager), name
-        for one, other in zip(ours, exact, strict=True):
-            torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-4, msg=lambda m, n=name: n + m)
-
-
-# Number of axes, layouts of x, weight and residual, and whether gradients are required.
-LAYOUTS = [
-    *[(1, x, "first", r, g) for x in ("first", "last", "view") for r in ("first", "last") for g in (0, 1)],
-    *[(n, x, w, "last", g) for n in (2, 3) for x in ("first", "last", "view") for w in ("first", "last")
-      for g in (0, 1)],
-]  # fmt: skip
-
-
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
-@pytest.mark.parametrize(("axes", "x_layout", "w_layout", "r_layout", "needs_grad"), LAYOUTS)
+@pytest.mark.parametrize("form", [LAST, torch.channels_last_3d], ids=str)
+@pytest.mark.parametrize("has_packed_form", [False, True])
 @pytest.mark.parametrize("activation", [None, "relu", "gelu_tanh", "relu2"])
 def test_onednn_convolutions(
-    axes: int, x_layout: str, w_layout: str, r_layout: str, needs_grad: bool, activation: str | None
+    form: torch.memory_format, has_packed_form: bool, activation: str | None
 ) -> None:
     torch.manual_seed(0)
-    grad = {"requires_grad": bool(needs_grad)}
-    x = with_layout(torch.randn(2, 4, *[9, 8, 7][:axes]), x_layout).requires_grad_(bool(needs_grad))
-    weight = torch.nn.Parameter(with_layout(torch.randn(6, 2, *[3, 2, 3][:axes]) / 4, w_layout), **grad)
-    bias, scale = torch.randn(6, **grad), torch.rand(6, **grad)
+    axes = 2 if form is LAST else 3
+    x = torch.randn(2, 4, *[9, 8, 7][:axes]).to(memory_format=form)
+    weight = torch.randn(6, 2, *[3, 2, 3][:axes]) / 4
+    weight = weight.to(memory_format=form) if has_packed_form else weight
+    bias, scale = torch.randn(6), torch.rand(6)
     sizes = ([2, 1, 2][:axes], [1, 2, 0][:axes], [1, 2, 1][:axes], 2)
-    shape = kernels.conv.reference(x, weight, None, None, None, None, *sizes).shape
-    residual = with_layout(torch.randn(shape), r_layout).requires_grad_(bool(needs_grad))
-    can_pack = not needs_grad and (axes == 1 or x_layout == "last")
-    supporting = {"onednn", "onednn packed"} if can_pack else {"onednn"}
-    for sums in ((bias, scale, residual), (bias, None, None), (None, scale, None)):
-        beside_float64(kernels.conv, (x, weight, *sums, activation, *sizes), supporting)
-    if axes > 1 and x_layout == "last":
-        mixed_layouts = (x, weight, None, None, residual.contiguous().detach(), None, *sizes)
-        beside_float64(kernels.conv, mixed_layouts, {"onednn"})
-
-
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
-@pytest.mark.parametrize(("axes", "x_layout", "w_layout", "r_layout", "needs_grad"), LAYOUTS)
-def test_onednn_transposed_convolutions(
-    axes: int, x_layout: str, w_layout: str, r_layout: str, needs_grad: bool
-) -> None:
-    torch.manual_seed(0)
-    grad = {"requires_grad": bool(needs_grad)}
-    x = with_layout(torch.randn(2, 4, *[5, 4, 3][:axes]), x_layout).requires_grad_(bool(needs_grad))
-    weight = torch.nn.Parameter(with_layout(torch.randn(4, 3, *[3, 2, 3][:axes]) / 4, w_layout), **grad)
-    can_pack = not needs_grad and (axes == 1 or x_layout == "last")
-    supporting = {"onednn", "onednn packed"} if can_pack else {"onednn"}
-    two, one = [2, 1, 2][:axes], [1, 0, 1][:axes]
-    for sizes in ((1, 0, 0, 2, 1), (two, one, one, 2, 1), (2, 1, 0, 2, two), (3, 0, 2, 2, 1)):
-        for activation in (None, "relu", "silu", "relu2"):
-            for bias in (None, torch.randn(6, **grad)):
-                beside_float64(kernels.conv_transpose, (x, weight, bias, activation, *sizes), supporting)
-
-
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
-def test_onednn_without_a_batch_and_with_second_derivatives() -> None:
-    torch.manual_seed(0)
-    x, weight = torch.randn(4, 6, 5), torch.randn(6, 2, 3, 3)
-    beside_float64(
-        kernels.conv, (x, weight, None, None, torch.randn(6, 4, 3), "relu", 1, 0, 1, 2), {"onednn"}
-    )
-    weight = torch.randn(4, 3, 3, 3, requires_grad=True)
-    beside_float64(kernels.conv_transpose, (x, weight, None, "relu", 2, 0, 0, 2, 1), {"onednn"})
-
-    def second(op: Any, *args: Any) -> list[Tensor]:
-        leaves = [a.detach().requires_grad_() for a in (x, weight)]
-        result = op(*leaves, *args)
-        first = torch.autograd.grad(result.pow(3).sum(), leaves, create_graph=True)
-        return list(torch.autograd.grad(sum(g.sin().sum() for g in first), leaves))
-
-    sizes = (None, "silu", 2, 1, 1, 2, 1)
-    for ours, theirs in zip(
-        second(kernels.conv_transpose.candidates["onednn"], *sizes),
-        second(kernels.conv_transpose.reference, *sizes),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    plain = kernels.conv.reference(x, weight, None, None, None, None, *sizes)
+    packed = kernels.conv.candidates["onednn packed"]
+    for sums in ((bias, scale, torch.randn_like(plain)), (bias, None, None), (None, scale, None)):
+        args = (x, weight, *sums, activation, *sizes)
+        assert packed.why_not(args) is None
+        exact = kernels.conv.reference(*[a.double() if isinstance(a, Tensor) else a for a in args])
+        result = packed(*args)
+        assert result.stride() == kernels.conv.reference(*args).stride()
+        torch.testing.assert_close(result, exact.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_reasons_why_onednn_is_unsupported() -> None:
-    signals, weight = torch.randn(2, 4, 9), torch.randn(6, 4, 3)
-    plain: tuple[Any, ...] = (None, None, None, None, 1, 0, 1, 1)
-    why_not = kernels.conv.candidates["onednn"].why_not
-    assert (
-        why_not((signals.double(), weight.double(), *plain))
-        == "oneDNN does not support float64 on this machine"
-    )
-    assert why_not((signals[:0], weight, *plain)) == "an empty tensor"
-    assert "is not contiguous" in (why_not((signals, with_layout(weight, "view"), *plain)) or "")
+    x, weight, bias, scale, residual = block()
+    why_not = kernels.conv.candidates["onednn packed"].why_not
+    grad = weight.detach().requires_grad_()
+    cases: dict[str, tuple[Any, ...]] = {
+        "oneDNN does not support float64 on this machine": (x.double(), weight.double()),
+        "x is not a batch of images or volumes": (x[0], weight),
+        "x is not channels-last": (x.contiguous(), weight),
+        "an empty tensor": (x, weight[:0]),
+        "the residual is not channels-last": (x, weight, bias, scale, residual.contiguous()),
+        "a gradient is required: the weight changes with every step": (x, grad),
+    }
+    sizes: tuple[Any, ...] = (None, 1, 1, 1, 1)
+    for reason, args in cases.items():
+        assert why_not((*args, *[None] * (5 - len(args)), *sizes)) == reason
 
 
 @pytest.mark.parametrize(
@@ -240,8 +159,7 @@ def test_onednn_supports_the_dtypes_that_the_processor_has_instructions_for(
         if processor in able
         else f"oneDNN does not support {str(dtype).removeprefix('torch.')} on this machine"
     )
-    for name in ("onednn", "onednn packed"):
-        assert kernels.conv.candidates[name].why_not((x, weight, *plain)) == without
+    assert kernels.conv.candidates["onednn packed"].why_not((x, weight, *plain)) == without
     assert (kernels.conv.chosen(x, weight).candidate.name == "onednn packed") == (processor in able)
 
 
