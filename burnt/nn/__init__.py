@@ -2,6 +2,9 @@
 
 Arguments, parameter names, memory layouts, defaults and initial values for a seed are torch's, and where
 torch has the same layer, burnt's is a subclass of it. Every layer has a `Config`, derived from its signature.
+
+Layers with parameters or buffers take `device`, where these live, and `dtype`, their dtype. Their docstrings
+leave both out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Activations: functions of each element, softmaxes, and `build_activation`, which finds them by name."""
+"""Activations: functions of each element, softmaxes, and `build_activation`, which finds them by name.
+
+Inputs have any shape and outputs the same unless a docstring says otherwise; `inplace` overwrites the input.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,6 @@ class _WithoutArguments(Module):
 class Relu(Module, torch.nn.ReLU, init=False):
     r"""The positive part: :math:`y = \max(x, 0)`, of any shape.
 
-    Args:
-        inplace: overwrite the input.
-
     >>> Relu()(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
@@ -49,9 +49,6 @@ class Relu2(_WithoutArguments):
 class Relu6(Module, torch.nn.ReLU6, init=False):
     r"""ReLU with an upper limit: :math:`y = \min(\max(x, 0), 6)`, of any shape.
 
-    Args:
-        inplace: overwrite the input.
-
     Krizhevsky, 2010.
 
     >>> Relu6()(torch.tensor([-1.0, 2.0, 8.0]))
@@ -64,7 +61,6 @@ class LeakyRelu(Module, torch.nn.LeakyReLU, init=False):
 
     Args:
         negative_slope: :math:`a`, 0.01 as in Burn.
-        inplace: overwrite the input.
 
     Maas et al., 2013.
 
@@ -79,8 +75,6 @@ class Prelu(Module, torch.nn.PReLU):
     Args:
         num_parameters: number of slopes: 1, or one for each channel.
         alpha: value that the slopes start with (torch's ``init``, which is a method of each Config).
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[*]``, or ``[batch, num_parameters, *]`` if there are several; output the same; ``weight`` is
@@ -112,7 +106,6 @@ class Rrelu(Module, torch.nn.RReLU):
     Args:
         lower: smallest slope.
         upper: largest slope.
-        inplace: overwrite the input.
 
     Raises:
         InputValueError: `lower` is above `upper`.
@@ -157,10 +150,6 @@ class Threshold(Module, torch.nn.Threshold, init=False):
     Args:
         threshold: :math:`t`.
         value: :math:`v`.
-        inplace: overwrite the input.
-
-    Shapes:
-        any; the output has the input's shape.
 
     >>> Threshold(0.1, 20.0)(torch.tensor([-1.0, 2.0]))
     tensor([20.,  2.])
@@ -172,7 +161,6 @@ class Elu(Module, torch.nn.ELU, init=False):
 
     Args:
         alpha: minus the limit for small `x`.
-        inplace: overwrite the input.
 
     Clevert et al., 2015.
 
@@ -186,10 +174,6 @@ class Celu(Module, torch.nn.CELU, init=False):
 
     Args:
         alpha: minus the limit for small `x`.
-        inplace: overwrite the input.
-
-    Shapes:
-        any; the output has the input's shape.
 
     Barron, 2017.
 
@@ -203,9 +187,6 @@ class Selu(Module, torch.nn.SELU, init=False):
 
     With :math:`s = 1.0507` and :math:`\alpha = 1.6733`, mean 0 and variance 1 are a fixed point of deep
     networks, if weights start with variance ``1 / in_features`` (`AlphaDropout` keeps both).
-
-    Args:
-        inplace: overwrite the input.
 
     Klambauer et al., 2017.
 
@@ -239,9 +220,6 @@ class Gelu(Module, torch.nn.GELU):
 class Silu(Module, torch.nn.SiLU):
     r"""The sigmoid linear unit, or swish: :math:`y = x\,\sigma(x)`, of any shape.
 
-    Args:
-        inplace: overwrite the input.
-
     Elfwing et al., 2017.
 
     >>> Silu()(torch.tensor([-1.0, 2.0]))
@@ -261,9 +239,6 @@ class Silu(Module, torch.nn.SiLU):
 class Mish(Module, torch.nn.Mish, init=False):
     r"""A smooth unit: :math:`y = x \tanh(\log(1 + e^x))`, of any shape.
 
-    Args:
-        inplace: overwrite the input.
-
     Misra, 2019.
 
     >>> Mish()(torch.tensor([-1.0, 2.0]))
@@ -273,9 +248,6 @@ class Mish(Module, torch.nn.Mish, init=False):
 
 class Hardswish(Module, torch.nn.Hardswish, init=False):
     r"""SiLU from straight lines: :math:`y = x \min(\max(x + 3, 0), 6) / 6`, of any shape.
-
-    Args:
-        inplace: overwrite the input.
 
     Howard et al., 2019.
 
@@ -319,9 +291,6 @@ class LogSigmoid(_WithoutArguments, torch.nn.LogSigmoid, init=False):
 class Hardsigmoid(Module, torch.nn.Hardsigmoid, init=False):
     r"""The logistic function from straight lines: :math:`y = \min(\max(x / 6 + 1 / 2, 0), 1)`, of any shape.
 
-    Args:
-        inplace: overwrite the input.
-
     (Burn and ONNX have slope and offset as arguments, 0.2 and 0.5 by default.) Courbariaux et al., 2015.
 
     >>> Hardsigmoid()(torch.tensor([-3.0, 0.0, 2.0]))
@@ -343,7 +312,6 @@ class Hardtanh(Module, torch.nn.Hardtanh):
     Args:
         min_val: :math:`a`.
         max_val: :math:`b`.
-        inplace: overwrite the input.
 
     Raises:
         InputValueError: `min_val` is not below `max_val`.
@@ -445,9 +413,6 @@ class Softshrink(Module, torch.nn.Softshrink):
 
     Args:
         lambd: :math:`\lambda`, not negative.
-
-    Shapes:
-        any; the output has the input's shape.
 
     Raises:
         InputValueError: a negative `lambd`.

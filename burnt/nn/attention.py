@@ -6,7 +6,7 @@ head, E embed_dim.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -51,17 +51,18 @@ class _Attention(Module):
         embed_dim: int,
         num_heads: int,
         *,
-        num_kv_heads: int | None,
-        head_dim: int | None,
-        dropout: float,
-        bias: bool,
-        out_bias: bool | None,
-        kdim: int,
-        vdim: int,
-        quiet_softmax: bool,
-        scale: float | None,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        quiet_softmax: bool = False,
+        scale: float | None = None,
+        rotary: RotaryEncoding.Config | torch.nn.Module | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         check_probability(type(self).__name__, dropout)
         super().__init__()
@@ -71,8 +72,8 @@ class _Attention(Module):
         self._check_sizes(head_dim)
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.dropout = dropout
-        self.kdim = kdim
-        self.vdim = vdim
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
         self.quiet_softmax = quiet_softmax
         self.scale = scale
 
@@ -80,17 +81,39 @@ class _Attention(Module):
             return Parameter(torch.empty(shape, device=device, dtype=dtype))
 
         q_size, kv_size, _ = self._sizes()
-        packed = kdim == vdim == embed_dim
+        packed = self.kdim == self.vdim == embed_dim
         for name, tensor in (
             ("in_proj_weight", parameter(q_size + 2 * kv_size, embed_dim) if packed else None),
             ("q_proj_weight", None if packed else parameter(q_size, embed_dim)),
-            ("k_proj_weight", None if packed else parameter(kv_size, kdim)),
-            ("v_proj_weight", None if packed else parameter(kv_size, vdim)),
+            ("k_proj_weight", None if packed else parameter(kv_size, self.kdim)),
+            ("v_proj_weight", None if packed else parameter(kv_size, self.vdim)),
             ("in_proj_bias", parameter(q_size + 2 * kv_size) if bias else None),
         ):
             self.register_parameter(name, tensor)
         self.out_proj = Linear(q_size, embed_dim, bias if out_bias is None else out_bias, device, dtype)
         self.reset_parameters()
+        self.rotary = self._build_rotary(rotary, device)
+
+    def _build_rotary(
+        self, rotary: RotaryEncoding.Config | torch.nn.Module | None, device: torch.device | str | None
+    ) -> torch.nn.Module | None:
+        if rotary is not None and not isinstance(rotary, Config | torch.nn.Module):
+            raise InputTypeError(
+                "this is no rotary encoding",
+                where=self._name(),
+                expected="a RotaryEncoding, its Config, another module, or None",
+                found=repr(rotary),
+                hint=f"rotary=nn.RotaryEncoding.Config(head_dim={self.head_dim})",
+            )
+        built: torch.nn.Module | None = rotary.init(device) if isinstance(rotary, Config) else rotary
+        if isinstance(built, RotaryEncoding) and built.head_dim != self.head_dim:
+            raise ShapeError(
+                "the rotary encoding does not fit the heads",
+                where=self._name(),
+                expected=f"head_dim={self.head_dim}, the size of a head",
+                found=f"head_dim={built.head_dim}",
+            )
+        return built
 
     def reset_parameters(self) -> None:
         """Reinitialise the input projections (Xavier uniform), and set the biases to zero."""
@@ -101,9 +124,9 @@ class _Attention(Module):
             if bias is not None:
                 torch.nn.init.zeros_(bias)
 
-    @staticmethod
-    def _torch_arguments(attention: torch.nn.MultiheadAttention) -> dict[str, Any]:
-        """Return the arguments of a layer equal to torch's, but for the sizes of keys and values."""
+    @classmethod
+    def _copy_of(cls, attention: torch.nn.MultiheadAttention, **sizes: int | None) -> Self:
+        """Build a copy of torch's layer, with the arguments `sizes` for keys and values."""
         if attention.bias_k is not None:
             raise UnsupportedError(
                 "an attention has no learned extra key",
@@ -111,19 +134,16 @@ class _Attention(Module):
                 hint="a new layer with quiet_softmax=True can attend to nothing, too",
             )
         weight = attention.out_proj.weight
-        return {
-            "embed_dim": attention.embed_dim,
-            "num_heads": attention.num_heads,
+        options: dict[str, Any] = {
             "dropout": attention.dropout,
             "bias": attention.in_proj_bias is not None,
             "quiet_softmax": attention.add_zero_attn,
             "device": weight.device,
             "dtype": weight.dtype,
         }
-
-    def _copy_of(self, attention: torch.nn.MultiheadAttention) -> Self:
-        self.load_state_dict(attention.state_dict())
-        return self.train(attention.training)
+        copy = cls(attention.embed_dim, attention.num_heads, **sizes, **options)
+        copy.load_state_dict(attention.state_dict())
+        return copy.train(attention.training)
 
     def _sizes(self) -> list[int]:
         """Return the sizes of all heads together, of queries, keys and values."""
@@ -138,11 +158,15 @@ class _Attention(Module):
         attn_mask: Tensor | None,
         key_padding_mask: Tensor | None,
         *,
+        is_batched: bool,
+        need_weights: bool,
         causal: bool = False,
         bottom_right: bool = False,
-    ) -> Tensor:
-        """Return the output ``[B, L, E]``; with `bottom_right` the last query is at the last key."""
-        mask = self._mask(q_BHLD, k_BKSD, attn_mask, key_padding_mask)
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the output ``[B, L, E]``, and the weights; with `bottom_right` the last query is at the last
+        key."""
+        keys = k_BKSD
+        mask = self._mask(q_BHLD, keys, attn_mask, key_padding_mask)
         if mask is not None and mask.dtype == torch.bool:
             mask = ~mask
         after = 0
@@ -163,7 +187,12 @@ class _Attention(Module):
             dropout=self.dropout if self.training else 0.0,
         )
         output: Tensor = self.out_proj(heads_BHLD.transpose(1, 2).flatten(2))
-        return output
+        output = output if is_batched else output[0]
+        if not need_weights:
+            return output
+        places = {"causal": causal, "bottom_right": bottom_right}
+        weights = self._weights(q_BHLD, keys, attn_mask, key_padding_mask, **places)
+        return output, weights if is_batched else weights[0]
 
     def _weights(
         self,
@@ -361,7 +390,7 @@ class _Attention(Module):
             )
 
 
-class MultiHeadAttention(_Attention):
+class MultiHeadAttention(_Attention, init=False):
     r"""Every query takes a weighted mean of values, in several subspaces at once.
 
     .. math:: \mathrm{head}_h = \mathrm{softmax}(Q_h K_h^\top / \sqrt{D} + M) V_h, \quad
@@ -383,8 +412,6 @@ class MultiHeadAttention(_Attention):
         scale: factor of the scores; None is ``1 / sqrt(head_dim)``.
         rotary: encodes the positions of queries and keys: a `RotaryEncoding`, its Config, or any module that
             is called with ``[B, H, L, D]`` and the position of the first vector.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         query ``[B, L, E]``, key ``[B, S, kdim]``, value ``[B, S, vdim]``, or all without B; output
@@ -414,56 +441,6 @@ class MultiHeadAttention(_Attention):
 
     rotary: torch.nn.Module | None
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        out_bias: bool | None = None,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        quiet_softmax: bool = False,
-        scale: float | None = None,
-        rotary: RotaryEncoding.Config | torch.nn.Module | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            embed_dim,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            dropout=dropout,
-            bias=bias,
-            out_bias=out_bias,
-            kdim=embed_dim if kdim is None else kdim,
-            vdim=embed_dim if vdim is None else vdim,
-            quiet_softmax=quiet_softmax,
-            scale=scale,
-            device=device,
-            dtype=dtype,
-        )
-        if rotary is not None and not isinstance(rotary, Config | torch.nn.Module):
-            raise InputTypeError(
-                "this is no rotary encoding",
-                where=self._name(),
-                expected="a RotaryEncoding, its Config, another module, or None",
-                found=repr(rotary),
-                hint=f"rotary=nn.RotaryEncoding.Config(head_dim={self.head_dim})",
-            )
-        self.rotary = rotary.init(device) if isinstance(rotary, Config) else rotary
-        if isinstance(self.rotary, RotaryEncoding) and self.rotary.head_dim != self.head_dim:
-            raise ShapeError(
-                "the rotary encoding does not fit the heads",
-                where=self._name(),
-                expected=f"head_dim={self.head_dim}, the size of a head",
-                found=f"head_dim={self.rotary.head_dim}",
-            )
-
     @classmethod
     def from_torch(cls, attention: torch.nn.MultiheadAttention) -> Self:
         """Build a copy of torch's layer; its input has the batch axis first.
@@ -471,39 +448,7 @@ class MultiHeadAttention(_Attention):
         Raises:
             UnsupportedError: the layer has `add_bias_kv`, a learned key which all queries see.
         """
-        return cls(**cls._torch_arguments(attention), kdim=attention.kdim, vdim=attention.vdim)._copy_of(
-            attention
-        )
-
-    @overload
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-        cache: KeyValueCache | None = None,
-        offset: int | Tensor | tuple[Tensor, Tensor] | None = None,
-        need_weights: Literal[False] = False,
-    ) -> Tensor: ...
-
-    @overload
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        *,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        is_causal: bool = False,
-        cache: KeyValueCache | None = None,
-        offset: int | Tensor | tuple[Tensor, Tensor] | None = None,
-        need_weights: Literal[True],
-    ) -> tuple[Tensor, Tensor]: ...
+        return cls._copy_of(attention, kdim=attention.kdim, vdim=attention.vdim)
 
     def forward(
         self,
@@ -564,14 +509,17 @@ class MultiHeadAttention(_Attention):
         if cache is not None:
             k_BKSD, v_BKSD = cache.append(k_BKSD, v_BKSD)
             is_causal = query.shape[-2] > 1  # a single query is the last and sees all
-        bottom_right = cache is not None
-        masks = attn_mask, key_padding_mask
-        output = self._attend(q_BHLD, k_BKSD, v_BKSD, *masks, causal=is_causal, bottom_right=bottom_right)
-        output = output if query.dim() == 3 else output[0]
-        if not need_weights:
-            return output
-        weights = self._weights(q_BHLD, k_BKSD, *masks, causal=is_causal, bottom_right=bottom_right)
-        return output, weights if query.dim() == 3 else weights[0]
+        return self._attend(
+            q_BHLD,
+            k_BKSD,
+            v_BKSD,
+            attn_mask,
+            key_padding_mask,
+            is_batched=query.dim() == 3,
+            need_weights=need_weights,
+            causal=is_causal,
+            bottom_right=cache is not None,
+        )
 
     def attention_weights(
         self,
@@ -601,19 +549,10 @@ class CrossAttention(_Attention):
     A `MultiHeadAttention` whose keys and values both come from one context, which may be cached.
 
     Args:
-        embed_dim: size E of queries and outputs (Burn's ``d_model``); a multiple of `num_heads`, unless
-            `head_dim` is given.
-        num_heads: number H of heads.
         context_dim: size C of the context's vectors (Burn's ``d_context``); None is `embed_dim`.
-        num_kv_heads: number K of heads of keys and values; None is `num_heads`.
-        head_dim: size D of a head (Burn's ``d_head``); None is ``embed_dim / num_heads``.
-        dropout: probability of dropping an attention weight while training.
-        bias: whether the projections have biases.
-        out_bias: whether the output projection has one; None is `bias`.
-        quiet_softmax: add 1 to the denominator of the softmax, so that a head can attend to nothing.
-        scale: factor of the scores; None is ``1 / sqrt(head_dim)``.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
+
+    The others are those of `MultiHeadAttention` (Burn's ``d_model`` is `embed_dim`, its ``d_head``
+    `head_dim`).
 
     Shapes:
         query ``[B, L, E]``, context ``[B, S, C]``, or both without B; output ``[B, L, E]``. The parameters
@@ -683,31 +622,7 @@ class CrossAttention(_Attention):
                 found=f"kdim={attention.kdim}, vdim={attention.vdim}",
                 hint="MultiHeadAttention.from_torch",
             )
-        return cls(**cls._torch_arguments(attention), context_dim=attention.kdim)._copy_of(attention)
-
-    @overload
-    def forward(
-        self,
-        query: Tensor,
-        context: Tensor | None = None,
-        *,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-        need_weights: Literal[False] = False,
-    ) -> Tensor: ...
-
-    @overload
-    def forward(
-        self,
-        query: Tensor,
-        context: Tensor | None = None,
-        *,
-        attn_mask: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-        need_weights: Literal[True],
-    ) -> tuple[Tensor, Tensor]: ...
+        return cls._copy_of(attention, context_dim=attention.kdim)
 
     def forward(
         self,
@@ -761,12 +676,8 @@ class CrossAttention(_Attention):
                 expected="a context, or a cache that an earlier call has filled",
                 found="no cache" if cache is None else "an empty cache",
             )
-        output = self._attend(q_BHLD, k_BKSD, v_BKSD, attn_mask, key_padding_mask)
-        output = output if query.dim() == 3 else output[0]
-        if not need_weights:
-            return output
-        weights = self._weights(q_BHLD, k_BKSD, attn_mask, key_padding_mask)
-        return output, weights if query.dim() == 3 else weights[0]
+        masks, is_batched = (attn_mask, key_padding_mask), query.dim() == 3
+        return self._attend(q_BHLD, k_BKSD, v_BKSD, *masks, is_batched=is_batched, need_weights=need_weights)
 
 
 def _divisors_hint(name: str, size: int) -> str:

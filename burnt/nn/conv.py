@@ -177,8 +177,6 @@ class Conv2d(_Conv[tuple[int, int], tuple[Sides, Sides]], torch.nn.Conv2d, init=
         groups: blocks that the channels are split into; each output sees one block.
         bias: whether to add ``b``.
         padding_mode: what the added pixels hold.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[batch, in_channels, height, width]`` or without batch; output ``[batch, out_channels, h, w]``

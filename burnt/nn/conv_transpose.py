@@ -165,8 +165,6 @@ class ConvTranspose2d(
         bias: whether to add a number to each channel.
         dilation: step between the kernel's pixels.
         padding_mode: only ``"zeros"``, as in torch.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[batch, in_channels, height, width]`` or without batch; output ``[batch, out_channels, h, w]``

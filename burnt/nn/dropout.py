@@ -57,12 +57,7 @@ class Dropout1d(_Dropout, torch.nn.Dropout1d, init=False):
 
     Neighbours in a sequence are similar, so that dropping single elements would change little.
 
-    Arguments and errors are those of `Dropout2d`.
-
-    Shapes:
-        input ``[batch, channels, length]`` or ``[channels, length]``, output the same.
-
-    Tompson et al., 2014.
+    As `Dropout2d`, for ``[batch, channels, length]`` or ``[channels, length]``. Tompson et al., 2014.
 
     >>> Dropout1d(0.5)(torch.ones(2, 3, 8)).sum(-1).unique().tolist() in ([0.0, 16.0], [0.0], [16.0])
     True
@@ -93,13 +88,8 @@ class Dropout2d(_Dropout, torch.nn.Dropout2d, init=False):
 class Dropout3d(_Dropout, torch.nn.Dropout3d, init=False):
     r"""Zeroes whole channels of volumes with probability `p` while training; scales the rest as `Dropout`.
 
-    Arguments and errors are those of `Dropout2d`.
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch, output the same. As in torch,
-        inputs of other ranks are taken as ``[channels, *]``, with a warning.
-
-    Tompson et al., 2014.
+    As `Dropout2d`, for ``[batch, channels, depth, height, width]`` or without batch. As in torch, inputs of
+    other ranks are taken as ``[channels, *]``, with a warning. Tompson et al., 2014.
 
     >>> Dropout3d(0.5).eval()(torch.ones(1, 2, 1, 1, 1)).shape
     torch.Size([1, 2, 1, 1, 1])
@@ -112,17 +102,7 @@ class AlphaDropout(_Dropout, torch.nn.AlphaDropout, init=False):
     While training, elements become the limit of Selu for small values with probability `p`; all are then
     scaled and shifted.
 
-    Args:
-        p: probability of dropping an element, 0 to 1.
-        inplace: overwrite the input.
-
-    Shapes:
-        any; the output has the input's shape.
-
-    Raises:
-        InputValueError: `p` is no probability.
-
-    Klambauer et al., 2017.
+    Arguments, shapes and errors are those of `Dropout`. Klambauer et al., 2017.
 
     >>> AlphaDropout(0.5).eval()(torch.ones(3))
     tensor([1., 1., 1.])
@@ -132,15 +112,7 @@ class AlphaDropout(_Dropout, torch.nn.AlphaDropout, init=False):
 class FeatureAlphaDropout(_Dropout, torch.nn.FeatureAlphaDropout, init=False):
     r"""`AlphaDropout` of whole channels.
 
-    Args:
-        p: probability of dropping a channel, 0 to 1.
-        inplace: overwrite the input.
-
-    Shapes:
-        input ``[batch, channels, *]``, output the same.
-
-    Raises:
-        InputValueError: `p` is no probability.
+    As `Dropout2d`, for ``[batch, channels, *]``.
 
     >>> FeatureAlphaDropout(0.5).eval()(torch.ones(1, 2, 3)).shape
     torch.Size([1, 2, 3])

@@ -23,8 +23,6 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
         norm_type: the p of that norm.
         scale_grad_by_freq: divide a vector's gradient by how often its id occurs in the batch.
         sparse: gradients are sparse tensors.
-        device: where the table lives.
-        dtype: dtype of the table.
 
     Shapes:
         input integers ``[*]`` below `num_embeddings`, output ``[*, embedding_dim]``; ``weight`` is
@@ -109,8 +107,6 @@ class EmbeddingBag(Module, torch.nn.EmbeddingBag):
         include_last_offset: whether the offsets end with the number of ids.
         padding_idx: id whose vector starts at zero, is not trained, and does not count in a bag; negative
             counts from the end.
-        device: where the table lives.
-        dtype: dtype of the table.
 
     Shapes:
         input integers ``[bags, ids]``, or ``[ids]`` with the offsets ``[bags]`` at which bags start (with

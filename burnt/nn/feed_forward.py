@@ -80,8 +80,6 @@ class PositionWiseFeedForward(FeedForwardBase):
         activation: :math:`f`: a name, a Config or a module; ``"swiglu"`` and ``"geglu"`` multiply one half of
             what a twice as large first Linear gives by the activated other half.
         bias: whether the Linears have biases.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[*, d_model]``, output the same; ``linear1`` and ``linear2`` are Linears.

@@ -69,8 +69,6 @@ class SwiGlu(_GatedLinears, init=False):
         in_features: size of the input's last axis.
         out_features: size of the output's last axis.
         bias: whether the Linears have biases.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[..., in_features]``, output ``[..., out_features]``; ``gate_proj`` and ``up_proj`` are
@@ -96,8 +94,6 @@ class GeGlu(_GatedLinears):
         out_features: size of the output's last axis.
         bias: whether the Linears have biases.
         approximate: of the GELU: ``"none"`` for the error function, ``"tanh"`` for its approximation.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         as for `SwiGlu`.
@@ -138,8 +134,6 @@ class GatedFeedForward(Module):
             ``"relu"`` for ReGLU, ``"sigmoid"`` for GLU.
         dropout: probability, before the last Linear.
         bias: whether the Linears have biases.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[..., d_model]``, output the same; ``gate_proj``, ``up_proj`` and ``down_proj`` are Linears,

@@ -33,13 +33,7 @@ class _Lazy:
 
 
 class LazyLinear(_Lazy, torch.nn.LazyLinear, Linear, init=False):
-    """A `Linear` with the `in_features` of its first input, which it becomes at the first call.
-
-    Args:
-        out_features: features of the output.
-        bias: whether to add a bias.
-        device: where the parameters will live.
-        dtype: their dtype.
+    """A `Linear` without `in_features`: it takes those of its first input, and becomes that layer.
 
     Before the first call, or `load_state_dict`, an optimizer has no parameters to take.
 
@@ -92,9 +86,7 @@ class _LazyConvTranspose(_Lazy, Generic[Size, Pads]):
 class LazyConv1d(  # type: ignore[misc]
     _LazyConv[tuple[int], tuple[Sides]], torch.nn.LazyConv1d, Conv1d, init=False
 ):
-    """A `Conv1d` with the `in_channels` of its first input, which it becomes at the first call.
-
-    Arguments are those of `Conv1d` without `in_channels`.
+    """A `Conv1d` without `in_channels`: it takes those of its first input, and becomes that layer.
 
     >>> layer = LazyConv1d(4, 2)
     >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
@@ -108,9 +100,7 @@ class LazyConv1d(  # type: ignore[misc]
 class LazyConv2d(  # type: ignore[misc]
     _LazyConv[tuple[int, int], tuple[Sides, Sides]], torch.nn.LazyConv2d, Conv2d, init=False
 ):
-    """A `Conv2d` with the `in_channels` of its first input, which it becomes at the first call.
-
-    Arguments are those of `Conv2d` without `in_channels`.
+    """A `Conv2d` without `in_channels`: it takes those of its first input, and becomes that layer.
 
     >>> layer = LazyConv2d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
@@ -124,9 +114,7 @@ class LazyConv2d(  # type: ignore[misc]
 class LazyConv3d(  # type: ignore[misc]
     _LazyConv[tuple[int, int, int], tuple[Sides, Sides, Sides]], torch.nn.LazyConv3d, Conv3d, init=False
 ):
-    """A `Conv3d` with the `in_channels` of its first input, which it becomes at the first call.
-
-    Arguments are those of `Conv3d` without `in_channels`.
+    """A `Conv3d` without `in_channels`: it takes those of its first input, and becomes that layer.
 
     >>> layer = LazyConv3d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
@@ -140,9 +128,7 @@ class LazyConv3d(  # type: ignore[misc]
 class LazyConvTranspose1d(  # type: ignore[misc]
     _LazyConvTranspose[tuple[int], tuple[Sides]], torch.nn.LazyConvTranspose1d, ConvTranspose1d, init=False
 ):
-    """A `ConvTranspose1d` with the `in_channels` of its first input, which it becomes at the first call.
-
-    Arguments are those of `ConvTranspose1d` without `in_channels`.
+    """A `ConvTranspose1d` without `in_channels`: it takes those of its first input, and becomes that layer.
 
     >>> layer = LazyConvTranspose1d(4, 2)
     >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
@@ -159,9 +145,7 @@ class LazyConvTranspose2d(  # type: ignore[misc]
     ConvTranspose2d,
     init=False,
 ):
-    """A `ConvTranspose2d` with the `in_channels` of its first input, which it becomes at the first call.
-
-    Arguments are those of `ConvTranspose2d` without `in_channels`.
+    """A `ConvTranspose2d` without `in_channels`: it takes those of its first input, and becomes that layer.
 
     >>> layer = LazyConvTranspose2d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
@@ -178,9 +162,7 @@ class LazyConvTranspose3d(  # type: ignore[misc]
     ConvTranspose3d,
     init=False,
 ):
-    """A `ConvTranspose3d` with the `in_channels` of its first input, which it becomes at the first call.
-
-    Arguments are those of `ConvTranspose3d` without `in_channels`.
+    """A `ConvTranspose3d` without `in_channels`: it takes those of its first input, and becomes that layer.
 
     >>> layer = LazyConvTranspose3d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
@@ -192,9 +174,8 @@ class LazyConvTranspose3d(  # type: ignore[misc]
 
 
 class LazyBatchNorm(_Lazy, torch.nn.LazyBatchNorm1d, BatchNorm):
-    """A `BatchNorm` with the `num_features` of its first input, which it becomes at the first call.
+    """A `BatchNorm` without `num_features`: it takes those of its first input, and becomes that layer.
 
-    Arguments are those of `BatchNorm` without `num_features`.
 
     >>> layer = LazyBatchNorm()
     >>> layer(torch.randn(4, 3, 8, 8)).shape, layer.num_features
@@ -221,10 +202,9 @@ class LazyBatchNorm(_Lazy, torch.nn.LazyBatchNorm1d, BatchNorm):
 
 
 class LazyInstanceNorm(_Lazy, torch.nn.LazyInstanceNorm1d, InstanceNorm):
-    """An `InstanceNorm` with the `num_features` of its first input, which it becomes at the first call.
+    """An `InstanceNorm` without `num_features`: it takes those of its first input, and becomes that layer.
 
-    Arguments and defaults are those of `InstanceNorm` without `num_features`; torch's lazy layers are affine
-    and have running averages by default.
+    Defaults are those of `InstanceNorm`; torch's lazy layers are affine and have running averages.
 
     >>> layer = LazyInstanceNorm()
     >>> layer(torch.randn(4, 3, 8, 8)).shape, layer.num_features

@@ -16,8 +16,6 @@ class Linear(Module, torch.nn.Linear):
         in_features: size of the input's last axis.
         out_features: size of the output's last axis.
         bias: whether to add ``b``.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[..., in_features]``, output ``[..., out_features]``; ``weight`` is
@@ -54,8 +52,6 @@ class Bilinear(Module, torch.nn.Bilinear):
         in2_features: size of the second input's last axis.
         out_features: size of the output's last axis.
         bias: whether to add ``c``.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         inputs ``[*, in1_features]`` and ``[*, in2_features]`` with equal axes ``*``, output

@@ -101,8 +101,6 @@ class TopKRouter(Module):
         num_experts: number N of experts.
         top_k: number K of experts for a vector.
         normalize: whether the weights of the K experts are divided by their sum.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[T, D]``, output a `Routing`; ``weight`` is ``[N, D]``. For 16 bits the softmax is computed
@@ -167,8 +165,6 @@ class MoeFeedForward(Module):
             for no such expert.
         capacity_factor: an expert takes at most this times ``T K / N`` vectors, or one; what comes later is
             not added to the output. All first choices come before all second ones. None is no limit.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[..., D]``, output the same; ``gate_proj`` and ``up_proj`` are ``[N, F, D]``, ``down_proj`` is

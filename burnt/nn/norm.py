@@ -33,8 +33,6 @@ class BatchNorm(Module, BatchNormBase):
         momentum: weight of the new batch in the running averages; None weights all batches equally.
         affine: whether there are ``weight`` and ``bias``.
         track_running_stats: whether there are running averages; else the batch's statistics always serve.
-        device: where parameters and buffers live.
-        dtype: dtype of the parameters and averages.
         bias: whether there is a ``bias`` beside the ``weight``.
 
     Shapes:
@@ -151,8 +149,6 @@ class GroupNorm(Module, torch.nn.GroupNorm):
         num_channels: number of channels.
         eps: added to the variance (biased).
         affine: whether there are ``weight`` and ``bias``, one number for each channel.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
         bias: whether there is a ``bias`` beside the ``weight``.
 
     Shapes:
@@ -203,8 +199,6 @@ class InstanceNorm(Module, InstanceNormBase):
         affine: whether there are ``weight`` and ``bias``, one number for each channel (Burn: True).
         track_running_stats: whether running averages of the samples' statistics are kept in training, and
             used in evaluation; else the sample's own always serve.
-        device: where parameters and buffers live.
-        dtype: dtype of the parameters and averages.
         bias: whether there is a ``bias`` beside the ``weight``.
 
     Shapes:
@@ -304,8 +298,6 @@ class LayerNorm(Module, torch.nn.LayerNorm):
         eps: added to the variance (biased).
         elementwise_affine: whether there is a ``weight``, and with `bias` a ``bias``.
         bias: whether there is a ``bias``.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[*, *normalized_shape]``, output the same; ``weight`` and ``bias`` are `normalized_shape`.
@@ -346,8 +338,6 @@ class RmsNorm(Module, torch.nn.RMSNorm):
         eps: added to the mean square; None is the machine epsilon of the input's dtype, as in
             torch (Burn: 1e-5).
         elementwise_affine: whether there is a ``weight``.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[*, *normalized_shape]``, output the same; ``weight`` is `normalized_shape`.
@@ -391,8 +381,6 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
         affine: whether there are ``weight`` and ``bias``.
         track_running_stats: whether there are running averages; else the batch's statistics always serve.
         process_group: the processes, None for all. A Config leaves it out.
-        device: where parameters and buffers live.
-        dtype: dtype of the parameters and averages.
         bias: whether there is a ``bias`` beside the ``weight``.
 
     Shapes:

@@ -10,10 +10,7 @@ from burnt.module import Module
 class CircularPad1d(Module, torch.nn.CircularPad1d, init=False):
     """Continues sequences from the opposite end, as if they were periodic.
 
-    Arguments are those of `CircularPad2d`, for one axis: ``(left, right)``.
-
-    Shapes:
-        input ``[batch, channels, length]`` or without batch, output the same with longer axes.
+    As `CircularPad2d`, for ``[batch, channels, length]`` or without batch and a padding of ``(left, right)``.
 
     >>> CircularPad1d(2)(torch.arange(4.0).view(1, 1, 4))
     tensor([[[2., 3., 0., 1., 2., 3., 0., 1.]]])
@@ -24,8 +21,7 @@ class CircularPad2d(Module, torch.nn.CircularPad2d, init=False):
     """Continues images from the opposite end, as if they were periodic.
 
     Args:
-        padding: how much on each side, or ``(left, right, top, bottom)``;
-            at most the axis' size.
+        padding: how much on each side, or ``(left, right, top, bottom)``; at most the axis' size.
 
     Shapes:
         input ``[batch, channels, height, width]`` or without batch, output the same with longer axes.
@@ -38,11 +34,8 @@ class CircularPad2d(Module, torch.nn.CircularPad2d, init=False):
 class CircularPad3d(Module, torch.nn.CircularPad3d, init=False):
     """Continues volumes from the opposite end, as if they were periodic.
 
-    Arguments are those of `CircularPad2d`, for three axes:
+    As `CircularPad2d`, for ``[batch, channels, depth, height, width]`` or without batch and a padding of
     ``(left, right, top, bottom, front, back)``.
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch, output the same with longer axes.
 
     >>> CircularPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
@@ -52,10 +45,7 @@ class CircularPad3d(Module, torch.nn.CircularPad3d, init=False):
 class ConstantPad1d(Module, torch.nn.ConstantPad1d, init=False):
     """Surrounds sequences with a constant.
 
-    Arguments are those of `ConstantPad2d`, for one axis: ``(left, right)``.
-
-    Shapes:
-        input ``[*, length]``, output the same with longer axes.
+    As `ConstantPad2d`, for ``[*, length]`` and a padding of ``(left, right)``.
 
     >>> ConstantPad1d((1, 2), 9.0)(torch.zeros(1, 1, 2))
     tensor([[[9., 0., 0., 9., 9.]]])
@@ -80,11 +70,8 @@ class ConstantPad2d(Module, torch.nn.ConstantPad2d, init=False):
 class ConstantPad3d(Module, torch.nn.ConstantPad3d, init=False):
     """Surrounds volumes with a constant.
 
-    Arguments are those of `ConstantPad2d`, for three axes:
-    ``(left, right, top, bottom, front, back)``.
-
-    Shapes:
-        input ``[*, depth, height, width]``, output the same with longer axes.
+    As `ConstantPad2d`, for ``[*, depth, height, width]`` and a padding of ``(left, right, top, bottom, front,
+    back)``.
 
     >>> ConstantPad3d((1, 1, 2, 0, 0, 1), 9.0)(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
@@ -94,10 +81,8 @@ class ConstantPad3d(Module, torch.nn.ConstantPad3d, init=False):
 class ReflectionPad1d(Module, torch.nn.ReflectionPad1d, init=False):
     """Mirrors sequences at their outermost elements, which are not repeated.
 
-    Arguments are those of `ReflectionPad2d`, for one axis: ``(left, right)``.
-
-    Shapes:
-        input ``[batch, channels, length]`` or without batch, output the same with longer axes.
+    As `ReflectionPad2d`, for ``[batch, channels, length]`` or without batch and a padding of ``(left,
+    right)``.
 
     >>> ReflectionPad1d(2)(torch.arange(4.0).view(1, 1, 4))
     tensor([[[2., 1., 0., 1., 2., 3., 2., 1.]]])
@@ -108,8 +93,7 @@ class ReflectionPad2d(Module, torch.nn.ReflectionPad2d, init=False):
     """Mirrors images at their outermost elements, which are not repeated.
 
     Args:
-        padding: how much on each side, or ``(left, right, top, bottom)``;
-            less than the axis' size.
+        padding: how much on each side, or ``(left, right, top, bottom)``; less than the axis' size.
 
     Shapes:
         input ``[batch, channels, height, width]`` or without batch, output the same with longer axes.
@@ -122,11 +106,8 @@ class ReflectionPad2d(Module, torch.nn.ReflectionPad2d, init=False):
 class ReflectionPad3d(Module, torch.nn.ReflectionPad3d, init=False):
     """Mirrors volumes at their outermost elements, which are not repeated.
 
-    Arguments are those of `ReflectionPad2d`, for three axes:
+    As `ReflectionPad2d`, for ``[batch, channels, depth, height, width]`` or without batch and a padding of
     ``(left, right, top, bottom, front, back)``.
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch, output the same with longer axes.
 
     >>> ReflectionPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
@@ -136,10 +117,8 @@ class ReflectionPad3d(Module, torch.nn.ReflectionPad3d, init=False):
 class ReplicationPad1d(Module, torch.nn.ReplicationPad1d, init=False):
     """Repeats the outermost elements of sequences.
 
-    Arguments are those of `ReplicationPad2d`, for one axis: ``(left, right)``.
-
-    Shapes:
-        input ``[batch, channels, length]`` or without batch, output the same with longer axes.
+    As `ReplicationPad2d`, for ``[batch, channels, length]`` or without batch and a padding of ``(left,
+    right)``.
 
     >>> ReplicationPad1d((1, 2))(torch.arange(3.0).view(1, 1, 3))
     tensor([[[0., 0., 1., 2., 2., 2.]]])
@@ -163,11 +142,8 @@ class ReplicationPad2d(Module, torch.nn.ReplicationPad2d, init=False):
 class ReplicationPad3d(Module, torch.nn.ReplicationPad3d, init=False):
     """Repeats the outermost elements of volumes.
 
-    Arguments are those of `ReplicationPad2d`, for three axes:
+    As `ReplicationPad2d`, for ``[batch, channels, depth, height, width]`` or without batch and a padding of
     ``(left, right, top, bottom, front, back)``.
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch, output the same with longer axes.
 
     >>> ReplicationPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
@@ -177,10 +153,7 @@ class ReplicationPad3d(Module, torch.nn.ReplicationPad3d, init=False):
 class ZeroPad1d(Module, torch.nn.ZeroPad1d, init=False):
     """Surrounds sequences with zeros.
 
-    Arguments are those of `ZeroPad2d`, for one axis: ``(left, right)``.
-
-    Shapes:
-        input ``[*, length]``, output the same with longer axes.
+    As `ZeroPad2d`, for ``[*, length]`` and a padding of ``(left, right)``.
 
     >>> ZeroPad1d((1, 2))(torch.ones(1, 1, 2))
     tensor([[[0., 1., 1., 0., 0.]]])
@@ -204,11 +177,8 @@ class ZeroPad2d(Module, torch.nn.ZeroPad2d, init=False):
 class ZeroPad3d(Module, torch.nn.ZeroPad3d, init=False):
     """Surrounds volumes with zeros.
 
-    Arguments are those of `ZeroPad2d`, for three axes:
-    ``(left, right, top, bottom, front, back)``.
-
-    Shapes:
-        input ``[*, depth, height, width]``, output the same with longer axes.
+    As `ZeroPad2d`, for ``[*, depth, height, width]`` and a padding of ``(left, right, top, bottom, front,
+    back)``.
 
     >>> ZeroPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])

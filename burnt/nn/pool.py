@@ -81,11 +81,7 @@ class _MaxPool(_Pool, Module, Generic[Size]):
 class MaxPool1d(_MaxPool[tuple[int]], torch.nn.MaxPool1d, init=False):  # type: ignore[misc]
     """Max pooling of sequences: the maximum of each window.
 
-    Arguments and errors are those of `MaxPool2d`, for one axis.
-
-    Shapes:
-        input ``[batch, channels, length]`` or without batch; output ``[batch, channels, l]``, by
-        the formula of `MaxPool2d`.
+    As `MaxPool2d`, for ``[batch, channels, length]`` or without batch; output ``[batch, channels, l]``.
 
     >>> MaxPool1d(2, return_indices=True)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     (tensor([[3., 4.]]), tensor([[0, 3]]))
@@ -122,11 +118,8 @@ class MaxPool2d(_MaxPool[tuple[int, int]], torch.nn.MaxPool2d, init=False):  # t
 class MaxPool3d(_MaxPool[tuple[int, int, int]], torch.nn.MaxPool3d, init=False):  # type: ignore[misc]
     """Max pooling of volumes: the maximum of each window.
 
-    Arguments and errors are those of `MaxPool2d`, for three axes. (Burn has no such layer.)
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch; output
-        ``[batch, channels, d, h, w]``, by the formula of `MaxPool2d`.
+    As `MaxPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output ``[batch,
+    channels, d, h, w]``. (Burn has no such layer.)
 
     >>> MaxPool3d(2)(torch.arange(8.0).reshape(1, 1, 2, 2, 2)).flatten()
     tensor([7.])
@@ -236,11 +229,8 @@ class _AvgPool(_Pool, Module, Generic[Size]):
 class AvgPool1d(_Pool, Module, torch.nn.AvgPool1d):
     """Average pooling of sequences: the mean of each window.
 
-    Arguments and errors are those of `AvgPool2d`, for one axis, without `divisor_override`.
-
-    Shapes:
-        input ``[batch, channels, length]`` or without batch; output ``[batch, channels, l]``, by
-        the formula of `AvgPool2d`.
+    As `AvgPool2d`, without `divisor_override`, for ``[batch, channels, length]`` or without batch; output
+    ``[batch, channels, l]``.
 
     >>> AvgPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[2., 3.]])
@@ -297,11 +287,8 @@ class AvgPool2d(_AvgPool[tuple[int, int]], torch.nn.AvgPool2d, init=False):
 class AvgPool3d(_AvgPool[tuple[int, int, int]], torch.nn.AvgPool3d, init=False):
     """Average pooling of volumes: the mean of each window.
 
-    Arguments and errors are those of `AvgPool2d`, for three axes. (Burn has no such layer.)
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch; output
-        ``[batch, channels, d, h, w]``, by the formula of `AvgPool2d`.
+    As `AvgPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output ``[batch,
+    channels, d, h, w]``. (Burn has no such layer.)
 
     >>> AvgPool3d(2)(torch.arange(8.0).reshape(1, 1, 2, 2, 2)).flatten()
     tensor([3.5000])
@@ -437,11 +424,8 @@ class _AdaptiveMaxPool(_Pool, Module, Generic[OutputSize]):
 class AdaptiveAvgPool1d(_AdaptiveAvgPool[int | tuple[int]], torch.nn.AdaptiveAvgPool1d, init=False):  # type: ignore[misc]
     """Adaptive average pooling of sequences: the output's size is fixed, the windows follow.
 
-    Arguments and errors are those of `AdaptiveAvgPool2d`, for one axis.
-
-    Shapes:
-        input ``[batch, channels, length]`` or without batch; output
-        ``[batch, channels, *output_size]``.
+    As `AdaptiveAvgPool2d`, for ``[batch, channels, length]`` or without batch; output ``[batch, channels,
+    *output_size]``.
 
     >>> AdaptiveAvgPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[2., 3.]])
@@ -479,11 +463,8 @@ class AdaptiveAvgPool3d(  # type: ignore[misc]
 ):
     """Adaptive average pooling of volumes: the output's size is fixed, the windows follow.
 
-    Arguments and errors are those of `AdaptiveAvgPool2d`, for three axes.
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch; output
-        ``[batch, channels, *output_size]``.
+    As `AdaptiveAvgPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output ``[batch,
+    channels, *output_size]``.
 
     >>> AdaptiveAvgPool3d((1, None, 2))(torch.zeros(2, 3, 7, 5, 4)).shape
     torch.Size([2, 3, 1, 5, 2])
@@ -495,11 +476,8 @@ class AdaptiveAvgPool3d(  # type: ignore[misc]
 class AdaptiveMaxPool1d(_AdaptiveMaxPool[int | tuple[int]], torch.nn.AdaptiveMaxPool1d, init=False):  # type: ignore[misc]
     """Adaptive max pooling of sequences: the output's size is fixed, the windows follow.
 
-    Arguments and errors are those of `AdaptiveMaxPool2d`, for one axis.
-
-    Shapes:
-        input ``[batch, channels, length]`` or without batch; output
-        ``[batch, channels, *output_size]``.
+    As `AdaptiveMaxPool2d`, for ``[batch, channels, length]`` or without batch; output ``[batch, channels,
+    *output_size]``.
 
     (Burn has no such layer.)
 
@@ -542,11 +520,8 @@ class AdaptiveMaxPool3d(  # type: ignore[misc]
 ):
     """Adaptive max pooling of volumes: the output's size is fixed, the windows follow.
 
-    Arguments and errors are those of `AdaptiveMaxPool2d`, for three axes.
-
-    Shapes:
-        input ``[batch, channels, depth, height, width]`` or without batch; output
-        ``[batch, channels, *output_size]``.
+    As `AdaptiveMaxPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output ``[batch,
+    channels, *output_size]``.
 
     (Burn has no such layer.)
 

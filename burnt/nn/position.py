@@ -25,7 +25,6 @@ class PositionalEncoding(Module):
         d_model: size of a vector; where it is odd, the last column is a sine.
         max_len: the longest sequence (Burn's ``max_sequence_size``).
         base: the longest wavelength is :math:`2\pi` times this (Burn's ``max_timescale``).
-        device: where the table lives.
         dtype: dtype of the table, which is computed in float64.
 
     Shapes:
@@ -92,8 +91,6 @@ class LearnedPositionalEncoding(Module):
         d_model: size of a vector.
         max_len: the longest sequence.
         std: standard deviation of the initial values, which have a mean of 0.
-        device: where the parameter lives.
-        dtype: dtype of the parameter.
 
     Shapes:
         input ``[*, length, d_model]``, output the same; ``weight`` is ``[max_len, d_model]``, as that of the

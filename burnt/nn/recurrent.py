@@ -344,8 +344,6 @@ class Lstm(_Recurrent):
         bidirectional: each layer goes through the sequence in both directions (D = 2).
         proj_size: size P of the states h, and outputs, to which ``weight_hr`` projects H hidden units
             (Sak et al., 2014); less than H; 0 is none, P = H.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, T, I]``, or ``[T, I]`` for one sequence, output ``[B, T, D * P]``; states h
@@ -515,29 +513,10 @@ class Gru(_OneState):
               n &= \tanh(x_t W_{in}^\top + b_{in} + r (h_{t-1} W_{hn}^\top + b_{hn})) \\
               h_t &= (1 - z) n + z h_{t-1}
 
-    Args:
-        input_size: number I of features of a step.
-        hidden_size: number H of hidden units.
-        num_layers: number N of layers, each of which takes the outputs of the one before.
-        bias: whether there are the biases ``b``.
-        dropout: probability of dropping an output of a layer, but the last one, while training.
-        bidirectional: each layer goes through the sequence in both directions (D = 2).
-        device: where the parameters live.
-        dtype: dtype of the parameters.
-
-    Shapes:
-        input ``[B, T, I]``, or ``[T, I]`` for one sequence, output ``[B, T, D * H]``; states
-        ``[D * N, B, H]``, of layer after layer, both directions of each. For each layer k, ``weight_ih_lk``
-        is ``[3 H, I]`` (``[3 H, D * H]`` from the second layer on), ``weight_hh_lk`` ``[3 H, H]``,
-        ``bias_ih_lk`` and ``bias_hh_lk`` ``[3 H]``; gates are r, z, n. Names of the other
-        direction end in ``_reverse``.
-
-    Raises:
-        InputValueError: no hidden unit or layer, or a dropout that is no probability.
-
-    Parameters, their names and initial values are those of :class:`torch.nn.GRU`, whose state loads
-    unchanged; `from_torch` takes the whole layer. The batch always comes first. (Burn's Gru has one layer;
-    with ``reset_after=True``, its default, it computes the same.) Cho et al., 2014.
+    Arguments, shapes and errors are those of `Lstm` without projection and cells, with ``3 H`` rows in each
+    parameter; gates are r, z, n. Parameters, their names and initial values are those of
+    :class:`torch.nn.GRU`, whose state loads unchanged; `from_torch` takes the whole layer. (Burn's Gru has
+    one layer; with ``reset_after=True``, its default, it computes the same.) Cho et al., 2014.
 
     >>> output, h = Gru(8, 6, bidirectional=True)(torch.zeros(3, 5, 8))
     >>> output.shape, h.shape
@@ -573,28 +552,11 @@ class Rnn(_OneState):
     .. math:: h_t = \tanh(x_t W_{ih}^\top + b_{ih} + h_{t-1} W_{hh}^\top + b_{hh})
 
     Args:
-        input_size: number I of features of a step.
-        hidden_size: number H of hidden units.
-        num_layers: number N of layers, each of which takes the outputs of the one before.
         nonlinearity: ``"tanh"`` or ``"relu"``.
-        bias: whether there are the biases ``b``.
-        dropout: probability of dropping an output of a layer, but the last one, while training.
-        bidirectional: each layer goes through the sequence in both directions (D = 2).
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
-    Shapes:
-        input ``[B, T, I]``, or ``[T, I]`` for one sequence, output ``[B, T, D * H]``; states
-        ``[D * N, B, H]``, of layer after layer, both directions of each. For each layer k, ``weight_ih_lk``
-        is ``[H, I]`` (``[H, D * H]`` from the second layer on), ``weight_hh_lk`` ``[H, H]``, ``bias_ih_lk``
-        and ``bias_hh_lk`` ``[H]``. Names of the other direction end in ``_reverse``.
-
-    Raises:
-        InputValueError: no hidden unit or layer, a dropout that is no probability, or a nonlinearity that
-            does not exist.
-
-    Parameters, their names, initial values and the computation are those of :class:`torch.nn.RNN`;
-    `from_torch` takes the whole layer. The batch always comes first. Elman, 1990. (Burn's Rnn has one layer.)
+    Other arguments, shapes and errors are those of `Lstm` without projection and cells, with ``H`` rows in
+    each parameter. Parameters, their names, initial values and the computation are those of
+    :class:`torch.nn.RNN`; `from_torch` takes the whole layer. Elman, 1990. (Burn's Rnn has one layer.)
 
     >>> output, h = Rnn(8, 6, bidirectional=True)(torch.zeros(3, 5, 8))
     >>> output.shape, h.shape
@@ -736,8 +698,6 @@ class RnnCell(Module, torch.nn.RNNCell):
         hidden_size: number H of hidden units.
         bias: whether there are the biases ``b``.
         nonlinearity: ``"tanh"`` or ``"relu"``.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, I]`` or ``[I]``, state ``[B, H]`` or ``[H]``, zeros by default; output, which is the next
@@ -773,8 +733,6 @@ class LstmCell(Module, torch.nn.LSTMCell, init=False):
         input_size: number I of features.
         hidden_size: number H of hidden units.
         bias: whether there are biases.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, I]`` or ``[I]``; states h and c, a pair, ``[B, H]`` or ``[H]``, zeros by default; returns
@@ -796,8 +754,6 @@ class GruCell(Module, torch.nn.GRUCell, init=False):
         input_size: number I of features.
         hidden_size: number H of hidden units.
         bias: whether there are biases.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, I]`` or ``[I]``, state ``[B, H]`` or ``[H]``, zeros by default; output, which is the next

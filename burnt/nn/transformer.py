@@ -86,30 +86,15 @@ class TransformerEncoder(_Stack[TransformerEncoderLayer]):
     """A stack of `TransformerEncoderLayer`; with ``is_causal=True``, a decoder as in GPT.
 
     Args:
-        d_model: size E of the vectors; a multiple of `num_heads`.
-        num_heads: heads of the attention.
-        d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
         num_layers: number of layers.
-        dropout: probability, as in a layer.
-        activation: between the two Linears, as in a layer; a module is shared by all layers.
-        norm_first: as in a layer.
         final_norm: whether a norm follows the last layer, as is usual with `norm_first` (torch's ``norm``).
-        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
-        layer_norm_eps: added to the variance, or the mean square.
-        bias: whether Linears and norms have biases.
-        num_kv_heads: heads of keys and values, None for `num_heads`.
-        quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`; a module is shared by all layers.
         feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
             `d_ff` and `activation` are unused then.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
+
+    Other arguments, and errors, are those of a layer; a module as `activation` or `rotary` is shared by all.
 
     Shapes:
         input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
-
-    Raises:
-        as a layer.
 
     Parameters and their names are those of :class:`torch.nn.TransformerEncoder`, whose state loads unchanged.
     Each layer draws its own initial values; torch's layers all start as copies of one. (Burn's default
@@ -205,31 +190,12 @@ class TransformerDecoder(_Stack[TransformerDecoderLayer]):
     For a decoder without one, as in GPT, use a `TransformerEncoder` with ``is_causal=True``.
 
     Args:
-        d_model: size E of the vectors; a multiple of `num_heads`.
-        num_heads: heads of the attentions.
-        d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
-        num_layers: number of layers.
         memory_dim: size of the memory's vectors; None is `d_model`.
-        dropout: probability, as in a layer.
-        activation: between the two Linears, as in a layer; a module is shared by all layers.
-        norm_first: as in a layer.
-        final_norm: whether a norm follows the last layer, as is usual with `norm_first` (torch's ``norm``).
-        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
-        layer_norm_eps: added to the variance, or the mean square.
-        bias: whether Linears and norms have biases.
-        num_kv_heads: heads of keys and values, None for `num_heads`.
-        quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`, of the self-attention; a module is shared by all layers.
-        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
-            `d_ff` and `activation` are unused then.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
+
+    Other arguments, and errors, are those of a layer and of a `TransformerEncoder`.
 
     Shapes:
         input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
-
-    Raises:
-        as a layer.
 
     Parameters and their names are those of :class:`torch.nn.TransformerDecoder`, whose state loads unchanged;
     the self-attention is causal by default. Each layer draws its own initial values; torch's layers all start
@@ -337,31 +303,14 @@ class Transformer(Module):
     """An encoder and a decoder that attends to the encoder's output.
 
     Args:
-        d_model: size E of the vectors; a multiple of `num_heads`.
-        num_heads: heads of the attentions (torch's ``nhead``).
         num_encoder_layers: layers of the encoder.
         num_decoder_layers: layers of the decoder.
-        d_ff: size between the two Linears of a layer (torch's ``dim_feedforward``).
-        dropout: probability, as in a layer.
-        activation: between the two Linears, as in a layer; a module is shared by all layers.
-        norm_first: as in a layer.
         final_norm: whether a norm follows the last layer of each stack.
-        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
-        layer_norm_eps: added to the variance, or the mean square.
-        bias: whether Linears and norms have biases.
-        num_kv_heads: heads of keys and values, None for `num_heads`.
-        quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`, of both self-attentions; a module is shared by all layers.
-        feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
-            `d_ff` and `activation` are unused then.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
+
+    Other arguments, and errors, are those of a `TransformerEncoder` (torch's ``nhead`` is `num_heads`).
 
     Shapes:
         source ``[B, S, d_model]``, target ``[B, L, d_model]``, or both without B; output as the target.
-
-    Raises:
-        as a layer.
 
     Parameters and their names are those of :class:`torch.nn.Transformer`, whose state loads unchanged;
     matrices start Xavier uniform. The batch comes first, the decoder is causal by default, and its attention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
@@ -26,7 +27,47 @@ FeedForwardConfig: TypeAlias = GatedFeedForward.Config | MoeFeedForward.Config
 """Feed-forwards that a Config can name in place of two Linears."""
 
 
-class TransformerEncoderLayer(FeedForwardBase):
+class _TransformerLayer(FeedForwardBase):
+    """Base of both layers: self-attention and feed-forward, and how they are added to their input."""
+
+    self_attn: MultiHeadAttention
+    norm1: LayerNorm | RmsNorm
+    norm2: LayerNorm | RmsNorm
+    dropout1: Dropout
+    dropout2: Dropout
+    norm_first: bool
+    feed_forward: torch.nn.Module | None
+
+    @classmethod
+    def from_torch(cls, layer: torch.nn.TransformerEncoderLayer | torch.nn.TransformerDecoderLayer) -> Self:
+        """Build a copy of torch's layer of the same kind; its inputs have the batch axis first.
+
+        Raises:
+            UnsupportedError: an activation that is a function which burnt has no name for.
+        """
+        weight = layer.linear1.weight
+        copied = cls(**arguments_of(layer), device=weight.device, dtype=weight.dtype)
+        copied.load_state_dict(layer.state_dict())
+        for name, part in list(copied.named_children()):  # each may have been changed individually
+            given: Any = getattr(layer, name)
+            if isinstance(part, MultiHeadAttention | CrossAttention):
+                setattr(copied, name, part.from_torch(given))
+            elif isinstance(part, LayerNorm):
+                part.eps = given.eps
+            elif isinstance(part, Dropout):
+                part.p = given.p
+        return copied.train(layer.training)
+
+    def _add(self, x: Tensor, norm: torch.nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """Add what a branch computes of `x`, and normalise the branch's input or the sum."""
+        added: Tensor = x + branch(norm(x)) if self.norm_first else norm(x + branch(x))
+        return added
+
+    def _transform(self, x: Tensor) -> Tensor:
+        return self._feed_forward(x) if self.feed_forward is None else self.feed_forward(x)
+
+
+class TransformerEncoderLayer(_TransformerLayer):
     r"""Self-attention and two Linears, each with dropout, a residual connection and a norm.
 
     .. math:: x \leftarrow \mathrm{norm}_1(x + \mathrm{attention}(x)), \quad
@@ -50,8 +91,6 @@ class TransformerEncoderLayer(FeedForwardBase):
         rotary: as in `MultiHeadAttention`.
         feed_forward: replaces the two Linears; then `d_ff` and `activation` are unused. Any module that maps
             ``[..., d_model]`` to the same, or the Config of a `GatedFeedForward` or `MoeFeedForward`.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
@@ -68,14 +107,6 @@ class TransformerEncoderLayer(FeedForwardBase):
     >>> TransformerEncoderLayer(8, num_heads=2, d_ff=16)(torch.zeros(2, 5, 8)).shape
     torch.Size([2, 5, 8])
     """
-
-    self_attn: MultiHeadAttention
-    norm1: LayerNorm | RmsNorm
-    norm2: LayerNorm | RmsNorm
-    dropout1: Dropout
-    dropout2: Dropout
-    norm_first: bool
-    feed_forward: torch.nn.Module | None
 
     def __init__(
         self,
@@ -118,22 +149,6 @@ class TransformerEncoderLayer(FeedForwardBase):
         self.dropout2 = Dropout(dropout)
         self.norm_first = norm_first
 
-    @classmethod
-    def from_torch(cls, layer: torch.nn.TransformerEncoderLayer) -> Self:
-        """Build a copy of torch's layer; its input has the batch axis first.
-
-        Raises:
-            UnsupportedError: an activation that is a function which burnt has no name for.
-        """
-        weight = layer.linear1.weight
-        copied = cls(**arguments_of(layer), device=weight.device, dtype=weight.dtype)
-        copied.load_state_dict(layer.state_dict())
-        # These may have been changed individually.
-        copied.self_attn = MultiHeadAttention.from_torch(layer.self_attn)
-        copied.norm2.eps = layer.norm2.eps
-        copied.dropout1.p, copied.dropout2.p = layer.dropout1.p, layer.dropout2.p
-        return copied.train(layer.training)
-
     def forward(
         self,
         input: Tensor,
@@ -144,27 +159,13 @@ class TransformerEncoderLayer(FeedForwardBase):
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Encode `input` ``[B, L, d_model]``; masks and cache as in `MultiHeadAttention.forward`."""
-
-        def attend(x: Tensor) -> Tensor:
-            attended = self.self_attn(
-                x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal, cache=cache
-            )
-            return self.dropout1(attended)  # type: ignore[no-any-return]
-
-        def feed_forward(x: Tensor) -> Tensor:
-            y = self._feed_forward(x) if self.feed_forward is None else self.feed_forward(x)
-            return self.dropout2(y)  # type: ignore[no-any-return]
-
-        x = input
-        if self.norm_first:
-            x = x + attend(self.norm1(x))
-            return x + feed_forward(self.norm2(x))
-        x = self.norm1(x + attend(x))
-        output: Tensor = self.norm2(x + feed_forward(x))
-        return output
+        options: dict[str, Any] = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
+        options |= {"is_causal": is_causal, "cache": cache}
+        x = self._add(input, self.norm1, lambda x: self.dropout1(self.self_attn(x, **options)))
+        return self._add(x, self.norm2, lambda x: self.dropout2(self._transform(x)))
 
 
-class TransformerDecoderLayer(FeedForwardBase):
+class TransformerDecoderLayer(_TransformerLayer):
     r"""Causal self-attention, attention to a memory, and two Linears, each with dropout, residual and norm.
 
     .. math:: x \leftarrow \mathrm{norm}_1(x + \mathrm{attention}(x)), \quad
@@ -174,34 +175,13 @@ class TransformerDecoderLayer(FeedForwardBase):
     or, with `norm_first`, :math:`x + \mathrm{attention}(\mathrm{norm}_1(x))` and so on.
 
     Args:
-        d_model: size E of the vectors; a multiple of `num_heads`.
-        num_heads: heads of both attentions.
-        d_ff: size between the two Linears (torch's ``dim_feedforward``).
         memory_dim: size of the memory's vectors; None is `d_model`.
-        dropout: probability, after each attention (and of its weights), after `f` and after the second
-            Linear.
-        activation: `f`: a name, a Config or a module, or ``"swiglu"`` or ``"geglu"``, as in
-            `PositionWiseFeedForward`.
-        norm_first: normalise what goes into attentions and Linears, and not the sums.
-        norm: ``"layer"`` for LayerNorms, ``"rms"`` for RmsNorms.
-        layer_norm_eps: added to the variance, or the mean square.
-        bias: whether Linears and norms have biases.
-        num_kv_heads: heads of keys and values, None for `num_heads`.
-        quiet_softmax: as in `MultiHeadAttention`, of both attentions.
-        rotary: as in `MultiHeadAttention`, of the self-attention.
-        feed_forward: replaces the two Linears; then `d_ff` and `activation` are unused. Any module that maps
-            ``[..., d_model]`` to the same, or the Config of a `GatedFeedForward` or `MoeFeedForward`.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
+
+    Other arguments, and errors, are those of `TransformerEncoderLayer`, for both attentions; `rotary` is for
+    the self-attention.
 
     Shapes:
         input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
-
-    Raises:
-        ShapeError: `d_model` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`; a size
-            is no positive integer, or not the one that `rotary` or `feed_forward` is for.
-        ConfigError: there is no such activation.
-        UnsupportedError: there is no such norm.
 
     Parameters, their names and initial values are those of :class:`torch.nn.TransformerDecoderLayer`; the
     batch comes first, and the self-attention is causal unless ``is_causal=False`` (in torch and Burn only
@@ -213,16 +193,9 @@ class TransformerDecoderLayer(FeedForwardBase):
     torch.Size([2, 5, 8])
     """
 
-    self_attn: MultiHeadAttention
     multihead_attn: CrossAttention
-    norm1: LayerNorm | RmsNorm
-    norm2: LayerNorm | RmsNorm
     norm3: LayerNorm | RmsNorm
-    dropout1: Dropout
-    dropout2: Dropout
     dropout3: Dropout
-    norm_first: bool
-    feed_forward: torch.nn.Module | None
 
     def __init__(
         self,
@@ -279,24 +252,6 @@ class TransformerDecoderLayer(FeedForwardBase):
         self.dropout3 = Dropout(dropout)
         self.norm_first = norm_first
 
-    @classmethod
-    def from_torch(cls, layer: torch.nn.TransformerDecoderLayer) -> Self:
-        """Build a copy of torch's layer; its inputs have the batch axis first.
-
-        Raises:
-            UnsupportedError: an activation that is a function which burnt has no name for.
-        """
-        weight = layer.linear1.weight
-        copied = cls(**arguments_of(layer), device=weight.device, dtype=weight.dtype)
-        copied.load_state_dict(layer.state_dict())
-        # These may have been changed individually.
-        copied.self_attn = MultiHeadAttention.from_torch(layer.self_attn)
-        copied.multihead_attn = CrossAttention.from_torch(layer.multihead_attn)
-        copied.norm2.eps, copied.norm3.eps = layer.norm2.eps, layer.norm3.eps
-        copied.dropout1.p, copied.dropout2.p = layer.dropout1.p, layer.dropout2.p
-        copied.dropout3.p = layer.dropout3.p
-        return copied.train(layer.training)
-
     def forward(
         self,
         input: Tensor,
@@ -323,36 +278,13 @@ class TransformerDecoderLayer(FeedForwardBase):
             cache: of the self-attention, as in `MultiHeadAttention.forward`.
             memory_cache: of the attention to the memory, as in `CrossAttention.forward`.
         """
-
-        def attend(x: Tensor) -> Tensor:
-            attended = self.self_attn(
-                x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal, cache=cache
-            )
-            return self.dropout1(attended)  # type: ignore[no-any-return]
-
-        def attend_to_memory(x: Tensor) -> Tensor:
-            attended = self.multihead_attn(
-                x,
-                memory,
-                attn_mask=memory_mask,
-                key_padding_mask=memory_key_padding_mask,
-                cache=memory_cache,
-            )
-            return self.dropout2(attended)  # type: ignore[no-any-return]
-
-        def feed_forward(x: Tensor) -> Tensor:
-            y = self._feed_forward(x) if self.feed_forward is None else self.feed_forward(x)
-            return self.dropout3(y)  # type: ignore[no-any-return]
-
-        x = input
-        if self.norm_first:
-            x = x + attend(self.norm1(x))
-            x = x + attend_to_memory(self.norm2(x))
-            return x + feed_forward(self.norm3(x))
-        x = self.norm1(x + attend(x))
-        x = self.norm2(x + attend_to_memory(x))
-        output: Tensor = self.norm3(x + feed_forward(x))
-        return output
+        own: dict[str, Any] = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
+        own |= {"is_causal": is_causal, "cache": cache}
+        outer: dict[str, Any] = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask}
+        outer |= {"cache": memory_cache}
+        x = self._add(input, self.norm1, lambda x: self.dropout1(self.self_attn(x, **own)))
+        x = self._add(x, self.norm2, lambda x: self.dropout2(self.multihead_attn(x, memory, **outer)))
+        return self._add(x, self.norm3, lambda x: self.dropout3(self._transform(x)))
 
 
 def _build_feed_forward(

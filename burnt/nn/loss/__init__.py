@@ -1,5 +1,9 @@
 """Losses, a file per family.
 
+Every loss takes `reduction`: the ``"mean"`` of the losses of all elements, their ``"sum"``, or ``"none"`` for
+the losses themselves. Docstrings describe it where its meaning differs. An input and a target that must have
+one shape raise a ShapeError otherwise, where torch would broadcast them.
+
 regression       of numbers: L1, Mse, Huber, ..., and likelihoods of numbers and counts
 classification   of one class per element: CrossEntropy, Nll, Focal, ..., and KlDiv of distributions
 binary           of labels that are yes or no: BinaryCrossEntropy, BinaryFocal, the margins of several labels

@@ -35,7 +35,6 @@ class BinaryCrossEntropy(Module, torch.nn.BCELoss):
 
     Raises:
         InputRuntimeError: the input has numbers outside of 0 to 1, on the CPU.
-        ShapeError: input and target differ in shape.
 
     As :class:`torch.nn.BCELoss`, which has no smoothing. For logits, `BinaryCrossEntropyWithLogits` is more
     accurate, and the one to use under autocast. (Burn's class does both, by ``logits``, and smooths towards
@@ -93,9 +92,6 @@ class BinaryCrossEntropyWithLogits(Module, torch.nn.BCEWithLogitsLoss):
         input logits and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's shape. The
         weights are the buffers ``weight`` and ``pos_weight``.
 
-    Raises:
-        ShapeError: input and target differ in shape.
-
     As :class:`torch.nn.BCEWithLogitsLoss`, which has no smoothing.
 
     >>> BinaryCrossEntropyWithLogits()(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
@@ -145,7 +141,6 @@ class BinaryFocal(Module):
 
     Raises:
         InputValueError: `gamma` is negative, or `alpha` not from 0 to 1.
-        ShapeError: input and target differ in shape.
 
     Lin et al., 2017, with the paper's defaults. Targets may lie between 0 and 1; factors and logarithms are
     interpolated, as in torchvision's sigmoid_focal_loss.
@@ -185,14 +180,8 @@ class BinaryFocal(Module):
 class SoftMargin(checks.ReducedLoss, torch.nn.SoftMarginLoss, init=False):
     r"""Logistic loss of scores and targets that are 1 or -1: :math:`\log(1 + e^{-t x})`.
 
-    Args:
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-
     Shapes:
         input and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's shape.
-
-    Raises:
-        ShapeError: input and target differ in shape. (torch broadcasts.)
 
     `BinaryCrossEntropyWithLogits` is the same for targets that are 1 or 0, and does not overflow.
 
@@ -221,9 +210,6 @@ class MultiLabelSoftMargin(Module, torch.nn.MultiLabelSoftMarginLoss):
     Shapes:
         input logits and target ``[batch, num_labels]``, of one shape, targets 1 or 0; output ``[]``, with
         ``"none"`` ``[batch]``. The weight is the buffer ``weight``.
-
-    Raises:
-        ShapeError: input and target differ in shape. (torch broadcasts.)
 
     >>> MultiLabelSoftMargin()(torch.tensor([[0.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
     tensor(0.4100)
@@ -262,7 +248,6 @@ class MultiLabelMargin(checks.ReducedLoss, torch.nn.MultiLabelMarginLoss, init=F
 
     Raises:
         InputIndexError: a label that is no class, on the CPU.
-        ShapeError: input and target differ in shape.
 
     >>> MultiLabelMargin()(torch.tensor([[0.1, 0.2, 0.4, 0.8]]), torch.tensor([[3, 0, -1, 1]]))
     tensor(0.8500)

@@ -231,9 +231,6 @@ class KlDiv(Module, torch.nn.KLDivLoss):
         input log-probabilities and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's
         shape.
 
-    Raises:
-        ShapeError: input and target differ in shape. (torch broadcasts.)
-
     Kullback and Leibler, 1951. The default is torch's; burnt does not warn about it.
 
     >>> prediction, target = torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]])

@@ -28,8 +28,6 @@ class LinearCrossEntropy(Module):
         num_classes: number of classes C.
         out_features: axes of several labels for each input, each over the same classes.
         bias: whether to add ``b``.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
         weight: a weight for each class, numbers or a tensor ``[num_classes]``.
         ignore_index: label whose elements count neither in the sum nor in the mean.
         reduction: ``"mean"`` divides the sum by the weights of the labels; ``"sum"``; or ``"none"``.
@@ -157,8 +155,6 @@ class AdaptiveLogSoftmax(Module, torch.nn.AdaptiveLogSoftmaxWithLoss):
         cutoffs: the first class of each cluster after the head, ascending.
         div_value: cluster i, from 1, has ``in_features / div_value ** i`` features.
         head_bias: whether the head has a bias.
-        device: where the parameters live.
-        dtype: dtype of the parameters.
 
     Shapes:
         input ``[batch, in_features]`` or ``[in_features]``, target labels, int64, ``[batch]`` or ``[]``;

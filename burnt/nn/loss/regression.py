@@ -25,14 +25,8 @@ class _Distance:
 class L1(_Distance, checks.ReducedLoss, torch.nn.L1Loss, init=False):
     r"""Mean absolute error: :math:`\frac{1}{n} \sum_i |x_i - t_i|`.
 
-    Args:
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-
     Shapes:
         input and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's shape.
-
-    Raises:
-        ShapeError: input and target differ in shape. (torch broadcasts, with a warning.)
 
     >>> L1()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
     tensor(1.)
@@ -41,9 +35,6 @@ class L1(_Distance, checks.ReducedLoss, torch.nn.L1Loss, init=False):
 
 class Mse(_Distance, checks.ReducedLoss, torch.nn.MSELoss, init=False):
     r"""Mean squared error: :math:`\frac{1}{n} \sum_i (x_i - t_i)^2`.
-
-    Args:
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         input and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's shape.
@@ -62,14 +53,12 @@ class Lp(Module):
 
     Args:
         p: the power, more than 0; 1 is `L1`, 2 `Mse`.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         input and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's shape.
 
     Raises:
         InputValueError: `p` is not positive.
-        ShapeError: input and target differ in shape.
 
     Burn's LpLoss; torch has none. Where input and target are equal, the gradient is 0 for every `p`.
 
@@ -106,7 +95,6 @@ class SmoothL1(_Distance, Module, torch.nn.SmoothL1Loss):
               \quad e = x - t
 
     Args:
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         beta: where the square ends; 0 is `L1`.
 
     Shapes:
@@ -114,7 +102,6 @@ class SmoothL1(_Distance, Module, torch.nn.SmoothL1Loss):
 
     Raises:
         InputValueError: `beta` is negative.
-        ShapeError: input and target differ in shape. (torch broadcasts, with a warning.)
 
     Girshick, 2015 (Fast R-CNN). `Huber` divided by `beta`.
 
@@ -138,7 +125,6 @@ class Huber(_Distance, Module, torch.nn.HuberLoss):
               \delta (|e| - \delta / 2) & \text{else} \end{cases} \quad e = x - t
 
     Args:
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         delta: where the square ends, more than 0.
 
     Shapes:
@@ -146,7 +132,6 @@ class Huber(_Distance, Module, torch.nn.HuberLoss):
 
     Raises:
         InputValueError: `delta` is not positive.
-        ShapeError: input and target differ in shape. (torch broadcasts, with a warning.)
 
     Huber, 1964.
 
@@ -171,7 +156,6 @@ class GaussianNll(Module, torch.nn.GaussianNLLLoss):
     Args:
         full: whether to add the constant :math:`\tfrac{1}{2} \log 2 \pi`.
         eps: smallest variance.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         input and target ``[*]``, of one shape; the variance is a number, ``[*]``, or that with 1 as the size
@@ -247,13 +231,9 @@ class PoissonNll(Module, torch.nn.PoissonNLLLoss):
         log_input: whether the input is the rates' logarithm.
         full: whether to add Stirling's approximation of :math:`\log t!`, for counts above 1.
         eps: added to rates before their logarithm is taken.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         input and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's shape.
-
-    Raises:
-        ShapeError: input and target differ in shape. (torch broadcasts.)
 
     >>> PoissonNll()(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0]))
     tensor(0.3591)

@@ -21,13 +21,9 @@ class HingeEmbedding(Module, torch.nn.HingeEmbeddingLoss):
 
     Args:
         margin: distance from which on a pair that does not belong together costs nothing.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         input distances and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's shape.
-
-    Raises:
-        ShapeError: input and target differ in shape. (torch broadcasts.)
 
     >>> HingeEmbedding()(torch.tensor([0.5, 0.5]), torch.tensor([1, -1]))
     tensor(0.5000)
@@ -54,7 +50,6 @@ class CosineEmbedding(Module, torch.nn.CosineEmbeddingLoss):
 
     Args:
         margin: similarity up to which a pair that does not belong together costs nothing, -1 to 1.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         both inputs ``[batch, features]`` or ``[features]``, target ``[batch]`` or ``[]``; output ``[]``, with
@@ -99,7 +94,6 @@ class MarginRanking(Module, torch.nn.MarginRankingLoss):
 
     Args:
         margin: by how much.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         both inputs and the target ``[*]``, of one shape; output ``[]``, with ``"none"`` the inputs' shape.
@@ -134,7 +128,6 @@ class TripletMargin(Module, torch.nn.TripletMarginLoss):
         eps: added to differences, so that the norm has a gradient at 0.
         swap: whether to take the distance from positive to negative where it is the smaller one
             (Balntas et al., 2016).
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         anchor, positive and negative ``[*, features]``, of one shape; output ``[]``, with ``"none"`` ``[*]``.
@@ -179,7 +172,6 @@ class TripletMarginWithDistance(Module, torch.nn.TripletMarginWithDistanceLoss):
             `torch.nn.PairwiseDistance`.
         margin: by how much, more than 0.
         swap: whether to take the distance from positive to negative where it is the smaller one.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         anchor, positive and negative ``[*, features]``, of one shape; output ``[]``, with ``"none"`` the
@@ -231,7 +223,6 @@ class InfoNce(Module):
         temperature: :math:`\tau`, more than 0.
         symmetric: whether to add the loss of finding the first embedding of a pair by the second one, and
             take the mean of both, as CLIP does.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Shapes:
         both inputs ``[batch, features]``; output ``[]``, with ``"none"`` ``[batch]``.
