@@ -375,16 +375,9 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
     """A `BatchNorm` whose statistics are those of all processes of a distributed training.
 
     Args:
-        num_features: number of channels.
-        eps: added to the variance.
-        momentum: weight of the new batch in the running averages; None weights all batches equally.
-        affine: whether there are ``weight`` and ``bias``.
-        track_running_stats: whether there are running averages; else the batch's statistics always serve.
         process_group: the processes, None for all. A Config leaves it out.
-        bias: whether there is a ``bias`` beside the ``weight``.
 
-    Shapes:
-        as `BatchNorm`, with the same parameters and buffers.
+    Other arguments, shapes, parameters and buffers are those of `BatchNorm`.
 
     Raises:
         ValueError: fewer than two axes, or an input on the CPU in a distributed training.
@@ -441,16 +434,6 @@ A Config writes its class as ``"type"``. `build_normalization` replaces its numb
 GroupNorm(4, 64, eps=1e-05, affine=True, bias=True)
 """
 
-_SIZES = {
-    "BatchNorm": "num_features",
-    "GroupNorm": "num_channels",
-    "Identity": None,
-    "InstanceNorm": "num_features",
-    "LayerNorm": "normalized_shape",
-    "RmsNorm": "normalized_shape",
-}
-"""What each layer calls the number of features."""
-
 _BY_NAME: dict[str, Config] = {
     "batch": BatchNorm.Config(num_features=1),
     "group": GroupNorm.Config(num_groups=1, num_channels=1),
@@ -460,6 +443,10 @@ _BY_NAME: dict[str, Config] = {
     "rms": RmsNorm.Config(normalized_shape=1),
 }
 """By name; the number of features is replaced, and that of groups."""
+
+_BY_TAG = {str(config.__struct_config__.tag): config for config in _BY_NAME.values()}
+_SIZES = {"num_features", "num_channels", "normalized_shape"}
+"""What the layers call the number of features."""
 
 
 def build_normalization(
@@ -497,23 +484,26 @@ def build_normalization(
         config = _BY_NAME.get(normalization)
     elif isinstance(normalization, Mapping):
         # The number of features may be missing, since it is replaced.
-        size = _SIZES.get(normalization.get("type", ""))
-        data = {**normalization, **({size: num_features} if size else {})}
+        known = _BY_TAG.get(normalization.get("type", ""))
+        data = {**normalization, **({} if known is None else _size_of(known, num_features))}
         config = Normalization.from_dict({"normalization": data}).normalization
-    kind = str(config.__struct_config__.tag) if isinstance(config, Config) else None
-    if kind not in _SIZES:
+    if not isinstance(config, Config) or str(config.__struct_config__.tag) not in _BY_TAG:
         raise ConfigError(
             "there is no such normalisation",
             expected=f"{', '.join(_BY_NAME)}; or the Config of one, or a layer",
             found=repr(normalization),
-            hint=suggest_value(normalization, _BY_NAME, _SIZES),
+            hint=suggest_value(normalization, _BY_NAME, _BY_TAG),
         )
-    size = _SIZES[kind]
-    config = config.replace(**{size: num_features}) if size else config
+    config = config.replace(**_size_of(config, num_features))
     if normalization == "group":
         config = config.replace(num_groups=math.gcd(32, num_features))
-    layer: torch.nn.Module = config.init(device=device, dtype=dtype)
+    layer: torch.nn.Module = config.init(device=device, dtype=dtype)  # type: ignore[attr-defined]
     return layer
+
+
+def _size_of(config: Config, num_features: int) -> dict[str, int]:
+    """Return the number of features by the name that a layer has for it; nothing if it has none."""
+    return dict.fromkeys(_SIZES.intersection(config.__struct_fields__), num_features)
 
 
 class Normalization(Config):

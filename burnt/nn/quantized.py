@@ -184,7 +184,9 @@ class Quantized(Module, init=False):
     @property
     def input_value(self) -> str:
         """The type of quantized inputs."""
-        return _input_value(self.scheme)
+        if self.scheme.type.bits == 8:
+            return self.scheme.value
+        return "float8_e4m3" if self.scheme.type.is_float else "int8"
 
     def extra_repr(self) -> str:
         """Return sizes and scheme."""
@@ -219,10 +221,6 @@ class QuantizedMap(Quantized, init=False):
     def _input_gradient(self, input: Tensor, grad_out: Tensor) -> Tensor:
         """Return the gradient of the input, as if it was not quantized."""
 
-    @abc.abstractmethod
-    def _bias_gradient(self, grad_out: Tensor) -> Tensor:
-        """Return the gradient of the bias."""
-
     def _quantize_input(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the values of inputs ``[rows, columns]``, their scales (one, or one for each row) and zero
         point."""
@@ -237,14 +235,7 @@ class QuantizedMap(Quantized, init=False):
     def _dequantize_input(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
         """Return inputs ``[rows, columns]`` as they are after quantization."""
         values, scale, zero_point = self._quantize_input(rows)
-        return kernels.dequantize(values, scale, zero_point, _input_value(self.scheme), 0, None, dtype)
-
-
-def _input_value(scheme: QuantScheme) -> str:
-    """Return the type of quantized inputs beside weights of a scheme."""
-    if scheme.type.bits == 8:
-        return scheme.value
-    return "float8_e4m3" if scheme.type.is_float else "int8"
+        return kernels.dequantize(values, scale, zero_point, self.input_value, 0, None, dtype)
 
 
 class QuantizedLinear(QuantizedMap):
@@ -315,9 +306,6 @@ class QuantizedLinear(QuantizedMap):
     def _input_gradient(self, input: Tensor, grad_out: Tensor) -> Tensor:
         weight = self.weight.t() if self.is_transposed else self.weight
         return grad_out.to(input.dtype) @ weight.to(input.dtype)
-
-    def _bias_gradient(self, grad_out: Tensor) -> Tensor:
-        return grad_out.reshape(-1, self.rows).sum(0)
 
     def _original(self) -> Any:
         settings: dict[str, Any] = {"device": "meta", "dtype": self.weight_dtype}
@@ -398,29 +386,19 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
         grad: Tensor = pull_back(grad_out.to(input.dtype))[0]
         return grad
 
-    def _bias_gradient(self, grad_out: Tensor) -> Tensor:
-        return grad_out.movedim(-1 - len(self.stride), -1).reshape(-1, self.rows).sum(0)
-
     def _original(self) -> Any:
         cls = _import_class(self.origin)
-        settings = {name: getattr(self, name) for name in _CONV_FIELDS if name in _CONV_ARGUMENTS}
+        settings = {name: getattr(self, name) for name in _CONV_FIELDS}
         return cls(**settings, bias=self.bias is not None, device="meta", dtype=self.weight_dtype)
 
     def _sizes_text(self) -> str:
         return f"{self.in_channels}, {self.rows}, kernel_size={self.kernel_size}, stride={self.stride}"
 
 
-_CONV_ARGUMENTS = (
-    "in_channels",
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "padding_mode",
+_CONV_FIELDS = (
+    *("in_channels", "out_channels", "kernel_size", "stride"),
+    *("padding", "dilation", "groups", "padding_mode"),
 )
-_CONV_FIELDS = _CONV_ARGUMENTS
 
 
 class QuantizedEmbedding(Quantized):
@@ -479,7 +457,8 @@ class _StraightThrough(torch.autograd.Function):
         layer: QuantizedMap = ctx.layer
         needs_input, needs_bias, _ = ctx.needs_input_grad
         grad_input = layer._input_gradient(input, grad_out) if needs_input else None
-        grad_bias = layer._bias_gradient(grad_out).to(bias.dtype) if needs_bias else None
+        channels_last = grad_out.movedim(1 - len(layer.weight_shape), -1)
+        grad_bias = channels_last.reshape(-1, layer.rows).sum(0).to(bias.dtype) if needs_bias else None
         return grad_input, grad_bias, None
 
 
@@ -493,8 +472,7 @@ def weight_key(layer: torch.nn.Module, scheme: QuantScheme) -> tuple[object, ...
     """Return a key that is equal for layers with the same weight, quantized in the same way: see
     `Quantized.tie`."""
     weight = layer.get_parameter("weight")
-    is_transposed = qualified_name(type(layer)) == _HF_CONV1D
-    return id(weight), dataclasses.replace(scheme, activations=None), is_transposed
+    return id(weight), dataclasses.replace(scheme, activations=None), has_transposed_weight(layer)
 
 
 def _values_shape(weight_shape: tuple[int, ...], scheme: QuantScheme) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -160,7 +160,7 @@ class _Recurrent(Module):
                 raise InputValueError(
                     "a packed input has its lengths itself", where=self._name(), expected="lengths=None"
                 )
-            return self._run_packed(input, start)
+            return run_packed(input, lambda padded, lengths: self._run(padded, start, lengths))
         batched = input.dim() == 3
         self._check(input, start, lengths)
         x = input if batched else input.unsqueeze(0)
@@ -229,17 +229,6 @@ class _Recurrent(Module):
 
     def _biases(self, weights: Sequence[Tensor]) -> Sequence[Tensor | None]:
         return weights[2:4] if self.bias else (None, None)
-
-    def _run_packed(
-        self, input: PackedSequence, start: tuple[Tensor, ...] | None
-    ) -> tuple[PackedSequence, tuple[Tensor, ...]]:
-        padded, lengths = pad_packed_sequence(input, batch_first=True)
-        output, last = self._run(padded, start, lengths)
-        if input.sorted_indices is not None:
-            output = output.index_select(0, input.sorted_indices)
-            lengths = lengths.index_select(0, input.sorted_indices.cpu())
-        data = pack_padded_sequence(output, lengths, batch_first=True).data
-        return PackedSequence(data, input.batch_sizes, input.sorted_indices, input.unsorted_indices), last
 
     def _check(
         self,
@@ -326,6 +315,18 @@ class _Recurrent(Module):
 
     def _name(self) -> str:
         return f"{type(self).__name__}({self.input_size}, {self.hidden_size})"
+
+
+def run_packed(
+    input: PackedSequence, run: Callable[[Tensor, Tensor], tuple[Tensor, Any]]
+) -> tuple[PackedSequence, Any]:
+    """Call ``run(padded, lengths)`` for a packed sequence, and pack its outputs like the input."""
+    padded, lengths = pad_packed_sequence(input, batch_first=True)
+    output, last = run(padded, lengths)
+    if input.sorted_indices is not None:
+        output = output.index_select(0, input.sorted_indices)
+        lengths = lengths.index_select(0, input.sorted_indices.cpu())
+    return input._replace(data=pack_padded_sequence(output, lengths, batch_first=True).data), last
 
 
 class Lstm(_Recurrent):
@@ -468,40 +469,12 @@ class _OneState(_Recurrent, init=False):
     def forward(
         self, input: Tensor | PackedSequence, hx: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Any, Tensor]:
-        """Run the layer over sequences.
-
-        Args:
-            input: ``[B, T, I]`` or ``[T, I]``, or a PackedSequence of ``[*, I]``.
-            hx: the state to begin with, ``[D * N, B, H]`` or, for one sequence, ``[D * N, H]``; None is
-                zeros.
-            lengths: ``[B]``, int64: steps of each sequence, in any order; None is T. Outputs beyond are zero.
-
-        Returns:
-            The states after each step, ``[B, T, D * H]``, or ``[T, D * H]``, or a PackedSequence of
-            ``[*, D * H]``; and the last state of each sequence, as `hx`.
-
-        Raises:
-            InputRuntimeError: another number of features, a state of another shape, or a length out of range.
-            InputValueError: an input with one axis, or with more than three.
-            ShapeError: `lengths` are not one for each sequence.
-        """
+        """Run the layer over sequences: as `Lstm.forward`, with one state instead of a pair."""
         output, (h,) = self._run(input, None if hx is None else (hx,), lengths)
         return output, h
 
     def step(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Run the layer over one step of sequences, with the state of the step before.
-
-        Args:
-            input: ``[B, I]`` or ``[I]``.
-            hx: the state that the last call returned; None is zeros, at the start of a sequence.
-
-        Returns:
-            The output ``[B, H]`` or ``[H]``, and the state, for the next call. All steps in turn give what
-            `forward` gives for the sequence.
-
-        Raises:
-            InputValueError: the layer is bidirectional, or the input is no step.
-        """
+        """Run the layer over one step of sequences: as `Lstm.step`, with one state instead of a pair."""
         output, (h,) = self._run_step(input, None if hx is None else (hx,))
         return output, h
 
@@ -729,15 +702,12 @@ class RnnCell(Module, torch.nn.RNNCell):
 class LstmCell(Module, torch.nn.LSTMCell, init=False):
     r"""One step of an `Lstm`: takes and returns the states h and c.
 
-    Args:
-        input_size: number I of features.
-        hidden_size: number H of hidden units.
-        bias: whether there are biases.
+    Arguments are those of `RnnCell` without its nonlinearity.
 
     Shapes:
         input ``[B, I]`` or ``[I]``; states h and c, a pair, ``[B, H]`` or ``[H]``, zeros by default; returns
-        the next pair, whose h is the output. ``weight_ih`` is ``[4 H, I]``, ``weight_hh`` ``[4 H, H]``,
-        ``bias_ih`` and ``bias_hh`` ``[4 H]``; gates are i, f, g, o.
+        the next pair, whose h is the output. Parameters are those of `RnnCell` with ``4 H`` rows; gates are
+        i, f, g, o.
 
     As :class:`torch.nn.LSTMCell`. `Lstm.step` runs one step of a layer that also takes whole sequences.
 
@@ -750,17 +720,8 @@ class LstmCell(Module, torch.nn.LSTMCell, init=False):
 class GruCell(Module, torch.nn.GRUCell, init=False):
     r"""One step of a `Gru`: takes and returns the state.
 
-    Args:
-        input_size: number I of features.
-        hidden_size: number H of hidden units.
-        bias: whether there are biases.
-
-    Shapes:
-        input ``[B, I]`` or ``[I]``, state ``[B, H]`` or ``[H]``, zeros by default; output, which is the next
-        state, ``[B, H]`` or ``[H]``. ``weight_ih`` is ``[3 H, I]``, ``weight_hh`` ``[3 H, H]``, ``bias_ih``
-        and ``bias_hh`` ``[3 H]``; gates are r, z, n.
-
-    As :class:`torch.nn.GRUCell`. `Gru.step` runs one step of a layer that also takes whole sequences.
+    Arguments and shapes are those of `RnnCell` without its nonlinearity, with ``3 H`` rows in each parameter;
+    gates are r, z, n. As :class:`torch.nn.GRUCell`. `Gru.step` runs one step of a layer that also takes whole sequences.
 
     >>> GruCell(8, 6)(torch.zeros(3, 8)).shape
     torch.Size([3, 6])

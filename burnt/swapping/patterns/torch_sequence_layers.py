@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from burnt import _torch, kernels
 from burnt.kernels.interface.tuning_key import wants_gradient
+from burnt.nn.recurrent import run_packed
 from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.patterns.hf_layers import has_hooks
 from burnt.swapping.patterns.torch_layers import computing_as
@@ -39,13 +40,11 @@ def _run(self: Any, op: Any, input: Any, hx: Any) -> Any:
     """Run burnt's op on a batch, a single sequence or a packed sequence; states are in torch's layout."""
     settings = {"bidirectional": self.bidirectional, "dropout": self.dropout, "training": self.training}
     if isinstance(input, PackedSequence):
-        padded, lengths = pad_packed_sequence(input, batch_first=True)
-        output, last = op(padded, self.all_weights, hx, lengths=lengths.to(padded.device), **settings)
-        if input.sorted_indices is not None:
-            output = output.index_select(0, input.sorted_indices)
-            lengths = lengths.index_select(0, input.sorted_indices.cpu())
-        data = pack_padded_sequence(output, lengths, batch_first=True).data
-        return input._replace(data=data), last
+
+        def run(padded: Tensor, lengths: Tensor) -> Any:
+            return op(padded, self.all_weights, hx, lengths=lengths.to(padded.device), **settings)
+
+        return run_packed(input, run)
     if input.dim() == 2:
         output, last = op(input[None], self.all_weights, _each_state(Tensor.unsqueeze, hx), **settings)
         return output[0], _each_state(Tensor.squeeze, last)
