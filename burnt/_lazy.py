@@ -13,26 +13,31 @@ build_quantized: Callable[[Any, Mapping[str, Any], tuple[int, ...] | None], Any]
 
 
 def attach(
-    namespace: MutableMapping[str, Any], homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for a package whose public names live elsewhere.
+    namespace: MutableMapping[str, Any], names: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose public names live elsewhere.
+
+    Type checkers read the names from imports under ``if TYPE_CHECKING``, as in ``import Module as Module``.
 
     Args:
         namespace: the package's `globals()`.
-        homes: public name -> module that defines it; ``"nn": "burnt.nn"`` in burnt is the module itself.
+        names: the module that defines them -> public names; the package itself -> those of its submodules.
     """
     package = namespace["__name__"]
+    homes = {name: home for home, defined in names.items() for name in defined.split()}
 
     def __getattr__(name: str) -> Any:
         home = homes.get(name)
         if home is None:
             raise no_attribute(package, name, homes)
-        module = importlib.import_module(home)
-        value = module if home == f"{package}.{name}" else getattr(module, name)
+        if home == package:
+            value = importlib.import_module(f"{package}.{name}")
+        else:
+            value = getattr(importlib.import_module(home), name)
         namespace[name] = value
         return value
 
     def __dir__() -> list[str]:
         return sorted({*namespace, *homes})
 
-    return __getattr__, __dir__
+    return __getattr__, __dir__, sorted(homes)

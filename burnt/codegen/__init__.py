@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from burnt._lazy import attach
 
 if TYPE_CHECKING:
-    from burnt.codegen.explanation import Explanation, explain
-    from burnt.codegen.function import Function, fuse
+    from burnt.codegen.explanation import Explanation as Explanation
+    from burnt.codegen.explanation import explain as explain
+    from burnt.codegen.function import Function as Function
+    from burnt.codegen.function import fuse as fuse
 
-_HOMES = {
-    "Explanation": "burnt.codegen.explanation",
-    "Function": "burnt.codegen.function",
-    "explain": "burnt.codegen.explanation",
-    "fuse": "burnt.codegen.function",
+_NAMES = {
+    "burnt.codegen.explanation": "Explanation explain",
+    "burnt.codegen.function": "Function fuse",
 }
-__getattr__, __dir__ = attach(globals(), _HOMES)
-
-__all__ = ["Explanation", "Function", "explain", "fuse"]
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = attach(globals(), _NAMES)

@@ -721,7 +721,8 @@ class GruCell(Module, torch.nn.GRUCell, init=False):
     r"""One step of a `Gru`: takes and returns the state.
 
     Arguments and shapes are those of `RnnCell` without its nonlinearity, with ``3 H`` rows in each parameter;
-    gates are r, z, n. As :class:`torch.nn.GRUCell`. `Gru.step` runs one step of a layer that also takes whole sequences.
+    gates are r, z, n. As :class:`torch.nn.GRUCell`. `Gru.step` runs one step of a layer that also takes whole
+    sequences.
 
     >>> GruCell(8, 6)(torch.zeros(3, 8)).shape
     torch.Size([3, 6])

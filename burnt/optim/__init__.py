@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
+from burnt.optim import schedules
 from burnt.optim.adafactor import Adafactor
 from burnt.optim.adagrad import Adadelta, Adagrad, RmsProp
 from burnt.optim.adam import Adam, Adamax, AdamW, Adan, Lamb, NAdam, RAdam
@@ -15,31 +16,7 @@ from burnt.optim.lion import Lion
 from burnt.optim.muon import Muon
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
 from burnt.optim.schedule_free import ScheduleFreeAdamW
-from burnt.optim.schedules import (
-    Constant,
-    Cosine,
-    CosineRestarts,
-    Cyclic,
-    Exponential,
-    Function,
-    InverseSqrt,
-    Linear,
-    Mean,
-    Multiplicative,
-    MultiStep,
-    Noam,
-    OneCycle,
-    Polynomial,
-    Product,
-    Schedule,
-    Sequential,
-    Step,
-    Sum,
-    TorchSchedule,
-    Warmup,
-    WarmupStableDecay,
-    plot,
-)
+from burnt.optim.schedules import *  # noqa: F403
 from burnt.optim.sgd import Sgd
 
 __all__ = [
@@ -50,45 +27,23 @@ __all__ = [
     "AdamW",
     "Adamax",
     "Adan",
-    "Constant",
-    "Cosine",
-    "CosineRestarts",
-    "Cyclic",
     "Ema",
-    "Exponential",
-    "Function",
     "Group",
     "Groups",
-    "InverseSqrt",
     "Lamb",
     "Lbfgs",
-    "Linear",
     "Lion",
-    "Mean",
-    "MultiStep",
-    "Multiplicative",
     "Muon",
     "NAdam",
-    "Noam",
-    "OneCycle",
     "Optimizer",
     "OptimizerRecord",
-    "Polynomial",
-    "Product",
     "RAdam",
     "RmsProp",
-    "Schedule",
     "ScheduleFreeAdamW",
-    "Sequential",
     "Sgd",
-    "Step",
-    "Sum",
     "Swa",
-    "TorchSchedule",
-    "Warmup",
-    "WarmupStableDecay",
     "matrices",
-    "plot",
+    *schedules.__all__,
 ]
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too

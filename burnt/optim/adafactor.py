@@ -34,14 +34,10 @@ class Adafactor(Optimizer):
     _torch = torch.optim.Adafactor
     _shape = (0, 0)
 
-    def __init__(
-        self,
-        beta2_decay: float = -0.8,
-        eps: tuple[float | None, float] = (None, 1e-3),
-        d: float = 1.0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(beta2_decay=beta2_decay, eps=eps, d=d, weight_decay=weight_decay)
+    beta2_decay: float = -0.8
+    eps: tuple[float | None, float] = (None, 1e-3)
+    d: float = 1.0
+    weight_decay: float = 0.0
 
     def _needed_state(self, saved: set[str]) -> set[str]:
         return saved | {"step"}  # the rest depends on the shapes

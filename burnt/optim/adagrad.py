@@ -27,19 +27,10 @@ class Adagrad(Optimizer):
     _torch = torch.optim.Adagrad
     _update = ADAGRAD
 
-    def __init__(
-        self,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-    ) -> None:
-        super().__init__(
-            lr_decay=lr_decay,
-            weight_decay=weight_decay,
-            initial_accumulator_value=initial_accumulator_value,
-            eps=eps,
-        )
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         start = self._options["initial_accumulator_value"]
@@ -65,8 +56,9 @@ class Adadelta(Optimizer):
     _state_names = ("step", "square_avg", "acc_delta")
     _update = ADADELTA
 
-    def __init__(self, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0) -> None:
-        super().__init__(rho=rho, eps=eps, weight_decay=weight_decay)
+    rho: float = 0.9
+    eps: float = 1e-6
+    weight_decay: float = 0.0
 
 
 class RmsProp(Optimizer):
@@ -89,17 +81,11 @@ class RmsProp(Optimizer):
     _state_names = ("step", "square_avg")
     _update = RMS_PROP
 
-    def __init__(
-        self,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-        centered: bool = False,
-    ) -> None:
-        super().__init__(
-            alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum, centered=centered
-        )
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         names = ["grad_avg"] * self._options["centered"] + ["momentum_buffer"] * (

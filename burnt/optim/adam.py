@@ -53,14 +53,10 @@ class Adam(_Adam):
     _torch = torch.optim.Adam
     _step_fn = staticmethod(adam_step)
 
-    def __init__(
-        self,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-    ) -> None:
-        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
 
 
 class AdamW(_Adam):
@@ -81,14 +77,10 @@ class AdamW(_Adam):
     _torch = torch.optim.AdamW
     _step_fn = staticmethod(adamw_step)
 
-    def __init__(
-        self,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        amsgrad: bool = False,
-    ) -> None:
-        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    amsgrad: bool = False
 
 
 class Adamax(Optimizer):
@@ -109,10 +101,9 @@ class Adamax(Optimizer):
     _state_names = ("step", "exp_avg", "exp_inf")
     _update = ADAMAX
 
-    def __init__(
-        self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
-    ) -> None:
-        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
 
 
 class NAdam(Optimizer):
@@ -135,21 +126,11 @@ class NAdam(Optimizer):
     _state_names = ("step", "exp_avg", "exp_avg_sq")
     _update = NADAM
 
-    def __init__(
-        self,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum_decay: float = 4e-3,
-        decoupled_weight_decay: bool = False,
-    ) -> None:
-        super().__init__(
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum_decay=momentum_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-        )
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum_decay: float = 4e-3
+    decoupled_weight_decay: bool = False
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         return super()._initial_state(parameter) | {"mu_product": zero(parameter) + 1}
@@ -174,19 +155,10 @@ class RAdam(Optimizer):
     _state_names = ("step", "exp_avg", "exp_avg_sq")
     _update = RADAM
 
-    def __init__(
-        self,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        decoupled_weight_decay: bool = False,
-    ) -> None:
-        super().__init__(
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-        )
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled_weight_decay: bool = False
 
 
 class Adan(Optimizer):
@@ -221,14 +193,10 @@ class Adan(Optimizer):
     _update = ADAN
     _state_names = ("step", "exp_avg", "exp_avg_sq", "exp_avg_diff", "previous_grad")
 
-    def __init__(
-        self,
-        betas: tuple[float, float, float] = (0.98, 0.92, 0.99),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        no_prox: bool = False,
-    ) -> None:
-        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, no_prox=no_prox)
+    betas: tuple[float, float, float] = (0.98, 0.92, 0.99)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    no_prox: bool = False
 
 
 class Lamb(Optimizer):
@@ -253,10 +221,9 @@ class Lamb(Optimizer):
 
     _state_names = ("step", "exp_avg", "exp_avg_sq")
 
-    def __init__(
-        self, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.0
-    ) -> None:
-        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.0
 
     def _advance(self, inputs: StepInputs) -> StepResult:
         first, second, steps = inputs.state("exp_avg", "exp_avg_sq", "step")

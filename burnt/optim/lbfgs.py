@@ -51,30 +51,22 @@ class Lbfgs(Optimizer):
     _torch = torch.optim.LBFGS
     needs_closure = True
 
-    def __init__(
-        self,
-        max_iter: int = 20,
-        max_eval: int | None = None,
-        tolerance_grad: float = 1e-7,
-        tolerance_change: float = 1e-9,
-        history_size: int = 100,
-        line_search_fn: Literal["strong_wolfe"] | None = None,
-    ) -> None:
-        if line_search_fn not in (None, "strong_wolfe"):
+    max_iter: int = 20
+    max_eval: int | None = None
+    tolerance_grad: float = 1e-7
+    tolerance_change: float = 1e-9
+    history_size: int = 100
+    line_search_fn: Literal["strong_wolfe"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.line_search_fn not in (None, "strong_wolfe"):
             raise OptimError(
                 "Lbfgs cannot be built",
                 where="line_search_fn",
                 expected="'strong_wolfe' or None",
-                found=repr(line_search_fn),
+                found=repr(self.line_search_fn),
             )
-        super().__init__(
-            max_iter=max_iter,
-            max_eval=max_eval,
-            tolerance_grad=tolerance_grad,
-            tolerance_change=tolerance_change,
-            history_size=history_size,
-            line_search_fn=line_search_fn,
-        )
+        super().__post_init__()
 
     def step(self, *args: Any, **kwargs: Any) -> StepResult:
         """Raise: one gradient is not enough.

@@ -33,5 +33,5 @@ class Lion(Optimizer):
     _update = LION
     _state_names = ("exp_avg",)
 
-    def __init__(self, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> None:
-        super().__init__(betas=betas, weight_decay=weight_decay)
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0

@@ -40,25 +40,13 @@ class Muon(Optimizer):
     _state_names = ("momentum_buffer",)
     _shape = (0, 0)
 
-    def __init__(
-        self,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] = COEFFICIENTS,
-        eps: float = 1e-7,
-        ns_steps: int = 5,
-        adjust_lr_fn: str | None = None,
-    ) -> None:
-        super().__init__(
-            weight_decay=weight_decay,
-            momentum=momentum,
-            nesterov=nesterov,
-            ns_coefficients=ns_coefficients,
-            eps=eps,
-            ns_steps=ns_steps,
-            adjust_lr_fn=adjust_lr_fn,
-        )
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    nesterov: bool = True
+    ns_coefficients: tuple[float, float, float] = COEFFICIENTS
+    eps: float = 1e-7
+    ns_steps: int = 5
+    adjust_lr_fn: str | None = None
 
     def _check_params(self, params: Mapping[str, torch.nn.Parameter]) -> None:
         path = next((path for path, p in params.items() if p.dim() != 2), None)

@@ -11,7 +11,7 @@ import inspect
 import numbers
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 import torch
 from torch import Tensor
@@ -141,10 +141,12 @@ def zero(parameter: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.float32, device=parameter.device)
 
 
+@dataclass_transform(eq_default=False)
 class Optimizer:
     """Base of the optimizers: built without parameters; each step gets model, gradients and learning rate.
 
-    State is stored by parameter path, so it stays valid for a model that was moved, forked or reloaded.
+    A subclass annotates its options, and `__init__` is derived from them, as for a dataclass. State is stored
+    by parameter path, so it stays valid for a model that was moved, forked or reloaded.
 
     Raises:
         OptimError: an option has an invalid value.
@@ -176,6 +178,11 @@ class Optimizer:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" not in cls.__dict__ and any(
+            not str(kind).startswith(("ClassVar", "typing.ClassVar"))
+            for kind in inspect.get_annotations(cls).values()
+        ):
+            dataclasses.dataclass(eq=False, repr=False)(cls)
         if "__init__" in cls.__dict__:
             notes = {"lr": _NO_RATE, "learning_rate": _NO_RATE, "params": _NO_PARAMS}
             cls.__init__ = explain_arguments(**notes)(cls.__init__)  # type: ignore[method-assign]
@@ -207,6 +214,10 @@ class Optimizer:
         self._state: dict[str, dict[str, Any]] = {}
         self._inner: torch.optim.Optimizer | None = None
         self._pending_state: Mapping[str, Tensor] = {}
+
+    def __post_init__(self) -> None:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        Optimizer.__init__(self, **{field.name: getattr(self, field.name) for field in fields})
 
     def _checked_tuples(self, options: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         """Return the options that are several numbers, such as betas, as tuples as long as their defaults."""

@@ -48,14 +48,10 @@ class ScheduleFreeAdamW(Optimizer):
 
     _update = SCHEDULE_FREE_ADAMW
 
-    def __init__(
-        self,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        warmup_steps: int = 0,
-    ) -> None:
-        super().__init__(betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
 
     def train(self, model: Model) -> None:
         """Put the parameters y in place, where gradients are computed."""

@@ -25,14 +25,10 @@ class Sgd(Optimizer):
 
     _torch = torch.optim.SGD
 
-    def __init__(
-        self,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-    ) -> None:
-        super().__init__(momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
 
     def _advance(self, inputs: StepInputs) -> StepResult:
         (buffers,) = inputs.state("momentum_buffer")

@@ -17,24 +17,22 @@ from typing import TYPE_CHECKING
 from burnt._lazy import attach
 
 if TYPE_CHECKING:
-    from burnt.serve.app import create_app
-    from burnt.serve.container import write_container
-    from burnt.serve.onnx_model import OnnxModel
-    from burnt.serve.process import serve
-    from burnt.serve.run_model import RunModel
-    from burnt.serve.servable import Servable
-    from burnt.serve.service import Settings
+    from burnt.serve.app import create_app as create_app
+    from burnt.serve.container import write_container as write_container
+    from burnt.serve.onnx_model import OnnxModel as OnnxModel
+    from burnt.serve.process import serve as serve
+    from burnt.serve.run_model import RunModel as RunModel
+    from burnt.serve.servable import Servable as Servable
+    from burnt.serve.service import Settings as Settings
 
-_HOMES = {
-    "OnnxModel": "burnt.serve.onnx_model",
-    "RunModel": "burnt.serve.run_model",
-    "Servable": "burnt.serve.servable",
-    "Settings": "burnt.serve.service",
-    "create_app": "burnt.serve.app",
-    "serve": "burnt.serve.process",
-    "write_container": "burnt.serve.container",
+_NAMES = {
+    "burnt.serve.app": "create_app",
+    "burnt.serve.container": "write_container",
+    "burnt.serve.onnx_model": "OnnxModel",
+    "burnt.serve.process": "serve",
+    "burnt.serve.run_model": "RunModel",
+    "burnt.serve.servable": "Servable",
+    "burnt.serve.service": "Settings",
 }
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(globals(), _HOMES)
-
-__all__ = ["OnnxModel", "RunModel", "Servable", "Settings", "create_app", "serve", "write_container"]
+    __getattr__, __dir__, __all__ = attach(globals(), _NAMES)

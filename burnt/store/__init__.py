@@ -28,73 +28,34 @@ from typing import TYPE_CHECKING
 from burnt._lazy import attach
 
 if TYPE_CHECKING:
-    from burnt.store.export import export_csv, export_jsonl, export_tensorboard, iter_records
-    from burnt.store.reader import (
-        Artefact,
-        ArtefactName,
-        Attempt,
-        Event,
-        Extreme,
-        LogLine,
-        Parent,
-        Point,
-        Points,
-        Progress,
-        RunReader,
-        RunSummary,
-        Series,
-        SystemSample,
-        find_runs,
-    )
-    from burnt.store.schema import SCHEMA_VERSION
-    from burnt.store.writer import RunWriter
+    from burnt.store.export import export_csv as export_csv
+    from burnt.store.export import export_jsonl as export_jsonl
+    from burnt.store.export import export_tensorboard as export_tensorboard
+    from burnt.store.export import iter_records as iter_records
+    from burnt.store.reader import Artefact as Artefact
+    from burnt.store.reader import ArtefactName as ArtefactName
+    from burnt.store.reader import Attempt as Attempt
+    from burnt.store.reader import Event as Event
+    from burnt.store.reader import Extreme as Extreme
+    from burnt.store.reader import LogLine as LogLine
+    from burnt.store.reader import Parent as Parent
+    from burnt.store.reader import Point as Point
+    from burnt.store.reader import Points as Points
+    from burnt.store.reader import Progress as Progress
+    from burnt.store.reader import RunReader as RunReader
+    from burnt.store.reader import RunSummary as RunSummary
+    from burnt.store.reader import Series as Series
+    from burnt.store.reader import SystemSample as SystemSample
+    from burnt.store.reader import find_runs as find_runs
+    from burnt.store.schema import SCHEMA_VERSION as SCHEMA_VERSION
+    from burnt.store.writer import RunWriter as RunWriter
 
-_HOMES = {
-    "SCHEMA_VERSION": "burnt.store.schema",
-    "Artefact": "burnt.store.reader",
-    "ArtefactName": "burnt.store.reader",
-    "Attempt": "burnt.store.reader",
-    "Event": "burnt.store.reader",
-    "Extreme": "burnt.store.reader",
-    "LogLine": "burnt.store.reader",
-    "Parent": "burnt.store.reader",
-    "Point": "burnt.store.reader",
-    "Points": "burnt.store.reader",
-    "Progress": "burnt.store.reader",
-    "RunReader": "burnt.store.reader",
-    "RunSummary": "burnt.store.reader",
-    "RunWriter": "burnt.store.writer",
-    "Series": "burnt.store.reader",
-    "SystemSample": "burnt.store.reader",
-    "export_csv": "burnt.store.export",
-    "export_jsonl": "burnt.store.export",
-    "export_tensorboard": "burnt.store.export",
-    "find_runs": "burnt.store.reader",
-    "iter_records": "burnt.store.export",
+_NAMES = {
+    "burnt.store.export": "export_csv export_jsonl export_tensorboard iter_records",
+    "burnt.store.reader": "Artefact ArtefactName Attempt Event Extreme LogLine Parent Point Points Progress "
+    "RunReader RunSummary Series SystemSample find_runs",
+    "burnt.store.schema": "SCHEMA_VERSION",
+    "burnt.store.writer": "RunWriter",
 }
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
-    __getattr__, __dir__ = attach(globals(), _HOMES)
-
-__all__ = [
-    "SCHEMA_VERSION",
-    "Artefact",
-    "ArtefactName",
-    "Attempt",
-    "Event",
-    "Extreme",
-    "LogLine",
-    "Parent",
-    "Point",
-    "Points",
-    "Progress",
-    "RunReader",
-    "RunSummary",
-    "RunWriter",
-    "Series",
-    "SystemSample",
-    "export_csv",
-    "export_jsonl",
-    "export_tensorboard",
-    "find_runs",
-    "iter_records",
-]
+    __getattr__, __dir__, __all__ = attach(globals(), _NAMES)
