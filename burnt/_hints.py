@@ -119,11 +119,6 @@ _CONTENTS = (
 def no_attribute(package: str, name: str, known: Iterable[str]) -> AttributeError:
     """Return the error for a name that a package lacks, with the nearest name, or where else it is.
 
-    Args:
-        package: ``"burnt.nn"``.
-        name: the name that was looked up.
-        known: the package's public names.
-
     >>> print(no_attribute("burnt.nn", "LSTM", ["Lstm", "Linear"]))
     module 'burnt.nn' has no attribute 'LSTM': did you mean burnt.nn.Lstm?
     """
@@ -213,10 +208,8 @@ VALUE_SYNONYMS = {"none": "identity", "swish": "silu", "hswish": "hardswish", "h
 def explain_arguments(**notes: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that turns the TypeError of a call that does not fit the signature into a hint.
 
-    Args:
-        notes: what to say of an argument that the callable lacks: where it belongs, or why it is not needed.
-
-    The decorated callable raises ArgumentError, a TypeError. Calls that fit only pass through it.
+    `notes` say of arguments that the callable lacks where they belong, or why they are not needed. The
+    decorated callable raises ArgumentError, a TypeError. Calls that fit only pass through it.
 
     >>> @explain_arguments(num_workers="items are loaded in this process")
     ... def load(batch_size): ...

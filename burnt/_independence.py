@@ -33,8 +33,8 @@ class BatchProbe:
         items: the inputs of at least two items, each with a batch axis of size 1. The first one is in every
             batch, except that the first two are run by themselves in turn. If some are much larger than
             others, a quantization with one scale for a batch is found.
-        input_axes: the batch axis of each input; one without it is the same in all batches.
-        output_axes: the batch axis of each output; one without it is not compared.
+        input_axes, output_axes: the batch axis of each input (the same in all batches if it has none) and of
+            each output (not compared then).
         tolerance: the largest accepted difference, relative to an item's largest output. With more than
             `TOLERANCE`, integers are not compared: rounding may change them.
 

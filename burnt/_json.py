@@ -15,12 +15,8 @@ def parse_json(text: str | bytes) -> Any:
     """As `json.loads`, but for what is nested more than 200 deep.
 
     Python's own parser goes as deep as the process's recursion limit lets it, which libraries raise: beyond
-    the stack of its thread the process ends.
-
-    Raises:
-        json.JSONDecodeError: it is no JSON, or nested too deeply.
-        UnicodeDecodeError: it is not in UTF-8, UTF-16 or UTF-32.
-        TypeError: it is neither text nor bytes.
+    the stack of its thread the process ends. Too deep is a JSONDecodeError; bytes in another encoding than
+    UTF-8, UTF-16 or UTF-32 are a UnicodeDecodeError.
     """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text), "surrogatepass")

@@ -18,10 +18,7 @@ def attach(
     """Return `__getattr__`, `__dir__` and `__all__` of a package whose public names live elsewhere.
 
     Type checkers read the names from imports under ``if TYPE_CHECKING``, as in ``import Module as Module``.
-
-    Args:
-        namespace: the package's `globals()`.
-        names: the module that defines them -> public names; the package itself -> those of its submodules.
+    `names` maps the module that defines them to public names, the package itself to those of its submodules.
     """
     package = namespace["__name__"]
     homes = {name: home for home, defined in names.items() for name in defined.split()}

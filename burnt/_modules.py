@@ -21,11 +21,8 @@ _T = TypeVar("_T")
 def import_file(path: str | os.PathLike[str]) -> ModuleType:
     """Import a file as the module of its name, with its folder on ``sys.path`` as when Python runs it.
 
-    A file that is already imported, also as the script ``__main__``, is not imported again.
-
-    Raises:
-        ConfigError: another module of that name is imported, or it is no Python file.
-        OSError: it cannot be read.
+    A file that is already imported, also as the script ``__main__``, is not imported again. Where another
+    module of that name is imported, and for what is no Python file, it raises a ConfigError.
     """
     path = Path(path).resolve()
     name = path.stem
@@ -95,16 +92,10 @@ def origin_of(name: str) -> str | None:
 
 
 def import_installed(name: str, is_defined: Callable[[ast.Module], bool], outside: Path) -> ModuleType | None:
-    """Import a module that another person named, if it is an installed one and holds what it should.
+    """Import a module that another person named if it is installed and `is_defined` of its source; else None.
 
-    Args:
-        name: of the module.
-        is_defined: whether the source holds what it should; nothing is imported to find out.
-        outside: a folder whose modules are not installed, even if ``sys.path`` has it. Nor are those of the
-            current folder, which ``python -m`` and a prompt put there, unless PYTHONPATH has its path.
-
-    Returns:
-        None if no such module is installed, or it is of another kind.
+    Modules in the folder `outside` do not count as installed, even if ``sys.path`` has it. Nor do those of
+    the current folder, which ``python -m`` and a prompt put there, unless PYTHONPATH has its path.
     """
     with _without_current_folder():
         specs = _specs(name)

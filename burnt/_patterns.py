@@ -11,11 +11,9 @@ from burnt.errors import nearest
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern matches a path or the path of a module above it.
+    """Whether a pattern matches the path of a parameter or module, or of a module above it.
 
-    Args:
-        pattern: a glob, or several separated by ``|``, of which one must match. ``*`` also crosses dots.
-        path: the path of a parameter or module, ``"encoder.0.weight"``.
+    A pattern is a glob, or several separated by ``|``, of which one must match. ``*`` also crosses dots.
 
     >>> matches("*.bias|*norm*", "encoder.norm.weight"), matches("encoder", "encoder.norm.weight")
     (True, True)
@@ -46,11 +44,6 @@ def warn_unmatched(pattern: str, paths: Iterable[str], what: str = "parameter") 
     """Warn of each alternative of a pattern that matches nothing, for a pattern of which another one matches.
 
     It is no error, so that ``"*.bias|*norm*"`` also serves models without biases.
-
-    Args:
-        pattern: a pattern that matches some of the paths.
-        paths: what it may match.
-        what: what the paths are of.
 
     >>> with warnings.catch_warnings(record=True, action="always") as caught:
     ...     warn_unmatched("encoder|hed", ["encoder.weight", "head.weight"])

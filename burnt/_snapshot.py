@@ -15,10 +15,7 @@ _MISSING: Any = object()
 
 
 class Snapshot:
-    """What some containers hold at one time.
-
-    Args:
-        ignores: whether a key of a dict is neither compared nor put back.
+    """What some containers hold at one time; keys of dicts that `ignores` are neither compared nor put back.
 
     >>> settings = {"scale": 2}
     >>> snapshot = Snapshot()

@@ -569,12 +569,8 @@ def onednn_linear(
 ) -> torch.Tensor:
     """Compute ``epilogue(x @ weight.T + bias)`` with oneDNN; not differentiable.
 
-    Args:
-        x: ``[rows, terms]``.
-        weight: ``[columns, terms]`` of any strides, or the result of `onednn_packed`.
-        bias: ``[columns]``.
-        epilogue: ``"none"``, ``"relu"``, ``"gelu"``, ``"tanh"``, ``"sigmoid"`` or ``"swish"``.
-        kind: of the gelu, ``"none"`` or ``"tanh"``.
+    The weight has any strides, or is the result of `onednn_packed`. `epilogue` is ``"none"``, ``"relu"``,
+    ``"gelu"`` of the `kind` ``"none"`` or ``"tanh"``, ``"tanh"``, ``"sigmoid"`` or ``"swish"``.
     """
     # For a weight with gaps between its rows, oneDNN uses its reference loop (``ref:any`` under
     # ``ONEDNN_VERBOSE=1``), which takes 700 times as long as its matmul.
@@ -686,14 +682,9 @@ def onednn_conv(
 ) -> torch.Tensor:
     """Compute ``epilogue(conv(x, weight) + bias)`` with oneDNN; not differentiable.
 
-    Args:
-        x: ``[batch, channels, *axes]``, images or volumes.
-        weight: ``[out_channels, channels / groups, *kernel]``, or the result of `onednn_packed_conv`; then
-            the output is channels-last.
-        bias: ``[out_channels]``.
-        padding, stride, dilation, groups: as in `torch.nn.functional.conv2d`, a number for each axis.
-        epilogue: ``"none"``, ``"gelu"``, ``"swish"`` or ``"hardswish"``.
-        kind: of the gelu, ``"none"`` or ``"tanh"``.
+    ``x`` are images or volumes. The weight is as in torch, or the result of `onednn_packed_conv`; then the
+    output is channels-last. `epilogue` is ``"none"``, ``"gelu"`` of the `kind` ``"none"`` or ``"tanh"``,
+    ``"swish"`` or ``"hardswish"``.
     """
     call = torch.ops.mkldnn._convolution_pointwise.default
     result: torch.Tensor = call(x, weight, bias, padding, stride, dilation, groups, epilogue, [], kind)
@@ -719,12 +710,8 @@ def float8_mm(
 ) -> torch.Tensor:
     """Multiply float8 matrices ``[m, k]`` and ``[n, k]``, transposed, by cuBLASLt on a GPU.
 
-    Args:
-        x: ``[m, k]``, float8.
-        weight: ``[n, k]``, float8.
-        x_scale: float32, one element, or ``[m, 1]`` for a bfloat16 result.
-        scale: float32, one element, or ``[1, n]`` with an `x_scale` for each row.
-        dtype: of the result, float32 or a 16-bit float.
+    The scales are float32 with one element, or, for a bfloat16 result, ``[m, 1]`` and ``[1, n]``. `dtype` is
+    float32 or a 16-bit float.
     """
     result: torch.Tensor = torch._scaled_mm(x, weight.t(), x_scale, scale, out_dtype=dtype)
     return result

@@ -73,20 +73,13 @@ class Processor:
 
     Rules read only `processor`, so that a test can replace it and see what another machine would select. Code
     that runs never depends on it: the C compiler and torch's libraries query the CPU itself.
-
-    Args:
-        name: the product name.
-        vendor: ``"Intel"``, ``"AMD"``, ``"ARM"``, or ``""`` for others.
-        capability: the instruction set of torch's own kernels, ``"AVX512"``, ``"AVX2"``, ``"DEFAULT"``.
-        onednn: dtypes for which torch's oneDNN has matmuls; empty if torch is built without it.
-        has_mkl: whether torch's matmuls use Intel's MKL.
     """
 
     name: str
-    vendor: str
-    capability: str
-    onednn: frozenset[torch.dtype]
-    has_mkl: bool
+    vendor: str  # "Intel", "AMD", "ARM", or "" for others
+    capability: str  # the instruction set of torch's own kernels: "AVX512", "AVX2", "DEFAULT"
+    onednn: frozenset[torch.dtype]  # dtypes for which torch's oneDNN has matmuls; empty without oneDNN
+    has_mkl: bool  # whether torch's matmuls use Intel's MKL
 
     @property
     def has_wide_vectors(self) -> bool:

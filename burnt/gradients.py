@@ -20,12 +20,7 @@ BACKWARD_LOOP = (
 
 
 def refuse_parallel(model: torch.nn.Module) -> None:
-    """Refuse a model with a part whose gradients only ``backward()`` synchronizes.
-
-    Raises:
-        UnsupportedError: it is, or contains, DistributedDataParallel, FullyShardedDataParallel, a module of
-            `fully_shard`, or DataParallel.
-    """
+    """Refuse a model with a parallel wrapper of torch, whose gradients only ``backward()`` synchronizes."""
     kinds: tuple[type, ...] = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
     if (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
         kinds += (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)

@@ -6,20 +6,11 @@ takes 5 (one core of an AMD EPYC; ``python benchmarks/kernels.py --rows clone``)
 configured by mallopt to serve large blocks from its heap and to keep the heap's pages: 5 ms. It applies to
 every user of malloc in the process as soon as it is enabled, and adds no code to an allocation.
 
-Alternatives: an allocator under torch (``c10::SetCPUAllocator``) would count its bytes exactly, but needs C++
-against private layouts, and serves only torch; torch's caching CPU allocator exists only in mobile builds.
-Huge pages (``GLIBC_TUNABLES=glibc.malloc.hugetlb=1``, ``THP_MEM_ALLOC_ENABLE=1``) and preloaded allocators
-must be selected before the process starts; huge pages make faults cheaper, not fewer (10 ms), and speed up a
-kept heap by less than a tenth.
-
-The cost is resident memory: the process keeps up to `limit` free bytes. Neither mallopt nor malloc limits the
-free bytes in the heap, so a thread checks them once a second, in half a microsecond, and calls malloc_trim if
-there are more: the limit holds to within a second. In threads with their own arena (heap), buffers of up to
-64 MiB are pooled, larger ones are not. The end of such an arena, at most 64 MiB, may exceed the limit, as it
-does without a pool. The number of arenas is not changed: setting it cannot be undone, and makes other
-libraries' threads wait for each other. In a forked child the pool is off.
-
-This needs glibc 2.33 or newer. Elsewhere nothing happens, and ``stats().reason`` says why.
+An allocator under torch would need C++ against private layouts; huge pages and preloaded allocators must be
+selected before the process starts. Neither mallopt nor malloc limits the free bytes in the heap, so a thread
+checks them once a second, in half a microsecond, and calls malloc_trim if there are more. The number of
+arenas (heaps of threads) is not changed: setting it cannot be undone, and makes other libraries' threads wait
+for each other. docs/memory.md says what it costs and where it works.
 """
 
 from __future__ import annotations
@@ -161,10 +152,7 @@ def pool(limit: int | str | None = None, *, by_default: bool = False) -> Iterato
 def enable_by_default() -> None:
     """Enable the pool unless `disable` was called, BURNT_MEMORY_POOL is 0 or the environment tunes malloc.
 
-    Called when code is compiled.
-
-    Raises:
-        ConfigError: the environment variable BURNT_MEMORY_POOL is invalid.
+    Called when code is compiled. An invalid BURNT_MEMORY_POOL is a ConfigError.
     """
     if _pool.by_default or _default_off_reason() is not None:
         return

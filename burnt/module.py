@@ -584,16 +584,9 @@ def restore_fields(
 ) -> tuple[list[str], list[str]]:
     """Set static fields of burnt's modules in a model to the values that a record of it has, or none of them.
 
-    A model that another Config has built keeps its fields, since that Config may be why they differ.
-
-    Args:
-        model: the model.
-        record: the record.
-        always: the paths of fields to set whatever built the model, ``"head.scale"``.
-        by_hand: whether to set all fields of a model that no Config has built, too.
-
-    Returns:
-        A text for each field that was set, and one for each that differs and was kept.
+    A model that another Config has built keeps its fields, since that Config may be why they differ, except
+    for those with a path in `always`. `by_hand`: fields of a model that no Config has built are set, too.
+    Return a text for each field that was set, and one for each that differs and was kept.
     """
     config = getattr(model, "_built_by", None)
     same = by_hand if config is None else _record.equal_as_json(record.config, config.to_dict())

@@ -17,15 +17,7 @@ from burnt.errors import ConfigError, did_you_mean, nearest
 
 
 class ValueType(NamedTuple):
-    """How one quantized value is stored.
-
-    Args:
-        name: such as ``"int4"``.
-        bits: of one value.
-        smallest: the most negative value; codes for integers.
-        largest: the largest value.
-        is_float: whether codes are floating-point numbers, not integers.
-    """
+    """How one quantized value is stored: a float or an integer code, from the smallest to the largest."""
 
     name: str
     bits: int

@@ -21,32 +21,18 @@ TABLE = Path(__file__).with_suffix(".json")
 
 
 class Fact(NamedTuple):
-    """Whether to use torch's kernel for some calls of an op, and the measurement that says so.
+    """Whether to use torch's kernel for some calls of an op, and the measurement that says so."""
 
-    Args:
-        op: an op of `burnt.kernels`, ``"*"`` for all of them, or ``"aten::name"`` in fused functions.
-        use: ``"torch"`` or ``"generated"``.
-        measured: the machine.
-        date: of the measurement.
-        ratio: the time of torch's kernel divided by that of the generated one, at least and at most.
-        why: the reason, where it is not the ratio alone.
-        processor: ``"cpu"`` or ``"gpu"``; ``"cpu wide"`` and ``"cpu narrow"`` by whether vectors have 512
-            bits, ``"cpu Intel"`` by the vendor.
-        dtypes: of the first floating-point tensor; empty for all.
-        gradients: whether a gradient is required; None for both.
-        where: what else must hold of a call: feature -> its value, or ``[least, most]``, None without limit.
-    """
-
-    op: str
-    use: str
-    measured: str
+    op: str  # of `burnt.kernels`, "*" for all of them, or "aten::name" in fused functions
+    use: str  # "torch" or "generated"
+    measured: str  # the machine
     date: str
-    ratio: tuple[float, float] | None = None
-    why: str = ""
-    processor: str = "cpu"
-    dtypes: tuple[str, ...] = ()
-    gradients: bool | None = None
-    where: Mapping[str, Any] = {}
+    ratio: tuple[float, float] | None = None  # torch's time divided by the generated kernel's, from and to
+    why: str = ""  # the reason, where it is not only the ratio
+    processor: str = "cpu"  # or "gpu"; "cpu wide" (512 bits) and "cpu narrow"; by the vendor, "cpu Intel"
+    dtypes: tuple[str, ...] = ()  # of the first floating-point tensor; empty for all
+    gradients: bool | None = None  # whether a gradient is required; None for both
+    where: Mapping[str, Any] = {}  # feature of the call -> its value, or [least, most], None without limit
 
     @property
     def reason(self) -> str:
@@ -71,12 +57,7 @@ def find_fact(
 ) -> Fact | None:
     """Return the first fact about a call; None if there is none, and kernels are generated.
 
-    Args:
-        op: the op, as in `Fact`.
-        is_cpu: whether it runs on a CPU.
-        dtype: of the first floating-point tensor.
-        gradients: whether a gradient is required.
-        features: sizes and settings of the call by name, all that the op's facts ask for.
+    Arguments are as in `Fact`; `features` has all sizes and settings of the call that the op's facts ask for.
 
     >>> find_fact("silu", True, torch.float64, False, {}).use
     'torch'

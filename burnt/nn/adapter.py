@@ -60,21 +60,13 @@ class _Settings(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(eq=False)
 class _Adapter:
-    """The forward hook of a layer, which is also its attribute ``lora_adapter``.
-
-    Args:
-        settings: rank and scale.
-        weights: the parameters that are read with their change; then there is no hook.
-        handle: removes the hook.
-        enabled: False within `without_lora`.
-        merged: the parts of the adapter while it is merged, when the layer does not have them.
-    """
+    """The forward hook of a layer, which is also its attribute ``lora_adapter``."""
 
     settings: _Settings
-    weights: tuple[str, ...] = ()
-    handle: Any = None
-    enabled: bool = True
-    merged: dict[str, Any] | None = None
+    weights: tuple[str, ...] = ()  # the parameters that are read with their change; then there is no hook
+    handle: Any = None  # removes the hook
+    enabled: bool = True  # False within `without_lora`
+    merged: dict[str, Any] | None = None  # the adapter's parts while it is merged and the layer lacks them
 
     def activate(self, layer: Any) -> None:
         if not self.weights:
@@ -723,11 +715,7 @@ def _rebuild(kind: Any, names: tuple[str, ...]) -> Any:
 
 
 def _adapted(model: nn.Module, merged: bool | None = None) -> dict[str, Any]:
-    """Return the layers with an adapter by path, which must be merged or not.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Return the layers with an adapter, merged or not, by path; a ConfigError if there are none."""
     layers: dict[str, Any] = {p: m for p, m in model.named_modules() if hasattr(m, "lora_adapter")}
     right = {
         p: m for p, m in layers.items() if merged is None or merged == (m.lora_adapter.merged is not None)

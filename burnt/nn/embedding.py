@@ -49,17 +49,8 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
         dtype: torch.dtype | None = None,
     ) -> None:
         _check_padding(self, padding_idx, num_embeddings)
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            max_norm,
-            norm_type,
-            scale_grad_by_freq,
-            sparse,
-            device=device,
-            dtype=dtype,
-        )
+        options = padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+        super().__init__(num_embeddings, embedding_dim, *options, device=device, dtype=dtype)
 
     def reset_parameters(self) -> None:
         """Draw the weights anew; those on the meta device have no values, and `normal_` of them is slow."""
@@ -98,15 +89,12 @@ class EmbeddingBag(Module, torch.nn.EmbeddingBag):
     Args:
         num_embeddings: number of ids.
         embedding_dim: size of a vector.
-        max_norm: vectors that are looked up are first shortened, in place, to this norm.
-        norm_type: the p of that norm.
-        scale_grad_by_freq: divide a vector's gradient by how often its id occurs in the batch; not for
-            ``"max"``.
-        mode: how the vectors of a bag are reduced.
-        sparse: gradients are sparse tensors; not for ``"max"``.
+        mode: how the vectors of a bag are reduced; ``"max"`` takes neither `scale_grad_by_freq` nor `sparse`.
         include_last_offset: whether the offsets end with the number of ids.
         padding_idx: id whose vector starts at zero, is not trained, and does not count in a bag; negative
             counts from the end.
+
+    The others are those of `Embedding`.
 
     Shapes:
         input integers ``[bags, ids]``, or ``[ids]`` with the offsets ``[bags]`` at which bags start (with
@@ -135,19 +123,17 @@ class EmbeddingBag(Module, torch.nn.EmbeddingBag):
         dtype: torch.dtype | None = None,
     ) -> None:
         _check_padding(self, padding_idx, num_embeddings)
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
+        options = (
             max_norm,
             norm_type,
             scale_grad_by_freq,
             mode,
             sparse,
-            include_last_offset=include_last_offset,
-            padding_idx=padding_idx,
-            device=device,
-            dtype=dtype,
+            None,
+            include_last_offset,
+            padding_idx,
         )
+        super().__init__(num_embeddings, embedding_dim, *options, device=device, dtype=dtype)
 
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None

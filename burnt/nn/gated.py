@@ -29,11 +29,7 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def check_gate(activation: str, where: str) -> None:
-    """Check that `gated` has an activation.
-
-    Raises:
-        UnsupportedError: it has not.
-    """
+    """Raise an UnsupportedError unless `gated` has an activation."""
     known = GateActivation.__args__  # type: ignore[attr-defined]
     if activation not in known:
         raise UnsupportedError(

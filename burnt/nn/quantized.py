@@ -116,12 +116,9 @@ class Quantized(Module, init=False):
         return matrix.t() if self.is_transposed else matrix.view(self.weight_shape)
 
     def set_weight(self, weight: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Self:
-        """Quantize a weight into the layer's buffers.
+        """Quantize a weight ``[rows, columns]``, see `weight_matrix`, into the layer's buffers.
 
-        Args:
-            weight: ``[rows, columns]``, see `weight_matrix`.
-            scale: in the shape of the layer's.
-            zero_point: int8; only for asymmetric schemes.
+        The scale has the shape of the layer's; asymmetric schemes have a `zero_point`, int8.
         """
         scheme = self.scheme
         padded = F.pad(weight, (0, scheme.padded_columns(self.columns) - self.columns))
@@ -530,15 +527,9 @@ def build_quantized(
 ) -> torch.nn.Module:
     """Return the quantized layer for a layer of a model, from what a record says of it.
 
-    Args:
-        layer: the original layer, or a quantized one, which is returned if its scheme is the same.
-        entry: what `Quantized.quantization` returned.
-        shape: of the values in the record, if it is known: damaged metadata could ask for any amount of
-            memory.
-
-    Raises:
-        RecordError: the layer is of another kind or size, or quantized by another scheme; or the entry is
-            damaged.
+    A layer that is quantized by the same scheme is returned unchanged. `entry` is a result of
+    `Quantized.quantization`, `shape` that of the values in the record, if it is known: damaged metadata could
+    ask for any amount of memory. What does not fit, and a damaged entry, is a RecordError.
     """
     if entry.get("origin") == FOLDED:
         return layer if isinstance(layer, Folded) else Folded()

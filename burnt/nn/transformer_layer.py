@@ -294,12 +294,7 @@ def _build_feed_forward(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> torch.nn.Module | None:
-    """Return the module of the argument `feed_forward`.
-
-    Raises:
-        InputTypeError: it is neither a Config nor a module.
-        ShapeError: it is for vectors of another size.
-    """
+    """Return the module of the argument `feed_forward`, which must be for vectors of this size."""
     if given is not None and not isinstance(given, Config | torch.nn.Module):
         raise InputTypeError(
             "this is no feed-forward of a transformer",
@@ -329,11 +324,7 @@ def build_norm(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> LayerNorm | RmsNorm:
-    """Build a norm of a transformer by name.
-
-    Raises:
-        UnsupportedError: there is no such norm.
-    """
+    """Build a norm of a transformer by name."""
     if kind == "layer":
         return LayerNorm(d_model, eps, bias=bias, device=device, dtype=dtype)
     if kind == "rms":
@@ -344,11 +335,7 @@ def build_norm(
 def arguments_of(
     layer: torch.nn.TransformerEncoderLayer | torch.nn.TransformerDecoderLayer,
 ) -> dict[str, Any]:
-    """Return the arguments of a layer equal to torch's.
-
-    Raises:
-        UnsupportedError: an activation that is a function which burnt has no name for.
-    """
+    """Return the arguments of a layer equal to torch's."""
     return {
         "d_model": layer.self_attn.embed_dim,
         "num_heads": layer.self_attn.num_heads,

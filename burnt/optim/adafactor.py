@@ -22,9 +22,6 @@ class Adafactor(Optimizer):
         d: updates are scaled down to this root mean square.
         weight_decay: this times the learning rate is the fraction subtracted from the parameter.
 
-    Raises:
-        OptimError: an option is invalid or, at a step, a gradient is sparse or a parameter complex.
-
     Shazeer and Stern, 2018; same as :class:`torch.optim.Adafactor`. Burn lacks it.
 
     >>> Adafactor()

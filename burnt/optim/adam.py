@@ -63,10 +63,9 @@ class AdamW(_Adam):
     """Adam with decoupled weight decay.
 
     Args:
-        betas: decay of the running means of the gradient and of its square.
-        eps: added to the denominator.
         weight_decay: this times the learning rate is the fraction subtracted from the parameter.
-        amsgrad: use the largest of the past second moments.
+
+    The others are those of `Adam`.
 
     Loshchilov and Hutter, 2019; as :class:`torch.optim.AdamW`.
 
@@ -110,11 +109,10 @@ class NAdam(Optimizer):
     """Adam with Nesterov momentum.
 
     Args:
-        betas: decay of the running means of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: this times the parameter is added to the gradient.
         momentum_decay: how slowly the momentum approaches its final value.
         decoupled_weight_decay: subtract the weight decay from the parameter as in AdamW.
+
+    The others are those of `Adam`.
 
     Dozat, 2016; same as :class:`torch.optim.NAdam`.
 
@@ -140,10 +138,9 @@ class RAdam(Optimizer):
     """Adam whose adaptive rate is rectified, and not used in the first steps, where its variance is large.
 
     Args:
-        betas: decay of the running means of the gradient and of its square.
-        eps: added to the denominator.
-        weight_decay: this times the parameter is added to the gradient.
         decoupled_weight_decay: subtract the weight decay from the parameter as in AdamW.
+
+    The others are those of `Adam`.
 
     Liu et al., 2020; same as :class:`torch.optim.RAdam`.
 
@@ -181,9 +178,6 @@ class Adan(Optimizer):
         no_prox: multiply the parameter by ``1 - lr * weight_decay`` before the update, instead of dividing it
             by ``1 + lr * weight_decay`` after it.
 
-    Raises:
-        OptimError: an option is invalid or, at a step, a gradient is sparse or a parameter complex.
-
     Xie et al., 2022; Burn's Adan.
 
     >>> Adan()
@@ -209,9 +203,6 @@ class Lamb(Optimizer):
         betas: decay of the running means of the gradient and of its square.
         eps: added to the denominator.
         weight_decay: this times the parameter is added to the update.
-
-    Raises:
-        OptimError: an option is invalid or, at a step, a gradient is sparse or a parameter complex.
 
     You et al., 2020, with the norms as they are (their phi is the identity). torch and Burn lack it.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from burnt.errors import OptimError
 from burnt.kernels import StepResult
-from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord, StepOptions
+from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord, StepOptions, option_error
 
 _INNER = "optimizer/"  # before the keys of the state of the optimizer inside
 
@@ -223,7 +223,7 @@ class Ema(_Averaging):
         super().__init__(optimizer, decay=decay, warmup=warmup)
         is_number = isinstance(decay, numbers.Real)
         if not is_number or not 0 <= decay < 1:
-            raise _invalid("Ema", "decay", "a number of at least 0 and below 1", decay)
+            raise option_error("Ema", "decay", "a number of at least 0 and below 1", decay)
 
     def _weight(self, step: int) -> float:
         decay: float = self._options["decay"]
@@ -257,7 +257,7 @@ class Swa(_Averaging):
         counts: dict[str, Any] = {"start": start, "every": every}
         for (name, value), least in zip(counts.items(), (0, 1), strict=True):
             if not isinstance(value, numbers.Integral) or value < least:
-                error = _invalid("Swa", name, f"a number of steps of at least {least}", repr(value))
+                error = option_error("Swa", name, f"a number of steps of at least {least}", value)
                 if isinstance(value, float) and 0 < value < 1:
                     error.hint = f"a share of the training: {name}=int({value} * steps)"
                 raise error
@@ -269,7 +269,3 @@ class Swa(_Averaging):
 
 def _dtype(parameter: Tensor) -> torch.dtype:
     return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype
-
-
-def _invalid(optimizer: str, name: str, expected: str, found: object) -> OptimError:
-    return OptimError(f"{optimizer} cannot be built", where=name, expected=expected, found=found)

@@ -15,7 +15,7 @@ from burnt.errors import OptimError, quantity
 from burnt.kernels import StepResult
 from burnt.kernels.optim.foreach import measure_gradients
 from burnt.kernels.optim.request import CLIP_EPS
-from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord, StepOptions, is_rate
+from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord, StepOptions, is_rate, rate_error
 from burnt.optim.schedules import Constant
 from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, stable_text
 
@@ -289,12 +289,7 @@ class Groups(Optimizer):
             return None
         rate = schedule(self._steps[index])
         if not is_rate(rate):
-            raise OptimError(
-                "a group cannot step with this learning rate",
-                where=f"the schedule of the group {self.groups[index].name!r}",
-                expected="a number of at least 0",
-                found=repr(rate),
-            )
+            raise rate_error("a group", f"the schedule of the group {self.groups[index].name!r}", rate)
         return rate * self.rate_factor
 
     def describe(self, model: Model) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from burnt.errors import OptimError
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
-from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord
+from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord, option_error
 
 # torch's state: lists of tensors and of numbers, tensors, numbers. The rest is overwritten in each step.
 _LISTS = ("old_dirs", "old_stps", "ro")
@@ -60,12 +60,7 @@ class Lbfgs(Optimizer):
 
     def __post_init__(self) -> None:
         if self.line_search_fn not in (None, "strong_wolfe"):
-            raise OptimError(
-                "Lbfgs cannot be built",
-                where="line_search_fn",
-                expected="'strong_wolfe' or None",
-                found=repr(self.line_search_fn),
-            )
+            raise option_error("Lbfgs", "line_search_fn", "'strong_wolfe' or None", self.line_search_fn)
         super().__post_init__()
 
     def step(self, *args: Any, **kwargs: Any) -> StepResult:

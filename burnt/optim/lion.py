@@ -21,9 +21,6 @@ class Lion(Optimizer):
         betas: the weight of the momentum in the update, and its decay.
         weight_decay: this times the learning rate is the fraction subtracted from the parameter.
 
-    Raises:
-        OptimError: an option is invalid or, at a step, a gradient is sparse or a parameter complex.
-
     Chen et al., 2023. torch and Burn lack it.
 
     >>> Lion(weight_decay=0.1)

@@ -85,19 +85,12 @@ class StepOptions(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What a step of `burnt.kernels` is computed from.
-
-    Args:
-        params: the parameters that have a gradient.
-        grads: their gradients, dense.
-        states: a state dictionary for each.
-        settings: keyword arguments of the kernel: the learning rate, clipping, loss scale, averages.
-    """
+    """What a step of `burnt.kernels` is computed from: the parameters that have a gradient."""
 
     params: Sequence[torch.nn.Parameter]
     grads: Sequence[Tensor]
     states: Sequence[dict[str, Any]]
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # keywords of the kernel: the learning rate, clipping, loss scale, averages
 
     def state(self, *names: str) -> list[list[Any]]:
         """Return the states of these names, each as a list over the parameters; None where there is none."""
@@ -136,6 +129,21 @@ def _is_number(value: object, default: object) -> bool:
     return isinstance(value, numbers.Real) or (value is None and default is None)
 
 
+def option_error(optimizer: str, name: str, expected: str, found: object) -> OptimError:
+    """Return the error for an invalid option."""
+    return OptimError(f"{optimizer} cannot be built", where=name, expected=expected, found=repr(found))
+
+
+def rate_error(what: str, where: str, rate: object) -> OptimError:
+    """Return the error for a learning rate that is none, see `is_rate`."""
+    return OptimError(
+        f"{what} cannot step with this learning rate",
+        where=where,
+        expected="a number of at least 0",
+        found=repr(rate),
+    )
+
+
 def zero(parameter: Tensor) -> Tensor:
     """Return a scalar for a parameter's state, such as a step counter."""
     return torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -149,7 +157,8 @@ class Optimizer:
     by parameter path, so it stays valid for a model that was moved, forked or reloaded.
 
     Raises:
-        OptimError: an option has an invalid value.
+        OptimError: an option has an invalid value; at a step, a gradient is sparse or a parameter complex,
+            and torch has no such optimizer that takes it.
     """
 
     _torch: ClassVar[type[torch.optim.Optimizer] | None] = None
@@ -229,12 +238,8 @@ class Optimizer:
             value = options[name]
             is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
             if not (is_sequence and len(value) == len(default) and all(map(_is_number, value, default))):
-                raise OptimError(
-                    f"{type(self).__name__} cannot be built",
-                    where=name,
-                    expected=f"{len(default)} numbers, such as {default!r}",
-                    found=repr(value),
-                )
+                expected = f"{len(default)} numbers, such as {default!r}"
+                raise option_error(type(self).__name__, name, expected, value)
             checked[name] = tuple(value)
         return checked
 
@@ -249,12 +254,8 @@ class Optimizer:
             are_betas = name == "betas"
             is_valid = are_betas or (_is_number(value, 0.0) and value >= 0)
             if not is_valid or (are_betas and not all(0 <= beta < 1 for beta in value)):
-                raise OptimError(
-                    f"{type(self).__name__} cannot be built",
-                    where=name,
-                    expected="numbers of at least 0 and below 1" if are_betas else "a number of at least 0",
-                    found=repr(value),
-                )
+                expected = "numbers of at least 0 and below 1" if are_betas else "a number of at least 0"
+                raise option_error(type(self).__name__, name, expected, value)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
@@ -376,12 +377,7 @@ class Optimizer:
 
     def _check_rate(self, lr: float) -> None:
         if not is_rate(lr):
-            raise OptimError(
-                f"{type(self).__name__} cannot step with this learning rate",
-                where="lr",
-                expected="a number of at least 0",
-                found=repr(lr),
-            )
+            raise rate_error(type(self).__name__, "lr", lr)
 
     def _bind_model(self, model: Model) -> None:
         """Step the parameters of this model from now on, if it is not the one of the last step."""

@@ -63,10 +63,7 @@ class _Combined(Schedule, open=True, kw_only=False):
 
 
 class Sum(_Combined, kw_only=False):
-    """The sum of several schedules.
-
-    Args:
-        parts: schedules, numbers or functions.
+    """The sum of several `parts`: schedules, numbers or functions.
 
     >>> from burnt.optim import Linear
     >>> Sum((Linear(1.0, 0.0, steps=4), 0.5))(3)
@@ -79,10 +76,7 @@ class Sum(_Combined, kw_only=False):
 
 
 class Product(_Combined, kw_only=False):
-    """The product of several schedules, such as a rate and a factor that changes.
-
-    Args:
-        parts: schedules, numbers or functions.
+    """The product of several `parts` (as for `Sum`), such as a rate and a factor that changes.
 
     ``Product((lr, function))`` is torch's LambdaLR, and a product of one rate and factors its
     ChainedScheduler.
@@ -98,10 +92,7 @@ class Product(_Combined, kw_only=False):
 
 
 class Mean(_Combined, kw_only=False):
-    """The mean of several schedules; `Sum`, `Product` and `Mean` are Burn's ComposedLrScheduler.
-
-    Args:
-        parts: schedules, numbers or functions.
+    """The mean of several `parts`; `Sum`, `Product` and `Mean` are Burn's ComposedLrScheduler.
 
     >>> from burnt.optim import Linear
     >>> Mean((Linear(1.0, 0.0, steps=4), 0.5))(4)
