@@ -8,7 +8,9 @@ reduction of the rate when a metric stalls has a state: it is `burnt.train.Plate
 from __future__ import annotations
 
 from burnt.optim.schedules.adapter import TorchSchedule
-from burnt.optim.schedules.base import Constant, Function, Schedule, ScheduleLike, as_schedule
+from burnt.optim.schedules.base import Constant, Function, Schedule
+from burnt.optim.schedules.base import ScheduleLike as ScheduleLike
+from burnt.optim.schedules.base import as_schedule as as_schedule
 from burnt.optim.schedules.combined import Mean, Multiplicative, Product, Sequential, Sum
 from burnt.optim.schedules.cyclic import CosineRestarts, Cyclic, OneCycle
 from burnt.optim.schedules.decay import (
@@ -40,13 +42,11 @@ __all__ = [
     "Polynomial",
     "Product",
     "Schedule",
-    "ScheduleLike",
     "Sequential",
     "Step",
     "Sum",
     "TorchSchedule",
     "Warmup",
     "WarmupStableDecay",
-    "as_schedule",
     "plot",
 ]
