@@ -921,7 +921,7 @@ class TestDamagedFiles:
 
     def test_truncated_anywhere(self, saved: Path) -> None:
         data = saved.read_bytes()
-        for length in range(len(data)):
+        for length in (*range(0, len(data), 7), len(data) - 1):
             saved.write_bytes(data[:length])
             with pytest.raises(RecordError) as caught:
                 self.load(saved)
@@ -937,15 +937,14 @@ class TestDamagedFiles:
         end = 8 + int.from_bytes(data[:8], "little")
         refused = 0
         for i in range(end):
-            for value in (0, ord('"'), ord("["), ord("9"), ord("a"), 255):
-                damaged = bytearray(data)
-                damaged[i] = value
-                saved.write_bytes(bytes(damaged))
-                try:
-                    self.load(saved)
-                except RecordError:
-                    refused += 1
-        assert refused > 2 * end
+            damaged = bytearray(data)
+            damaged[i] = (0, ord('"'), ord("["), ord("9"), ord("a"), 255)[i % 6]
+            saved.write_bytes(bytes(damaged))
+            try:
+                self.load(saved)
+            except RecordError:
+                refused += 1
+        assert refused > end / 3
 
     @pytest.mark.parametrize("size", [0, 1, 7, 8, 100, 5000])
     def test_random_bytes(self, tmp_path: Path, size: int) -> None:
