@@ -100,8 +100,8 @@ def _same(layer: Any, input: Tensor) -> list[Sides]:
     return sides
 
 
-class ConvBase:
-    """The forward of all ranks. The attributes are torch's, but for a `padding` with pairs."""
+class ConvAttributes:
+    """The attributes of torch's convolutions, but for a `padding` with pairs."""
 
     _axes: ClassVar[int]
     in_channels: int
@@ -113,6 +113,10 @@ class ConvBase:
     padding_mode: Literal["zeros", "reflect", "replicate", "circular"]
     weight: Tensor
     bias: Tensor | None
+
+
+class ConvBase(ConvAttributes):
+    """The forward of all ranks."""
 
     forward = explain_input(convolve)
 
@@ -143,15 +147,9 @@ class _Conv(ConvBase, Module, Generic[Size, Pads]):
 class Conv1d(_Conv[tuple[int], tuple[Sides]], torch.nn.Conv1d, init=False):
     r"""Cross-correlation of sequences with learned kernels.
 
-    .. math:: y_{n,o} = b_o + \sum_i w_{o,i} \star x_{n,i}
-
-    Arguments and errors are those of `Conv2d`, for one axis; ``padding=((2, 0),)`` pads only the past, for a
-    causal convolution with a kernel of 3.
-
-    Shapes:
-        input ``[batch, in_channels, length]`` or without batch; output ``[batch, out_channels, l]`` with
-        ``l = (length + before + after - dilation (kernel_size - 1) - 1) // stride + 1``; ``weight`` is
-        ``[out_channels, in_channels / groups, kernel_size]``, ``bias`` ``[out_channels]``.
+    As `Conv2d`, for ``[batch, in_channels, length]`` or without batch; output ``[batch, out_channels, l]``,
+    ``weight`` ``[out_channels, in_channels / groups, kernel_size]``. ``padding=((2, 0),)`` pads only the
+    past, for a causal convolution with a kernel of 3.
 
     >>> Conv1d(1, 8, 3, padding=((2, 0),))(torch.zeros(2, 1, 10)).shape
     torch.Size([2, 8, 10])
@@ -203,14 +201,8 @@ class Conv2d(_Conv[tuple[int, int], tuple[Sides, Sides]], torch.nn.Conv2d, init=
 class Conv3d(_Conv[tuple[int, int, int], tuple[Sides, Sides, Sides]], torch.nn.Conv3d, init=False):
     r"""Cross-correlation of volumes with learned kernels.
 
-    .. math:: y_{n,o} = b_o + \sum_i w_{o,i} \star x_{n,i}
-
-    Arguments and errors are those of `Conv2d`, for three axes. (Burn's has no uneven padding.)
-
-    Shapes:
-        input ``[batch, in_channels, depth, height, width]`` or without batch; output
-        ``[batch, out_channels, d, h, w]``, by the formula of `Conv2d`; ``weight`` is
-        ``[out_channels, in_channels / groups, *kernel_size]``, ``bias`` ``[out_channels]``.
+    As `Conv2d`, for ``[batch, in_channels, depth, height, width]`` or without batch; output
+    ``[batch, out_channels, d, h, w]``. (Burn's has no uneven padding.)
 
     >>> Conv3d(1, 8, 3, padding=(1, 1, (2, 0)))(torch.zeros(2, 1, 4, 5, 6)).shape
     torch.Size([2, 8, 4, 5, 6])

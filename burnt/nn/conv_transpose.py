@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Literal
+from typing import Any, Generic, Literal
 
 import torch
 from torch import Tensor
@@ -12,22 +12,22 @@ from burnt import kernels
 from burnt.errors import ShapeError
 from burnt.module import Module
 from burnt.nn.checks import explain_input, require
-from burnt.nn.conv import Pads, Sides, Size, check_groups, check_sizes, checked_padding, sides_of
+from burnt.nn.conv import (
+    ConvAttributes,
+    Pads,
+    Sides,
+    Size,
+    check_groups,
+    check_sizes,
+    checked_padding,
+    sides_of,
+)
 
 
-class _Base:
+class _Base(ConvAttributes):
     """The forward of all ranks. The attributes are torch's, but for a `padding` with names or pairs."""
 
-    _axes: ClassVar[int]
-    in_channels: int
-    kernel_size: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: Any
     output_padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    weight: Tensor
-    bias: Tensor | None
 
     @explain_input
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
@@ -132,12 +132,8 @@ class _ConvTranspose(_Base, Module, Generic[Size, Pads]):
 class ConvTranspose1d(_ConvTranspose[tuple[int], tuple[Sides]], torch.nn.ConvTranspose1d, init=False):
     """Transposed convolution of sequences: the gradient of `Conv1d` with respect to its input.
 
-    Arguments and errors are those of `ConvTranspose2d`, for one axis.
-
-    Shapes:
-        input ``[batch, in_channels, length]`` or without batch; output ``[batch, out_channels, l]``, by the
-        formula of `ConvTranspose2d`; ``weight`` is ``[in_channels, out_channels / groups, kernel_size]``,
-        ``bias`` ``[out_channels]``.
+    As `ConvTranspose2d`, for ``[batch, in_channels, length]`` or without batch; output
+    ``[batch, out_channels, l]``, ``weight`` ``[in_channels, out_channels / groups, kernel_size]``.
 
     >>> ConvTranspose1d(4, 8, 3, stride=2, padding="same")(torch.zeros(2, 4, 10)).shape
     torch.Size([2, 8, 20])
@@ -193,12 +189,8 @@ class ConvTranspose3d(
 ):
     """Transposed convolution of volumes: the gradient of `Conv3d` with respect to its input.
 
-    Arguments and errors are those of `ConvTranspose2d`, for three axes.
-
-    Shapes:
-        input ``[batch, in_channels, depth, height, width]`` or without batch; output
-        ``[batch, out_channels, d, h, w]``, by the formula of `ConvTranspose2d`; ``weight`` is
-        ``[in_channels, out_channels / groups, *kernel_size]``, ``bias`` ``[out_channels]``.
+    As `ConvTranspose2d`, for ``[batch, in_channels, depth, height, width]`` or without batch; output
+    ``[batch, out_channels, d, h, w]``.
 
     >>> ConvTranspose3d(4, 8, 2, stride=2)(torch.zeros(2, 4, 3, 5, 6)).shape
     torch.Size([2, 8, 6, 10, 12])

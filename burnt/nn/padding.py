@@ -70,8 +70,8 @@ class ConstantPad2d(Module, torch.nn.ConstantPad2d, init=False):
 class ConstantPad3d(Module, torch.nn.ConstantPad3d, init=False):
     """Surrounds volumes with a constant.
 
-    As `ConstantPad2d`, for ``[*, depth, height, width]`` and a padding of ``(left, right, top, bottom, front,
-    back)``.
+    As `ConstantPad2d`, for ``[*, depth, height, width]`` and a padding of
+    ``(left, right, top, bottom, front, back)``.
 
     >>> ConstantPad3d((1, 1, 2, 0, 0, 1), 9.0)(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])
@@ -81,8 +81,8 @@ class ConstantPad3d(Module, torch.nn.ConstantPad3d, init=False):
 class ReflectionPad1d(Module, torch.nn.ReflectionPad1d, init=False):
     """Mirrors sequences at their outermost elements, which are not repeated.
 
-    As `ReflectionPad2d`, for ``[batch, channels, length]`` or without batch and a padding of ``(left,
-    right)``.
+    As `ReflectionPad2d`, for ``[batch, channels, length]`` or without batch and a padding of
+    ``(left, right)``.
 
     >>> ReflectionPad1d(2)(torch.arange(4.0).view(1, 1, 4))
     tensor([[[2., 1., 0., 1., 2., 3., 2., 1.]]])
@@ -117,8 +117,8 @@ class ReflectionPad3d(Module, torch.nn.ReflectionPad3d, init=False):
 class ReplicationPad1d(Module, torch.nn.ReplicationPad1d, init=False):
     """Repeats the outermost elements of sequences.
 
-    As `ReplicationPad2d`, for ``[batch, channels, length]`` or without batch and a padding of ``(left,
-    right)``.
+    As `ReplicationPad2d`, for ``[batch, channels, length]`` or without batch and a padding of
+    ``(left, right)``.
 
     >>> ReplicationPad1d((1, 2))(torch.arange(3.0).view(1, 1, 3))
     tensor([[[0., 0., 1., 2., 2., 2.]]])
@@ -177,8 +177,8 @@ class ZeroPad2d(Module, torch.nn.ZeroPad2d, init=False):
 class ZeroPad3d(Module, torch.nn.ZeroPad3d, init=False):
     """Surrounds volumes with zeros.
 
-    As `ZeroPad2d`, for ``[*, depth, height, width]`` and a padding of ``(left, right, top, bottom, front,
-    back)``.
+    As `ZeroPad2d`, for ``[*, depth, height, width]`` and a padding of
+    ``(left, right, top, bottom, front, back)``.
 
     >>> ZeroPad3d((1, 1, 2, 0, 0, 1))(torch.zeros(1, 1, 4, 5, 6)).shape
     torch.Size([1, 1, 5, 7, 8])

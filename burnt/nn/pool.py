@@ -118,8 +118,8 @@ class MaxPool2d(_MaxPool[tuple[int, int]], torch.nn.MaxPool2d, init=False):  # t
 class MaxPool3d(_MaxPool[tuple[int, int, int]], torch.nn.MaxPool3d, init=False):  # type: ignore[misc]
     """Max pooling of volumes: the maximum of each window.
 
-    As `MaxPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output ``[batch,
-    channels, d, h, w]``. (Burn has no such layer.)
+    As `MaxPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output
+    ``[batch, channels, d, h, w]``. (Burn has no such layer.)
 
     >>> MaxPool3d(2)(torch.arange(8.0).reshape(1, 1, 2, 2, 2)).flatten()
     tensor([7.])
@@ -287,8 +287,8 @@ class AvgPool2d(_AvgPool[tuple[int, int]], torch.nn.AvgPool2d, init=False):
 class AvgPool3d(_AvgPool[tuple[int, int, int]], torch.nn.AvgPool3d, init=False):
     """Average pooling of volumes: the mean of each window.
 
-    As `AvgPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output ``[batch,
-    channels, d, h, w]``. (Burn has no such layer.)
+    As `AvgPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output
+    ``[batch, channels, d, h, w]``. (Burn has no such layer.)
 
     >>> AvgPool3d(2)(torch.arange(8.0).reshape(1, 1, 2, 2, 2)).flatten()
     tensor([3.5000])
@@ -424,8 +424,8 @@ class _AdaptiveMaxPool(_Pool, Module, Generic[OutputSize]):
 class AdaptiveAvgPool1d(_AdaptiveAvgPool[int | tuple[int]], torch.nn.AdaptiveAvgPool1d, init=False):  # type: ignore[misc]
     """Adaptive average pooling of sequences: the output's size is fixed, the windows follow.
 
-    As `AdaptiveAvgPool2d`, for ``[batch, channels, length]`` or without batch; output ``[batch, channels,
-    *output_size]``.
+    As `AdaptiveAvgPool2d`, for ``[batch, channels, length]`` or without batch; output
+    ``[batch, channels, *output_size]``.
 
     >>> AdaptiveAvgPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[2., 3.]])
@@ -463,8 +463,8 @@ class AdaptiveAvgPool3d(  # type: ignore[misc]
 ):
     """Adaptive average pooling of volumes: the output's size is fixed, the windows follow.
 
-    As `AdaptiveAvgPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output ``[batch,
-    channels, *output_size]``.
+    As `AdaptiveAvgPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output
+    ``[batch, channels, *output_size]``.
 
     >>> AdaptiveAvgPool3d((1, None, 2))(torch.zeros(2, 3, 7, 5, 4)).shape
     torch.Size([2, 3, 1, 5, 2])
@@ -476,10 +476,8 @@ class AdaptiveAvgPool3d(  # type: ignore[misc]
 class AdaptiveMaxPool1d(_AdaptiveMaxPool[int | tuple[int]], torch.nn.AdaptiveMaxPool1d, init=False):  # type: ignore[misc]
     """Adaptive max pooling of sequences: the output's size is fixed, the windows follow.
 
-    As `AdaptiveMaxPool2d`, for ``[batch, channels, length]`` or without batch; output ``[batch, channels,
-    *output_size]``.
-
-    (Burn has no such layer.)
+    As `AdaptiveMaxPool2d`, for ``[batch, channels, length]`` or without batch; output
+    ``[batch, channels, *output_size]``.
 
     >>> AdaptiveMaxPool1d(2)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     tensor([[3., 4.]])
@@ -520,10 +518,8 @@ class AdaptiveMaxPool3d(  # type: ignore[misc]
 ):
     """Adaptive max pooling of volumes: the output's size is fixed, the windows follow.
 
-    As `AdaptiveMaxPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output ``[batch,
-    channels, *output_size]``.
-
-    (Burn has no such layer.)
+    As `AdaptiveMaxPool2d`, for ``[batch, channels, depth, height, width]`` or without batch; output
+    ``[batch, channels, *output_size]``.
 
     >>> AdaptiveMaxPool3d((1, None, 2))(torch.zeros(2, 3, 7, 5, 4)).shape
     torch.Size([2, 3, 1, 5, 2])
