@@ -24,7 +24,7 @@ from burnt.kernels.dispatch.op import Op, op
 from burnt.kernels.dispatch.selection import choices, pin
 from burnt.kernels.dispatch.torch_library import decompositions
 from burnt.kernels.interface.candidate import Candidate
-from burnt.kernels.interface.registry import OPS
+from burnt.kernels.interface.op_protocol import OPS
 from burnt.kernels.ops.activation import ACTIVATIONS, geglu, gelu, relu2, silu, swiglu
 from burnt.kernels.ops.attention.attention import attention
 from burnt.kernels.ops.attention.reference import dot_product_attention

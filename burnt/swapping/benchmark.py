@@ -78,24 +78,13 @@ def compare(
     patches: Mapping[str, Callable[[nn.Module], object]] | None = None,
     defer_logits: bool = False,
 ) -> Comparison:
-    """Time a model eager, compiled and swapped, in alternating calls.
+    """Time a model eager, compiled and swapped, in alternating calls, on copies with its parameters.
 
-    A training step is the forward, the loss that the model returns (without one, the mean square of its
-    outputs) and the backward. The optimizer is left out, because it would be the same for all.
-
-    Args:
-        model: a model that is not swapped. It stays unchanged, with its gradients; the rivals are copies with
-            its parameters.
-        batch: a batch as `verify` of `swap` accepts it.
-        train: time a training step in training mode; if False, the forward in evaluation mode without
-            gradients.
-        rivals: a selection of `RIVALS`.
-        seconds: no further round starts after this time of measuring; there are at least five. Swapping and
-            compiling come before, and may take longer.
-        rounds: the maximum number of rounds.
-        say: called with progress messages.
-        patches: further rivals, by name: functions that modify a copy of the model in place.
-        defer_logits: as in `swap`.
+    A training step (`train`) is the forward, the loss that the model returns (without one, the mean square of
+    its outputs) and the backward; else it is the forward in evaluation mode. The optimizer is left out,
+    because it would be the same for all. `batch` and `defer_logits` are as in `swap`; `rivals` is a selection
+    of `RIVALS`, and `patches` are functions that modify a further copy in place, by name. After `seconds` of
+    measuring no further round starts, but there are at least five; `say` is called with progress messages.
     """
     patches = patches or {}
     shared = {id(p): p for p in model.parameters()}

@@ -24,15 +24,12 @@ _OWN_PREFIX = "_burnt"  # of attributes that `swap` sets
 def preserved_state(module: nn.Module, *, on_host: bool = False) -> Iterator[None]:
     """Context that restores a module's state and the random generators, also if the module raises.
 
-    The state of a module and of the modules in it: the values and shapes of parameters and buffers, which
-    tensors its buffers are, its training mode, and what it holds in attributes: tensors, containers,
-    `torch.Generator` objects and values of any other type, which are not looked into. What a call adds is
+    Restored are values and shapes of parameters and buffers, training modes, and attributes: tensors,
+    containers, `torch.Generator` objects, and values of other types by reference. What a call adds is
     removed. Tensors are compared by value: torch's version counter misses what `F.batch_norm` does to running
-    statistics, and what is done through ``.data``. Only tensors that have changed are written to.
-
-    Attributes of torch's own modules, among them wrappers for distributed training, are not restored: these
-    manage their memory themselves. Parameters that a lazy module has initialized stay. With `on_host`, copies
-    of tensors are kept in host memory: slower on an accelerator, and without memory there.
+    statistics, and ``.data``. Not restored are attributes of torch's own modules, among them wrappers for
+    distributed training, which manage their memory themselves, and what lazy modules initialize. With
+    `on_host`, copies of tensors are in host memory.
     """
     with torch.inference_mode(False), torch.no_grad():
         state = _State(module, on_host)

@@ -9,6 +9,7 @@ file.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sqlite3
 import time
@@ -76,14 +77,10 @@ class Row(NamedTuple):
 
 
 class TuningDatabase:
-    """The user's table of measurements.
+    """The user's table of measurements: by default ``tuned.sqlite`` in burnt's cache folder.
 
-    Args:
-        path: the file; by default ``tuned.sqlite`` in burnt's cache folder.
-
-    Raises:
-        CacheError: the cache folder cannot be created or is not safe to use. Every method raises it if the
-            file is damaged, was written by another program or a newer burnt, or cannot be read or written.
+    Every method raises a CacheError if the file is damaged, was written by another program or a newer burnt,
+    or cannot be read or written; so does the constructor without a safe cache folder.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -102,27 +99,19 @@ class TuningDatabase:
 
     def rows(self, key: str | None = None) -> list[Row]:
         """Return all rows, or those of a key, the fastest first."""
-        if not self.path.exists():
-            return []
-        where = "" if key is None else " WHERE key = ?"
-        with self._open() as connection:
-            records = connection.execute(
-                f"SELECT key, config, status, ms, note, at FROM measured{where} ORDER BY key, ms IS NULL, ms",
-                () if key is None else (key,),
-            )
-            return [Row(*record) for record in records]
+        order = "ORDER BY key, ms IS NULL, ms"
+        return self._select(f"1 {order}") if key is None else self._select(f"key = ? {order}", key)
 
     def wrong(self, prefix: str) -> list[Row]:
         """Return the rows with status ``"wrong"`` of all keys that start with a prefix."""
+        return self._select("status = 'wrong' AND substr(key, 1, ?) = ?", len(prefix), prefix)
+
+    def _select(self, where: str, *parameters: object) -> list[Row]:
         if not self.path.exists():
             return []
         with self._open() as connection:
-            records = connection.execute(
-                "SELECT key, config, status, ms, note, at FROM measured "
-                "WHERE status = 'wrong' AND substr(key, 1, ?) = ?",
-                (len(prefix), prefix),
-            )
-            return [Row(*record) for record in records]
+            query = f"SELECT {', '.join(Row._fields)} FROM measured WHERE {where}"
+            return [Row(*record) for record in connection.execute(query, parameters)]
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add rows, replacing those with the same key and configuration."""
@@ -251,31 +240,9 @@ def _parse_row(document: dict[str, Any]) -> Row:
 
 
 _TABLES = Path(__file__).parents[1] / "tuned"
-_shipped: dict[str, list[Row]] | None = None
 
 
-def shipped_rows(key: str) -> list[Row]:
-    """Return the rows of a key in the tables shipped with the package."""
-    return _tables().get(key, [])
-
-
-def shipped_wrong_rows(prefix: str) -> list[Row]:
-    """Return the shipped rows with status ``"wrong"`` of all keys that start with a prefix."""
-    return [
-        row
-        for key, rows in _tables().items()
-        if key.startswith(prefix)
-        for row in rows
-        if row.status == "wrong"
-    ]
-
-
-def _tables() -> dict[str, list[Row]]:
-    global _shipped
-    if _shipped is None:
-        rows: dict[str, list[Row]] = {}
-        for path in sorted(_TABLES.glob("*.json")):
-            for row in read_table(path):
-                rows.setdefault(row.key, []).append(row)
-        _shipped = rows
-    return _shipped
+@functools.cache
+def shipped_rows() -> list[Row]:
+    """Return the rows of the tables shipped with the package."""
+    return [row for path in sorted(_TABLES.glob("*.json")) for row in read_table(path)]

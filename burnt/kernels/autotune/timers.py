@@ -38,13 +38,9 @@ class Clock(Protocol):
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
         """Build a sampler: a function that makes several calls and returns the seconds per call.
 
-        Args:
-            call: takes a set of inputs; what it returns is discarded.
-            inputs: the sets of inputs, through which calls cycle. The sampler takes the index of the first
-                set, which should differ from sample to sample; it may exceed the number of sets.
-
-        Raises:
-            NotCapturedError: this clock captures calls in a CUDA graph, and these cannot be captured.
+        Calls cycle through the sets of inputs; the sampler takes the index of the first one, which should
+        differ from sample to sample. NotCapturedError: this clock captures calls in a CUDA graph, and cannot
+        capture these.
         """
 
 
@@ -53,7 +49,15 @@ def default_clock(device: torch.device) -> Clock:
     return GraphClock() if device.type == "cuda" else HostClock(device)
 
 
-class HostClock:
+class _HostTime:
+    """The host's clock, for time budgets."""
+
+    def now(self) -> float:
+        """The host's clock."""
+        return time.perf_counter()
+
+
+class HostClock(_HostTime):
     """The host's clock; synchronizes with the device before and after the calls.
 
     >>> sample = HostClock(torch.device("cpu")).sampler(lambda inputs: inputs[0] + 1, [[torch.ones(8)]])
@@ -63,10 +67,6 @@ class HostClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-
-    def now(self) -> float:
-        """The host's clock."""
-        return time.perf_counter()
 
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
         """Build a sampler of enough calls to make the cost of reading the clock negligible."""
@@ -87,22 +87,15 @@ class HostClock:
             torch.accelerator.synchronize(self.device)
 
 
-class EventClock:
+class EventClock(_HostTime):
     """CUDA events around calls that are launched one by one."""
-
-    def now(self) -> float:
-        """The host's clock."""
-        return time.perf_counter()
 
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
         """Build a sampler of enough calls to make the launch latency of the first negligible."""
 
         def take_sample(first: int, count: int) -> float:
-            def work() -> None:
-                for i in range(count):
-                    call(inputs[(first + i) % len(inputs)])
-
-            return _seconds_between_events(work) / count
+            sets = [inputs[(first + i) % len(inputs)] for i in range(count)]
+            return _seconds_of([functools.partial(call, each) for each in sets]) / count
 
         for input_set in inputs:
             call(input_set)
@@ -110,7 +103,7 @@ class EventClock:
         return lambda first: take_sample(first, count)
 
 
-class GraphClock:
+class GraphClock(_HostTime):
     """CUDA events around replays of a CUDA graph that contains one call for each set of inputs.
 
     The results of the calls in a graph have separate memory, as their inputs do. All graphs of a clock share
@@ -121,10 +114,6 @@ class GraphClock:
         self.pool: Any = None
         self.stream: torch.cuda.Stream | None = None
 
-    def now(self) -> float:
-        """The host's clock."""
-        return time.perf_counter()
-
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
         """Build a sampler that replays the graph."""
         if self.stream is None:
@@ -134,11 +123,7 @@ class GraphClock:
         graph = capture_graph(calls, self.pool, self.stream)
 
         def take_sample(replays: int) -> float:
-            def work() -> None:
-                for _ in range(replays):
-                    graph.replay()
-
-            return _seconds_between_events(work) / replays / len(inputs)
+            return _seconds_of([graph.replay] * replays) / replays / len(inputs)
 
         take_sample(1)  # uploads the graph
         replays = _num_calls(take_sample(1) * len(inputs), _MIN_EVENT_SAMPLE_SECONDS)
@@ -148,16 +133,11 @@ class GraphClock:
 def capture_graph(
     calls: Sequence[Callable[[], object]], pool: Any = None, stream: torch.cuda.Stream | None = None
 ) -> torch.cuda.CUDAGraph:
-    """Capture calls in a CUDA graph, after a warm-up on the captured stream.
+    """Capture calls in a CUDA graph, after a warm-up on the stream; NotCapturedError if one synchronizes.
 
-    Args:
-        calls: the calls. What they return is kept alive until all are captured, so that their results do not
-            share memory.
-        pool: from `torch.cuda.graph_pool_handle`; graphs that share a pool must not be replayed concurrently.
-        stream: the stream to capture; graphs that share a pool must share it, too.
-
-    Raises:
-        NotCapturedError: a call synchronizes or does something else that cannot be captured.
+    What the calls return is kept alive until all are captured, so that their results do not share memory.
+    Graphs that share a `pool` (`torch.cuda.graph_pool_handle`) share the stream, and are replayed one at a
+    time.
     """
     before = torch.cuda.current_stream()
     stream = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -195,12 +175,13 @@ def _raise_if_synchronizing(calls: Sequence[Callable[[], object]]) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def _seconds_between_events(work: Callable[[], None]) -> float:
-    """Return the seconds that the device takes for the launched work."""
+def _seconds_of(calls: Sequence[Callable[[], object]]) -> float:
+    """Return the seconds that the device takes for calls, between two CUDA events."""
     begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     begin.record()
-    work()
+    for call in calls:
+        call()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3

@@ -28,7 +28,7 @@ from burnt import _torch
 from burnt.codegen.runtime import build_cache
 from burnt.errors import CacheError, ConfigError, did_you_mean
 from burnt.kernels.autotune.accuracy import ReferenceResult
-from burnt.kernels.autotune.database import Row, TuningDatabase, shipped_rows, shipped_wrong_rows
+from burnt.kernels.autotune.database import Row, TuningDatabase, shipped_rows
 from burnt.kernels.autotune.timers import Clock, EventClock, NotCapturedError, default_clock
 from burnt.kernels.interface.candidate import Alternative
 from burnt.kernels.interface.tuning_key import format_choice, parse_choice, runnable_candidates, tuning_key
@@ -111,23 +111,16 @@ def tuning(name: str) -> Iterator[None]:
 
 
 def _clear_selections() -> None:
-    from burnt.kernels.interface.registry import OPS
+    from burnt.kernels.interface.op_protocol import OPS
 
     for op in OPS.values():
         op.forget()
 
 
-def blocking_reason() -> str | None:
-    """Return the reason why nothing can be measured at this moment, or None."""
-    if getattr(_active, "tuning", False):
-        return "this thread is already tuning"
-    if is_capturing():
-        return "a CUDA graph is being captured"
-    if torch.compiler.is_compiling() or not _torch.is_plain_call():
-        return "ops are being traced"
-    if _rank() != 0:
-        return f"this is rank {_rank()}; rank 0 tunes"
-    return None
+def can_measure() -> bool:
+    """Whether anything can be measured now: by rank 0, and not while tuning, capturing or tracing."""
+    is_traced = torch.compiler.is_compiling() or not _torch.is_plain_call()
+    return not (getattr(_active, "tuning", False) or is_capturing() or is_traced or _rank())
 
 
 def is_capturing() -> bool:
@@ -145,11 +138,9 @@ def _rank() -> int:
 class Measurements(NamedTuple):
     """The measurements for a tuning key.
 
-    Args:
-        rows: the rows of this key.
-        wrong: candidate, with its configuration -> what was wrong. These failed the accuracy check on this
-            machine, for any arguments of the op, and are not selected until the op's sources change.
-        source: ``"measured"`` in this call or ``"measured before"``.
+    `wrong` maps candidates, with their configurations, to what was wrong: these failed the accuracy check on
+    this machine for any arguments of the op, and are not selected until the op's sources change. `source` is
+    ``"measured"`` in this call or ``"measured before"``.
     """
 
     rows: Sequence[Row] = ()
@@ -179,7 +170,7 @@ def lookup_or_measure(
     if current_policy == "off" or getattr(_active, "tuning", False):
         return Measurements()
     known = lookup_measurements(key)
-    if current_policy in _EFFORTS and len(candidates) > 1 and blocking_reason() is None:
+    if current_policy in _EFFORTS and len(candidates) > 1 and can_measure():
         new_rows = tune(op, args, current_policy, known=known.rows)
         wrong = {row.config: row.note for row in new_rows if row.status == "wrong"}
         return Measurements([*known.rows, *new_rows], {**known.wrong, **wrong}, "measured")
@@ -189,15 +180,15 @@ def lookup_or_measure(
 def lookup_measurements(key: str) -> Measurements:
     """Look up the measurements for a tuning key: those shipped with the package, overridden by the user's."""
     prefix = "|".join(key.split("|", 3)[:3]) + "|"  # the op, its sources and the machine, for any arguments
-    rows, wrong = shipped_rows(key), shipped_wrong_rows(prefix)
+    stored: list[Row] = []
     try:
         store = _store()
-        if store is not None:
-            rows, wrong = [*rows, *store.rows(key)], [*wrong, *store.wrong(prefix)]
+        stored = [] if store is None else [*store.rows(key), *store.wrong(prefix)]
     except CacheError as error:  # an unreadable table must not stop a program
         build_cache.add_note(str(error))
-    rows = [*rows, *(row for row in _unsaved_rows.values() if row.key == key)]
-    wrong = [*wrong, *(r for r in _unsaved_rows.values() if r.status == "wrong" and r.key.startswith(prefix))]
+    known = [*shipped_rows(), *stored, *_unsaved_rows.values()]
+    rows = [row for row in known if row.key == key]
+    wrong = [row for row in known if row.status == "wrong" and row.key.startswith(prefix)]
     by_config = {row.config: row for row in rows}
     return Measurements(list(by_config.values()), {row.config: row.note for row in wrong}, "measured before")
 

@@ -29,14 +29,7 @@ _CALLED_OPS = {
 
 @dataclasses.dataclass(frozen=True)
 class CandidateFacts:
-    """A candidate of an op with one configuration, for the arguments of a call.
-
-    Args:
-        name: of the candidate, with its configuration.
-        why_not: why it cannot run or is not used, or None.
-        ms: the milliseconds of a call, or None if it was not measured.
-        chosen: whether it is the one that runs.
-    """
+    """A candidate with one configuration: why it is not used, or None; its time in ms, if it was measured."""
 
     name: str
     why_not: str | None
@@ -48,13 +41,9 @@ class CandidateFacts:
 class OpExplanation:
     """What a call of an op runs, and why.
 
-    Args:
-        op: its name.
-        key: the tuning key, under which measurements of the call are stored.
-        why: how the candidate was selected: ``heuristic``, ``pinned``, or ``measured`` with its time.
-        candidates: all candidates, with their configurations.
-        generated: the generated kernels, or None if none can be generated.
-        raises: the error that a call raises because a candidate is defined incorrectly, or None.
+    `key` is the tuning key, under which measurements are stored; `why` is ``heuristic``, ``pinned``, or
+    ``measured`` with the time; `candidates` are all with their configurations; `generated` are the generated
+    kernels, or None; `raises` is the error of a call, because a candidate is defined incorrectly, or None.
     """
 
     op: str

@@ -34,7 +34,7 @@ from burnt.kernels.interface.autocast import autocast_dtype
 from burnt.kernels.interface.binding import bind_candidate, describe_results
 from burnt.kernels.interface.candidate import Candidate
 from burnt.kernels.interface.checks import all_strided, describe, format_signature, translate_error
-from burnt.kernels.interface.registry import OPS
+from burnt.kernels.interface.op_protocol import OPS
 from burnt.kernels.interface.results import aliases, as_list, structure_of
 
 P = ParamSpec("P")
@@ -180,11 +180,9 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self.registration: Registration = register(self)
         OPS[self.name] = self
         self.overloads = self.registration.overloads
-        # Arguments that are lists in the schema may be passed as a single number.
-        self.is_list = [
-            "[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments
-        ]
         kinds = [str(a.type) for a in self.overloads[0]._schema.arguments]
+        # Arguments that are lists in the schema may be passed as a single number.
+        self.is_list = ["[]" in kind or "List" in kind for kind in kinds]
         self.is_tensor = ["Tensor" in kind for kind in kinds]
         self.is_float = ["float" in kind for kind in kinds]
         self.is_optional = [kind.startswith("Optional") for kind in kinds]
@@ -330,25 +328,18 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         """
         examples = []
         for i, example in enumerate(() if self.examples is None else self.examples(device)):
-            args = example if isinstance(example, tuple | list) else [example]
-            full = (*args, *self.defaults[len(args) :])
-            missing = [n for n, v in zip(self.positions, full, strict=False) if v is inspect.Parameter.empty]
-            if args is not example:
-                problem = "is not a tuple of arguments"
-            elif missing:
-                problem = f"lacks {', '.join(missing)}"
-            elif len(args) > self.arity:
-                problem = f"has {len(args)} arguments"
-            else:
-                examples.append(full)
-                continue
-            raise DefinitionError(
-                f"example {i} of the op {self.name} {problem}",
-                where=f"{self.reference.__module__}.{self.reference.__qualname__}",
-                expected=f"arguments for {self.name}{format_signature(self)}",
-                found=", ".join(describe(a) for a in args),
-                hint="[(x,)], with a comma, for one argument" if args is not example else None,
-            )
+            try:
+                if not isinstance(example, tuple | list):
+                    raise TypeError("it is not a tuple of arguments")
+                examples.append(self.bind(example, {}))
+            except TypeError as error:
+                raise DefinitionError(
+                    f"example {i} of the op {self.name} does not have its arguments",
+                    where=f"{self.reference.__module__}.{self.reference.__qualname__}",
+                    expected=f"a tuple of arguments for {self.name}{format_signature(self)}",
+                    found=f"{', '.join(map(describe, as_list(example)))}: {error}",
+                    hint="[(x,)], with a comma, for one argument" if isinstance(example, Tensor) else None,
+                ) from None
         return examples
 
     def call_torch_op(self, args: Sequence[Any]) -> Any:

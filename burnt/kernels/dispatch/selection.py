@@ -55,7 +55,7 @@ def pin(choices: dict[str, str]) -> None:
     >>> from burnt import kernels
     >>> kernels.pin(kernels.choices()); kernels.pin({})
     """
-    from burnt.kernels.interface.registry import OPS
+    from burnt.kernels.interface.op_protocol import OPS
 
     _pinned.clear()
     _pinned.update(choices)

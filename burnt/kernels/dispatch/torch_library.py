@@ -26,7 +26,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.backward import grad_by_torch
 from burnt.errors import DefinitionError
-from burnt.kernels.interface.vjp import Vjp
+from burnt.kernels.interface.references import Vjp
 
 if TYPE_CHECKING:
     from burnt.kernels.interface.op_protocol import AnyOp
@@ -163,19 +163,13 @@ def _define_overload(library: Any, op: AnyOp, overload: str, arguments: Sequence
     ordered = [a.partition("=")[0] if i < last else a for i, a in enumerate(ordered)]
     library.define(f"{full}({', '.join(ordered)}) -> {results}", tags=tags)
     forward = getattr(getattr(torch.ops.burnt, name), overload or "default")
-    _register_kernels(
-        library,
-        full,
-        _device_kernel(op),
-        op.reference,
-        lambda *args: _clone_aliased_results(op.reference(*args), args),
-    )
+
+    def run_reference(*args: Any) -> Any:
+        return _clone_aliased_results(op.reference(*args), args)
+
+    _register_kernels(library, full, _device_kernel(op), op.reference, run_reference)
     _references[forward] = op.reference
     if op.random:
-
-        def run_reference(*args: Any) -> Any:
-            return _clone_aliased_results(op.reference(*args), args)
-
         library.impl(full, _autograd_kernel(forward, run_reference, run_reference), "Autograd")
         return forward
 
@@ -188,7 +182,7 @@ def _define_overload(library: Any, op: AnyOp, overload: str, arguments: Sequence
     backward = getattr(getattr(torch.ops.burnt, back), overload or "default")
 
     def eager_gradients(grad_outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
-        return _reference_vjp(op.reference, grad_outs, rest[:-1], rest[-1])
+        return list(Vjp(op.reference, len(grad_outs), rest[-1])(*grad_outs, *rest[:-1]))
 
     def generated_gradients(grad_outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
         from burnt.kernels.interface.binding import reference_gradient
@@ -201,13 +195,10 @@ def _define_overload(library: Any, op: AnyOp, overload: str, arguments: Sequence
                 for t, e in zip(gradients, expected, strict=True)
             ]
 
-    _register_kernels(
-        library,
-        full_back,
-        generated_gradients,
-        eager_gradients,
-        lambda grad_outs, *rest: _empty_gradients(rest[:-1], rest[-1]),
-    )
+    def fake_gradients(grad_outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+        return _empty_gradients(rest[:-1], rest[-1])
+
+    _register_kernels(library, full_back, generated_gradients, eager_gradients, fake_gradients)
     _references[backward] = eager_gradients
     library.impl(full, _differentiable_kernel(op, forward, backward), "Autograd")
     # torch computes second derivatives from the reference.
@@ -296,16 +287,6 @@ def _with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     if tensor.stride() == strides:
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def _reference_vjp(
-    reference: Callable[..., Any],
-    grad_outs: Sequence[Tensor],
-    args: Sequence[Any],
-    needs_grad: Sequence[bool],
-) -> list[Tensor]:
-    """Compute the needed gradients of the arguments with torch's autograd of the reference."""
-    return list(Vjp(reference, len(grad_outs), needs_grad)(*grad_outs, *args))
 
 
 def _differentiable_kernel(op: AnyOp, overload: Any, backward: Any) -> Callable[..., Any]:

@@ -14,9 +14,8 @@ from burnt.codegen.function import Function
 from burnt.kernels.interface.candidate import Candidate
 from burnt.kernels.interface.checks import describe, translate_error
 from burnt.kernels.interface.op_protocol import AnyOp
+from burnt.kernels.interface.references import PartialReference, StaticArg, Vjp
 from burnt.kernels.interface.results import as_list
-from burnt.kernels.interface.static_args import PartialReference, StaticArg
-from burnt.kernels.interface.vjp import Vjp
 
 
 def describe_results(results: Any) -> list[str]:

@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +21,10 @@ from burnt.errors import DefinitionError
 
 
 class Alternative(NamedTuple):
-    """One configuration of a candidate.
+    """One configuration of a candidate (None without), and why it is not worth measuring, or None.
 
-    Args:
-        config: the configuration; None if the candidate has none.
-        skip_reason: why it is not worth measuring, or None.
-        is_risky: compilers are known to fail on it or to miscompile it; it is measured after all others,
-            alone, since it may break the device.
+    `is_risky`: compilers fail on it or miscompile it; it is measured last and alone, as it may break the
+    device.
     """
 
     config: dict[str, Any] | None
@@ -86,24 +83,17 @@ class Candidate:
         self.op = op
         if not callable(call):
             raise self.definition_error("the function", "one of the op's arguments", repr(call))
-        for limit, value in (("devices", devices), ("dtypes", dtypes)):
-            is_collection = value is None or isinstance(value, Sequence | set | frozenset)
-            if not is_collection or isinstance(value, str):
-                raise self.definition_error(f"{limit}=", "a list", repr(value), f"{limit}=[{value!r}]")
-            if value is not None and not len(value):
-                raise self.definition_error(f"{limit}=", "at least one; None for any", repr(value))
-        for limit, fn in (("when", when), ("configs", configs), ("best", best), ("compiles", compiles)):
+        device_types = "device types: 'cpu', 'cuda' (ROCm, too), 'mps' or others that torch knows"
+        for limit, values, is_valid, expected in (
+            ("devices=", devices, _is_device_type, device_types),
+            ("dtypes=", dtypes, lambda dtype: isinstance(dtype, torch.dtype), "torch dtypes"),
+        ):
+            is_list = values is None or isinstance(values, list | tuple | set | frozenset)
+            if not is_list or (values is not None and not (values and all(map(is_valid, values)))):
+                raise self.definition_error(limit, f"a list of {expected}; None for any", repr(values))
+        for limit, fn in (("when=", when), ("configs=", configs), ("best=", best), ("compiles=", compiles)):
             if fn is not None and not callable(fn):
-                raise self.definition_error(f"{limit}=", "a function of the op's arguments", repr(fn))
-        for device in devices or ():
-            if not _is_device_type(device):
-                expected = "device types: 'cpu', 'cuda' (ROCm, too), 'mps' or others that torch knows"
-                raise self.definition_error("devices=", expected, repr(device))
-        for dtype in cast("Sequence[object]", dtypes or ()):
-            if not isinstance(dtype, torch.dtype):
-                is_dtype_name = isinstance(getattr(torch, str(dtype), None), torch.dtype)
-                hint = f"dtypes=[torch.{dtype}]" if is_dtype_name else None
-                raise self.definition_error("dtypes=", "torch dtypes", repr(dtype), hint)
+                raise self.definition_error(limit, "a function of the op's arguments", repr(fn))
         self.devices = None if devices is None else tuple(devices)
         self.dtypes = None if dtypes is None else tuple(dtypes)
         self.when = when
@@ -121,14 +111,7 @@ class Candidate:
         return self.call(*args, **kwargs)
 
     def check_signature(self, arguments: Sequence[str]) -> None:
-        """Check that the function accepts the op's arguments, and ``config=`` if there are `configs`.
-
-        Args:
-            arguments: the names of the op's arguments.
-
-        Raises:
-            DefinitionError: it does not.
-        """
+        """Check that the function takes the op's arguments, and ``config=`` if there are `configs`."""
         try:
             signature = inspect.signature(self.call)
         except (TypeError, ValueError):  # a built-in function without a signature
@@ -137,18 +120,8 @@ class Candidate:
         try:
             signature.bind(*arguments, **keywords)
         except TypeError as error:
-            hint = None
-            config = signature.parameters.get("config")
-            if config is None and keywords:
-                hint = "with configs=, the function takes an argument config"
-            elif config is not None and config.default is config.empty and not keywords:
-                hint = "without configs=, no config is passed"
-            raise self.definition_error(
-                "the function",
-                f"({', '.join([*arguments, *keywords])}), as it is called",
-                f"{signature}: {error}",
-                hint,
-            ) from None
+            expected = f"({', '.join([*arguments, *keywords])}), as it is called"
+            raise self.definition_error("the function", expected, f"{signature}: {error}") from None
 
     def alternatives(self, args: Sequence[Any]) -> list[Alternative]:
         """Return the configurations for these arguments, the best guess first.
@@ -161,18 +134,10 @@ class Candidate:
         if self.configs is None:
             return [Alternative(None)]
         configs = self._call_limit("configs=", self.configs, args)
-        expected = "a list of dictionaries, the best guess first"
-        if not isinstance(configs, list | tuple) or not all(isinstance(c, dict) for c in configs):
+        is_list = isinstance(configs, list | tuple) and len(configs) > 0
+        if not is_list or not all(isinstance(c, dict) and _is_json(c) for c in configs):
+            expected = "a list of dictionaries that JSON can hold, at least one, the best guess first"
             raise self.definition_error("configs=", expected, repr(configs))
-        if not configs:
-            hint = "if it cannot run with these arguments, return the reason from when="
-            raise self.definition_error("configs=", f"{expected}, at least one", repr(configs), hint)
-        for config in configs:
-            if not _is_json(config):
-                expected = "strings as keys; numbers, strings, lists and such dictionaries as values"
-                raise self.definition_error(
-                    "configs=", expected, repr(config), "the tuner stores configurations as JSON"
-                )
         return [Alternative(config) for config in configs]
 
     def bind_config(self, args: Sequence[Any], config: dict[str, Any] | None = None) -> Callable[..., Any]:
@@ -242,7 +207,7 @@ class Candidate:
             ) from error
 
     def definition_error(
-        self, what: str, expected: str, found: object, hint: str | None = None, **more: Any
+        self, what: str, expected: str, found: object, hint: str | None = None
     ) -> DefinitionError:
         """Return the error for an invalid part of the candidate, such as ``when=``."""
         of_op = "" if self.op is None else f" of {self.op}"
@@ -253,7 +218,6 @@ class Candidate:
             expected=expected,
             found=found,
             hint=hint,
-            **more,
         )
 
 

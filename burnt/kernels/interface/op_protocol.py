@@ -53,3 +53,7 @@ class AnyOp(Protocol):
 
     def check_results(self, candidate: Candidate, args: Sequence[Any], results: Any) -> None:
         """Raise if a candidate's results differ from the reference's in shape, dtype, device or structure."""
+
+
+OPS: dict[str, AnyOp] = {}
+"""Every op by name."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype, check_one_of
 
@@ -40,22 +41,20 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(torch.randn(shape, device=device),) for shape in [(4096, 4096), (64, 1024), (37, 53)]]
 
 
-def _check_gelu(x: Tensor, approximate: str) -> None:
-    check_floating("gelu", x=x)
+def _check_approximate(name: str, approximate: str) -> None:
     if approximate not in ("none", "tanh"):
         # torch raises RuntimeError here, and ValueError for unknown names elsewhere.
-        raise _approximation_error("gelu", approximate)
+        raise InputRuntimeError(
+            f"{name} does not support the approximation {approximate!r}",
+            where=f"burnt.kernels.{name}",
+            expected="'none' (the error function) or 'tanh'",
+            found=repr(approximate),
+        )
 
 
-def _approximation_error(name: str, approximate: str) -> Exception:
-    from burnt.errors import InputRuntimeError
-
-    return InputRuntimeError(
-        f"{name} does not support the approximation {approximate!r}",
-        where=f"burnt.kernels.{name}",
-        expected="'none' (the error function) or 'tanh'",
-        found=repr(approximate),
-    )
+def _check_gelu(x: Tensor, approximate: str) -> None:
+    check_floating("gelu", x=x)
+    _check_approximate("gelu", approximate)
 
 
 @op(
@@ -108,8 +107,6 @@ def relu2(x: Tensor) -> Tensor:
 
 
 def _check_gate(name: str, gate: Tensor, up: Tensor | None) -> None:
-    from burnt.errors import InputRuntimeError
-
     check_floating(name, gate=gate)
     if up is not None:
         check_one_device(name, gate=gate, up=up)
@@ -156,8 +153,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
 
 def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> None:
     _check_gate("geglu", gate, up)
-    if approximate not in ("none", "tanh"):
-        raise _approximation_error("geglu", approximate)
+    _check_approximate("geglu", approximate)
 
 
 @op(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -11,9 +12,9 @@ from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating
 
 
-def _check_softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
+def _check(name: str, x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
     if dtype is None:
-        check_floating("softmax", x=x)
+        check_floating(name, x=x)
 
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
@@ -35,7 +36,7 @@ def _features(x: Tensor, dim: int, dtype: torch.dtype | None) -> dict[str, int]:
     }
 
 
-@op(check=_check_softmax, examples=_examples, features=_features)
+@op(check=functools.partial(_check, "softmax"), examples=_examples, features=_features)
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     r"""Compute the softmax along an axis: :math:`y_i = e^{x_i} / \sum_j e^{x_j}`.
 
@@ -59,12 +60,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     return torch.softmax(x, dim, dtype=dtype)
 
 
-def _check_log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
-    if dtype is None:
-        check_floating("log_softmax", x=x)
-
-
-@op(check=_check_log_softmax, examples=_examples, features=_features)
+@op(check=functools.partial(_check, "log_softmax"), examples=_examples, features=_features)
 def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     r"""Compute the logarithm of the softmax along an axis: :math:`y_i = x_i - \log \sum_j e^{x_j}`.
 

@@ -28,23 +28,14 @@ def adafactor_step(
     weight_decay: float = 0.0,
     **limits: Any,
 ) -> StepResult:
-    """Take a step of Adafactor on lists of tensors in place.
+    """Take a step of Adafactor on lists of tensors in place; arguments are as in `adamw_step` unless stated.
 
-    Args:
-        params: as in `adamw_step`, like all other arguments unless stated.
-        grads: gradients; not changed.
-        row_vars: ``[..., rows, 1]``, running means of the squared gradients over columns; None for
-            parameters with fewer than two axes.
-        col_vars: ``[..., 1, columns]``, the same over rows.
-        variances: running means of the squared gradients, for parameters with fewer than two axes.
-        steps: number of steps taken.
-        lr: largest learning rate, relative to the parameter's root mean square.
-        beta2_decay: the decay rate of the running means is 1 minus the step to this power.
-        eps: lower bounds of the running means (None: the dtype's machine epsilon) and of the parameter's root
-            mean square.
-        d: updates are scaled down to this root mean square.
-        weight_decay: decoupled: the parameter is multiplied by ``1 - lr * weight_decay``.
-        limits: `grad_scale`, `max_norm`, `ema` and `ema_decay`.
+    `row_vars` ``[..., rows, 1]`` and `col_vars` ``[..., 1, columns]`` are running means of the squared
+    gradients over the other axis, None for parameters with fewer than two axes, which have `variances`
+    instead. `lr` is relative to the parameter's root mean square; the decay rate of the running means is 1
+    minus the step to the power of `beta2_decay`. `eps` are lower bounds of these means (None: the dtype's
+    machine epsilon) and of the parameter's root mean square; updates are scaled down to the root mean square
+    `d`. `limits` are `grad_scale`, `max_norm`, `ema` and `ema_decay`.
     """
     request = Request("Adafactor", **limits)
     request.check_numbers(lr=lr, weight_decay=weight_decay)

@@ -234,15 +234,11 @@ from burnt.kernels.optim.foreach_triton import lerp, load_count, load_pointer, l
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels of an update.
+    """The kernels of an update, and their `source`.
 
-    Args:
-        prepare: computes what elements need of their tensor, and updates scalars; None if there is nothing.
-        update: updates the elements.
-        wide: terms that are computed on the host and passed to `prepare`, each as two numbers.
-        narrow: terms that are computed on the host and passed to `update`.
-        prepared: terms that `prepare` stores, and `update` loads.
-        source: the text of both.
+    `prepare` computes what elements need of their tensor and updates scalars (None if there is nothing), from
+    the terms `wide`, which the host passes as two numbers each, and stores the terms `prepared`. `update`
+    updates the elements, from these and the host's terms `narrow`.
     """
 
     prepare: Any

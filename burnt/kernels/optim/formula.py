@@ -43,14 +43,10 @@ def _operator(op: str) -> tuple[Callable[[Any, Any], Term], Callable[[Any, Any],
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """An expression.
+    """An expression: `args` are its operands, or the value or name of a leaf.
 
-    Args:
-        op: ``"literal"``, ``"number"`` (an option), ``"factor"`` (of the gradients), ``"scalar"`` (one per
-            tensor), ``"element"``, or an operation.
-        args: operands; the value of a literal, or the name of a number, scalar or element.
-        scope: how often it is computed.
-        is_nonzero: for numbers, the answer to `bool`.
+    Leaves are ``"literal"``, ``"number"`` (an option), ``"factor"`` (of the gradients), ``"scalar"`` (one per
+    tensor) and ``"element"``; other `op` are operations.
     """
 
     op: str
@@ -129,16 +125,11 @@ def fold(term: Term, numbers: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True)
 class Update:
-    """An elementwise update of parameters and optimizer state.
+    """An elementwise update of parameters and optimizer state: a kernel's `name` and its `formula`.
 
-    Args:
-        name: the kernel's name.
-        formula: the formula.
-        elements: names of its tensors other than ``grad``, which it may have, and ``ema``.
-        scalars: names of its scalar tensors, of which it may assign those of the state: float32, or float64
-            in `wide`.
-        values: names of its scalars that are numbers.
-        wide: names of the scalars that are float64.
+    The rest are names of what the formula reads or assigns: `elements` (tensors other than ``grad`` and
+    ``ema``), `scalars` (scalar tensors: float32, or float64 in `wide`), and `values` (scalars that are
+    numbers).
     """
 
     name: str

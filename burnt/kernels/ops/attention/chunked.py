@@ -56,15 +56,9 @@ _MIN_KEYS_WINDOW, _MIN_KEYS_WINDOW_16_BIT = 1 << 11, 1 << 13
 class _ScoreInputs(NamedTuple):
     """Everything a tile's scores depend on besides ``q @ k.T``: slices of the op's tensors, and numbers.
 
-    Args:
-        mask: ``[batch, heads, queries, keys]``.
-        begin, end: ``[batch, 1, queries, 1]``, the interval of visible keys; None if all are visible.
-        position: ``[batch, 1, queries, 1]``, the queries' positions among the keys.
-        slopes: ``[heads, 1, 1]``.
-        keep: ``[batch, heads, queries, keys]``, boolean, the dropout mask.
-        b, h, i, j: indices, ``[batch, 1, 1, 1]``, ``[heads, 1, 1]``, ``[queries, 1]`` and ``[keys]``.
-        scale, softcap: as in the op.
-        keep_scale: factor of the weights that dropout keeps.
+    `mask` and `keep` (dropout) are ``[batch, heads, queries, keys]``; `begin`, `end` (the visible keys; None
+    for all) and `position` (among the keys) ``[batch, 1, queries, 1]``; `slopes` ``[heads, 1, 1]``; the
+    indices b, h, i, j ``[batch, 1, 1, 1]``, ``[heads, 1, 1]``, ``[queries, 1]`` and ``[keys]``.
     """
 
     mask: Tensor | None
@@ -99,12 +93,8 @@ def _compute_scores(qk: Tensor, inputs: _ScoreInputs, score: ScoreMod | None) ->
 
 
 class TileKernels(NamedTuple):
-    """The fused kernels of a tile, for one score function.
-
-    Args:
-        weights: ``(qk, *inputs) -> (weights, row_max, log_sum)``: the last two are
-            ``[batch, heads, queries, 1]``.
-        gradients: ``(qk, grad_weights, row_max, log_sum, delta, *inputs) -> (weights, grad_qk)``.
+    """The fused kernels of a tile: ``weights(qk, *inputs) -> (weights, row_max, log_sum)`` and
+    ``gradients(qk, grad_weights, row_max, log_sum, delta, *inputs) -> (weights, grad_qk)``.
     """
 
     weights: Callable[..., tuple[Tensor, Tensor, Tensor]]

@@ -857,17 +857,10 @@ def backward_queries(  # type: ignore[no-untyped-def]
 class Problem(NamedTuple):
     """An attention call, apart from the tensors q, k and v.
 
-    Args:
-        scale: factor of the scores.
-        low, high: query i sees keys ``[i + low, i + high)``; None for no limit.
-        tables: four int32 tensors, in place of `low` and `high`: begin and end of the keys that each query
-            sees, ``[B or 1, L]``, and begin and end of the queries that see each key, ``[B or 1, S]``.
-        mask: ``[B, H, L, S]`` with any strides, boolean or floating point.
-        score, score_grad: Triton functions as above, or None.
-        args: arguments of both, a tuple of at least one element if there are functions.
-        dropout: probability of a zero.
-        seed: ``[]``, int64, if there is dropout.
-        precision: of float32 matmuls.
+    Query i sees keys ``[i + low, i + high)``, None for no limit; or instead of that `tables`, int32: begin
+    and end of the keys that each query sees, ``[B or 1, L]``, and of the queries that see each key, ``[B or
+    1, S]``. `mask` is ``[B, H, L, S]`` with any strides; `score` and `score_grad` are Triton functions as
+    above, with the tuple `args` of at least one element; `precision` is of float32 matmuls.
     """
 
     scale: float

@@ -522,12 +522,7 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
 
 
 def apply_score(score: ScoreMod, s: Tensor, indices: Sequence[Tensor]) -> Tensor:
-    """Apply a score function to scores ``[B, H, L, S]``, given the indices along each axis.
-
-    Raises:
-        InputTypeError: the function does not return a tensor.
-        InputValueError: the result does not broadcast to the scores' shape.
-    """
+    """Apply a score function to scores ``[B, H, L, S]``, given the indices along each axis."""
     b, h, i, j = indices
     result: object = score(s, b[:, None, None, None], h[:, None, None], i[:, None], j)
     if not isinstance(result, Tensor):

@@ -240,12 +240,8 @@ _PROBE_TOLERANCE = 1e-4
 def check_score(score: ScoreMod, shape: Sequence[int], device: torch.device) -> None:
     """Check that a score function is elementwise: each part of the scores must give the same result alone.
 
-    The function is called with up to three indices per axis, once per such shape, unless the device cannot be
-    waited for.
-
-    Raises:
-        InputTypeError: it cannot be called with five tensors, or does not return a tensor.
-        InputValueError: the result has another shape than the scores, or a score depends on others.
+    It is called with up to three indices per axis, once per such shape, unless the device cannot be waited
+    for.
     """
     if not callable(score):
         raise InputTypeError(

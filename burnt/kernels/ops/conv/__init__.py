@@ -1,5 +1,1 @@
-"""Convolutions.
-
-conv    the ops `conv` and `conv_transpose`, and their candidates
-onednn  convolutions by oneDNN, with fused activations and packed weights
-"""
+"""Convolutions."""

@@ -1,6 +1,1 @@
-"""Embedding.
-
-embedding        the op and its candidates
-backward         the table's gradient in C, summed in a fixed order
-backward_triton  the same in Triton
-"""
+"""Embedding, and the gradient of its table."""

@@ -85,13 +85,10 @@ def losses_and_gradient(logits: Tensor, target: Tensor, scale: Tensor, *terms: A
 def partial_statistics(
     logits: Tensor, label: Tensor, has_smoothing: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what the rows' losses need to know about a subset of the classes.
+    """Return what the rows' losses need to know about a subset of the classes, which `label` is relative to.
 
-    `label` is relative to the first class of the subset, and out of range for other classes.
-
-    Returns:
-        The largest logit of each row; the sum of exponentials relative to it, NaN where it is infinite; the
-        label's logit, 0 where the label is in another subset; the sum of the logits, if `has_smoothing`.
+    These are the largest logit of each row; the sum of exponentials relative to it, NaN where it is infinite;
+    the label's logit, 0 where the label is in another subset; the sum of the logits, if `has_smoothing`.
     """
     wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     row_max = wide_logits.amax(1, keepdim=True)
@@ -115,14 +112,10 @@ def partial_gradient(
 ) -> Tensor:
     """Return the gradient of the losses' weighted sum for the logits of a subset of the classes.
 
-    Args:
-        logits, label: as in `partial_statistics`.
-        row_max: the largest logit of each row, over all classes.
-        softmax_scale: factor that turns ``exp(logits - row_max)`` into the softmax (times the z-loss term).
-        scale: the weight of each row.
-        is_counted: whether the row's label is not `ignore_index`.
-        label_probability: what label smoothing leaves to the label, on top of `base_probability`.
-        base_probability: target probability of every class.
+    `logits` and `label` are as in `partial_statistics`. Of each row: `row_max` is the largest logit over all
+    classes, `softmax_scale` turns ``exp(logits - row_max)`` into the softmax (times the z-loss term), `scale`
+    is its weight, and `is_counted` whether the label is not `ignore_index`. Every class has the target
+    probability `base_probability`, the label `label_probability` on top.
     """
     wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     softmax = torch.exp(wide_logits - row_max.unsqueeze(1)) * softmax_scale.unsqueeze(1)

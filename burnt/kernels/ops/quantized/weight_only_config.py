@@ -18,15 +18,10 @@ _PATTERN = re.compile(r"(\d+)x(\d+) w(\d+) k(\d+)")
 
 
 class LinearSizes(NamedTuple):
-    """What the choice of block sizes depends on.
+    """What the choice of block sizes depends on: rows of x, columns of the result, terms of a sum, values per
+    byte.
 
-    Args:
-        rows: of x.
-        columns: of the result, rows of the weight.
-        terms: columns of x.
-        per_byte: values in a byte of the weight.
-        block: terms that share a scale, 0 for whole rows.
-        itemsize: bytes of an element of x.
+    `block` terms share a scale, 0 for whole rows; `itemsize` are the bytes of an element of x.
     """
 
     rows: int

@@ -295,17 +295,12 @@ static inline void backward_cell(
 
 
 class Loop(NamedTuple):
-    """What the loops of the forward and of the backward take.
+    """What the loops of the forward and of the backward take, for a `kind` ``"lstm"`` or ``"gru"``.
 
-    Args:
-        kind: ``"lstm"`` or ``"gru"``.
-        gates: ``[steps, batch, G d]``, the contribution of inputs and biases to the gates; overwritten by the
-            gates in a forward that saves them.
-        weight: ``[G d, d]``, recurrent weights.
-        bias: ``[d]``, recurrent bias of a GRU's last gate.
-        initial: initial states, ``[batch, d]``: h, and an LSTM's c.
-        lengths: ``[batch]``, int64: steps of each sequence.
-        reverse: whether to start from the last step.
+    `gates` ``[steps, batch, G d]`` is what inputs and biases contribute, overwritten by the gates in a
+    forward that saves them; `weight` is ``[G d, d]``, `bias` ``[d]`` of a GRU's last gate; `initial` states
+    (h, and an LSTM's c) are ``[batch, d]``, `lengths` ``[batch]``, int64. `reverse` starts from the last
+    step.
     """
 
     kind: str
@@ -320,10 +315,8 @@ class Loop(NamedTuple):
 def forward_steps(loop: Loop, save: bool) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """Run all steps of a layer. All tensors are float32 and contiguous.
 
-    Returns:
-        The outputs ``[batch, steps, d]``, stored with the steps first; with `save`, what `backward_steps`
-        needs, ``[steps, batch, d]`` (an LSTM's cells, or the states' part of a GRU's last gate); and the last
-        states.
+    Returns the outputs ``[batch, steps, d]``, stored with the steps first; with `save`, what `backward_steps`
+    needs, ``[steps, batch, d]`` (an LSTM's cells, or the states' part of a GRU's last gate); and last states.
     """
     kind, gates, weight, bias, initial, lengths, reverse = loop
     steps, batch, columns = gates.shape
@@ -348,11 +341,8 @@ def backward_steps(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Run all steps of the backward of `forward_steps`, which has saved `loop.gates`, `saved` and `output`.
 
-    Gradients are contiguous along the last axis.
-
-    Returns:
-        The gradients of the inputs' and of the states' parts of the gates, ``[steps, batch, G d]`` (one
-        tensor for an LSTM), and of the initial states.
+    Gradients are contiguous along the last axis. Returns those of the inputs' and of the states' parts of the
+    gates, ``[steps, batch, G d]`` (one tensor for an LSTM), and of the initial states.
     """
     kind, gates, weight, _, initial, lengths, reverse = loop
     steps, batch, columns = gates.shape
