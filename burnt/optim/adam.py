@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnt.kernels import StepResult, adam_step, adamw_step
-from burnt.kernels.optim.lamb import lamb_step
+from burnt.kernels.optim.steps import lamb_step
 from burnt.kernels.optim.updates import ADAMAX, ADAN, NADAM, RADAM
 from burnt.optim.optimizer import Optimizer, StepInputs, zero
 

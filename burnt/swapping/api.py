@@ -155,7 +155,7 @@ def swap(
                 if not any(True for _ in module.children()):
                     others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
                 continue
-            words = {path, kind.name, *([kind.inner_kind] if kind.inner_kind is not None else [])}
+            words = {path, kind.name}
             if not words & included or words & skipped or _absorbs_any(module, kind, skipped, paths):
                 excluded += 1
                 continue
@@ -163,15 +163,11 @@ def swap(
             site.why = _fallback_reason(module, kind)
             if kind.training_only and mode == "infer":
                 site.why = "does nothing in evaluation"
-            if kind.inner_kind is not None and site.why is None:
-                start(module, site, skip_measuring=True)  # the modules that it constructs are the sites
-                continue
             sites.append(site)
-            deferred = module in heads
-            site.requested = deferred and site.why is None
-            site.state = "left" if site.why is not None else "swapped" if deferred else "waiting"
+            site.requested = site.why is None and (module in heads or not kind.is_measured)
+            site.state = "left" if site.why is not None else "swapped" if site.requested else "waiting"
             if site.why is None:
-                start(module, site, skip_measuring=deferred)
+                start(module, site, skip_measuring=site.requested)
         report = Report(plan, others, excluded)
         given = None if decisions is None else _take(decisions, model, plan)
         first_call = FirstCall(report, given, remeasure)
@@ -181,18 +177,12 @@ def swap(
             for site in sites:
                 if site.state == "waiting":
                     site.why = "it was not called with the batch of verify="
-        elif any(site.state == "waiting" for site in sites) or any(map(_constructs_sites, model.modules())):
+        elif any(site.state == "waiting" for site in sites):
             first_call.register(model)
     except BaseException:
         _restore(model)
         raise
     return report
-
-
-def _constructs_sites(module: nn.Module) -> bool:
-    """Whether a module's method constructs the modules that are sites."""
-    site = site_of(module)
-    return site is not None and site.kind.inner_kind is not None
 
 
 def _take(decisions: Any, model: nn.Module, plan: SwapPlan) -> Report | None:
@@ -402,7 +392,7 @@ def _verify(model: nn.Module, mode: str, batch: Any, first_call: FirstCall) -> N
                 where=type(model).__name__,
                 expected="a tensor, a tuple of arguments, or a mapping of keyword arguments that it takes",
                 found=f"{_outline(args, kwargs)}; {type(error).__name__}: {error}",
-                hint=f"model({_stars(batch)}batch) must work before swap",
+                hint="the model must work with it before swap",
             ) from error
         first_call.after(model, args, kwargs, output)
 
@@ -412,11 +402,6 @@ def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
-
-
-def _stars(batch: Any) -> str:
-    """Return the unpacking operator of a batch in a call: ``""``, ``"*"`` or ``"**"``."""
-    return "**" if isinstance(batch, Mapping) else "*" if isinstance(batch, tuple | list) else ""
 
 
 def _outline(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -26,8 +26,7 @@ class Kind:
         random: results differ from call to call, so they are not compared.
         random_in_training: results are random only in training mode; they are compared in evaluation mode.
         select_output: selects what to compare from the value that a call returns.
-        inner_kind: the kind of the modules that the method constructs at each call; those are measured
-            instead of the method.
+        is_measured: whether a site is measured; without, it is swapped whatever its speed.
         has_float64: given float64, the original computes in float64, so that it can serve as the reference.
         training_only: a gain is possible only in training.
         inference_only: a gain is possible only without gradients.
@@ -44,7 +43,7 @@ class Kind:
     random: bool = False
     random_in_training: bool = False
     select_output: Callable[[Any], Any] = lambda output: output
-    inner_kind: str | None = None
+    is_measured: bool = True
     has_float64: bool = True
     training_only: bool = False
     inference_only: bool = False

@@ -93,8 +93,7 @@ def _wrapper_in(model: nn.Module) -> str | None:
 def _class_now(module: nn.Module) -> type:
     """Return a module's class, or its original one if it waits: copies do not decide."""
     site = site_of(module)
-    is_called = site is not None and (site.state == "swapped" or site.kind.inner_kind is not None)
-    return type(module) if is_called else original_class(module)
+    return type(module) if site is not None and site.state == "swapped" else original_class(module)
 
 
 def _class_when_restored(module: nn.Module) -> type:

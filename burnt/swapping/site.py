@@ -6,7 +6,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -32,8 +31,7 @@ State = Literal["waiting", "swapped", "part", "left"]
 SECONDS_BETWEEN_LINES = 5.0
 """The least seconds of measuring between two lines of progress."""
 
-_MAX_INNER_MODULES = 8  # modules constructed by one method that become sites
-_SITE, _INNER_MODULES = "_burnt_site", "_burnt_made"
+_SITE = "_burnt_site"
 
 
 @dataclass(eq=False)
@@ -106,33 +104,6 @@ def start(module: nn.Module, site: Site, *, skip_measuring: bool = False) -> Non
     set_class(module, _subclass_of(original, site.kind, skip_measuring))
 
 
-_holder: ContextVar[nn.Module | None] = ContextVar("holder", default=None)
-
-
-def reuse_inner_module(module: nn.Module, key: Any) -> nn.Module:
-    """Make a module that a running method has constructed a site, and reuse it at later calls.
-
-    Returns the first module with the same `key` (its settings), which holds its measurement; `module` itself
-    if there are too many keys.
-    """
-    holder = _holder.get()
-    site = None if holder is None else site_of(holder)
-    if holder is None or site is None or site.kind.inner_kind is None:
-        return module
-    modules: dict[Any, nn.Module] = holder.__dict__.setdefault(_INNER_MODULES, {})
-    if key not in modules:
-        if len(modules) >= _MAX_INNER_MODULES:
-            return module  # a setting that changes from call to call
-        layer = type(module).__name__
-        path = f"{site.path}.{layer}" if site.path else layer
-        inner = Site(path, layer, KINDS[site.kind.inner_kind], site.plan)
-        site.plan.sites.append(inner)
-        start(module, inner)
-        modules[key] = module
-    modules[key].training = holder.training
-    return modules[key]
-
-
 def site_of(module: nn.Module) -> Site | None:
     """Return the site of a module; None if it is not one."""
     site: Site | None = module.__dict__.get(_SITE)
@@ -143,7 +114,6 @@ def restore_class(module: nn.Module) -> None:
     """Set a module's original class again, and remove its site."""
     set_class(module, original_class(module))
     module.__dict__.pop(_SITE, None)
-    module.__dict__.pop(_INNER_MODULES, None)
 
 
 def set_class(module: nn.Module, cls: type[nn.Module]) -> None:
@@ -158,11 +128,8 @@ def _subclass_of(original: Any, kind: Kind, skip_measuring: bool) -> type[nn.Mod
     theirs = getattr(original, kind.method)
     is_property = isinstance(theirs, property)
     eager = _property_as_method(theirs) if is_property else theirs
-    if kind.inner_kind is not None:
-        call = _recording_method(kind, original, eager)
-    else:
-        build = _burnt_method if skip_measuring else _measuring_method
-        call = build(kind, original, eager)
+    build = _burnt_method if skip_measuring else _measuring_method
+    call = build(kind, original, eager)
     method = property(lambda self: functools.partial(call, self), theirs.fset) if is_property else call
     members = {
         "__module__": original.__module__,
@@ -223,23 +190,6 @@ def _burnt_method(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -
             if is_strided or _torch.is_raised_by_saved_tensor_hook(error):
                 raise
         return theirs(self, *args, **kwargs)
-
-    return forward
-
-
-def _recording_method(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Build the method that runs with `reuse_inner_module` bound to its module."""
-    ours = kind.forward(original)
-
-    @functools.wraps(theirs)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _torch.is_recorded():
-            return theirs(self, *args, **kwargs)
-        token = _holder.set(self)
-        try:
-            return ours(self, *args, **kwargs)
-        finally:
-            _holder.reset(token)
 
     return forward
 

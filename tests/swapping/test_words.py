@@ -48,16 +48,9 @@ def test_there_is_nothing_to_unswap(given):
         burnt.unswap(given)
 
 
-@pytest.mark.parametrize(
-    ("batch", "called"),
-    [
-        (torch.ones(3), "model(batch)"),
-        ((torch.ones(3),), "model(*batch)"),
-        ({"x": torch.ones(3)}, "model(**batch)"),
-    ],
-)
-def test_how_a_batch_is_given_is_said(batch, called):
-    with raises(SwapError, f"{called} must work before swap"):
+@pytest.mark.parametrize("batch", [torch.ones(3), (torch.ones(3),), {"x": torch.ones(3)}])
+def test_a_batch_that_the_model_does_not_take(batch):
+    with raises(SwapError, "the model must work with it before swap"):
         burnt.swap(model(), verify=batch)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,11 +29,12 @@ class NotCapturedError(RuntimeError):
     """Calls cannot be captured in a CUDA graph, for example because they synchronize."""
 
 
-class Clock(Protocol):
+class Clock:
     """Measures the time of calls."""
 
     def now(self) -> float:
-        """Return the seconds since an arbitrary moment, for time budgets."""
+        """Return the seconds of the host's clock, for time budgets."""
+        return time.perf_counter()
 
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
         """Build a sampler: a function that makes several calls and returns the seconds per call.
@@ -42,6 +43,7 @@ class Clock(Protocol):
         differ from sample to sample. NotCapturedError: this clock captures calls in a CUDA graph, and cannot
         capture these.
         """
+        raise NotImplementedError
 
 
 def default_clock(device: torch.device) -> Clock:
@@ -49,15 +51,7 @@ def default_clock(device: torch.device) -> Clock:
     return GraphClock() if device.type == "cuda" else HostClock(device)
 
 
-class _HostTime:
-    """The host's clock, for time budgets."""
-
-    def now(self) -> float:
-        """The host's clock."""
-        return time.perf_counter()
-
-
-class HostClock(_HostTime):
+class HostClock(Clock):
     """The host's clock; synchronizes with the device before and after the calls.
 
     >>> sample = HostClock(torch.device("cpu")).sampler(lambda inputs: inputs[0] + 1, [[torch.ones(8)]])
@@ -87,7 +81,7 @@ class HostClock(_HostTime):
             torch.accelerator.synchronize(self.device)
 
 
-class EventClock(_HostTime):
+class EventClock(Clock):
     """CUDA events around calls that are launched one by one."""
 
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
@@ -103,7 +97,7 @@ class EventClock(_HostTime):
         return lambda first: take_sample(first, count)
 
 
-class GraphClock(_HostTime):
+class GraphClock(Clock):
     """CUDA events around replays of a CUDA graph that contains one call for each set of inputs.
 
     The results of the calls in a graph have separate memory, as their inputs do. All graphs of a clock share

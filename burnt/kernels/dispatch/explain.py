@@ -17,15 +17,6 @@ from burnt.kernels.interface.candidate import Candidate
 from burnt.kernels.interface.checks import translate_error
 from burnt.kernels.interface.tuning_key import format_choice, parse_choice
 
-# Functions that are not ops themselves -> which ops they call.
-_CALLED_OPS = {
-    "burnt.kernels.ops.attention.attention.attention": "it calls kernels.dot_product_attention, where "
-    "after=0 is causal attention, and before= and after= are a sliding window",
-    "burnt.kernels.ops.normalization.batch_norm": "it calls batch_norm_training, or batch_norm_inference",
-    "burnt.kernels.ops.rnn.rnn.lstm": "it calls lstm_layer for each layer and direction",
-    "burnt.kernels.ops.rnn.rnn.gru": "it calls gru_layer for each layer and direction",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class CandidateFacts:
@@ -109,15 +100,11 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
             where="burnt.kernels.explain",
             expected="an op, such as burnt.kernels.softmax",
             found=type(op).__name__,
-            hint=_CALLED_OPS.get(_full_name(op), "explain each op that the function calls"),
+            hint="explain each op that the function calls, such as kernels.dot_product_attention",
         )
     full, context = op.under_autocast(op.bind(args, kwargs))
     with context:
         return _explain_bound(op, full)
-
-
-def _full_name(fn: object) -> str:
-    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__name__', '')}"
 
 
 def _explain_bound(op: Op[..., Any], full: Sequence[Any]) -> OpExplanation:

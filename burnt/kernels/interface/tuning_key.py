@@ -155,14 +155,8 @@ def _source_text(fn: Any) -> str:
 
 def _code_text(code: types.CodeType) -> str:
     """Return bytecode, names and constants as text that is the same in every process."""
-    parts = [code.co_code.hex(), *code.co_names, *code.co_varnames, *code.co_freevars]
-    return " ".join([*parts, *map(_constant_text, code.co_consts)])
-
-
-def _constant_text(value: object) -> str:
-    if isinstance(value, types.CodeType):
-        return _code_text(value)
-    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+    constants = [_code_text(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    return " ".join([code.co_code.hex(), *code.co_names, *code.co_varnames, *code.co_freevars, *constants])
 
 
 @cache

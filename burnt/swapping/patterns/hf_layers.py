@@ -19,10 +19,11 @@ from torch.nn import functional as F
 
 from burnt import _torch, kernels
 from burnt.codegen import fuse
+from burnt.errors import InputError
 from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.patterns.lazy_logits import Logits
 from burnt.swapping.patterns.rebind_globals import isolated_eval, resolve_global, with_global
-from burnt.swapping.site import reuse_inner_module
+from burnt.swapping.patterns.torch_layers import cross_entropy
 from burnt.swapping.state import preserved_state
 
 _ACTIVATIONS = "transformers.activations"
@@ -65,32 +66,59 @@ def _mish(x: Tensor) -> Tensor:
     return F.mish(x)
 
 
-_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
-    "GELUActivation": kernels.gelu,
-    "GELUTanh": lambda x: kernels.gelu(x, "tanh"),
-    "NewGELUActivation": lambda x: kernels.gelu(x, "tanh"),
-    "FastGELUActivation": lambda x: kernels.gelu(x, "tanh"),
-    "AccurateGELUActivation": lambda x: kernels.gelu(x, "tanh"),
-    "SiLUActivation": kernels.silu,
-    "ReLUSquaredActivation": kernels.relu2,
-    "QuickGELUActivation": _quick_gelu,
-    "MishActivation": _mish,
+_FUNCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
+    "gelu": kernels.gelu,
+    "gelu_tanh": lambda x: kernels.gelu(x, "tanh"),
+    "silu": kernels.silu,
+    "relu2": kernels.relu2,
+    (_ACTIVATIONS, "QuickGELUActivation"): _quick_gelu,
+    (_ACTIVATIONS, "MishActivation"): _mish,
 }
-_TIMM_NAMES: dict[str, Callable[[Tensor], Tensor]] = {
-    "GELU": kernels.gelu,
-    "GELUTanh": _BY_NAME["GELUTanh"],
+_NAMES: dict[Any, str] = {
+    F.silu: "silu",
+    F.relu: "relu",
+    F.gelu: "gelu",
+    nn.SiLU: "silu",
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.Hardswish: "hardswish",
+    (_ACTIVATIONS, "SiLUActivation"): "silu",
+    (_ACTIVATIONS, "ReLUSquaredActivation"): "relu2",
+    (_ACTIVATIONS, "GELUActivation"): "gelu",
+    (_TIMM, "GELU"): "gelu",
+    (_TIMM, "GELUTanh"): "gelu_tanh",
+    **{
+        (_ACTIVATIONS, name): "gelu_tanh"
+        for name in ("GELUTanh", "NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
+    },
 }
+
+
+def activation_name(act: Any) -> str | None:
+    """Return the key in `burnt.kernels.ACTIVATIONS` of a module or function, or None."""
+    if not isinstance(act, nn.Module):
+        return _NAMES.get(act) if isinstance(act, Hashable) else None
+    cls = original_class(act)
+    if cls is nn.GELU:
+        return "gelu" if act.approximate == "none" else "gelu_tanh"
+    return _NAMES.get(cls) or _NAMES.get((cls.__module__, cls.__name__))
+
+
+def _function_of(cls: type) -> Callable[[Tensor], Tensor] | None:
+    """Return the function of a library's activation class; None for torch's, which have kinds of their own."""
+    key = cls.__module__, cls.__name__
+    return _FUNCTIONS.get(key) or _FUNCTIONS.get(_NAMES.get(key))
 
 
 def _activation(cls: type) -> Callable[..., Any]:
-    call = (_TIMM_NAMES if cls.__module__ == _TIMM else _BY_NAME)[cls.__name__]
+    call: Any = _function_of(cls)
     return lambda self, input: call(input)
 
 
 Kind(
     "activation",
     "kernels.gelu, silu, ...",
-    lambda module: is_of_class(module, _ACTIVATIONS, *_BY_NAME) or is_of_class(module, _TIMM, *_TIMM_NAMES),
+    lambda module: _function_of(original_class(module)) is not None,
     _activation,
 )
 
@@ -239,34 +267,6 @@ _gated_units: dict[type, tuple[tuple[str, ...], str] | None] = {}
 
 
 _GATES = {"gelu": "none", "gelu_tanh": "tanh"}
-
-
-_NAMES: dict[Any, str] = {
-    F.silu: "silu",
-    F.relu: "relu",
-    F.gelu: "gelu",
-    nn.SiLU: "silu",
-    nn.ReLU: "relu",
-    nn.ReLU6: "relu6",
-    nn.Hardswish: "hardswish",
-    (_ACTIVATIONS, "SiLUActivation"): "silu",
-    (_ACTIVATIONS, "ReLUSquaredActivation"): "relu2",
-    (_ACTIVATIONS, "GELUActivation"): "gelu",
-    (_ACTIVATIONS, "GELUTanh"): "gelu_tanh",
-    (_ACTIVATIONS, "NewGELUActivation"): "gelu_tanh",
-    (_TIMM, "GELU"): "gelu",
-    (_TIMM, "GELUTanh"): "gelu_tanh",
-}
-
-
-def activation_name(act: Any) -> str | None:
-    """Return the key in `burnt.kernels.ACTIVATIONS` of a module or function, or None."""
-    if not isinstance(act, nn.Module):
-        return _NAMES.get(act) if isinstance(act, Hashable) else None
-    cls = original_class(act)
-    if cls is nn.GELU:
-        return "gelu" if act.approximate == "none" else "gelu_tanh"
-    return _NAMES.get(cls) or _NAMES.get((cls.__module__, cls.__name__))
 
 
 def _is_gate_activation(act: Any) -> bool:
@@ -442,13 +442,13 @@ class _IsALoss(type):
 
 
 class _CrossEntropyLoss(nn.CrossEntropyLoss, metaclass=_IsALoss):
-    """Replaces the class in a ``forward`` that constructs a loss at each call; its losses become sites."""
+    """Replaces the class in a ``forward`` that constructs a loss at each call."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        loss = nn.CrossEntropyLoss(*args, **kwargs)
-        if loss.weight is not None:
-            return loss  # the weight may differ at each call
-        return reuse_inner_module(loss, (loss.ignore_index, loss.reduction, loss.label_smoothing))
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        try:
+            return cross_entropy(self, input, target)
+        except InputError:
+            return super().forward(input, target)
 
 
 def _constructs_losses(module: nn.Module) -> bool:
@@ -460,5 +460,5 @@ Kind(
     "kernels.cross_entropy",
     _constructs_losses,
     lambda cls: with_global(cls.forward, _LOSS_CLASS, _CrossEntropyLoss),  # type: ignore[attr-defined]
-    inner_kind="cross_entropy",
+    is_measured=False,
 )

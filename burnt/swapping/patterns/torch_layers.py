@@ -148,7 +148,8 @@ def _axis_reason(module: Any) -> str | None:
     return "has no dim=" if module.dim is None else None
 
 
-def _cross_entropy(self: nn.CrossEntropyLoss, input: Tensor, target: Tensor) -> Tensor:
+def cross_entropy(self: nn.CrossEntropyLoss, input: Tensor, target: Tensor) -> Tensor:
+    """Compute a loss by burnt's kernel."""
     settings = self.weight, self.ignore_index, self.reduction, self.label_smoothing
     return kernels.cross_entropy(input, target, *settings)
 
@@ -158,7 +159,7 @@ _kind("silu", nn.SiLU, burnt_nn.Silu.forward, _inplace_reason)
 _kind("dropout", nn.Dropout, burnt_nn.Dropout.forward, _inplace_reason, random=True, training_only=True)
 _kind("softmax", nn.Softmax, burnt_nn.Softmax.forward, _axis_reason)
 _kind("log_softmax", nn.LogSoftmax, burnt_nn.LogSoftmax.forward, _axis_reason)
-_kind("cross_entropy", nn.CrossEntropyLoss, _cross_entropy)
+_kind("cross_entropy", nn.CrossEntropyLoss, cross_entropy)
 
 
 # --- pools ------------------------------------------------------------------------------------------------

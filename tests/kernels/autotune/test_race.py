@@ -15,7 +15,7 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.errors import CompileError
-from burnt.kernels.autotune import tuner
+from burnt.kernels.autotune import timers, tuner
 from burnt.kernels.autotune.database import Row, TuningDatabase
 from burnt.kernels.autotune.timers import NotCapturedError
 from burnt.kernels.autotune.tuner import make_input_sets, tune
@@ -26,7 +26,7 @@ from burnt.kernels.interface.tuning_key import tuning_key
 COSTS: dict[str, Any] = {"library": 2.0}
 
 
-class Clock:
+class Clock(timers.Clock):
     """Takes what `COSTS` says for a call; notes who was sampled, and with which inputs first."""
 
     def __init__(self, cost: float = 0.01) -> None:

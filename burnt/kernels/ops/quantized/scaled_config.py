@@ -7,10 +7,9 @@ from typing import Literal
 
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
 from burnt.codegen.render.triton.tile_config import Limits, change_each_size, next_power_of_two
+from burnt.kernels.ops.quantized.weight_only_config import MIN_TERMS_PER_SPLIT, is_reasonable, select_split
 
 Use = Literal["int8", "float8", "float16", "windows"]
-_MAX_SPLITS = 16
-_MIN_TERMS_PER_SPLIT = 1024
 
 
 def multiplies_float8(architecture: str) -> bool:
@@ -49,8 +48,7 @@ def select_config(
         tiles = -(-rows // block_m) * -(-columns // block_n)
         if tiles < limits.multiprocessors and block_m * block_n > 64 * 64 and rows > 64:
             continue
-        most = min(limits.multiprocessors // tiles, terms // _MIN_TERMS_PER_SPLIT, _MAX_SPLITS)
-        split = 1 if most < 2 or use == "windows" else next_power_of_two(most + 1) // 2
+        split = 1 if use == "windows" else select_split(tiles, terms // MIN_TERMS_PER_SPLIT, limits)
         warps = 8 if block_m * block_n >= (64 if is_tight else 128) * 128 else 4
         # Gathered elements are not copied asynchronously: more stages would hold them in registers.
         most_stages = 2 if limits.is_rocm or use == "windows" else 3 if warps == 8 else 4
@@ -70,15 +68,7 @@ def configs(
     return [
         c
         for c in dict.fromkeys([selected, *change_each_size(selected, *sizes)])
-        if 16 <= c.block_m <= max(2 * rows, 16)
-        and c.block_n >= 16
-        and 32 <= c.block_k <= 256
-        and 2 <= c.warps <= 8
-        and 2 <= c.stages <= 5
-        and (c.split == 1 or (c.split * c.block_k <= terms and use != "windows"))
-        and c.split <= _MAX_SPLITS
-        and c.block_m * c.block_n // (c.warps * limits.warp_size) <= 128
-        and _fits(c, limits)
+        if is_reasonable(c, rows, terms, limits) and (c.split == 1 or use != "windows") and _fits(c, limits)
     ]
 
 

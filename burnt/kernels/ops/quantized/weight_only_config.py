@@ -14,6 +14,7 @@ _VECTOR_WARPS, _THREAD_BYTES = 4, 16  # of the matrix-vector kernel: a thread re
 _MAX_VECTOR_ROWS = 4
 """Rows of x up to which the matrix-vector kernel is worth measuring: it reads the weight for each of them."""
 _MAX_SPLITS = 16
+MIN_TERMS_PER_SPLIT = 1024
 _PATTERN = re.compile(r"(\d+)x(\d+) w(\d+) k(\d+)")
 
 
@@ -100,8 +101,9 @@ def _select_vector(sizes: LinearSizes, limits: Limits) -> VectorConfig:
     tile_bytes = _VECTOR_WARPS * limits.warp_size * _THREAD_BYTES
     rows = min(max(tile_bytes // width, 1), next_power_of_two(sizes.columns))
     programs = sizes.rows * -(-sizes.columns // rows)
-    most = min(limits.multiprocessors // programs, _row_bytes(sizes) // width, _MAX_SPLITS)
-    return VectorConfig(rows, width, _VECTOR_WARPS, 1 if most < 2 else next_power_of_two(most + 1) // 2)
+    return VectorConfig(
+        rows, width, _VECTOR_WARPS, select_split(programs, _row_bytes(sizes) // width, limits)
+    )
 
 
 def _vector_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[VectorConfig]:
@@ -126,8 +128,7 @@ def _select_tiles(sizes: LinearSizes, limits: Limits) -> MatmulConfig:
     if limits.is_rocm and limits.warp_size == 32:
         block_k = min(block_k, 64)  # RDNA's threads hold whole rows of an operand
     tiles = -(-sizes.rows // block_m) * -(-sizes.columns // block_n)
-    most = min(limits.multiprocessors // tiles, sizes.terms // 1024, _MAX_SPLITS)
-    split = 1 if most < 2 else next_power_of_two(most + 1) // 2
+    split = select_split(tiles, sizes.terms // MIN_TERMS_PER_SPLIT, limits)
     warps = 8 if block_m * block_n >= 128 * 128 else 4
     while block_k > 32:
         for stages in (2,) if limits.is_rocm else (3, 2):
@@ -143,20 +144,32 @@ def _tile_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[MatmulConfi
     yield selected
     sizes_to_change = "block_n", "block_k", "block_m", "warps", "stages", "split"
     for config in change_each_size(selected, *sizes_to_change):
-        accumulators = config.block_m * config.block_n // (config.warps * limits.warp_size)
         if (
-            16 <= config.block_m <= max(2 * sizes.rows, 16)
+            is_reasonable(config, sizes.rows, sizes.terms, limits)
             and config.block_m * config.block_n <= 1 << 15
-            and config.block_n >= 16
-            and 32 <= config.block_k <= 256
-            and 2 <= config.warps <= 8
-            and 2 <= config.stages <= 5
-            and config.split <= _MAX_SPLITS
-            and (config.split == 1 or config.split * config.block_k <= sizes.terms)
-            and accumulators <= 128
             and _shared_bytes(sizes, config, limits) <= limits.shared_memory
         ):
             yield config
+
+
+def is_reasonable(config: MatmulConfig, rows: int, terms: int, limits: Limits) -> bool:
+    """Whether block sizes are worth measuring for a product, if a device has room for them."""
+    return (
+        16 <= config.block_m <= max(2 * rows, 16)
+        and config.block_n >= 16
+        and 32 <= config.block_k <= 256
+        and 2 <= config.warps <= 8
+        and 2 <= config.stages <= 5
+        and config.split <= _MAX_SPLITS
+        and (config.split == 1 or config.split * config.block_k <= terms)
+        and config.block_m * config.block_n // (config.warps * limits.warp_size) <= 128
+    )
+
+
+def select_split(programs: int, parts: int, limits: Limits) -> int:
+    """Select how many programs share the terms of an output, of at most `parts`: enough to use the device."""
+    most = min(limits.multiprocessors // programs, parts, _MAX_SPLITS)
+    return 1 if most < 2 else next_power_of_two(most + 1) // 2
 
 
 def _shared_bytes(sizes: LinearSizes, config: MatmulConfig, limits: Limits) -> int:

@@ -8,7 +8,7 @@ import torch
 from burnt.kernels.optim import foreach, foreach_triton, muon
 from burnt.kernels.optim import steps as optim_steps
 from burnt.kernels.optim.foreach_triton import DevicePasses
-from burnt.kernels.optim.lamb import lamb_step
+from burnt.kernels.optim.steps import lamb_step
 from tests.kernels.optim.test_formula import CASES, IDS, begin
 from tests.kernels.optim.test_formula import drawn as drawn_for_formula
 

@@ -17,7 +17,7 @@ from burnt.codegen.render.triton.kernel import structure_of
 from burnt.codegen.render.triton.tile_config import Limits, neighbouring_configs, why_too_large
 from burnt.codegen.runtime import triton_compile_pool
 from burnt.codegen.runtime.triton_backend import TRITON, with_block_sizes
-from burnt.kernels.autotune import database
+from burnt.kernels.autotune import database, timers
 from burnt.kernels.autotune.database import TuningDatabase
 from burnt.kernels.autotune.tuner import tune
 from burnt.kernels.interface import tuning_key
@@ -80,7 +80,7 @@ def _results(fn: Any, args: list[torch.Tensor]) -> list[torch.Tensor]:
     return [*(r.detach() for r in results), *torch.autograd.grad([r.sum() for r in results], args)]
 
 
-class Clock:
+class Clock(timers.Clock):
     """Says that a block of 64 columns is the best for the forward, two warps for the backward."""
 
     def now(self) -> float:
