@@ -1,4 +1,4 @@
-"""In-place optimizer steps over lists of tensors: `sgd_step`, `adam_step`, `adamw_step`, `lamb_step`, formulas.
+"""In-place optimizer steps over lists of tensors: SGD, Adam, AdamW, Lamb; a step by any formula.
 
 A step includes unscaling, clipping by the global norm and an exponential moving average of the parameters,
 in two passes over memory. The first reads the gradients to compute their norm; it is omitted if the norm is

@@ -105,7 +105,7 @@ def activation_name(act: Any) -> str | None:
 
 
 def _function_of(cls: type) -> Callable[[Tensor], Tensor] | None:
-    """Return the function of a library's activation class; None for torch's, which have kinds of their own."""
+    """Return the function of a library's activation class; None for torch's, which have own kinds."""
     key = cls.__module__, cls.__name__
     return _FUNCTIONS.get(key) or _FUNCTIONS.get(_NAMES.get(key))
 

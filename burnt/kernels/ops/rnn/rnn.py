@@ -540,13 +540,10 @@ def _check_initial_states(kind: str, initial: object, num_states: int) -> None:
     are_tensors = all(isinstance(state, Tensor) for state in items)
     if len(items) == num_states and are_tensors:
         return
-    shown = items[0] if num_states == 1 and items else initial
     raise (InputRuntimeError if are_tensors and items else InputTypeError)(
         f"{kind} takes {'two initial states' if num_states == 2 else 'one initial state'}",
         where=f"burnt.kernels.{kind}",
         expected=f"hx, {'a pair of tensors, h and c' if num_states == 2 else 'a tensor, h'}: "
         "[layers * directions, batch, hidden]",
-        found=f"{type(shown).__name__} of {len(shown)}"
-        if isinstance(shown, list | tuple)
-        else describe(shown),
+        found=", ".join(map(describe, items)) if items else describe(initial),
     )
