@@ -40,9 +40,7 @@ from burnt.kernels.ops.pooling import adaptive_avg_pool, adaptive_max_pool, avg_
 from burnt.kernels.ops.quantized import (  # noqa: F401 - they register candidates
     scaled_cpu,
     scaled_gpu,
-    scaled_library,
     weight_only_gpu,
-    weight_only_sum,
 )
 from burnt.kernels.ops.quantized.quantize import dequantize, quantize, quantize_rows, quantize_tensor
 from burnt.kernels.ops.quantized.scaled import scaled_conv, scaled_linear

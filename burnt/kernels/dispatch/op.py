@@ -485,15 +485,6 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         cause = self.reference_error(args)
         if cause is not None:
             raise translate_error(self, args, cause) from None
-        is_missing_key = (
-            isinstance(error, KeyError) and entry.config is not None and error.args[0] not in entry.config
-        )
-        if is_missing_key:
-            raise candidate.definition_error(
-                f"the configuration {entry.config}",
-                "every key that the candidate reads",
-                f"{type(error).__name__}: {error}",
-            ) from error
         translated = translate_error(self, args, error, candidate.name)
         if translated is error:
             raise error

@@ -295,16 +295,14 @@ def group_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    r"""Apply group normalization: normalize each group of channels of each sample.
+    """Apply group normalization: normalize each group of channels of each sample.
 
     Args:
         x: ``[batch, channels, *]``, floating-point.
         num_groups: number of groups; it divides the number of channels.
         weight: ``[channels]``, in the dtype of `x`, or float32 if `x` has 16 bits.
         bias: ``[channels]``, in the dtype of `weight`.
-        eps: added to the (biased) variance.
-        residual: shape and dtype of `x`; added to the normalized values, before the activation.
-        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
+        eps, residual, activation: as in `batch_norm`.
 
     Returns:
         A tensor of the shape and dtype of `x`.

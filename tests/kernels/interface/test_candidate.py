@@ -94,18 +94,6 @@ def test_an_op_is_made_of_a_function(given: Any) -> None:
         kernels.op(given)
 
 
-def test_a_configuration_that_lacks_a_key_is_named(op: Op[..., Any]) -> None:
-    @op.candidate("mine", configs=lambda *_: [{"BLOCK": 8}])
-    def mine(x: Tensor, bias: Tensor | None, scale: float, config: dict[str, int]) -> Tensor:
-        return x * config["BLOK"]
-
-    with pytest.raises(
-        DefinitionError, match=r"the configuration {'BLOCK': 8} of the candidate 'mine' of shifted"
-    ) as error:
-        op(torch.ones(2))
-    assert error.value.found == "KeyError: 'BLOK'"
-
-
 def test_a_candidate_has_a_name(op: Op[..., Any]) -> None:
     with pytest.raises(
         DefinitionError, match=r"a candidate of shifted has no name(.|\n)*found +right"

@@ -375,31 +375,20 @@ def conv_transpose(
     groups: int = 1,
     dilation: int | Sequence[int] = 1,
 ) -> Tensor:
-    r"""Apply a transposed convolution: the gradient of `conv` with respect to its input, used for upsampling.
+    """Apply a transposed convolution: the gradient of `conv` with respect to its input, used for upsampling.
 
     Args:
-        x: ``[batch, in_channels, *axes]`` or ``[in_channels, *axes]``, with one to three axes,
-            floating-point.
         weight: ``[in_channels, out_channels / groups, *kernel]``, in the dtype of `x`, like the bias.
-        bias: ``[out_channels]``.
-        activation: a key of `burnt.kernels.ACTIVATIONS`.
         stride: step between the windows that inputs write to; like the others one number, or one per axis.
         padding: number of output elements cut off on each side.
         output_padding: number of elements added at the end of each axis, less than `stride` or `dilation`.
-        groups: number of groups that the channels are divided into; each is convolved separately.
-        dilation: step between the elements of a window.
+        x, bias, activation, groups, dilation: as in `conv`.
 
     Returns:
         ``[batch, out_channels, *axes]``, with ``(size - 1) stride - 2 padding + dilation (kernel - 1) + 1 +
         output_padding`` elements along each axis, in the dtype of `x`.
 
-    Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match, or a size is out of range.
-        InputTypeError: a size is not an integer.
-        InputUnsupportedError: `x` is not floating-point.
-        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
-
-    Like `torch.nn.functional.conv_transpose1d` to ``conv_transpose3d``.
+    Errors are those of `conv`. Like `torch.nn.functional.conv_transpose1d` to ``conv_transpose3d``.
 
     >>> conv_transpose(torch.ones(1, 1, 2), torch.tensor([[[1.0, 2.0]]]), stride=2)
     tensor([[[1., 2., 1., 2.]]])

@@ -117,22 +117,14 @@ def linear_cross_entropy(
         weight: ``[classes, d]``, of the same dtype.
         target: labels ``[*]``, int64 or uint8.
         bias: ``[classes]``.
-        ignore_index: label of rows that are excluded from the sum and the mean.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        label_smoothing: share of the target that is spread over all classes, 0 to 1.
-        z_loss: weight of the squared logarithm of the partition function (`cross_entropy`).
+        ignore_index, reduction, label_smoothing, z_loss: as in `cross_entropy`.
         in_float32: whether to return the loss in float32 if `x` has 16 bits, like the loss of cast logits.
 
     Returns:
         ``[]``, or with ``"none"`` the labels' shape, in the dtype of `x`; in float32 with `in_float32` and
         under autocast.
 
-    Raises:
-        InputIndexError: a label is not a class (on the CPU).
-        InputRuntimeError: the shapes, dtypes or devices do not match.
-        InputValueError: the reduction is unknown.
-
-    As `cross_entropy` of `torch.nn.functional.linear`.
+    Errors are those of `cross_entropy`, which it equals after `torch.nn.functional.linear`.
 
     >>> linear_cross_entropy(torch.zeros(2, 4), torch.ones(10, 4), torch.tensor([3, 7]))
     tensor(2.3026)

@@ -191,10 +191,7 @@ def dequantize(
 
     Args:
         values: as `quantize` returns them.
-        scale: ``[rows, 1]``, ``[1, 1]`` or with blocks ``[rows, blocks]``, floating-point.
-        zero_point: int8, in the shape of `scale`.
-        value: a key of `burnt.scheme.VALUES`.
-        block: columns that share a scale; 0 for whole rows.
+        scale, zero_point, value, block: as in `quantize`.
         columns: of the result, without padding; None for all that are stored.
         dtype: of the result, None for float32; the product is computed in float32 or wider.
 

@@ -10,7 +10,7 @@ import torch
 
 from burnt import kernels
 from burnt.kernels.ops.quantized.quantize import quantized_example
-from burnt.kernels.ops.quantized.scaled_library import scaled_linear_library, shape_unsupported_reason
+from burnt.kernels.ops.quantized.scaled_gpu import scaled_linear_library, shape_unsupported_reason
 
 CPU = torch.device("cpu")
 

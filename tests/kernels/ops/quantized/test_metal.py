@@ -12,7 +12,7 @@ from burnt import kernels
 from burnt.codegen import explain
 from burnt.codegen.function import Function
 from burnt.kernels.ops.quantized.quantize import quantized_example
-from burnt.kernels.ops.quantized.weight_only_sum import linear_as_sum
+from burnt.kernels.ops.quantized.weight_only_gpu import linear_as_sum
 from burnt.scheme import VALUES
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
