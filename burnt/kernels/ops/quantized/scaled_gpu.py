@@ -1,8 +1,8 @@
 """Candidates of `scaled_linear` and `scaled_conv` on a GPU: ``triton``, and ``torch``, which is cuBLASLt.
 
 int8 results are the reference's to the bit, except where an activation that is not piecewise linear differs
-in the last place close to a tie. cuBLASLt's product of float8 matrices is one call if it is only scaled; other
-results are scaled, activated and quantized by a generated kernel, from int32 or float32 sums.
+in the last place close to a tie. cuBLASLt's product of float8 matrices is one call if it is only scaled;
+other results are scaled, activated and quantized by a generated kernel, from int32 or float32 sums.
 """
 
 from __future__ import annotations
