@@ -77,7 +77,7 @@ def _(*args: Any, config: Mapping[str, str]) -> Tensor:
 # --- on Metal -----------------------------------------------------------------------------------------------
 
 # Metal has no generated matmul: the dequantized weight would be written, and read again by torch's. As a sum
-# of products, codegen fuses the dequantization into what reads the weight, and bias and activation at the end.
+# of products, codegen fuses the dequantization into what reads the weight, bias and activation at the end.
 _MAX_SUM_ROWS = 4
 """Rows of x up to which a sum is worth measuring: the weight is decoded for each of them."""
 
