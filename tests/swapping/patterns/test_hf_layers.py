@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import burnt
 from burnt import kernels
 from burnt.swapping.kind import KINDS, is_swapped
-from burnt.swapping.patterns import hf_attention, hf_layers
+from burnt.swapping.patterns import hf_attention
 
 transformers = pytest.importorskip("transformers")
 
@@ -504,9 +504,9 @@ def test_an_activation_with_hooks_is_called(always):
     assert burnt.swap(model).left[""].startswith("its activation has hooks")
 
 
-@pytest.mark.parametrize("name", sorted(hf_layers._BY_NAME))
+@pytest.mark.parametrize("name", "SiLU ReLUSquared GELU NewGELU FastGELU AccurateGELU QuickGELU Mish".split())
 def test_activations(always, name):
-    module = getattr(transformers.activations, name)()
+    module = getattr(transformers.activations, name + "Activation")()
     x = torch.randn(5, 40, requires_grad=True)
     wanted = module(x)
     [gradient] = torch.autograd.grad(wanted.sum(), x)
