@@ -504,7 +504,9 @@ def test_an_activation_with_hooks_is_called(always):
     assert burnt.swap(model).left[""].startswith("its activation has hooks")
 
 
-@pytest.mark.parametrize("name", "SiLU ReLUSquared GELU NewGELU FastGELU AccurateGELU QuickGELU Mish".split())
+@pytest.mark.parametrize(
+    "name", ["SiLU", "ReLUSquared", "GELU", "NewGELU", "FastGELU", "AccurateGELU", "QuickGELU", "Mish"]
+)
 def test_activations(always, name):
     module = getattr(transformers.activations, name + "Activation")()
     x = torch.randn(5, 40, requires_grad=True)
