@@ -1,22 +1,5 @@
 """The run store: a folder with a SQLite file that one training writes and any number of viewers read.
 
-=================  ==========================================================================
-`schema.py`        the tables and views; opening and checking a connection
-`pyramid.py`       min/max pyramid: a plot of a million points reads only a few thousand
-`liveness.py`      which process writes a run, and whether it is alive
-`opening.py`       create a run or add an attempt; reject folders that cannot be used
-`write_lease.py`   which process may change the folder, until another one resumes the run
-`rows.py`          batched INSERT statements
-`writer.py`        `RunWriter`
-`reader.py`        `RunReader`, `find_runs`
-`control.py`       commands to the training, as files
-`tags.py`          tags and notes, as files
-`search.py`        search runs by settings, metrics, tags, notes, names and state
-`removal.py`       remove the folder of a run that has ended
-`export.py`        CSV, JSON lines (also live), TensorBoard
-`tensorboard.py`   the TensorBoard file format
-=================  ==========================================================================
-
 Nothing here imports torch, and each module is imported on first use, so that viewers start fast. The schema
 is documented in docs/run-store.md.
 """

@@ -24,11 +24,7 @@ Table = tuple[str, Sequence[str], Iterable[Sequence[object]]]
 
 
 def check_ended(folder: str | os.PathLike[str]) -> None:
-    """Check that a run has ended, so that results can be added to it.
-
-    Raises:
-        RunError: it is being trained, or cannot be read.
-    """
+    """Raise a RunError unless a run has ended, so that results can be added to it."""
     with RunReader(folder) as reader:
         newest = reader.attempts()[-1]
         if state_of(newest) in ("running", "stale"):
@@ -46,17 +42,9 @@ def add_results(
     data: Mapping[str, object],
     tables: Iterable[Table] = (),
 ) -> None:
-    """Add an event and tables to a run that has ended.
+    """Add an event, such as ``"evaluation"`` with its `data`, and tables to a run that has ended.
 
-    Args:
-        folder: the run folder.
-        kind: of the event, such as ``"evaluation"``.
-        step: the step that the results belong to.
-        data: of the event, for JSON.
-        tables: as in `RunWriter.record_table`.
-
-    Raises:
-        RunError: the run is being trained, cannot be read, or cannot be written.
+    Raises a RunError if the run is being trained, cannot be read, or cannot be written.
 
     >>> import tempfile
     >>> from burnt.store import RunWriter

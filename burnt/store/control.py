@@ -87,16 +87,10 @@ class Acknowledgement(NamedTuple):
 
 
 def check(kind: str, value: object = None) -> float | str | None:
-    """Check a command and return its value as it is sent.
+    """Check a command and return its value as it is sent; raise an UnsupportedError or a RunError.
 
-    Args:
-        kind: one of `KINDS`.
-        value: for `lr`, a finite number above 0 (also as text) or ``"auto"``; for `note`, a text of 1 to
-            `MAX_NOTE` characters; None for the others.
-
-    Raises:
-        UnsupportedError: there is no such command.
-        RunError: the value is not valid for the command.
+    The value of `lr` is a finite number above 0 (also as text) or ``"auto"``, that of `note` a text of 1 to
+    `MAX_NOTE` characters; other commands have none.
 
     >>> check("lr", "1e-3"), check("lr", "auto"), check("note", " better data "), check("pause")
     (0.001, 'auto', 'better data', None)
@@ -149,20 +143,10 @@ def _check_note(value: object) -> str:
 
 
 def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str:
-    """Send a command to the training that writes a run.
+    """Send a command to the training that writes a run; return the command's id, for `acknowledgement`.
 
-    Args:
-        folder: the run folder.
-        kind: one of `KINDS`.
-        value: as in `check`.
-
-    Returns:
-        The command's id, for `acknowledgement`.
-
-    Raises:
-        UnsupportedError: there is no such command.
-        RunError: the value is not valid; the folder holds no run; the run is not running; or this user cannot
-            write to its `control/`.
+    Besides what `check` raises, a RunError says that the folder holds no run, that the run is not running, or
+    that this user cannot write to its `control/`.
 
     >>> import tempfile
     >>> from burnt.store import RunReader, RunWriter
@@ -245,9 +229,8 @@ def waiting(folder: str | os.PathLike[str]) -> list[Command]:
 class Inbox:
     """Reads the commands that arrive in a run's `control/`; used by the training.
 
-    Args:
-        lease: of the current attempt; commands sent to an earlier one are refused. Once another process has
-            resumed the run, no file is touched.
+    Commands sent to an earlier attempt are refused. Once another process has resumed the run, no file is
+    touched.
     """
 
     def __init__(self, lease: WriteLease) -> None:
@@ -265,9 +248,7 @@ class Inbox:
         """Return the commands that arrived since the last call, in the order of sending.
 
         A command's file stays until `mark_answered`. If nothing has arrived, the call costs one `os.stat`.
-
-        Raises:
-            TakenOverError: there are new files, and another process trains the run.
+        Raises a TakenOverError if there are new files, and another process trains the run.
         """
         try:
             modified = os.stat(self._control).st_mtime_ns
@@ -291,11 +272,7 @@ class Inbox:
         return [found for name in names[:_MAX_FILES_PER_POLL] if (found := self._read_new(name)) is not None]
 
     def mark_answered(self, id: str) -> None:
-        """Remove the file of a command that the training has answered.
-
-        Raises:
-            TakenOverError: another process trains the run.
-        """
+        """Remove the file of a command that the training has answered, unless it was taken over."""
         name = f"{id}.json"
         with contextlib.suppress(OSError), self._lease.hold():  # a file that stays is not read again
             os.unlink(os.path.join(self._control, name))

@@ -110,15 +110,11 @@ def iter_records(
             for series, points in _pages(reader, seen):
                 for point in points:
                     yield {"type": "metric", **series._asdict(), **point._asdict()}
-            for event in reader.events(after=after["event"]):
-                after["event"] = event.id
-                yield {"type": "event", **event._asdict()}
-            for line in reader.log_lines(after=after["log"]):
-                after["log"] = line.id
-                yield {"type": "log", **line._asdict()}
-            for sample in reader.system_samples(after=after["system"]):
-                after["system"] = sample.id
-                yield {"type": "system", **sample._asdict()}
+            appended = {"event": reader.events, "log": reader.log_lines, "system": reader.system_samples}
+            for kind, read in appended.items():
+                for row in read(after=after[kind]):
+                    after[kind] = row.id
+                    yield {"type": kind, **row._asdict()}
             for artefact in reader.artefacts():
                 if artefact.id > after["artefact"]:
                     after["artefact"] = artefact.id

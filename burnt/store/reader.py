@@ -669,8 +669,8 @@ class RunReader:
             after: only events with a higher `id`, that is, those new since an earlier read.
         """
         rows = self._rows(
-            "SELECT id, attempt, time, step, kind, data FROM event WHERE id > ? AND (? IS NULL OR kind = ?)"
-            " ORDER BY id",
+            f"SELECT {', '.join(Event._fields)} FROM event WHERE id > ?"
+            " AND (? IS NULL OR kind = ?) ORDER BY id",
             (after, kind, kind),
         )
         return [Event._make((*row[:-1], self._object(row[-1]))) for row in rows]
@@ -682,7 +682,7 @@ class RunReader:
             after: only lines with a higher `id`.
             newest: maximum number of lines, the newest; None for all.
         """
-        rows = self._newest("SELECT id, attempt, time, level, text FROM log_line", after, newest)
+        rows = self._newest(f"SELECT {', '.join(LogLine._fields)} FROM log_line", after, newest)
         return [LogLine(*row) for row in rows]
 
     def system_samples(self, *, after: int = 0, newest: int | None = None) -> list[SystemSample]:

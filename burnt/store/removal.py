@@ -33,9 +33,7 @@ class Removable(NamedTuple):
 def examine(folder: str | os.PathLike[str]) -> Removable:
     """Check that a run can be removed, and return what that frees; changes nothing.
 
-    Raises:
-        RunError: the folder holds no run, or other runs too; it is a link; the run is running; or it cannot
-            be read, so that this is unknown.
+    Raises a RunError if the folder is a link, holds no run or others too, or the run is or may be running.
     """
     folder = Path(folder)
     if folder.is_symlink():
@@ -78,10 +76,7 @@ def examine(folder: str | os.PathLike[str]) -> Removable:
 
 
 def remove(folder: str | os.PathLike[str]) -> Removable:
-    """Remove a run, as `examine` returns it.
-
-    Raises:
-        RunError: see `examine`; or a file cannot be removed.
+    """Remove a run, and return what `examine` does.
 
     >>> import tempfile
     >>> from burnt.store import RunWriter, find_runs

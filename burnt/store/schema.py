@@ -150,11 +150,9 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that a file is a run's database, of a schema version that this burnt reads.
+    """Raise a RunError unless a file is a run's database, of a schema version that this burnt reads.
 
-    Raises:
-        RunError: it is another kind of file, or a newer burnt wrote it.
-        sqlite3.DatabaseError: the file cannot be read; pass it to `unreadable`.
+    If the file cannot be read, it raises a `sqlite3.DatabaseError`; pass that to `unreadable`.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()

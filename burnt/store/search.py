@@ -103,10 +103,7 @@ class Query:
 
 
 def parse_query(text: str) -> Query:
-    """Parse a query; an empty one matches every run.
-
-    Raises:
-        QueryError: the query cannot be parsed; the message points at the position.
+    """Parse a query; an empty one matches every run. The message of a QueryError points at the position.
 
     >>> facts = RunFacts(["digits-a"], "crashed", ["baseline"], [], {"model.hidden": 128, "lr": 0.01},
     ...                  {Series("loss", "valid"): 0.25}, lambda series: None, {"step": 500})

@@ -42,9 +42,6 @@ class Note(NamedTuple):
 def check_tag(tag: str) -> str:
     """Return a tag, if it is valid: up to 64 letters, digits, ``_``, ``.``, ``+`` and ``-``.
 
-    Raises:
-        RunError: it is not valid.
-
     >>> check_tag("baseline-2")
     'baseline-2'
     """
@@ -69,13 +66,9 @@ def read_tags(folder: str | os.PathLike[str]) -> tuple[str, ...]:
 def change_tags(
     folder: str | os.PathLike[str], add: Iterable[str] = (), remove: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """Add and remove tags of a run; those that it has, or lacks, already cause no error.
+    """Add and remove tags of a run, and return its tags afterwards.
 
-    Returns:
-        The run's tags afterwards.
-
-    Raises:
-        RunError: a tag is not valid, the folder holds no run, or cannot be written.
+    Tags that it has, or lacks, already cause no error; an invalid one, or no run in the folder, a RunError.
 
     >>> import tempfile
     >>> from burnt.store import RunWriter
@@ -100,15 +93,9 @@ def change_tags(
 
 
 def add_note(folder: str | os.PathLike[str], text: str, step: int | None = None) -> None:
-    """Add a note to a run, which may be running or have ended.
+    """Add a note of 1 to 2,000 characters to a run, which may be running or have ended.
 
-    Args:
-        folder: the run folder.
-        text: 1 to 2,000 characters.
-        step: the step that it belongs to.
-
-    Raises:
-        RunError: the text is not valid, the folder holds no run, or cannot be written.
+    Raises a RunError if the text is not valid, or the folder holds no run or cannot be written.
     """
     text, notes, now = str(check("note", text)), _subfolder(folder, _NOTES), time.time_ns()
     document = {
@@ -146,11 +133,7 @@ def event_notes(events: Iterable[Event]) -> list[Note]:
 
 
 def all_notes(reader: RunReader) -> list[Note]:
-    """Return the notes of a run, from its events and its ``notes/``, oldest first.
-
-    Raises:
-        RunError: the run cannot be read.
-    """
+    """Return the notes of a run, from its events and its ``notes/``, oldest first."""
     notes = [*event_notes(reader.events("note")), *read_notes(reader.folder)]
     return sorted(notes, key=lambda note: note.time)
 

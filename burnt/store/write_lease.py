@@ -23,10 +23,6 @@ _LOCK_MILLISECONDS = 1_000
 class WriteLease:
     """The right of one attempt to write a run, until another process resumes it.
 
-    Args:
-        folder: the run folder.
-        attempt: the attempt's id.
-
     >>> import tempfile
     >>> from burnt.store import RunWriter
     >>> with RunWriter.create(tempfile.mkdtemp()) as run, run.lease.hold():
@@ -52,11 +48,8 @@ class WriteLease:
     def hold(self) -> Iterator[None]:
         """Change files of the folder in this block: no process can resume the run meanwhile.
 
-        Keep it short, and do not wait in it for the run's writer, which cannot write either.
-
-        Raises:
-            TakenOverError: another process has resumed the run.
-            RunError: the folder was deleted or moved.
+        Keep it short, and do not wait in it for the run's writer, which cannot write either. It raises a
+        TakenOverError if another process has resumed the run, a RunError if the folder was deleted or moved.
         """
         if self.is_folder_gone:
             raise RunError("the run's folder was deleted or moved", where=str(self.folder))
@@ -72,11 +65,7 @@ class WriteLease:
             yield
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """Raise if another process has resumed the run.
-
-        Raises:
-            TakenOverError: with its process, and the step since which it trains.
-        """
+        """Raise a TakenOverError if another process has resumed the run."""
         other = connection.execute(
             "SELECT id, host, pid, started, resumed_from_step FROM attempt WHERE id > ? ORDER BY id LIMIT 1",
             (self.attempt,),

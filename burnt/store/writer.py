@@ -206,7 +206,7 @@ class RunWriter:
             ) from error
         if step == self._resumed_step:
             numbers = [(name, value) for name, value in numbers if (name, split) not in self._rows_there]
-        self._put_sample(("log", time.time(), step, epoch, split, numbers))
+        self._put_sample("log", step, epoch, split, numbers)
 
     def event(self, kind: str, step: int | None = None, **data: object) -> None:
         """Write an event: something that happened once, such as a saved checkpoint or a changed rate.
@@ -216,17 +216,15 @@ class RunWriter:
             step: steps done when it happened.
             data: details, as JSON; types that JSON lacks are converted with `str`.
         """
-        self._put(
-            (INTO_EVENT, (self.attempt, time.time(), _optional_count(step), clean_text(kind), to_json(data)))
-        )
+        self._put(INTO_EVENT, _optional_count(step), clean_text(kind), to_json(data))
 
     def log_line(self, text: str, level: str = "info") -> None:
         """Write a line of text."""
-        self._put_sample((INTO_LOG, (self.attempt, time.time(), clean_text(level), clean_text(text))))
+        self._put_sample(INTO_LOG, clean_text(level), clean_text(text))
 
     def system(self, sample: Mapping[str, float]) -> None:
         """Write a sample of the machine's state, name -> number; see `burnt.train.reporting.system`."""
-        self._put_sample((INTO_SYSTEM, (self.attempt, time.time(), to_json(dict(sample)))))
+        self._put_sample(INTO_SYSTEM, to_json(dict(sample)))
 
     def record_table(
         self, name: str, columns: Sequence[str], rows: Iterable[Sequence[object]], step: int | None = None
@@ -381,9 +379,7 @@ class RunWriter:
             self._closed = True
         now = time.time()
         reason = None if reason is None else clean_text(reason)
-        self._queue.append(
-            (INTO_EVENT, (self.attempt, now, None, "end", to_json({"state": state, "reason": reason})))
-        )
+        self._queue.append((INTO_EVENT, now, None, "end", to_json({"state": state, "reason": reason})))
         self._deadline = time.monotonic() + timeout
         self._ending = (now, state, reason)
         self._wake.set()
@@ -407,33 +403,32 @@ class RunWriter:
 
     # --- on the calling thread
 
-    def _put(self, item: Row) -> None:
+    def _put(self, kind: str, *content: Any) -> None:
+        """Queue an item: ``"log"``, ``"flush"``, ``"sync"``, or a statement and its later columns."""
         self._check_open()
-        self._queue.append(item)
+        self._queue.append((kind, time.time(), *content))
 
     def _request(self, kind: Literal["flush", "sync"]) -> threading.Event:
         """Return an event that is set once everything queued so far is written."""
         done = threading.Event()
-        self._put((kind, done))
+        self._put(kind, done)
         self._wake.set()
         return done
 
-    def _put_sample(self, item: Row) -> None:
-        self._check_open()
+    def _put_sample(self, kind: str, *content: Any) -> None:
         queued = len(self._queue)
         if queued >= self._capacity:
+            self._check_open()
             self._drop(1)
             return
-        self._queue.append(item)
+        self._put(kind, *content)
         if queued == _WAKE_ITEMS:
             self._wake.set()
 
     def _put_artefact(self, kind: str, name: str, step: int | None, data: str | bytes) -> None:
         if step is not None and step == self._resumed_step and (name, kind) in self._rows_there:
             return
-        self._put(
-            (INTO_ARTEFACT, (self.attempt, time.time(), _optional_count(step), kind, clean_text(name), data))
-        )
+        self._put(INTO_ARTEFACT, _optional_count(step), kind, clean_text(name), data)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -500,16 +495,16 @@ class RunWriter:
             self._progress_written = progress
             batch.add(INTO_PROGRESS, progress)
         while self._queue and batch.items < _BATCH_ITEMS:
-            kind, *content = self._queue.popleft()
+            kind, when, *content = self._queue.popleft()
             batch.items += 1
             batch.samples += kind in _SAMPLES
             if kind == "log":
-                self._add_metrics(batch, *content)
+                self._add_metrics(batch, when, *content)
             elif kind in ("flush", "sync"):
                 batch.flushed.append(content[0])
                 batch.is_synced |= kind == "sync"
             else:
-                batch.add(kind, content[0])
+                batch.add(kind, (self.attempt, when, *content))
         return batch
 
     def _add_metrics(
