@@ -25,24 +25,16 @@ if TYPE_CHECKING:
 
 
 class Training(Protocol):
-    """What callbacks see of the training, which is a `burnt.train.loop.Loop`.
-
-    Attributes:
-        learner: the model, its optimizer and its steps.
-        position: steps and epochs done.
-        values: the last metric values, ``{"valid/loss": 0.1}``.
-        writer: the run store; ``writer.folder`` is the run's folder.
-        callbacks: all callbacks of the training.
-    """
+    """What callbacks see of the training, which is a `burnt.train.loop.Loop`."""
 
     learner: Learner
     position: Position
-    writer: RunWriter
+    writer: RunWriter  # the run store; `writer.folder` is the run's folder
     callbacks: Callbacks
 
     @property
     def values(self) -> dict[str, float]:
-        """The last metric values."""
+        """The last metric values, ``{"valid/loss": 0.1}``."""
         ...
 
     def stop(self, reason: str) -> None:
@@ -60,11 +52,7 @@ class Training(Protocol):
 
 @dataclasses.dataclass
 class Event:
-    """What every event has.
-
-    Args:
-        training: the training in which it happened.
-    """
+    """What every event has: the training in which it happened."""
 
     training: Training
 
@@ -73,11 +61,8 @@ class Event:
 class Started(Event):
     """The training begins, or goes on after a resume, at ``training.position``.
 
-    Args:
-        title: model, duration and device in one line.
-        epochs: after which the training ends; None if it ends otherwise.
-        steps: after which it ends; None if that is not known.
-        seconds: of training after which it ends; None if it ends otherwise.
+    `title` is the model, the duration and the device in one line. The training ends after `epochs`, `steps`
+    or `seconds`, as far as these are known.
     """
 
     title: str = ""
@@ -90,8 +75,7 @@ class Started(Event):
 class GradientsComputed(Event):
     """The gradients of a step are known, before they are clipped; of several optimizers, those of each step.
 
-    Args:
-        gradients: of the mean loss over the window, by path; a callback may assign others.
+    `gradients` are of the mean loss over the window, by path; a callback may assign others.
     """
 
     gradients: Gradients
@@ -101,11 +85,8 @@ class GradientsComputed(Event):
 class Stepped(Event):
     """A step is done, and counted in ``training.position``.
 
-    Args:
-        batch: its last micro-batch.
-        output: what the training step returned for it.
-        learning_rate: the learning rate of the step.
-        skipped: whether the step changed nothing, by ``on_nan=``; otherwise False.
+    `batch` is its last micro-batch, and `output` what the training step returned for it. A step that is
+    `skipped` changed nothing, by ``on_nan=``.
     """
 
     batch: Any
@@ -116,36 +97,22 @@ class Stepped(Event):
 
 @dataclasses.dataclass
 class Logged(Event):
-    """The metrics were read.
-
-    Args:
-        values: name -> value since the last reading, ``{"loss": 0.3}``.
-        speed: learning rate, steps and samples per second, share of the time spent waiting for data.
-    """
+    """The metrics were read: `values` are those since the last reading, ``{"loss": 0.3}``."""
 
     values: Mapping[str, float]
-    speed: Mapping[str, float]
+    speed: Mapping[str, float]  # learning rate, steps and samples per second, share of time waiting for data
 
 
 @dataclasses.dataclass
 class EpochEnded(Event):
-    """An epoch is done.
-
-    Args:
-        values: the metrics over the epoch, ``{"loss": 0.3}``.
-    """
+    """An epoch is done: its metrics, ``{"loss": 0.3}``."""
 
     values: Mapping[str, float]
 
 
 @dataclasses.dataclass
 class Validated(Event):
-    """A validation is done.
-
-    Args:
-        split: which, ``"valid"``.
-        values: its metrics, ``{"loss": 0.3}``.
-    """
+    """A validation is done: its split, ``"valid"``, and its metrics, ``{"loss": 0.3}``."""
 
     split: str
     values: Mapping[str, float]
@@ -153,35 +120,23 @@ class Validated(Event):
 
 @dataclasses.dataclass
 class CheckpointSaved(Event):
-    """A checkpoint was written.
-
-    Args:
-        saved: the checkpoint.
-    """
+    """A checkpoint was written."""
 
     saved: Saved
 
 
 @dataclasses.dataclass
 class Failed(Event):
-    """An exception ends the training.
-
-    Args:
-        error: the exception.
-    """
+    """An exception ends the training."""
 
     error: BaseException
 
 
 @dataclasses.dataclass
 class Ended(Event):
-    """The training is over, without an exception.
+    """The training is over, without an exception."""
 
-    Args:
-        reason: why, ``"finished"``.
-    """
-
-    reason: str
+    reason: str  # such as "finished"
 
 
 HOOKS: Mapping[str, type[Event]] = {
@@ -200,9 +155,6 @@ HOOKS: Mapping[str, type[Event]] = {
 
 class Callbacks:
     """The callbacks of a training, in the order they were given.
-
-    Raises:
-        DefinitionError: they are no list; an object has none of the methods, or a misspelt one.
 
     >>> class Printer:
     ...     def on_end(self, event):
@@ -248,11 +200,7 @@ class Callbacks:
                 event.error.add_note(f"{name}.on_error failed, too: {type(second).__name__}: {second}")
 
     def state(self) -> dict[str, Any]:
-        """Return the states of the callbacks that have one, by name.
-
-        Raises:
-            DefinitionError: a state cannot be written as JSON.
-        """
+        """Return the states of the callbacks that have one, as JSON, by name."""
         states = {name: callback.state() for name, callback in self._named() if hasattr(callback, "state")}
         for name, state in states.items():
             try:

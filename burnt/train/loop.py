@@ -90,15 +90,11 @@ class TrainStep:
             self.optimizers = StepOptimizers(learner.optimizer, learner.model, rules)
 
     def __call__(self, window: Sequence[Any], learning_rate: float, observe: Observe) -> NonFinite | None:
-        """Update the parameters once, by the gradients of the mean loss over the window.
+        """Update the parameters once, by the gradients of the mean loss over a window of micro-batches.
 
         A window without items changes nothing, and neither does one whose loss or gradients are not finite if
-        the rules skip such steps: then the reason is returned.
-
-        Args:
-            window: the micro-batches, at least one.
-            learning_rate: of this step.
-            observe: is given the output of each micro-batch, computed with the parameters before the step.
+        the rules skip such steps: then the reason is returned. `observe` is given the output of each
+        micro-batch, computed with the parameters before the step.
         """
         self.outcomes.begin_step()
         if self.optimizers is not None:  # several: the training step takes gradients and steps them itself
@@ -565,10 +561,8 @@ class Loop:
     def save(self, *, kept: bool = False, scheduled: bool = True, wait: bool = False) -> None:
         """Write a checkpoint if loss and parameters are finite.
 
-        Args:
-            kept: it is never removed.
-            scheduled: the settings of the training ask for it, not an interruption or a command.
-            wait: return when it is written, also if checkpoints are written in the background.
+        One that is `kept` is never removed; one is `scheduled` if the settings of the training ask for it,
+        not an interruption or a command. With `wait` it is written on return, also in the background.
         """
         position, control = self.position, self.control
         # A command can change the learning rate without a step.

@@ -41,10 +41,8 @@ def restore_checkpoint(
 ) -> Loaded:
     """Load the newest checkpoint of a resumed run, if there is one, and warn of settings that have changed.
 
-    Model, optimizer, metrics, callbacks, early stopping and plateaus get their state.
-
-    Raises:
-        CheckpointError: it is damaged, does not fit the model, or needs the loader of the run.
+    Model, optimizer, metrics, callbacks, early stopping and plateaus get their state. A CheckpointError says
+    that the checkpoint is damaged, does not fit the model, or needs the loader of the run.
     """
     message = settings.reporter.message
     newest = checkpoints.newest() if checkpoints is not None and settings.resume else None

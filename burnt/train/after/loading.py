@@ -257,12 +257,7 @@ class RunFiles:
         return found
 
     def read_checkpoint(self, wanted: str | int, read: Callable[[Saved], T]) -> tuple[Saved, T]:
-        """Choose a checkpoint and read it; choose again if the training has removed or replaced it meanwhile.
-
-        Raises:
-            CheckpointError: there is none, or one after the other was removed.
-            Exception: what `read` raises.
-        """
+        """Choose a checkpoint and read it; choose again if the training has removed or replaced it."""
         for _ in range(_MOST_CHOICES):
             saved = self.checkpoint(wanted)
             before = stamp(saved.path)

@@ -16,11 +16,9 @@ from burnt.inspect.specs import Path
 class TrainedAs:
     """What a training leaves on its model, and `burnt.load` on the one it returns.
 
-    Args:
-        precision: the training's ``precision=``.
-        signature: what the training step gave the model; None if unknown.
-        sources: where in the batch the step took each of the signature's inputs from; None for an input that
-            the step computes or changes in place, and a single None if that could not be found out.
+    `signature` is what the training step gave the model. `sources` says where in the batch the step took each
+    of these inputs from: None for one that the step computes or changes in place, and a single None if that
+    could not be found out.
     """
 
     precision: str

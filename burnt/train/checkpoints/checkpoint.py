@@ -79,22 +79,15 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """Where a training begins: the parts of a checkpoint besides the model and the metrics; empty at first.
-
-    Args:
-        rng: the random states at the position; None at the start.
-        epoch_rng: the random states at the start of that epoch.
-        fields_set: texts on static fields of the model that were set as in the checkpoint.
-        fields_kept: texts on those that differ and were kept.
-    """
+    """Where a training begins: parts of a checkpoint other than model and metrics; empty at first."""
 
     position: Position = dataclasses.field(default_factory=Position)
     document: dict[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: OptimizerRecord | None = None
-    rng: RandomStates | None = None
-    epoch_rng: RandomStates | None = None
-    fields_set: Sequence[str] = ()
-    fields_kept: Sequence[str] = ()
+    rng: RandomStates | None = None  # at the position; None at the start
+    epoch_rng: RandomStates | None = None  # at the start of that epoch
+    fields_set: Sequence[str] = ()  # texts on static fields of the model that were set as in the checkpoint
+    fields_kept: Sequence[str] = ()  # texts on those that differ and were kept
 
     def last_values(self) -> dict[str, float]:
         """Return the last metric values of each split, including those of earlier steps."""
@@ -528,9 +521,7 @@ def stamp(path: Path) -> tuple[int, int] | None:
 def model_file(path: Path) -> Path:
     """Return the file of a checkpoint's model, after a check that it was saved with the rest.
 
-    Raises:
-        CheckpointError: it is that of another checkpoint.
-        RecordError, OSError: a header is damaged, or the checkpoint was removed.
+    A damaged header or a removed checkpoint raises a RecordError or an OSError.
     """
     document = _checked_document(path, read_document(path / TRAINING_FILE))
     model, what = path / MODEL_FILE, "the model's file is not that of this checkpoint"

@@ -28,19 +28,12 @@ _SHARE = 0.9  # of the memory that is free at the start
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Steps at one batch size.
-
-    Args:
-        batch_size: the number of items in a batch.
-        seconds: the median duration of a step; None if the size did not fit.
-        peak_bytes: the memory that the step needed beside what was in use before, at its peak.
-        problem: why the size did not fit, or None.
-    """
+    """Steps at one batch size."""
 
     batch_size: int
-    seconds: float | None
-    peak_bytes: int
-    problem: str | None = None
+    seconds: float | None  # the median duration of a step; None if the size did not fit
+    peak_bytes: int  # the memory that the step needed in addition to what was in use before
+    problem: str | None = None  # why the size did not fit
 
     @property
     def samples_per_second(self) -> float:
@@ -50,11 +43,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class BatchSizeSearch:
-    """The trials of a search. Its `repr` is a table.
-
-    Args:
-        trials: by ascending batch size.
-    """
+    """The trials of a search, by ascending batch size. Its `repr` is a table."""
 
     trials: Sequence[Trial]
 

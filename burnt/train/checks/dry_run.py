@@ -17,15 +17,10 @@ from burnt.train.reporting.progress import Reporter
 
 @dataclasses.dataclass
 class Findings:
-    """What a dry run has checked.
+    """What a dry run has checked."""
 
-    Args:
-        checked: subject -> what was found, ``{"model": "Digits, 92,042 parameters"}``.
-        warnings: what the training would warn of, and what could not be checked.
-    """
-
-    checked: dict[str, str]
-    warnings: list[str]
+    checked: dict[str, str]  # subject -> what was found, {"model": "Digits, 92,042 parameters"}
+    warnings: list[str]  # what the training would warn of, and what could not be checked
 
 
 class ValuesNeeded(Exception):

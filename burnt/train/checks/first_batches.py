@@ -36,17 +36,12 @@ _CLASSES = "torch's losses take classes of int64: labels.long(), or masks.long()
 
 @dataclasses.dataclass
 class FirstBatches:
-    """What the checks have found out.
+    """What the checks have found out: `signature` and `sources` are as in `TrainedAs`, for config.json.
 
-    Args:
-        shapes: the output shapes of the modules, by path.
-        signature: what the model takes and returns, for config.json.
-        sources: where in a batch the training step takes each of these inputs from, for config.json; None for
-            an input that it computes.
-        output: of the training step, with meta tensors; None if it could not run without values.
+    The output of the training step has meta tensors; it is None if the step cannot run without values.
     """
 
-    shapes: Mapping[str, str]
+    shapes: Mapping[str, str]  # of the modules' outputs, by path
     signature: dict[str, Any]
     sources: list[list[str | int] | None] = dataclasses.field(default_factory=list)
     output: StepOutput | None = None
@@ -90,13 +85,9 @@ def check_first_batches(
 def check_without_values(settings: TrainingSettings, learner: Learner) -> dict[str, str]:
     """Run the shapes of the first batches through the steps and the metrics, without values and memory.
 
-    A step or metric that needs values is run on the batch itself, on the model's device. What such a run
-    changes in the model, such as running statistics, stays changed. Returned are, by split, the shapes of
-    its first batch and of what the step returns.
-
-    Raises:
-        ValuesNeeded: a step or metric needs values, and the model's parameters are meta tensors.
-        Exception: as `check_first_batches`, and any exception of a step that needs values.
+    A step or metric that needs values is run on the batch itself, on the model's device; `ValuesNeeded` is
+    raised if the parameters are meta tensors. What such a run changes in the model, such as running
+    statistics, stays changed. Returned are, by split, the shapes of its first batch and of the step's output.
     """
     output = _check_training_step(settings, learner, Loaded()).output
     batch = next(iter(settings.train.epoch(0)))

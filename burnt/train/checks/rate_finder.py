@@ -38,14 +38,10 @@ class RateSearch:
     """The losses of steps at growing learning rates.
 
     Its `repr` is a drawing; a notebook shows it as SVG.
-
-    Args:
-        rates: the learning rate of each step, ascending.
-        losses: the loss before each step.
     """
 
-    rates: Sequence[float]
-    losses: Sequence[float]
+    rates: Sequence[float]  # of each step, ascending
+    losses: Sequence[float]  # before each step
 
     @property
     def _reach(self) -> int:

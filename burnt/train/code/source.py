@@ -86,24 +86,17 @@ def refuse_while_importing() -> None:
 class Source:
     """Where a run's model is defined, and what started the run.
 
-    Args:
-        module: the module of the model's class; that of a script is named by its file, ``"train"``.
-        model: the qualified name of the class in it, ``"Digits"``.
-        file: the module's file, relative to the folder that the run was started in if it is below that; None
-            if it has no file, as in an interactive session.
-        sha256: of the file's content.
-        target: ``"train.py:main"`` of `burnt train`, or the script's file; None in an interactive session.
-        overrides: the assignments given with it, or the script's arguments.
-        config: the values of the Config that the target was called with; None for a script.
+    `file` is relative to the folder that the run was started in if it is below that; an interactive session
+    has no file and no target.
     """
 
-    module: str
-    model: str
+    module: str  # of the model's class; that of a script is named by its file, "train"
+    model: str  # the qualified name of the class in it, "Digits"
     file: str | None
-    sha256: str | None
-    target: str | None
-    overrides: tuple[str, ...]
-    config: dict[str, Any] | None = None
+    sha256: str | None  # of the file's content
+    target: str | None  # "train.py:main" of `burnt train`, or the script's file
+    overrides: tuple[str, ...]  # the assignments given with it, or the script's arguments
+    config: dict[str, Any] | None = None  # that the target was called with; None for a script
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> Source:

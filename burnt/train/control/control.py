@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import Literal, Self
 
-from burnt.errors import BurntError, TakenOverError
+from burnt.errors import BurntError, TakenOverError, clean
 from burnt.store import RunWriter
 from burnt.store.control import Command, Inbox, Refused
 from burnt.train.control.interrupt import Interruption
@@ -61,18 +61,10 @@ class _CommandRefused(Exception):
 class Control(AbstractContextManager["Control"]):
     """Executes the commands that arrive in a run's `control/`, and decides when the training must end.
 
-    Args:
-        message: shows the answers; the run store gets them as events of kind ``command``.
-        interruption: catches signals; a signal also ends a pause.
-        schedule: step -> learning rate, used unless a command set another one.
-        learning_rate: the learning rate that a command set before the run was resumed, or None.
-        rate_factor: the factor that belongs to it.
-        groups: the groups of parameters with a schedule of their own, whose rates the factor multiplies.
-
-    Attributes:
-        override: the learning rate set by a command, or None.
-        override_factor: `override` over the rate that was scheduled for its first step, or 1 if that is 0;
-            None before this step.
+    `override` is the learning rate set by a command, or None, and `override_factor` that rate over the one
+    that was scheduled for its first step, or 1 if that is 0; None before this step. A resumed run begins with
+    both as a command had set them before. The factor multiplies the rates of `groups`, which are those of
+    parameters with a schedule of their own.
     """
 
     def __init__(
@@ -247,9 +239,9 @@ class Control(AbstractContextManager["Control"]):
         )
         self._writer.flush(timeout=0)  # the sender is waiting for the answer
         self._inbox.mark_answered(command.id)
-        value = "" if command.value is None else f" {_printable(str(command.value))}"
-        what = f"{command.kind}{value}" if command.kind else f"control/{_printable(command.id)}"
-        origin = f" from {_printable(sender)}" if sender else ""
+        value = "" if command.value is None else f" {clean(str(command.value))}"
+        what = f"{command.kind}{value}" if command.kind else f"control/{clean(command.id)}"
+        origin = f" from {clean(sender)}" if sender else ""
         if status == "refused":
             self._message(f"{what}{origin} refused: {reason}")
         else:
@@ -259,8 +251,3 @@ class Control(AbstractContextManager["Control"]):
         if self._interruption.signal is not None and not self._signal_recorded:
             self._signal_recorded = True
             self._writer.event("signal", self._position.step, signal=self._interruption.signal.name)
-
-
-def _printable(text: str) -> str:
-    """Return the text with control characters escaped, so that it cannot control the terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

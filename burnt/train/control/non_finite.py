@@ -150,13 +150,9 @@ class NonFiniteReports:
         learning_rate: float,
         newest: Path | None,
     ) -> NonFiniteError:
-        """Return the error for a loss or parameter that became NaN or infinite.
+        """Return the error for a loss or parameter that became NaN or infinite after step `since`.
 
-        Args:
-            what: its name.
-            since: a step after which it was finite.
-            place: where the first such loss is from, if known.
-            newest: the checkpoint to resume from.
+        `place` is where the first such loss is from, if known, and `newest` the checkpoint to resume from.
         """
         steps, samples = (since + 1, position.step), None
         where = f"steps {steps[0]} to {steps[1]}, epoch {position.current_epoch}"

@@ -95,27 +95,20 @@ class Metric:
         self.count += count
 
     def _argument_error(self, total: object, **numbers: object) -> MetricError:
-        what = f"{self.name} cannot add this"
-        if not isinstance(total, Tensor):
-            return MetricError(
-                what,
-                where=f"{type(self).__name__}.update",
-                expected="a tensor as total",
-                found=type(total).__name__,
-                hint="torch.tensor(total)",
-            )
-        name, found = next((k, v) for k, v in numbers.items() if not isinstance(v, int))
-        # Reading a tensor would wait for the device at every batch.
-        hint = (
-            "numerator and denominator are both sums: self.add(torch.stack([a, b]), len(outputs)), and "
-            "value() returns total[0] / total[1]"
-            if isinstance(found, Tensor)
-            else f"int({name})"
-        )
+        found = total
+        expected, hint = "a tensor as total", "torch.tensor(total)"
+        if isinstance(total, Tensor):
+            name, found = next((k, v) for k, v in numbers.items() if not isinstance(v, int))
+            expected, hint = f"an int as {name}", f"int({name})"
+            if isinstance(found, Tensor):  # reading it would wait for the device at every batch
+                hint = (
+                    "numerator and denominator are both sums: self.add(torch.stack([a, b]), len(outputs)), "
+                    "and value() returns total[0] / total[1]"
+                )
         return MetricError(
-            what,
+            f"{self.name} cannot add this",
             where=f"{type(self).__name__}.update",
-            expected=f"an int as {name}",
+            expected=expected,
             found=type(found).__name__,
             hint=hint,
         )

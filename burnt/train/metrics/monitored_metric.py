@@ -22,13 +22,10 @@ def default_split(splits: Iterable[str]) -> str:
 
 
 class Monitored:
-    """A metric on a split, as early stopping, a plateau or `KeepBest` monitors it.
+    """A metric on a split, as early stopping, a plateau or `KeepBest` (the `owner`) monitors it.
 
-    Args:
-        metric: the metric, as an object or by name; ``"valid/loss"`` names the split too.
-        split: ``"train"`` or the name of a validation set. By default ``"valid"``, or if the run has no set
-            of that name, its first one.
-        owner: the class that monitors it, for messages.
+    The metric is given as an object or by name; ``"valid/loss"`` names the split too. By default the split is
+    ``"valid"``, or if the run has no validation set of that name, its first one.
     """
 
     def __init__(self, metric: Metric | str, split: str | None, owner: str) -> None:

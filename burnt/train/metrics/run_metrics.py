@@ -11,11 +11,8 @@ from burnt.train.metrics.base import Metric, Sums, intervals, read
 class RunMetrics:
     """The metrics of a run; those that are not a single number are computed on validations only.
 
-    Attributes:
-        train: those of the training steps, over the epoch, the loss first.
-        valid: those of each validation.
-        values: the last values, ``{"valid/loss": 0.1}``.
-        logged: the sums of `train` when they were logged last.
+    `train` has the sums over the epoch so far, the loss first, and `logged` those sums when they were logged
+    last; `values` are the last values, ``{"valid/loss": 0.1}``.
     """
 
     def __init__(self, metrics: Sequence[Metric], splits: Iterable[str]) -> None:

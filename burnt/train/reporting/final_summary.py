@@ -20,14 +20,7 @@ def format_summary(
     saved: Sequence[Saved],
     keepers: Sequence[Keeper],
 ) -> str:
-    """Return the summary as text for a terminal or a log.
-
-    Args:
-        folder: the run folder; the best values are read from its store.
-        values: the last metric values, ``{"valid/loss": 0.1}``.
-        saved: the checkpoints on disk, oldest first.
-        keepers: the keepers that selected them.
-    """
+    """Return the summary as text for a terminal or a log; the best values are read from the run store."""
     lines = _format_table(folder, values, metrics)
     if saved:
         lines.append(f"Checkpoints in {saved[0].path.parent}: {_format_checkpoints(saved, keepers)}")

@@ -60,16 +60,10 @@ def monitor_command() -> list[str]:
 class MonitorProcess:
     """Opens the monitor on a run, in the terminal of this process. Create it on the main thread.
 
-    Args:
-        folder: the run folder, with its ``logs/``.
-        on_line: called from a thread with each line that the training prints while the monitor is open.
-        on_return: called once, from a thread, when the terminal is back or gone: with a message that says
-            why, or with None after `close`.
-
-    Attributes:
-        output: the file that receives the training's output while the monitor is open.
-        has_output: whether anything was printed; valid once the terminal is back.
-        showing: whether the monitor process has the terminal.
+    `on_line` is called from a thread with each line that the training prints while the monitor is open;
+    `output` is the file that receives them, and `has_output` says, once the terminal is back, whether there
+    were any. `on_return` is called once, from a thread, when the terminal is back or gone: with a message
+    that says why, or with None after `close`.
     """
 
     def __init__(
@@ -125,11 +119,7 @@ class MonitorProcess:
         self._thread.start()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Wait up to 15 s for the user to close the monitor, then terminate the monitor process.
-
-        Args:
-            at_once: terminate it without waiting for the user.
-        """
+        """Wait up to 15 s for the user to close the monitor (not `at_once`), then terminate its process."""
         if not self._is_open():
             return
         self._is_closing = True

@@ -13,10 +13,7 @@ NICENESS = 19
 
 
 def set_lowest_priority(pid: int = 0) -> None:
-    """Give a process, with all its threads, the lowest priority.
-
-    Args:
-        pid: the process id; 0 for this process.
+    """Give a process, with all its threads, the lowest priority; 0 is this process.
 
     Sets nice 19 and, on Linux, also the scheduling class SCHED_IDLE: any other task gets the core at once,
     where it would wait a few milliseconds for a task that is only nice. This cannot be undone. On Windows it

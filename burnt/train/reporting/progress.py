@@ -164,11 +164,7 @@ class Reporter:
 
 
 def check_monitor(monitor: str) -> str:
-    """Check a ``monitor=`` setting and return it; ``auto`` becomes ``BURNT_MONITOR`` if that variable is set.
-
-    Raises:
-        UnsupportedError: the setting does not exist, or does not work in this terminal.
-    """
+    """Check a ``monitor=`` setting and return it; ``auto`` becomes ``BURNT_MONITOR`` if that is set."""
     where = None
     if monitor == "auto" and os.environ.get("BURNT_MONITOR"):
         where, monitor = "the environment variable BURNT_MONITOR", os.environ["BURNT_MONITOR"]
@@ -199,11 +195,7 @@ def check_monitor(monitor: str) -> str:
 
 
 def choose_reporter(monitor: str) -> Reporter:
-    """Return the reporter for a ``monitor=`` setting; ``auto`` selects the best one for this terminal.
-
-    Raises:
-        UnsupportedError: the setting does not exist, or does not work in this terminal.
-    """
+    """Return the reporter for a ``monitor=`` setting; ``auto`` selects the best one for this terminal."""
     monitor = check_monitor(monitor)
     if monitor == "notebook" or (monitor == "auto" and in_notebook()):
         return NotebookReporter()

@@ -75,16 +75,10 @@ def in_foreground(descriptor: int) -> bool:
 
 
 def restore_terminal(descriptor: int, attributes: list[Any], *, tidy: bool) -> bool:
-    """Restore a terminal's modes after a full-screen program.
+    """Restore a terminal's modes after a full-screen program; return whether the terminal still exists.
 
-    Args:
-        descriptor: a descriptor of the terminal.
-        attributes: what `termios.tcgetattr` returned before the program started.
-        tidy: whether the program left the alternate screen itself.
-
-    Returns:
-        Whether the terminal still exists. If another process group is in the foreground, it is left
-        unchanged.
+    `attributes` is what `termios.tcgetattr` returned before the program started, and `tidy` whether the
+    program left the alternate screen itself. If another process group is in the foreground, nothing changes.
     """
     try:
         termios.tcgetattr(descriptor)
@@ -107,16 +101,8 @@ class LentTerminal:
     """Redirects the standard streams that are the terminal, so that another program can use the terminal.
 
     Meanwhile reading from standard input returns end of file, and output goes to a file: that of Python, of C
-    libraries, and of child processes started or forked meanwhile.
-
-    Args:
-        output: the file, opened for appending.
-
-    Raises:
-        OSError: the file cannot be written, or the terminal is gone.
-
-    Attributes:
-        descriptor: a descriptor of the terminal, for the program that borrows it.
+    libraries, and of child processes started or forked meanwhile. `descriptor` is one of the terminal, for
+    the program that borrows it. An OSError says that the file cannot be written, or the terminal is gone.
     """
 
     def __init__(self, output: Path) -> None:
@@ -139,11 +125,7 @@ class LentTerminal:
     def take_back(self, *, tidy: bool) -> bool:
         """Restore the terminal and the descriptors; a second call does nothing.
 
-        Args:
-            tidy: whether the other program left the alternate screen itself.
-
-        Returns:
-            Whether the terminal still exists. If not, the descriptors stay redirected.
+        Returned is whether the terminal still exists; if not, the descriptors stay redirected.
         """
         with self._lock:
             if not self._is_lent:

@@ -15,11 +15,7 @@ _SECONDS_BETWEEN = 0.25
 class WorkProgress:
     """Context manager that shows a bar once the work has taken two seconds, and removes it at the end.
 
-    Args:
-        text: what is done.
-        total: the number of steps, if it is known.
-        unit: what is counted.
-        show: False shows nothing. Without a terminal and a notebook nothing is shown either.
+    `unit` is what is counted. Without a terminal and a notebook nothing is shown.
     """
 
     def __init__(self, text: str, total: int | None, unit: str, *, show: bool = True) -> None:

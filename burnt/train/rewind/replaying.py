@@ -19,21 +19,13 @@ from burnt.train.training import SupervisedTraining
 
 @dataclasses.dataclass(frozen=True)
 class ReplayReport:
-    """A step that was run again, and how it compares with what the run had recorded.
-
-    Args:
-        step: the step.
-        start: the checkpoint that it was trained forward from, ``"step-00001000"``; None is the beginning.
-        logged: the values that the run recorded at this step, by metric; empty if it recorded none there.
-        compared: the number of values that the run recorded since `start`, up to this step.
-        difference: the first that differs from the replay, in words; None if all are equal to the bit.
-    """
+    """A step that was run again, and how it compares with what the run had recorded."""
 
     step: InspectedStep
-    start: str | None
-    logged: dict[str, float]
-    compared: int
-    difference: str | None
+    start: str | None  # the checkpoint that it was trained forward from; None is the beginning
+    logged: dict[str, float]  # the values that the run recorded at this step, by metric
+    compared: int  # the number of values that the run recorded since `start`, up to this step
+    difference: str | None  # the first that differs from the replay, in words; None if all are equal
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

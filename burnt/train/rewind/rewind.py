@@ -26,35 +26,26 @@ from burnt.train.training import SupervisedTraining
 class Past:
     """What a run holds of the steps up to `last`.
 
-    Args:
-        start: the newest checkpoint before the steps to run again, None for the beginning.
-        attempt: the attempt that made the steps.
-        config: its settings, as in ``config.json``.
-        rates: the learning rates that commands set meanwhile, by the steps done; None is the schedule's.
-        validations: the sets that the run has validated after a step, by the step.
-        seconds_per_step: the mean duration of a step, None if unknown.
-        resumed: the step at which the run was resumed with other settings than those before, if that was on
-            the way; None if not. The steps before it are run with the later settings, and may differ.
+    `resumed` is the step on the way at which the run was resumed with other settings than those before, or
+    None. The steps before it are run with the later settings, and may differ.
     """
 
     folder: Path
     last: int
-    start: Saved | None
-    attempt: Attempt
-    config: Mapping[str, Any]
-    rates: Mapping[int, float | None]
-    validations: Mapping[int, Collection[str]]
-    seconds_per_step: float | None
+    start: Saved | None  # the newest checkpoint before the steps to run again; None is the beginning
+    attempt: Attempt  # which made the steps
+    config: Mapping[str, Any]  # its settings, as in config.json
+    rates: Mapping[int, float | None]  # that commands set, by the steps done; None is the schedule's
+    validations: Mapping[int, Collection[str]]  # the sets that were validated after a step, by the step
+    seconds_per_step: float | None  # None if unknown
     resumed: int | None = None
 
     @classmethod
     def read(cls, folder: Path, last: int, *, before: int, failed: bool = False) -> Past:
         """Look up how to get to the state after step `last`, from a checkpoint of `before` at the latest.
 
-        With `failed`, `last` may be the step that the run did not complete.
-
-        Raises:
-            RunError: the folder holds no run, or the run did not get that far.
+        With `failed`, `last` may be the step that the run did not complete. A RunError says that the folder
+        holds no run, or that the run did not get that far.
         """
         with RunReader(folder) as reader:
             progress, saved = reader.progress(), _saved(folder)

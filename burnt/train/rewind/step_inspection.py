@@ -29,34 +29,22 @@ _MAX_VALUES = 4  # first values of a tensor
 class InspectedStep:
     """A step that was run again.
 
-    Args:
-        step: its number, from 1.
-        epoch: its epoch, from 1.
-        batches: the numbers of its batches in the epoch, from 0.
-        losses: the loss of each batch.
-        learning_rate: that of the step.
-        non_finite: the first values that are not finite, in words; None if all are.
-        layer: the path of the layer that they came from, ``""`` for the model itself or the step.
-        samples: the indices of the samples in the dataset, None if the loader does not tell.
-        tensors: of each tensor in the batches, a description.
-        gradients: of each layer with trainable parameters: its path, the norm of the gradients, the norm of
-            the parameters before the step, and how many gradients are not finite.
-        error: the exception that the step raised, as text.
-        unseen: where something is compiled, the paths of the layers whose outputs were not looked at, because
-            they are compiled or the step does not use them.
+    `gradients` are, for each layer with trainable parameters, its path, the norm of the gradients, the norm
+    of the parameters before the step, and how many gradients are not finite. `unseen` are, where something is
+    compiled, the layers whose outputs were not looked at: they are compiled, or the step does not use them.
     """
 
-    step: int
+    step: int  # from 1, and so is the epoch
     epoch: int
-    batches: list[int] = dataclasses.field(default_factory=list)
-    losses: list[float] = dataclasses.field(default_factory=list)
+    batches: list[int] = dataclasses.field(default_factory=list)  # their numbers in the epoch, from 0
+    losses: list[float] = dataclasses.field(default_factory=list)  # of each batch
     learning_rate: float = math.nan
-    non_finite: str | None = None
-    layer: str | None = None
-    samples: list[int] | None = None
-    tensors: list[str] = dataclasses.field(default_factory=list)
+    non_finite: str | None = None  # the first values that are not finite, in words
+    layer: str | None = None  # they came from it; "" is the model itself, or the step
+    samples: list[int] | None = None  # their indices in the dataset; None if the loader does not tell
+    tensors: list[str] = dataclasses.field(default_factory=list)  # a description of each in the batches
     gradients: list[tuple[str, float, float, int]] = dataclasses.field(default_factory=list)
-    error: str | None = None
+    error: str | None = None  # the exception that the step raised
     unseen: list[str] = dataclasses.field(default_factory=list)
 
     def lines(self) -> Iterator[str]:

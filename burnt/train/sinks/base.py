@@ -257,11 +257,7 @@ class _Sent:
 
     @classmethod
     def read(cls, file: Path) -> _Sent:
-        """Read what an earlier attempt has written.
-
-        Raises:
-            RunError: the file is damaged.
-        """
+        """Read what an earlier attempt has written."""
         sent = cls()
         try:
             document = parse_json(file.read_bytes())
@@ -333,12 +329,9 @@ class _Sent:
 class Names:
     """Names that a tracker takes: one of its own for each name of a run, the same in each attempt.
 
-    Args:
-        taken: what names became -> the names, from earlier attempts; new ones are added.
-        clean: replaces what the tracker does not take in a name, except its length.
-        nests: whether names are files, so that one cannot also be the folder of others.
-        most: the most bytes of a name.
-        report: is given a message on the first name that was not free.
+    `taken` maps what names became to the names, from earlier attempts; new ones are added. `clean` replaces
+    what the tracker does not take in a name, except its length, which is at most `most` bytes. `nests` says
+    that names are files, so that one cannot also be the folder of others.
 
     >>> names = Names({}, lambda name: name.replace("<", "_").replace(">", "_"))
     >>> names("f1"), names("recall>0.5"), names("recall<0.5"), names("recall>0.5")
@@ -383,16 +376,7 @@ def _folders(path: str) -> list[str]:
 
 
 def require_package(module: str, sink: str, package: str | None = None) -> None:
-    """Check that the package of a sink is installed, before the training starts.
-
-    Args:
-        module: what is imported.
-        sink: what needs it, for the message.
-        package: what pip installs, by default burnt's extra of that name.
-
-    Raises:
-        UnsupportedError: it is not.
-    """
+    """Raise an UnsupportedError unless a module is installed, by default by burnt's extra of that name."""
     if importlib.util.find_spec(module) is None:
         raise UnsupportedError(
             f"{sink} needs {module}", expected="the package", found="it is not installed",

@@ -45,10 +45,7 @@ def checkpointed(model: torch.nn.Module, pattern: str | None) -> Iterator[None]:
 
 
 def select_modules(model: torch.nn.Module, pattern: str) -> dict[str, torch.nn.Module]:
-    """Return the outermost modules that a pattern matches, by path.
-
-    Raises:
-        ConfigError: the pattern matches nothing, or a module without a forward of its own.
+    """Return the outermost modules that a pattern matches, by path; each must have a forward of its own.
 
     >>> model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2))
     >>> list(select_modules(model, "*"))

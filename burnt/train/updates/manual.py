@@ -30,10 +30,6 @@ class Optimizers(Optimizer):
     Each is given by the path of the submodule that it trains, or by a pattern as in `burnt.optim.Groups`; a
     parameter belongs to the first that matches it. The schedules are functions of the training's steps done,
     and that of the first optimizer is the Learner's.
-
-    Raises:
-        OptimError: an optimizer is given twice or cannot be stepped by gradients; at the first step, a name
-            matches no parameter, or a trainable parameter belongs to no optimizer.
     """
 
     def __init__(self, optimizers: Mapping[str, Optimizer], schedules: Mapping[str, Schedule]) -> None:

@@ -21,20 +21,14 @@ from burnt.train.updates.loss_scale import LossScale
 class GradientRules:
     """What a training does with gradients between the backward pass and the optimizer.
 
-    Args:
-        clip_norm: maximum global norm, or None.
-        clip_value: maximum absolute value of each element, before the norm is clipped, or None.
-        log_norm: whether the norm is measured although it is not clipped.
-        loss_scale: the factor of the losses, which the gradients are divided by; None without scaling.
-        skip_non_finite: change nothing in a step whose gradients are not finite.
-        on_gradients: may look at the unscaled gradients before they are clipped, and replace them.
+    `on_gradients` may look at the unscaled gradients before they are clipped, and replace them.
     """
 
     clip_norm: float | None = None
-    clip_value: float | None = None
-    log_norm: bool = False
+    clip_value: float | None = None  # of each element, before the norm is clipped
+    log_norm: bool = False  # measure the norm although it is not clipped
     loss_scale: LossScale | None = None
-    skip_non_finite: bool = False
+    skip_non_finite: bool = False  # change nothing in a step whose gradients are not finite
     on_gradients: Callable[[Gradients], Gradients] | None = None
 
     def scaled(self, loss: Tensor) -> Tensor:

@@ -20,28 +20,19 @@ from burnt.train.updates.optimizer_step import GradientRules
 
 @dataclasses.dataclass(frozen=True)
 class NonFinite:
-    """Why a step changed nothing.
+    """Why a step changed nothing."""
 
-    Args:
-        what: ``"the loss"`` or ``"a gradient"``.
-        value: of the first loss; NaN for a gradient.
-        batches: the micro-batches with such a loss, by their place in the window; None for a gradient, which
-            may come from any of them.
-    """
-
-    what: str
-    value: float
-    batches: tuple[int, ...] | None
+    what: str  # "the loss" or "a gradient"
+    value: float  # of the first loss; NaN for a gradient
+    batches: tuple[int, ...] | None  # with such a loss, by their place in the window; None for a gradient
 
 
 class StepOutcomes:
     """What came of the steps: the norms of their gradients, the loss scale, and steps that were skipped.
 
     Where the rules skip steps, each loss is looked at, which waits for the device, and the buffers that a
-    forward pass has changed are put back.
-
-    Attributes:
-        non_finite: why the step in progress, or the last one, changes nothing; None unless it is skipped.
+    forward pass has changed are put back. `non_finite` says why the step in progress, or the last one,
+    changes nothing; None unless it is skipped.
     """
 
     def __init__(self, model: torch.nn.Module, rules: GradientRules) -> None:

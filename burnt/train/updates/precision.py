@@ -57,9 +57,6 @@ _AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16, WHOLE: torch.
 def check_precision(name: str) -> str:
     """Return the name of a precision setting; Lightning's and accelerate's names are understood too.
 
-    Raises:
-        UnsupportedError: there is no such precision.
-
     >>> check_precision("bf16-true"), check_precision("16-mixed")
     ('bfloat16 whole', 'float16')
     """
