@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -17,8 +18,8 @@ import torch.distributed.checkpoint as dcp
 from burnt import memory, optim
 from burnt.gradients import Gradients
 from burnt.train import Checkpoints, Every, KeepLast, Position, TrainingState
-from burnt.train.checkpoints.background import BackgroundWriter
 from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.checkpoints.saving import CheckpointWriter
 
 ROUNDS = 5
 
@@ -48,13 +49,14 @@ def main() -> None:
     model, optimizer = build(arguments.width)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, memory.pool():
         checkpoints = Checkpoints(Path(folder) / "run", [KeepLast(1)])
-        writer, rng = BackgroundWriter(), RandomStates.capture()
-        position = Position()
+        run = SimpleNamespace(sync=lambda: None, event=lambda *_, **__: None)
+        writer = CheckpointWriter(checkpoints, run, lambda saved: None, in_background=True)
+        position, rng = Position(), RandomStates.capture()
 
-        def save(background: BackgroundWriter | None) -> None:
+        def save(*, wait: bool) -> None:
             position.step += 1
             state = TrainingState(model, optimizer.into_record(), [], position, {}, rng)
-            checkpoints.save(state, background)
+            writer.save(state, None, wait=wait)
 
         in_torch = None
 
@@ -67,8 +69,8 @@ def main() -> None:
         rows: dict[str, list[float]] = {"at once": [], "in the background": [], "until it is written": []}
         rows |= {"torch's async_save": [], "until torch has written it": []}
         for _ in range(ROUNDS):
-            rows["at once"].append(milliseconds(lambda: save(None)))
-            rows["in the background"].append(milliseconds(lambda: save(writer)))
+            rows["at once"].append(milliseconds(lambda: save(wait=True)))
+            rows["in the background"].append(milliseconds(lambda: save(wait=False)))
             rows["until it is written"].append(milliseconds(writer.wait))
             rows["torch's async_save"].append(milliseconds(save_by_torch))
             rows["until torch has written it"].append(milliseconds(in_torch.result))

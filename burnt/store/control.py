@@ -55,7 +55,7 @@ class Command(NamedTuple):
 
     `value` is the learning rate (a float, or ``"auto"``) of `lr`, the text of `note`, and None for the
     others. `sender` names the sender, for people. `time` is when it was sent, in Unix seconds of the sender's
-    host.
+    host. `attempt` is the one that it was sent to, if it says so.
     """
 
     id: str
@@ -63,6 +63,7 @@ class Command(NamedTuple):
     value: float | str | None
     sender: str
     time: float
+    attempt: int | None = None
 
 
 class Refused(NamedTuple):
@@ -222,8 +223,7 @@ def waiting(folder: str | os.PathLike[str]) -> list[Command]:
         names = _names(control)
     except OSError:
         return []
-    read = (_read(control, name) for name in names)
-    return [found.command for found in read if isinstance(found, _AddressedCommand)]
+    return [found for name in names if isinstance(found := _read(control, name), Command)]
 
 
 class Inbox:
@@ -281,15 +281,13 @@ class Inbox:
     def _read_new(self, name: str) -> Command | Refused | None:
         self._seen.add(name)
         found = _read(self._control, name)
-        if isinstance(found, _AddressedCommand):
-            attempt = self._lease.attempt if found.attempt is None else found.attempt
-            if attempt != self._lease.attempt or (found.attempt is None and name in self._earlier_files):
-                self.mark_answered(found.command.id)
-                reason = "it was sent before this attempt started"
-                return Refused(found.command.id, found.command.kind, found.command.value, reason)
-            return found.command
-        if found is not None:
+        if isinstance(found, Refused):
             self._move_to_refused(name)
+        elif found is not None and (
+            name in self._earlier_files if found.attempt is None else found.attempt != self._lease.attempt
+        ):
+            self.mark_answered(found.id)
+            return Refused(found.id, found.kind, found.value, "it was sent before this attempt started")
         return found
 
     def _move_to_refused(self, name: str) -> None:
@@ -305,16 +303,11 @@ class Inbox:
             self._seen.discard(name)
 
 
-class _AddressedCommand(NamedTuple):
-    command: Command
-    attempt: int | None
-
-
 def _names(control: str) -> list[str]:
     return sorted(name for name in os.listdir(control) if name[0] != "." and name != _REFUSED)
 
 
-def _read(control: str, name: str) -> _AddressedCommand | Refused | None:
+def _read(control: str, name: str) -> Command | Refused | None:
     """Return the command in a file, or why it is refused; None if the file is gone."""
     stem = name.removesuffix(".json")
     safe_id = clean_text(stem)[:_MAX_ID]
@@ -344,14 +337,14 @@ def _read(control: str, name: str) -> _AddressedCommand | Refused | None:
         found = f": {error.found}, expected {error.expected}" if error.found is not None else ""
         return Refused(safe_id, kind, repr(value)[:_MAX_ID], error.what + found)
     attempt, when = document.get("attempt"), document.get("time")
-    command = Command(
+    return Command(
         stem,
         kind,
         value,
         _sender_text(document.get("sender")),
         float(when) if isinstance(when, int | float) and 0 <= when < _MAX_TIME else 0.0,
+        attempt if isinstance(attempt, int) else None,
     )
-    return _AddressedCommand(command, attempt if isinstance(attempt, int) else None)
 
 
 def _read_text(path: str) -> str:

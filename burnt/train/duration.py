@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 import sys
+from collections.abc import Iterator
 
 from burnt.errors import ConfigError
 
@@ -124,18 +125,19 @@ class Duration:
     @property
     def epochs(self) -> int | None:
         """The number of epochs after which it is over, if it, or its alternative, is given in epochs."""
-        total = self._total("epochs")
-        return None if total is None else int(total)
+        return next((int(part.count) for part in self._parts() if part.unit == "epochs"), None)
 
     @property
     def seconds(self) -> float | None:
         """The same in seconds."""
-        return self._total("seconds")
+        return next((part.count for part in self._parts() if part.unit == "seconds"), None)
 
-    def _total(self, unit: str) -> float | None:
-        if self.unit == unit:
-            return self.count
-        return None if self.alternative is None else self.alternative._total(unit)
+    def _parts(self) -> Iterator[Duration]:
+        """Iterate over it and its alternatives."""
+        part: Duration | None = self
+        while part is not None:
+            yield part
+            part = part.alternative
 
     def without_time(self) -> Duration:
         """Return it without its parts in seconds; what is given in seconds alone is never over or due.
@@ -151,9 +153,7 @@ class Duration:
 
     def over(self, position: Position) -> bool:
         """Whether the duration, counted from the start of the training, is over."""
-        if self.done(position) >= self.count:
-            return True
-        return self.alternative is not None and self.alternative.over(position)
+        return any(part.done(position) >= part.count for part in self._parts())
 
     def due(self, position: Position, *, epoch_ended: bool, since: float = 0.0) -> bool:
         """Whether a task with this interval is due at a position right after a step or an epoch's end.
@@ -165,15 +165,15 @@ class Duration:
                 first step beyond each multiple of an interval in seconds; multiples that pass during a
                 validation or a save are left out.
         """
-        if self.alternative is not None and self.alternative.due(
-            position, epoch_ended=epoch_ended, since=since
-        ):
-            return True
-        if self.unit == "seconds":
-            return position.seconds // self.count > since // self.count
-        if self.unit == "epochs":
-            return epoch_ended and position.epoch > 0 and position.epoch % self.count == 0
-        return position.step > 0 and position.step % self.count == 0
+        for part in self._parts():
+            if part.unit == "seconds":
+                is_due = position.seconds // part.count > since // part.count
+            else:
+                done = part.done(position)
+                is_due = done > 0 and done % part.count == 0 and (epoch_ended or part.unit == "steps")
+            if is_due:
+                return True
+        return False
 
     def last_step(self, position: Position, batches: int | None, *, accumulate: int = 1) -> int | None:
         """Return the step at which the duration is over; None if it depends on what is not known.
@@ -187,14 +187,12 @@ class Duration:
             accumulate: the number of batches of a step; the last step of an epoch may have fewer.
         """
         ends = []
-        if self.unit == "steps":
-            ends.append(max(int(self.count), position.step))
-        elif self.unit == "epochs" and batches is not None:
-            steps, done = math.ceil(batches / accumulate), math.ceil(position.batch / accumulate)
-            ends.append(position.step + max((int(self.count) - position.epoch) * steps - done, 0))
-        if self.alternative is not None:
-            other = self.alternative.last_step(position, batches, accumulate=accumulate)
-            ends += [] if other is None else [other]
+        for part in self._parts():
+            if part.unit == "steps":
+                ends.append(max(int(part.count), position.step))
+            elif part.unit == "epochs" and batches is not None:
+                steps, done = math.ceil(batches / accumulate), math.ceil(position.batch / accumulate)
+                ends.append(position.step + max((int(part.count) - position.epoch) * steps - done, 0))
         return min(ends, default=None)
 
 

@@ -177,11 +177,9 @@ def _as_schedule(given: Any) -> Callable[[int], float]:
     if callable(given) and not isinstance(given, type):
         schedule: Callable[[int], float] = given
         return schedule
-    rate = None
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
-        rate = None if isinstance(given, str) else float(given)
-    if rate is not None:
-        return Constant(rate)
+        if not isinstance(given, str):
+            return Constant(float(given))
     raise DefinitionError(
         "the Learner needs a learning rate",
         expected=LEARNING_RATE,

@@ -26,7 +26,6 @@ from burnt.errors import DataError, DefinitionError, NonFiniteError, quantity
 from burnt.gradients import Gradients
 from burnt.inspect import num_params
 from burnt.store import RunWriter
-from burnt.train.checkpoints.background import BackgroundWriter
 from burnt.train.checkpoints.buffers import TransientBuffers, field_texts
 from burnt.train.checkpoints.checkpoint import Checkpoints, Loaded, TrainingState
 from burnt.train.checkpoints.rng import RandomStates
@@ -187,9 +186,9 @@ class Loop:
         self.params = self.train_step.params
         self.saving = CheckpointWriter(
             checkpoints,
-            BackgroundWriter() if settings.async_checkpoints else None,
             writer,
             lambda saved: self.callbacks(CheckpointSaved(self, saved)),
+            in_background=settings.async_checkpoints,
         )
         self.save_every = self.saving.interval(settings.checkpoint_every)
         self.fields = field_texts(learner.model)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -13,9 +15,9 @@ import burnt
 from burnt import nn, optim
 from burnt.errors import RecordError
 from burnt.record import Record, read_weights
-from burnt.train.checkpoints.background import BackgroundWriter
 from burnt.train.checkpoints.checkpoint import Checkpoints, KeepLast, TrainingState
 from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.checkpoints.saving import CheckpointWriter
 from burnt.train.duration import Position
 
 
@@ -94,18 +96,17 @@ def load_net(folder: Path) -> int:
     return which
 
 
-def save_checkpoint(
-    folder: Path, which: int, steps: tuple[int, int], background: BackgroundWriter | None = None
-) -> None:
+def save_checkpoint(folder: Path, which: int, steps: tuple[int, int], *, in_background: bool = False) -> None:
     model = net(which)
     position = Position(step=steps[which])
     optimizer = optim.Sgd(momentum=0.9)
     values = {"loss": float(which)}
     state = TrainingState(model, optimizer.into_record(), [], position, values, RandomStates.capture())
-    Checkpoints(folder / "checkpoints", [KeepLast(1)]).save(state, background)
-    if background is not None:
-        background.wait()
-        background.collect()
+    checkpoints = Checkpoints(folder / "checkpoints", [KeepLast(1)])
+    run: Any = SimpleNamespace(sync=lambda: None, event=lambda *_, **__: None)
+    writer = CheckpointWriter(checkpoints, run, lambda saved: None, in_background=in_background)
+    writer.save(state, None, wait=False)
+    writer.report(wait=True)
 
 
 def load_checkpoint(folder: Path) -> int:
@@ -141,7 +142,7 @@ CASES = {
     "a file over shards": folder_case(FOUR, ONE),
     "next checkpoint": Case(lambda f, which: save_checkpoint(f, which, (1, 2)), load_checkpoint),
     "next checkpoint in the background": Case(
-        lambda f, which: save_checkpoint(f, which, (1, 2), BackgroundWriter()), load_checkpoint
+        lambda f, which: save_checkpoint(f, which, (1, 2), in_background=True), load_checkpoint
     ),
     "same checkpoint": Case(lambda f, which: save_checkpoint(f, which, (1, 1)), load_checkpoint),
 }

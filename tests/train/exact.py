@@ -311,6 +311,7 @@ class Ended:
 
     finished: bool
     state: dict[str, Any]
+    reason: str | None = None
 
 
 @dataclasses.dataclass
@@ -355,7 +356,7 @@ def prepared(
         given["train"] = train(given["train"])
     own = given.pop("callbacks", [])
     learner = Learner(
-        Net(),
+        given.pop("model", Net)(),
         given.pop("optimizer", None) or optim.AdamW(weight_decay=0.1),
         given.pop("schedule", None) or optim.Cosine(3e-2, 20),
         step=given.pop("step", step),
@@ -365,10 +366,10 @@ def prepared(
         folder,
         callbacks=[*own, *callbacks],
         metrics=[Accuracy(), ConfusionMatrix(2)],
-        checkpoints=[KeepLast(2), KeepBest(Loss(), count=2)],
-        stopping=EarlyStopping(Loss(), patience="9 epochs"),
         device="cpu",
         **{
+            "checkpoints": [KeepLast(2), KeepBest(Loss(), count=2)],
+            "stopping": EarlyStopping(Loss(), patience="9 epochs"),
             "duration": f"{EPOCHS} epochs", "valid": validation(), "monitor": "off", "log_every": 1,
             "checkpoint_every": "2 steps", "check": False, **given,
         },
@@ -387,12 +388,10 @@ def run(
 ) -> Ended:
     """Train in this process, and stop after a step in some way."""
     given = prepared(folder, setting, callbacks=[*callbacks, Stopper(stop_at, how)], **settings)
-    finished = True
-    try:
-        given.training.run(given.learner)
-    except (Interrupted, Crash):
-        finished = False
-    return Ended(finished, given.state())
+    reason = None
+    with contextlib.suppress(Interrupted, Crash):
+        reason = given.training.run(given.learner).reason
+    return Ended(reason is not None, given.state(), reason)
 
 
 def replayed(folder: Path, setting: str, number: int, **settings: Any) -> ReplayReport:

@@ -49,7 +49,7 @@ from burnt.train import (
     evaluate,
     loop,
 )
-from burnt.train.checks.target_shapes import TargetShapes
+from burnt.train.checks.targets import TargetChecks
 from burnt.train.code.source import started_by
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
 from tests import forked
@@ -420,10 +420,11 @@ def one_class(model, batch):
 
 @pytest.mark.parametrize("how", [squeezed, viewed, all_pairs, one_class])
 def test_columns_and_rows_that_are_not_compared(how):
-    shapes = TargetShapes()
-    report = burnt.check(net(), next(iter(loader())), call=shapes.recorded(how))
+    batch = next(iter(loader()))
+    targets = TargetChecks(batch)
+    report = burnt.check(net(), batch, call=targets.recorded(how))
     assert not report.unchecked
-    shapes.check(report.outputs, "the training step")
+    targets.check_shapes(report.outputs, "the training step")
 
 
 def test_the_check_leaves_the_tables_that_a_model_caches(tmp_path):

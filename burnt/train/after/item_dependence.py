@@ -67,7 +67,11 @@ def measure_item_dependence(
         try:
             return _compare_pairs(run, rows, limit)
         except Exception:  # a model may take only batches of some sizes
-            return _compare_halves(run, rows, count, limit)
+
+            def outputs(*rows: int) -> list[Tensor]:
+                return [tensor for tensor in run(*rows) if _has_rows(tensor, count)]
+
+            return _compare_halves(outputs, range(count), rows[:2], limit) or 0.0
     except Exception:  # is raised for the batch itself, too
         return 0.0
 
@@ -97,38 +101,35 @@ def _compare_pairs(run: Run, rows: Sequence[int], limit: float) -> float:
         i for i, (a, b) in enumerate(zip(pair, five, strict=False)) if _has_rows(a, 2) and _has_rows(b, 5)
     ]
 
-    def compare(others: Sequence[Tensor], rows: list[int], other_rows: list[int]) -> float:
-        return _difference([pair[i] for i in indices], [others[i] for i in indices], rows, other_rows)
+    def outputs(*rows: int, is_varied: bool = False) -> list[Tensor]:
+        found = run(*rows, is_varied=is_varied)
+        return [found[i] for i in indices]
 
-    with_first, with_second = (rows[2], rows[2]) if len(rows) > 2 else (first, second)
-    found = compare(run(first, with_first), [0], [0])
-    found = max(found, compare(run(with_second, second), [1], [1]))
-    if found > limit:
-        return _unless_explained(found, compare(run(first, second), [0, 1], [0, 1]))
-    found = compare(five, [0, 1], [1, 0])
+    explained = _compare_halves(outputs, rows[:2], rows[2:] or rows[:2], limit)
+    if explained is not None:
+        return explained
+    pair = [pair[i] for i in indices]
+    found = _difference(pair, [five[i] for i in indices], [0, 1], [1, 0])
     if found > _SIZE_TOLERANCE:
-        return _unless_explained(found, compare(run(first, second, is_varied=True), [0, 1], [0, 1]))
+        noise = _difference(pair, outputs(first, second, is_varied=True), [0, 1], [0, 1])
+        return _unless_explained(found, noise)
     return 0.0
 
 
-def _compare_halves(run: Run, rows: Sequence[int], count: int, limit: float) -> float:
-    everything = list(range(count))
-    halves = everything[: count // 2], everything[count // 2 :]
+def _compare_halves(run: Run, batch: Sequence[int], others: Sequence[int], limit: float) -> float | None:
+    """Replace the items of each half of a batch by each of some others, and compare the other half.
 
-    def outputs(*rows: int) -> list[Tensor]:
-        return [tensor for tensor in run(*rows) if _has_rows(tensor, count)]
-
-    whole = outputs(*everything)
+    Returned is None if they differ by no more than the limit.
+    """
+    whole, places = run(*batch), list(range(len(batch)))
     found = 0.0
-    for row in rows[:2]:
-        for batch, kept in (
-            ([*halves[0], *[row] * len(halves[1])], halves[0]),
-            ([*[row] * len(halves[0]), *halves[1]], halves[1]),
-        ):
-            found = max(found, _difference(whole, outputs(*batch), kept, kept))
+    for row in others:
+        for kept in (places[: len(batch) // 2], places[len(batch) // 2 :]):
+            replaced = [item if place in kept else row for place, item in enumerate(batch)]
+            found = max(found, _difference(whole, run(*replaced), kept, kept))
     if found > limit:
-        return _unless_explained(found, _difference(whole, outputs(*everything), everything, everything))
-    return 0.0
+        return _unless_explained(found, _difference(whole, run(*batch), places, places))
+    return None
 
 
 def _unless_explained(found: float, noise: float) -> float:

@@ -30,8 +30,8 @@ from burnt.record import Record, load_into, read_document, read_tensors, record_
 from burnt.record.formats.checksums import check_checksum
 from burnt.record.formats.safetensors_file import read_header_checksum
 from burnt.store.write_lease import WriteLease
-from burnt.train.checkpoints.background import BackgroundWriter, copied_record, copied_tensors
 from burnt.train.checkpoints.buffers import allocated, load_buffers
+from burnt.train.checkpoints.copies import copied_record, copied_tensors
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.duration import Duration, Position
 from burnt.train.metrics.base import Metric
@@ -310,20 +310,25 @@ class Checkpoints:
         """Return the folder of the newest checkpoint, or None."""
         return next(reversed(self.folders()), None)
 
-    def save(
-        self,
-        state: TrainingState,
-        background: BackgroundWriter[Saved] | None = None,
-        sync: Callable[[], object] | None = None,
-    ) -> Saved:
+    def save(self, state: TrainingState, sync: Callable[[], object] | None = None) -> Saved:
         """Write a checkpoint, then remove those that no keeper selects.
 
-        `background` writes a copy; until it is written, no other method may be called. `sync` is called
-        before the checkpoint takes its name; it returns once the run store has what a resume from it expects.
+        `sync` is called before the checkpoint takes its name; it returns once the run store has what a resume
+        from it expects.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
             TakenOverError: another process has resumed the run; its files are untouched.
+        """
+        return self.prepare(state, sync)[1]()
+
+    def prepare(
+        self, state: TrainingState, sync: Callable[[], object] | None = None, *, copied: bool = False
+    ) -> tuple[Saved, Callable[[], Saved]]:
+        """Return a checkpoint, and a function that writes it as `save` does.
+
+        With `copied`, it writes a copy, so that the training may go on; until it is written, no other method
+        may be called.
         """
         target = self._path(state.position)
         earlier = [saved for saved in self.saved() if saved.path == target]
@@ -336,11 +341,10 @@ class Checkpoints:
         )
         tensors, document = state.training_file(new)
         record = record_of(state.model, config=getattr(state.model, "_built_by", None))
-        if background is None:
-            return self._write(new, record, tensors, document, sync)
-        copies = copied_record(record), copied_tensors(tensors), copy.deepcopy(document)
-        background.start(f"the checkpoint {target.name}", functools.partial(self._write, new, *copies, sync))
-        return new
+        if copied:
+            record, tensors = copied_record(record), copied_tensors(tensors)
+            document = copy.deepcopy(document)
+        return new, functools.partial(self._write, new, record, tensors, document, sync)
 
     def _write(
         self,

@@ -1,32 +1,37 @@
-"""CheckpointWriter: writes the checkpoints of a training, at once or in the background, and reports them."""
+"""CheckpointWriter: writes the checkpoints of a training, at once or in a thread, and reports them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from burnt.store import RunWriter
-from burnt.train.checkpoints.background import BackgroundWriter
 from burnt.train.checkpoints.checkpoint import Checkpoints, Saved, TrainingState
 from burnt.train.duration import Duration, Position
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a training, if there are any, at once or in the background.
+    """Writes the checkpoints of a training, if there are any, at once or one at a time in a thread.
 
-    Each one is an event ``checkpoint`` of the run, and given to `on_written`, once it is written.
+    Each one is an event ``checkpoint`` of the run, and given to `on_written`, once it is written. The methods
+    are for the thread of the training. Errors of writing in the background are raised by `report`, each time,
+    because the training must not go on without its checkpoints.
     """
 
     def __init__(
         self,
         checkpoints: Checkpoints | None,
-        background: BackgroundWriter[Saved] | None,
         writer: RunWriter,
         on_written: Callable[[Saved], None],
+        *,
+        in_background: bool,
     ) -> None:
-        self._checkpoints, self._background = checkpoints, background
-        self._writer, self._on_written = writer, on_written
-        self._written: Saved | None = None  # at once, and not reported yet
+        self._checkpoints, self._writer, self._on_written = checkpoints, writer, on_written
+        self._in_background = in_background
+        self._thread: threading.Thread | None = None
+        self._written: Saved | None = None  # and not reported yet
+        self._error: BaseException | None = None
         self._state: object = None
         self._is_kept = False
 
@@ -48,21 +53,41 @@ class CheckpointWriter:
         written on return.
         """
         assert self._checkpoints is not None  # see `has`
-        background = None if wait else self._background
+        self.wait()
         # Rows up to this step are not written again by a training that resumes from here.
-        saved = self._checkpoints.save(training, background, self._writer.sync())
+        sync = self._writer.sync()
+        if wait or not self._in_background:
+            saved = self._written = self._checkpoints.save(training, sync)
+        else:
+            saved, write = self._checkpoints.prepare(training, sync, copied=True)
+            # A disk that does not answer must not keep the process from ending.
+            self._thread = threading.Thread(
+                target=self._write, args=(saved.path.name, write), name="burnt-checkpoint", daemon=True
+            )
+            self._thread.start()
         self._state, self._is_kept = state, saved.kept
-        if background is None:
-            self._written = saved
+
+    def _write(self, name: str, write: Callable[[], Saved]) -> None:
+        try:
+            self._written = write()
+        except BaseException as error:
+            error.add_note(f"while the checkpoint {name} was written in the background")
+            self._error = error
+
+    def wait(self) -> None:
+        """Wait until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
     def report(self, *, wait: bool = False) -> None:
         """Report a checkpoint that was written, if there is a new one; raise the error of writing it."""
-        saved, self._written = self._written, None
-        if self._background is not None:
-            if wait:
-                self._background.wait()
-            saved = self._background.collect() or saved
-        if saved is not None:
+        if wait:
+            self.wait()
+        if self._error is not None:
+            raise self._error
+        if (saved := self._written) is not None:
+            self._written = None
             values = dict(saved.values)
             position, name = saved.position, saved.path.name
             self._writer.event("checkpoint", position.step, path=name, values=values, bytes=saved.bytes())
@@ -77,8 +102,7 @@ class CheckpointWriter:
 
     def newest(self) -> Path | None:
         """Return the folder of the newest checkpoint, once all are written."""
-        if self._background is not None:
-            self._background.wait()
+        self.wait()
         return None if self._checkpoints is None else self._checkpoints.newest()
 
     def finish(self, error: BaseException | None = None) -> None:

@@ -21,14 +21,14 @@ from burnt.inspect.specs import named_tensors, shape_text, tensors_in
 from burnt.train.checkpoints.checkpoint import Loaded
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.checks.dry_run import ValuesNeeded
-from burnt.train.checks.target_shapes import TargetShapes
-from burnt.train.checks.target_values import TargetValues, batch_of_extremes
+from burnt.train.checks.targets import TargetChecks, batch_of_extremes
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import remaining_batches, run_validation
 from burnt.train.metrics import Metric
 from burnt.train.settings import TrainingSettings
 from burnt.train.step import StepOutput
-from burnt.train.updates.manual import CheckedOptimizers, CheckedSteps, Optimizers
+from burnt.train.updates.manual import CheckedSteps, Optimizers, StepOptimizers
+from burnt.train.updates.optimizer_step import GradientRules
 from burnt.train.updates.precision import WHOLE, autocast
 
 _CLASSES = "torch's losses take classes of int64: labels.long(), or masks.long()\n"
@@ -122,10 +122,10 @@ def _validation_shapes(
 ) -> tuple[bool, Any, list[str]]:
     """Return whether a validation step needs values, what it returns without them, and warnings."""
     messages: list[str] = []
-    values = TargetValues(batch_of_extremes(loader, batch))
-    step = values.recorded(learner.validation_step)
+    targets = TargetChecks(batch_of_extremes(loader, batch))
+    step = targets.recorded(learner.validation_step)
     report = inspect.check(learner.model, batch, call=step, backward=False)
-    values.check(f"the validation step of {split}", messages.append)
+    targets.check_values(f"the validation step of {split}", messages.append)
     messages += [f"Warning: not checked: validation step, {line}" for line in report.unchecked]
     return bool(report.unchecked), report.outputs, messages
 
@@ -137,7 +137,7 @@ def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
     step = learner.step if kind == "training" else learner.validation_step
     extra = []
     if kind == "training" and isinstance(learner.optimizer, Optimizers):
-        extra = [CheckedOptimizers(learner.optimizer, learner.model, CheckedSteps())]
+        extra = [StepOptimizers(learner.optimizer, learner.model, GradientRules(), CheckedSteps())]
     with torch.set_grad_enabled(bool(extra)):  # a step with optimizers takes gradients itself
         output = step(learner.model, move(batch, device), *extra)
     return checked_output(output, step, kind)
@@ -202,7 +202,7 @@ def _training_shapes(
 ) -> tuple[FirstBatches, list[str]]:
     """Run a training step on the shapes of a batch; return what was found, and warnings."""
     messages: list[str] = []
-    target_shapes, recorder = TargetShapes(), SignatureRecorder()
+    recorder = SignatureRecorder()
     optimizers = learner.optimizer if isinstance(learner.optimizer, Optimizers) else None
     found = CheckedSteps()
 
@@ -211,13 +211,13 @@ def _training_shapes(
             model.float()  # a copy of the model: autocast, which makes the dtypes fit, has no meta tensors
         if optimizers is None:
             return learner.step(model, batch)
-        return learner.step(model, batch, CheckedOptimizers(optimizers, model, found))
+        return learner.step(model, batch, StepOptimizers(optimizers, model, GradientRules(), found))
 
-    values = TargetValues(batch_of_extremes(settings.train, batch))
-    step = recorder.recorded(target_shapes.recorded(values.recorded(call)))
+    targets = TargetChecks(batch_of_extremes(settings.train, batch))
+    step = recorder.recorded(targets.recorded(call))
     step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
-    values.check("the training step", messages.append)
+    targets.check_values("the training step", messages.append)
     try:
         signature = recorder.signature().to_dict()
     except UnsupportedError as error:
@@ -232,7 +232,7 @@ def _training_shapes(
     if not report.unchecked:
         output = checked_output(report.outputs, learner.step, "training")
         _check_loss(output, "training", report.batch_sizes[-1:])
-        target_shapes.check(output, "the training step")
+        targets.check_shapes(output, "the training step")
         if len(without_gradient) == len(trainable):
             raise BurntError(
                 "the loss depends on no trainable parameter",

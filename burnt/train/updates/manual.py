@@ -178,6 +178,26 @@ class Optimizers(Optimizer):
         self._params = dict(named)
 
 
+@dataclasses.dataclass
+class CheckedSteps:
+    """What the check before the first step finds of several optimizers, which then update nothing.
+
+    `error` is the first of an optimizer, which `inspect.check` does not pass on.
+    """
+
+    reached: set[str] = dataclasses.field(default_factory=set)
+    error: BurntError | None = None
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keep the first error of the block."""
+        try:
+            yield
+        except BurntError as error:
+            self.error = self.error or error
+            raise
+
+
 class StepOptimizer:
     """One of the optimizers that a training step gets, ``optimizers["generator"]``.
 
@@ -185,15 +205,22 @@ class StepOptimizer:
     nothing there.
     """
 
-    def __init__(self, name: str, optimizers: Optimizers, step: OptimizerStep, rules: GradientRules) -> None:
-        self._name, self._optimizers = name, optimizers
-        self._step, self._rules = step, rules
+    def __init__(
+        self,
+        name: str,
+        optimizers: Optimizers,
+        params: Mapping[str, torch.nn.Parameter],
+        rules: GradientRules,
+        found: CheckedSteps | None,
+    ) -> None:
+        self._name, self._optimizers, self._rules, self._found = name, optimizers, rules, found
+        self._step = OptimizerStep(optimizers.optimizers[name], params, rules)
         self.results: list[tuple[str, StepResult | None]] = []
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of this step."""
-        return self._optimizers.learning_rates[self._name]
+        """The learning rate of this step; 0 in the check before the first one."""
+        return self._optimizers.learning_rates[self._name] if self._found is None else 0.0
 
     def gradients(self, loss: Tensor, *, retain_graph: bool | None = None) -> Gradients:
         """Compute the gradients of a loss with respect to the optimizer's parameters.
@@ -233,6 +260,8 @@ class StepOptimizer:
             gradients = self._scaled_gradients(loss, retain_graph)
         else:
             gradients = Gradients(loss)
+        if self._found is not None:
+            return StepResult(None, torch.tensor(False), "check")
         with _without_autocast(self._step.params):
             result = self._step(self.learning_rate, gradients, clip_norm=clip_norm, is_scaled=is_scaled)
         self.results.append((self._name, result))
@@ -240,30 +269,44 @@ class StepOptimizer:
 
     def _scaled_gradients(self, loss: Tensor, retain_graph: bool | None) -> Gradients:
         # Under autocast, a backward pass would cast once more than its forward pass did.
-        with _without_autocast(self._step.params):
-            return Gradients.of(self._rules.scaled(loss), self._step.params, retain_graph=retain_graph)
+        recording = contextlib.nullcontext() if self._found is None else self._found.recording()
+        with recording, _without_autocast(self._step.params):
+            gradients = Gradients.of(self._rules.scaled(loss), self._step.params, retain_graph=retain_graph)
+        if self._found is not None:
+            self._found.reached.update(gradients)
+        return gradients
 
 
 class StepOptimizers(Mapping[str, StepOptimizer]):
-    """The optimizers that a training step gets as its third argument, by name."""
+    """The optimizers that a training step gets as its third argument, by name.
 
-    def __init__(self, optimizers: Optimizers, model: torch.nn.Module, rules: GradientRules) -> None:
-        self._optimizers = optimizers
+    With `found`, they only record what the check before the first step wants to know.
+    """
+
+    def __init__(
+        self,
+        optimizers: Optimizers,
+        model: torch.nn.Module,
+        rules: GradientRules,
+        found: CheckedSteps | None = None,
+    ) -> None:
+        self._optimizers, self._found = optimizers, found
         self._handles = {
-            name: StepOptimizer(
-                name, optimizers, OptimizerStep(optimizers.optimizers[name], part, rules), rules
-            )
+            name: StepOptimizer(name, optimizers, part, rules, found)
             for name, part in optimizers.parts(model).items()
         }
 
     def __getitem__(self, name: str) -> StepOptimizer:
         if name not in self._handles:
-            raise DefinitionError(
+            error = DefinitionError(
                 "there is no optimizer of this name",
                 expected=" or ".join(map(repr, self._handles)),
                 found=repr(name),
                 hint=did_you_mean(name, self._handles),
             )
+            if self._found is not None:
+                self._found.error = self._found.error or error
+            raise error
         return self._handles[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -284,73 +327,6 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
         return results
 
 
-@dataclasses.dataclass
-class CheckedSteps:
-    """What the check before the first step finds of several optimizers.
-
-    `error` is the first of an optimizer, which `inspect.check` does not pass on.
-    """
-
-    reached: set[str] = dataclasses.field(default_factory=set)
-    error: BurntError | None = None
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Keep the first error of the block."""
-        try:
-            yield
-        except BurntError as error:
-            self.error = self.error or error
-            raise
-
-
-class CheckedOptimizers(StepOptimizers):
-    """What a training step gets in the check before the first one, where nothing is updated."""
-
-    def __init__(self, optimizers: Optimizers, model: torch.nn.Module, found: CheckedSteps) -> None:
-        self._found = found
-        parts = optimizers.parts(model).items()
-        self._handles = {name: CheckedOptimizer(name, optimizers, part, found) for name, part in parts}
-
-    def __getitem__(self, name: str) -> StepOptimizer:
-        with self._found.recording():
-            return super().__getitem__(name)
-
-
-class CheckedOptimizer(StepOptimizer):
-    """One of `CheckedOptimizers`."""
-
-    learning_rate = 0.0
-
-    def __init__(
-        self,
-        name: str,
-        optimizers: Optimizers,
-        params: Mapping[str, torch.nn.Parameter],
-        found: CheckedSteps,
-    ) -> None:
-        rules = GradientRules()
-        super().__init__(name, optimizers, OptimizerStep(optimizers.optimizers[name], params, rules), rules)
-        self._found = found
-
-    def step(
-        self,
-        loss: Tensor | Mapping[str, Tensor],
-        *,
-        clip_norm: float | None = None,
-        retain_graph: bool | None = None,
-    ) -> StepResult:
-        """As `StepOptimizer.step`, without an update."""
-        if isinstance(loss, Tensor):
-            self.gradients(loss, retain_graph=retain_graph)
-        return StepResult(None, torch.tensor(False), "check")
-
-    def _scaled_gradients(self, loss: Tensor, retain_graph: bool | None) -> Gradients:
-        with self._found.recording():
-            gradients = Gradients.of(loss, self._step.params, retain_graph=retain_graph)
-        self._found.reached.update(gradients)
-        return gradients
-
-
-def _without_autocast(params: Mapping[str, torch.nn.Parameter]) -> torch.autocast:
-    return torch.autocast(next(iter(params.values())).device.type, enabled=False)
+def _without_autocast(params: Mapping[str, torch.nn.Parameter]) -> contextlib.AbstractContextManager[object]:
+    device = next(iter(params.values())).device.type
+    return contextlib.nullcontext() if device == "meta" else torch.autocast(device, enabled=False)

@@ -23,13 +23,14 @@ from burnt.train import (
     SupervisedTraining,
     TrainingState,
 )
-from burnt.train.checkpoints.background import BackgroundWriter, copied_tensors
+from burnt.train.checkpoints.copies import copied_tensors
 from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.checkpoints.saving import CheckpointWriter
 from burnt.train.control import control
 from burnt.train.metrics import Accuracy, Loss
 from tests.faults import operations
 from tests.train.cases import AtStep
-from tests.train.checkpoints.test_resume import Run, assert_same, history
+from tests.train.exact import assert_equal_runs, differences, run
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ class SlowDisk:
 
     def __init__(self, monkeypatch) -> None:
         self.event = threading.Event()
-        write, wait = Checkpoints._write, BackgroundWriter.wait
+        write, wait = Checkpoints._write, CheckpointWriter.wait
 
         def write_late(*arguments):
             if threading.current_thread() is not threading.main_thread():
@@ -65,7 +66,12 @@ class SlowDisk:
             wait(writer)
 
         monkeypatch.setattr(Checkpoints, "_write", write_late)
-        monkeypatch.setattr(BackgroundWriter, "wait", awaited)
+        monkeypatch.setattr(CheckpointWriter, "wait", awaited)
+
+
+def in_background(checkpoints: Checkpoints, written: list) -> CheckpointWriter:
+    run = SimpleNamespace(gone=False, sync=lambda: None, event=lambda *_, **__: None)
+    return CheckpointWriter(checkpoints, run, written.append, in_background=True)
 
 
 def failing(monkeypatch, steps, error=OSError) -> None:
@@ -84,10 +90,10 @@ SETTINGS = {"checkpoint_every": "2 steps", "validate_every": "3 steps"}
 
 
 def test_the_files_are_those_of_a_training_that_waits(tmp_path, still_clock):
-    waited = Run(tmp_path / "waited", **SETTINGS)
-    ours = Run(tmp_path / "ours", async_checkpoints=True, **SETTINGS)
-    assert_same(ours, waited)
-    assert history(tmp_path / "ours") == history(tmp_path / "waited")
+    waited = run(tmp_path / "waited", "plain", **SETTINGS)
+    ours = run(tmp_path / "ours", "plain", async_checkpoints=True, **SETTINGS)
+    assert differences(ours.state, waited.state) == []
+    assert_equal_runs(tmp_path / "ours", tmp_path / "waited")
     expected = files(tmp_path / "waited")
     assert len(expected) == 2 * len(list((tmp_path / "waited" / "checkpoints").iterdir())) >= 4
     assert files(tmp_path / "ours") == expected
@@ -119,18 +125,20 @@ def test_the_state_is_that_of_the_moment_whatever_the_training_does_meanwhile(tm
     moments = {name: t.clone() for name, t in optimizer.into_record().tensors.items()}
     document, metric = {"callbacks": {"Mine": {"seen": [1]}}}, Accuracy()
     metric.total, metric.count = torch.tensor(3.0), 4
-    background, checkpoints = BackgroundWriter(), Checkpoints(tmp_path, [KeepLast(2)])
+    checkpoints, written = Checkpoints(tmp_path, [KeepLast(2)]), []
+    background = in_background(checkpoints, written)
     rng = RandomStates.capture()
     state = optimizer.into_record()
     training = TrainingState(model, state, [metric], Position(1), {}, rng, document=document)
-    saved = checkpoints.save(training, background)
-    assert background.collect() is None
+    background.save(training, None, wait=False)
+    background.report()
+    assert not written
     optimizer.step(0.1, params, gradients)
     document["callbacks"]["Mine"]["seen"].append(2)
     metric.total += 1
-    background.wait()
-    assert background.collect() == saved
-    assert background.collect() is None
+    background.report(wait=True)
+    background.report(wait=True)
+    (saved,) = written
     other, again = torch.nn.Linear(3, 2), Accuracy()
     loaded = checkpoints.load(saved.path, other, [again])
     for path, p in other.named_parameters():
@@ -175,11 +183,11 @@ def test_one_is_written_at_a_time_and_reported_when_it_is_written(tmp_path, monk
             assert event.saved.path.is_dir()
             seen.append(("saved", event.saved.position.step))
 
-    Run(tmp_path / "run", async_checkpoints=True, callbacks=[Watch()], checkpoint_every="2 steps",
+    run(tmp_path / "run", "plain", async_checkpoints=True, callbacks=[Watch()], checkpoint_every="2 steps",
         duration="4 steps", validate_every="9 epochs")  # fmt: skip
     assert seen == [("on disk", 0), ("saved", 2), ("saved", 4)]
-    with RunReader(tmp_path / "run") as run:
-        events = run.events("checkpoint")
+    with RunReader(tmp_path / "run") as reader:
+        events = reader.events("checkpoint")
     assert [(event.step, event.data["path"]) for event in events] == [
         (2, "step-00000002"), (4, "step-00000004"),
     ]  # fmt: skip
@@ -191,25 +199,27 @@ def test_a_full_disk_ends_the_training_at_the_next_step(tmp_path, monkeypatch):
 
     wait = AtStep({5: lambda training: training.saving.newest()})
     with pytest.raises(OSError, match="No space left") as caught:
-        Run(tmp_path / "run", async_checkpoints=True, callbacks=[wait], **SETTINGS)
+        run(tmp_path / "run", "plain", async_checkpoints=True, callbacks=[wait], **SETTINGS)
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename.endswith("step-00000004")
     assert caught.value.__notes__ == ["while the checkpoint step-00000004 was written in the background"]
-    with RunReader(tmp_path / "run") as run:
-        (event,) = run.events("error")
-        assert (run.state(), event.step) == ("crashed", 5)
-        assert [e.step for e in run.events("checkpoint")] == [2, 3]
+    with RunReader(tmp_path / "run") as reader:
+        (event,) = reader.events("error")
+        assert (reader.state(), event.step) == ("crashed", 5)
+        assert [e.step for e in reader.events("checkpoint")] == [2, 3]
     monkeypatch.undo()
-    resumed = Run(tmp_path / "run", resume=True, duration="5 steps", **SETTINGS)
-    assert list(resumed.losses) == [4, 5]
+    assert run(tmp_path / "run", "plain", resume=True, duration="5 steps", **SETTINGS).finished
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.attempts()[-1].resumed_from_step == 3
+        assert reader.points("loss").steps == [1, 2, 3, 4, 5]
 
 
 def test_an_error_of_the_last_checkpoint_is_raised_at_the_end(tmp_path, monkeypatch):
     failing(monkeypatch, {5})
     with pytest.raises(OSError, match="No space left"):
-        Run(tmp_path / "run", async_checkpoints=True, duration="5 steps")
-    with RunReader(tmp_path / "run") as run:
-        assert run.state() == "crashed"
+        run(tmp_path / "run", "plain", async_checkpoints=True, duration="5 steps")
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.state() == "crashed"
 
 
 def crash(_) -> None:
@@ -219,27 +229,17 @@ def crash(_) -> None:
 def test_an_exception_waits_for_the_checkpoint(tmp_path, monkeypatch):
     SlowDisk(monkeypatch)
     with pytest.raises(KeyError, match="mine"):
-        Run(
-            tmp_path / "run",
-            async_checkpoints=True,
-            callbacks=[AtStep({3: crash})],
-            checkpoint_every="2 steps",
-        )
+        run(tmp_path / "run", "plain", async_checkpoints=True, callbacks=[AtStep({3: crash})])
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
-    with RunReader(tmp_path / "run") as run:
-        assert [event.step for event in run.events("checkpoint")] == [2]
+    with RunReader(tmp_path / "run") as reader:
+        assert [event.step for event in reader.events("checkpoint")] == [2]
 
 
 def test_an_exception_tells_of_a_checkpoint_that_failed_too(tmp_path, monkeypatch):
     failing(monkeypatch, {2})
     SlowDisk(monkeypatch)
     with pytest.raises(KeyError, match="mine") as caught:
-        Run(
-            tmp_path / "run",
-            async_checkpoints=True,
-            callbacks=[AtStep({3: crash})],
-            checkpoint_every="2 steps",
-        )
+        run(tmp_path / "run", "plain", async_checkpoints=True, callbacks=[AtStep({3: crash})])
     (note,) = caught.value.__notes__
     assert note.startswith("OSError: [Errno 28] No space left on device")
     assert note.endswith("while the checkpoint step-00000002 was written in the background")
@@ -257,11 +257,11 @@ def test_a_command_is_answered_when_the_checkpoint_is_written(tmp_path):
             if event.saved.kept:
                 seen.append(event.saved.path.is_dir())
 
-    Run(folder, async_checkpoints=True, callbacks=[Ask()], duration="6 steps")
+    run(folder, "plain", async_checkpoints=True, callbacks=[Ask()], checkpoint_every="1 epoch")
     assert seen == [True]
-    with RunReader(folder) as run:
-        kinds = [e.kind for e in run.events() if e.step == 4 and e.kind in ("checkpoint", "command")]
-        (answer,) = run.events("command")
+    with RunReader(folder) as reader:
+        kinds = [e.kind for e in reader.events() if e.step == 4 and e.kind in ("checkpoint", "command")]
+        (answer,) = reader.events("command")
     assert kinds == ["checkpoint", "command"]
     assert answer.data["status"] == "done"
 
@@ -272,12 +272,13 @@ def test_a_command_does_not_hide_the_error_of_an_earlier_checkpoint(tmp_path, mo
     folder = tmp_path / "run"
     ask = AtStep({7: lambda _: send(folder, "save")})
     with pytest.raises(OSError, match="No space left"):
-        Run(folder, async_checkpoints=True, callbacks=[ask], checkpoint_every="6 steps")
-    with RunReader(folder) as run:
-        (answer,) = run.events("command")
+        run(folder, "plain", async_checkpoints=True, callbacks=[ask], checkpoint_every="6 steps",
+            validate_every="9 epochs")  # fmt: skip
+    with RunReader(folder) as reader:
+        (answer,) = reader.events("command")
         assert (answer.data["status"], answer.step) == ("refused", 7)
         assert "No space left" in answer.data["reason"]
-        assert run.events("error")[0].step == 8
+        assert reader.events("error")[0].step == 8
 
 
 def test_the_best_are_saved_and_kept_as_by_a_training_that_waits(tmp_path, monkeypatch):
@@ -286,9 +287,9 @@ def test_the_best_are_saved_and_kept_as_by_a_training_that_waits(tmp_path, monke
                 "checkpoints": [KeepLast(1), KeepBest(Loss())]}  # fmt: skip
     seen = []
     for name, is_async in (("waited", False), ("ours", True)):
-        Run(tmp_path / name, async_checkpoints=is_async, schedule=optim.Constant(1.0), **settings)
-        with RunReader(tmp_path / name) as run:
-            saved = [event.step for event in run.events("checkpoint")]
+        run(tmp_path / name, "plain", async_checkpoints=is_async, schedule=optim.Constant(1.0), **settings)
+        with RunReader(tmp_path / name) as reader:
+            saved = [event.step for event in reader.events("checkpoint")]
         seen.append((saved, sorted(path.name for path in (tmp_path / name / "checkpoints").iterdir())))
     assert seen[0] == seen[1]
     assert 3 <= len(seen[0][0]) < 9
@@ -299,24 +300,26 @@ def test_every_operation_on_files_may_fail(tmp_path):
     model, optimizer = torch.nn.Linear(2, 2), optim.Sgd()
     for at in range(1, 99):
         folder = tmp_path / str(at)
-        checkpoints, background = Checkpoints(folder, [KeepLast(1)]), BackgroundWriter()
+        checkpoints, written = Checkpoints(folder, [KeepLast(1)]), []
+        background = in_background(checkpoints, written)
         rng = RandomStates.capture()
         first, second = (
             TrainingState(model, optimizer.into_record(), [], Position(step), {}, rng) for step in (1, 2)
         )
         checkpoints.save(first)
         with operations(at, "full") as done:
-            checkpoints.save(second, background)
+            background.save(second, None, wait=False)
             background.wait()
         if not done.failed:
             break
         with pytest.raises(OSError, match=r"No space left|is full"):
-            background.collect()
+            background.report()
         Record.load(checkpoints.newest() / "model.safetensors")
-    assert background.collect().position.step == 2
+    background.report()
+    assert [saved.position.step for saved in written] == [2]
     assert at > 6
 
 
 def test_without_checkpoints_nothing_is_written_in_the_background(tmp_path):
-    Run(tmp_path / "run", async_checkpoints=True, checkpoints=None, duration="2 steps")
+    run(tmp_path / "run", "plain", async_checkpoints=True, checkpoints=None, duration="2 steps")
     assert not list((tmp_path / "run").glob("checkpoints/*"))

@@ -13,10 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from burnt.errors import DataError
-from burnt.train import Checkpoints, RunReader
+import burnt.nn
+from burnt import kernels
+from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.errors import CheckpointError, DataError
+from burnt.kernels.autotune.database import Row, TuningDatabase
+from burnt.train import Checkpoints, EarlyStopping, RunReader
 from tests import faults, forked
 from tests.train import exact
+from tests.train.cases import refused
 from tests.train.exact import SETTINGS, Stream, assert_equal_runs, differences, run
 
 
@@ -45,37 +50,185 @@ def test_stopped_after_every_step_it_ends_as_if_it_had_never_stopped(tmp_path, s
     assert_equal_runs(folder, tmp_path / "whole")
 
 
-@pytest.mark.parametrize("batch", [1, 3])  # of three: in the validation, and when it is done
-def test_stopped_at_the_validation_before_the_first_step(tmp_path, batch):
-    class Stopping:
-        def __init__(self):
-            self.inner, self.served = exact.validation(), 0
+class Wrapped:
+    """A loader around another, which does something before a batch of a number, counted over all epochs."""
 
-        def epoch(self, epoch, start=0):
-            for data in self.inner.epoch(epoch, start):
-                self.served += 1
-                if self.served == batch:
-                    os.kill(os.getpid(), signal.SIGINT)
-                yield data
+    def __init__(self, inner, number, act):
+        self.inner, self.number, self.act, self.served = inner, number, act, 0
 
-        def num_batches(self):
-            return self.inner.num_batches()
+    def epoch(self, epoch, start=0):
+        for batch in self.inner.epoch(epoch, start):
+            self.served += 1
+            if self.served == self.number:
+                self.act()
+            yield batch
 
-        def state(self):
-            return self.inner.state()
+    def num_batches(self):
+        return self.inner.num_batches()
 
+    def state(self):
+        return self.inner.state()
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def fail():
+    torch.rand(1)
+    raise DataError("a file is gone")
+
+
+FIRST = {"validate_first": True, "duration": "3 steps"}
+
+
+# Of three batches: in the validation, and when it is done.
+@pytest.mark.parametrize(
+    ("batch", "settings", "saved"), [(1, FIRST, 0), (3, FIRST, 0), (2, {}, 7), (3, {}, 7), (5, {}, 14)]
+)
+def test_stopped_in_a_validation_it_validates_anew_when_resumed(tmp_path, batch, settings, saved):
     class Drawing:
         def on_start(self, event):
             torch.rand(1)
 
-    settings = {"validate_first": True, "duration": "3 steps", "callbacks": [Drawing()]}
+    settings = {**settings, "callbacks": [Drawing()]}
     whole = run(tmp_path / "whole", "plain", **settings)
     folder = tmp_path / "run"
-    assert not run(folder, "plain", **settings, valid=Stopping()).finished
-    assert saved_steps(folder) == [0]
+    valid = Wrapped(exact.validation(), batch, interrupt)
+    assert not run(folder, "plain", **settings, valid=valid).finished
+    assert valid.served == batch
+    assert saved_steps(folder)[-1] == saved
     ended = run(folder, "plain", **settings, resume=True, seed=99)
     assert differences(ended.state, whole.state) == []
     assert_equal_runs(folder, tmp_path / "whole")
+
+
+def impatient() -> EarlyStopping:
+    """Ends a run after its second validation: no loss is better by so much."""
+    return EarlyStopping("loss", patience="1 epoch", min_delta=100.0)
+
+
+@pytest.mark.parametrize("stop_at", [pytest.param(7, marks=pytest.mark.full), 14])
+def test_a_run_that_is_to_stop_early_stops_there_also_when_it_was_interrupted_there(tmp_path, stop_at):
+    folder = tmp_path / "run"
+    whole = run(tmp_path / "whole", "plain", stopping=impatient(), duration="4 epochs")
+    assert (whole.reason, num_steps(tmp_path / "whole")) == ("stopped early", 14)
+    assert not run(folder, "plain", stopping=impatient(), duration="4 epochs", stop_at=stop_at).finished
+    for _ in range(2):  # once more changes nothing
+        ended = run(folder, "plain", stopping=impatient(), duration="4 epochs", resume=True, seed=9)
+        assert differences(ended.state, whole.state) == []
+    # With more patience it goes on.
+    assert run(folder, "plain", duration="4 epochs", resume=True).reason == "finished"
+    assert num_steps(folder) == 28
+
+
+def test_what_watched_another_run_starts_afresh(tmp_path):
+    stopping, schedule = impatient(), SETTINGS["validations"]()["schedule"]
+    first, second = (
+        run(tmp_path / name, "validations", stopping=stopping, schedule=schedule, duration="4 epochs")
+        for name in ("one", "other")
+    )
+    assert first.state["plateau"]["scale"] < 1
+    assert differences(first.state, second.state) == []
+
+
+@pytest.mark.parametrize(("first", "then"), [("2 epochs", "2 epochs"), ("10 steps", "13 steps")])
+def test_a_finished_run_resumed_goes_on_to_a_longer_duration_or_changes_nothing(tmp_path, first, then):
+    whole = run(tmp_path / "whole", "plain", duration=then)
+    run(tmp_path / "run", "plain", duration=first)
+    ended = run(tmp_path / "run", "plain", duration=then, resume=True, seed=9)
+    assert differences(ended.state, whole.state) == []
+
+
+class WideDropout(exact.Net):
+    """Features by a mean over so many dropped copies that kernels are generated for the dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = burnt.nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.a(x))
+        return self.b(self.dropout(hidden.unsqueeze(-1).expand(*hidden.shape, 45_000)).mean(-1))
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the library serves")
+def test_kernels_are_those_of_the_checkpoint_whatever_the_tuner_has_found_since(tmp_path, monkeypatch):
+    monkeypatch.setenv("BURNT_CACHE", str(tmp_path / "cache"))
+    for op in kernels.OPS.values():
+        op.forget()
+    settings, folder = {"model": WideDropout, "duration": "9 steps"}, tmp_path / "stopped"
+    whole = run(tmp_path / "whole", "plain", **settings)
+    assert not run(folder, "plain", stop_at=6, **settings).finished
+    chosen = {k: c for k, c in kernels.choices().items() if k.startswith("dropout") and c == "generated"}
+    assert chosen
+    for key in chosen:
+        TuningDatabase().add([Row(key, "generated", "ok", 2.0), Row(key, "library", "ok", 1.0)])
+    kernels.dropout.forget()
+    ended = run(folder, "plain", resume=True, seed=1006, **settings)
+    assert differences(ended.state, whole.state) == []
+    assert_equal_runs(folder, tmp_path / "whole")
+    # A run that starts anew goes by what was found: torch's dropout draws other numbers.
+    kernels.dropout.forget()
+    assert differences(run(tmp_path / "other", "plain", **settings).state, whole.state)
+    kernels.dropout.forget()
+
+
+KILLED_AT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.train import exact
+
+class Flush:
+    def on_step(self, event):
+        event.training.writer.flush()  # rows that must not be seen twice
+
+exact.run(Path(sys.argv[2]), sys.argv[3], stop_at=int(sys.argv[4]), how="SIGKILL", callbacks=[Flush()])
+"""
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("killed_at", "setting", "saved"), [(1, "plain", None), (10, "plain", 8), (12, "validations", 8)]
+)
+def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at, setting, saved):
+    whole = run(tmp_path / "whole", setting)
+    folder = tmp_path / "run"
+    killed = forked.run(KILLED_AT, exact.ROOT, folder, setting, killed_at)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with RunReader(folder) as reader:
+        assert reader.state() == "crashed"
+    ended = run(folder, setting, resume=True, seed=9 if saved else 0)
+    with RunReader(folder) as reader:
+        assert reader.attempts()[-1].resumed_from_step == saved
+    assert differences(ended.state, whole.state) == []
+    assert_equal_runs(folder, tmp_path / "whole")
+
+
+def test_other_loaders_between_epochs_are_reported_and_in_an_epoch_refused(tmp_path, capsys):
+    def other(_):
+        return exact.Loader(exact.TensorDataset(**exact.tensors()), 4)
+
+    run(tmp_path / "run", "plain", stop_at=7)
+    run(tmp_path / "run", "plain", train=other, resume=True, monitor="plain")
+    warning = "Warning: train= changed since the checkpoint: was {'seed': 3, 'shuffle': True, 'batch_size': 2"
+    assert warning in capsys.readouterr().out
+    with RunReader(tmp_path / "run") as reader:
+        assert (reader.progress().step, reader.progress().total_steps) == (11, 11)
+    run(tmp_path / "other", "plain", stop_at=8)
+    words = ["'batch_size': 2", "'batch_size': 4", "resume with the same loader"]
+    refusal = "step-00000008 was saved in the middle of an epoch, with a different loader"
+    with refused(CheckpointError, refusal, *words):
+        run(tmp_path / "other", "plain", train=other, resume=True)
+
+
+def test_other_precision_and_clipping_are_reported(tmp_path, capsys):
+    run(tmp_path / "run", "plain", stop_at=5, clip_norm=1.0)
+    run(tmp_path / "run", "plain", resume=True, precision="bfloat16", monitor="plain")
+    out = capsys.readouterr().out
+    assert "Warning: precision= changed since the checkpoint: was float32, is now bfloat16." in out
+    assert "Warning: clip_norm= changed since the checkpoint: was 1.0, is now None." in out
 
 
 def test_rows_of_a_crashed_attempt_are_seen_until_they_are_written_again(tmp_path):
@@ -120,31 +273,12 @@ def test_on_a_full_disk_it_ends_with_an_error_and_resumes_exactly(tmp_path, sett
         assert_equal_runs(folder, tmp_path / "whole")
 
 
-class Faulty:
-    """A loader whose batch of a number cannot be loaded, once or ever."""
-
-    def __init__(self, inner, epoch, batch):
-        self.inner, self.broken = inner, (epoch, batch)
-
-    def epoch(self, epoch, start=0):
-        for number, batch in enumerate(self.inner.epoch(epoch, start), start):
-            if (epoch, number) == self.broken:
-                raise DataError("a file is gone")
-            yield batch
-
-    def num_batches(self):
-        return self.inner.num_batches()
-
-    def state(self):
-        return self.inner.state()
-
-
-@pytest.mark.parametrize(("setting", "at", "saved"), [("plain", (1, 2), 9), ("accumulate", (1, 1), 3)])
+@pytest.mark.parametrize(("setting", "at", "saved"), [("plain", 10, 9), ("accumulate", 9, 3)])
 def test_data_that_cannot_be_loaded_cost_no_step(tmp_path, setting, at, saved, capsys):
     whole = run(tmp_path / "whole", setting)
     folder = tmp_path / "run"
     with pytest.raises(DataError):
-        run(folder, setting, train=lambda inner: Faulty(inner, *at), checkpoint_every="5 epochs",
+        run(folder, setting, train=lambda inner: Wrapped(inner, at, fail), checkpoint_every="5 epochs",
             monitor="plain")  # fmt: skip
     out = capsys.readouterr().out
     assert f"The state after step {saved} is saved: the next batch cannot be loaded." in out
@@ -156,25 +290,11 @@ def test_data_that_cannot_be_loaded_cost_no_step(tmp_path, setting, at, saved, c
 def test_a_validation_that_fails_is_run_again(tmp_path):
     whole = run(tmp_path / "whole", "validations")
     folder = tmp_path / "run"
-    calls = []
-
-    class Failing:
-        def epoch(self, epoch, start=0):
-            calls.append(epoch)
-            if len(calls) == 3:  # the second validation; the first look is that of the checks
-                torch.rand(1)
-                raise DataError("a file is gone")
-            return valid["again"].epoch(epoch, start)
-
-        def num_batches(self):
-            return valid["again"].num_batches()
-
-        def state(self):
-            return valid["again"].state()
-
     valid = SETTINGS["validations"]()["valid"]
+    # The second validation of three batches; the first look, at one batch, is that of the checks.
+    failing = Wrapped(valid["again"], 5, fail)
     with pytest.raises(DataError):
-        run(folder, "validations", valid={"valid": valid["valid"], "again": Failing()})
+        run(folder, "validations", valid={"valid": valid["valid"], "again": failing})
     assert saved_steps(folder)[-1] == 4
     ended = run(folder, "validations", resume=True, seed=5)
     assert differences(ended.state, whole.state) == []
@@ -187,7 +307,7 @@ def test_a_state_that_cannot_be_saved_before_an_error_is_reported(tmp_path, caps
 
     monkeypatch.setattr(Checkpoints, "save", full)
     with pytest.raises(DataError):
-        run(tmp_path, "plain", train=lambda inner: Faulty(inner, 0, 1), monitor="plain")
+        run(tmp_path, "plain", train=lambda inner: Wrapped(inner, 2, fail), monitor="plain")
     assert "The state after step 1 is not saved: OSError: [Errno 28] No space" in capsys.readouterr().out
 
 

@@ -18,7 +18,7 @@ from burnt.errors import BurntError, DataError
 from burnt.inspect.isolated import run_isolated
 from burnt.train import Learner, StepOutput, SupervisedTraining
 from burnt.train.checks.dry_run import Findings, dry_run
-from burnt.train.checks.target_values import TargetValues
+from burnt.train.checks.targets import TargetChecks
 from tests.train.cases import refused
 
 THIRDS = torch.arange(48) % 3
@@ -279,7 +279,7 @@ def test_indices_of_a_layer_are_looked_at(tmp_path: Path) -> None:
 
 def test_the_batch_is_not_changed_by_a_step_that_changes_its_own() -> None:
     batch = Batch(y=torch.zeros(4, dtype=torch.int64))
-    values = TargetValues(batch)
+    values = TargetChecks(batch)
 
     def step(model: torch.nn.Module, batch: Batch) -> StepOutput:
         batch.y.add_(7)
@@ -288,7 +288,7 @@ def test_the_batch_is_not_changed_by_a_step_that_changes_its_own() -> None:
     def check() -> None:
         burnt.check(torch.nn.Identity(), batch, call=values.recorded(step), backward=False)
         assert not batch.y.any()
-        values.check("the step", lambda text: None)
+        values.check_values("the step", lambda text: None)
 
     with pytest.raises(DataError, match="labels from 7 to 7"):
         run_isolated(check)

@@ -1,4 +1,7 @@
-"""Find losses that are given values which they do not take, while a step runs on meta tensors.
+"""Find losses that are given values or shapes which they do not take, while a step runs on meta tensors.
+
+Predictions ``[n, 1]`` compared with targets ``[n]`` are broadcast, which pairs every prediction with every
+target: the model learns their mean, without an error.
 
 What a step derives only from its batch, such as labels that it shifts or converts, is computed with values
 too, which are then known at the loss. Of outputs of the model, it is known whether they come straight from a
@@ -21,9 +24,10 @@ from torch.overrides import TorchFunctionMode
 from burnt.data import Loader, TensorDataset
 from burnt.data.files.table import Table
 from burnt.data.views import Selection
-from burnt.errors import BurntError, InputIndexError, InputValueError, range_hint
+from burnt.errors import BurntError, InputIndexError, InputValueError, ShapeError, range_hint
 from burnt.inspect.specs import map_tensors, named_tensors, tensors_in
 from burnt.nn.loss import checks as loss_checks
+from burnt.train.step import StepOutput
 
 _MOST_ELEMENTS = 1 << 24
 """Of the tensors whose values are followed through an op."""
@@ -64,18 +68,25 @@ _UNFIT = {
 """By loss, the inputs that it should not have, and what it does."""
 
 
-class TargetValues:
+_BROADCASTING = frozenset({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss"})
+"""Losses of torch that broadcast, some with a warning: a column and a row are always a mistake there."""
+
+
+class TargetChecks:
     """Records the losses of a step, and checks what they were given.
 
-    The batch has values, which may be others than those that the step runs on, in the same shapes.
+    The batch has values, which may be others than those that the step runs on, in the same shapes. Where ops
+    other than elementwise losses broadcast a column and a row, only the outputs and targets that the step
+    returns count, since a model may compare all pairs of a batch on purpose.
     """
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
+        self._broadcast: list[tuple[str, Tensor, Tensor]] = []  # columns and rows, in the newest run
         self._calls: list[tuple[str, dict[str, Any], dict[int, Tensor], dict[int, str]]] = []
 
     def recorded(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs a step on meta tensors, and records its losses."""
+        """Return a function that runs a step on meta tensors, and records its losses and broadcasts."""
 
         @functools.wraps(step)
         def run(model: torch.nn.Module, batch: Any, *extra: Any) -> Any:
@@ -89,12 +100,19 @@ class TargetValues:
                     value = value.expand_as(tensor)
                 if value.shape == tensor.shape and value.numel() <= _MOST_ELEMENTS:
                     known[id(tensor)] = tensor, value.detach().to("cpu", copy=True)
-            with _Following(known, self._calls):
+            self._broadcast.clear()
+            with _Following(known, self._calls, self._broadcast):
                 return step(model, batch, *extra)
 
         return run
 
-    def check(self, step: str, message: Callable[[str], None]) -> None:
+    def check_shapes(self, output: StepOutput, where: str) -> None:
+        """Raise a ShapeError if the step that returned `output` broadcast predictions and targets."""
+        for name, left, right in self._broadcast:
+            if name in _BROADCASTING or _is_comparison(left, right, output):
+                raise _pairs_error(name, left, right, where)
+
+    def check_values(self, step: str, message: Callable[[str], None]) -> None:
         """Raise if the targets of a recorded loss do not fit it; warn of inputs. `step` names the step."""
         warnings: set[str] = set()
         for name, arguments, values, kinds in self._calls:
@@ -163,9 +181,11 @@ def _check_indices(index: Tensor, size: int) -> None:
 class _Following(TorchFunctionMode):
     """Computes values next to meta tensors, by their `id`, and records losses with what is known then."""
 
-    def __init__(self, known: dict[int, tuple[Tensor, Tensor]], calls: list[Any]) -> None:
+    def __init__(
+        self, known: dict[int, tuple[Tensor, Tensor]], calls: list[Any], broadcast: list[Any]
+    ) -> None:
         super().__init__()
-        self._known, self._calls = known, calls
+        self._known, self._calls, self._broadcast = known, calls, broadcast
         self._kinds: dict[int, tuple[Tensor, str]] = {}
 
     def __torch_function__(
@@ -180,6 +200,10 @@ class _Following(TorchFunctionMode):
             kinds = {key: kind for key, (_, kind) in self._kinds.items() if key in given}
             self._calls.append((name, arguments, values, kinds))
         result = func(*args, **kwargs)
+        pair = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)][:2]
+        if len(pair) == 2 and _are_column_and_row(*pair):
+            is_broadcast = getattr(result, "shape", None) == _broadcast_shape(*pair)
+            self._broadcast += [(name, *pair)] if name in _BROADCASTING or is_broadcast else []
         if name == "__setitem__":
             self._kinds.pop(id(args[0]), None)
         if isinstance(result, Tensor):
@@ -267,6 +291,48 @@ def _arguments(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, An
     elif name in _LOOKUPS and isinstance(dim := found.get("dim"), int) and found["input"].dim():
         found["size"] = found["input"].shape[dim]
     return found
+
+
+def _are_column_and_row(left: Tensor, right: Tensor) -> bool:
+    """Whether the shapes are ``[*, n, 1]`` and ``[*, n]``, in either order, with more than one element."""
+    if left.numel() != right.numel() or left.numel() < 2:
+        return False
+    longer, shorter = (left, right) if left.dim() > right.dim() else (right, left)
+    return longer.shape[-1:] == (1,) and longer.shape[:-1] == shorter.shape and shorter.dim() == 1
+
+
+def _broadcast_shape(left: Tensor, right: Tensor) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(left.shape, right.shape))  # type: ignore[no-untyped-call]
+
+
+def _is_comparison(left: Tensor, right: Tensor, output: StepOutput) -> bool:
+    outputs, targets = output.outputs, output.targets
+    if not isinstance(targets, Tensor):
+        return False
+    if outputs is None:  # what depends on the parameters is compared with the targets themselves
+        return any(
+            predicted.requires_grad and true is targets for predicted, true in ((left, right), (right, left))
+        )
+    if not isinstance(outputs, Tensor):
+        return False
+    return any(
+        predicted.shape == outputs.shape
+        and true.shape == targets.shape
+        and (predicted is outputs or true is targets)
+        for predicted, true in ((left, right), (right, left))
+    )
+
+
+def _pairs_error(name: str, left: Tensor, right: Tensor, where: str) -> ShapeError:
+    column = left if left.dim() > right.dim() else right
+    return ShapeError(
+        "the loss compares each prediction with every target",
+        where=where,
+        expected=f"predictions and targets of one shape in {name}",
+        found=f"{tuple(left.shape)} and {tuple(right.shape)}, which broadcast to "
+        f"{_broadcast_shape(left, right)}",
+        hint=f"squeeze(-1) the tensor of shape {tuple(column.shape)}",
+    )
 
 
 def batch_of_extremes(loader: Any, batch: Any) -> Any:
