@@ -183,7 +183,7 @@ def unreadable(path: Path, error: Exception) -> RunError:
             found=error.strerror,
             hint=f"its owner can allow it: chmod -R a+rX {shlex.quote(str(path.parent))}",
         )
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+    if _is_locked(error):
         return RunError(
             "the run's database is locked",
             where=str(path),
@@ -201,15 +201,15 @@ def unreadable(path: Path, error: Exception) -> RunError:
 
 def unwritable(path: Path, error: sqlite3.Error) -> RunError:
     """Return the error for a `run.db` that cannot be written: locked, no permission, or a full disk."""
-    is_locked = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
-    return RunError(
-        "the run's database cannot be written",
-        where=str(path),
-        found=f"{error} for {BUSY_SECONDS:.0f} s" if is_locked else str(error),
-        hint="another process is writing it, maybe a suspended training: end that process first"
-        if is_locked
-        else "choose a folder that this user can write to, on a disk with space left",
-    )
+    found, hint = str(error), "choose a folder that this user can write to, on a disk with space left"
+    if _is_locked(error):
+        found += f" for {BUSY_SECONDS:.0f} s"
+        hint = "another process is writing it, maybe a suspended training: end that process first"
+    return RunError("the run's database cannot be written", where=str(path), found=found, hint=hint)
+
+
+def _is_locked(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
 
 
 @contextlib.contextmanager

@@ -245,9 +245,13 @@ def test_it_is_left_and_the_training_goes_on(training) -> None:
         desk.terminal.wait_for(lambda: desk.app().nice() == 19)
         if hasattr(os, "SCHED_IDLE"):
             desk.terminal.wait_for(lambda: os.sched_getscheduler(desk.app().pid) == os.SCHED_IDLE)
+        desk.do("reporter.message('by the way')")
         desk.goes_on()
         assert "step" not in desk.terminal.text()
+        assert "by the way" not in desk.terminal.written()  # it is shown after the monitor
+        desk.terminal.wait_for(lambda: desk.step() > 60)
         desk.terminal.type("q")
+        desk.terminal.wait_for("by the way\n")
         desk.terminal.wait_for(
             "Monitor closed. The training continues. To open the monitor again: burnt monitor "
         )
@@ -259,6 +263,9 @@ def test_it_is_left_and_the_training_goes_on(training) -> None:
     assert lines[-3:] == [f"step {last}", "the last message", "after"]
     assert f"Output printed while the monitor was open: {desk.folder / 'logs' / 'output.log'}" in lines
     assert desk.steps_printed() == list(range(1, last + 1))
+    assert desk.log()[0] == "the title"
+    assert {"by the way", "epoch 1  train  loss 0.0200"} <= set(desk.log())
+    assert "epoch" not in desk.output()
     assert not psutil.pid_exists(int((desk.folder / "app").read_text()))
     with RunReader(desk.folder) as reader:
         assert reader.points("loss").steps == list(range(1, last + 1))
@@ -355,28 +362,22 @@ def test_the_program_is_not_there(training, tmp_path: Path) -> None:
         assert "after" in terminal.text()
 
 
-def test_control_c_counts_once(training) -> None:
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_control_c_counts_once(training, is_raw: bool) -> None:
     with training() as desk:
-        desk.terminal.type("\x03")
+        if is_raw:
+            desk.terminal.type("\x03")
+        else:  # it reaches every process of the foreground; the monitor must not die of it
+            os.killpg(desk.terminal.process.pid, signal.SIGINT)
         desk.terminal.wait_for(lambda: desk.signals() == [signal.SIGINT])
         desk.terminal.wait_for_screen("over")
+        assert desk.app().is_running()
         desk.terminal.type("q")
         desk.ends(130)
     assert desk.signals() == [signal.SIGINT]
     message = "Stop requested: finishing this step, then saving. Press Ctrl-C again to stop now."
     assert message in desk.terminal.written().splitlines()
     assert message in desk.log()
-
-
-def test_control_c_before_the_terminal_is_raw_counts_once_too(training) -> None:
-    """It reaches every process of the foreground; the monitor must not die of it."""
-    with training() as desk:
-        os.killpg(desk.terminal.process.pid, signal.SIGINT)
-        desk.terminal.wait_for_screen("over")
-        assert desk.app().is_running()
-        desk.terminal.type("q")
-        desk.ends(130)
-    assert desk.signals() == [signal.SIGINT]
 
 
 def test_sigterm_does_not_wait_for_the_monitor(training) -> None:
@@ -541,27 +542,6 @@ def test_whatever_fails_the_terminal_comes_back(training) -> None:
         desk.goes_on()
         assert not app.is_running()
         desk.finish()
-
-
-def test_messages_come_after_the_monitor(training) -> None:
-    with training() as desk:
-        desk.do("reporter.message('by the way')")
-        desk.goes_on()
-        assert "by the way" not in desk.terminal.written()
-        desk.terminal.type("q")
-        desk.terminal.wait_for("by the way\n")
-        desk.finish()
-    assert "by the way" in desk.log()
-
-
-def test_the_lines_of_a_training_go_to_its_log(training) -> None:
-    with training() as desk:
-        desk.terminal.wait_for(lambda: desk.step() > 60)
-        desk.terminal.type("q")
-        desk.finish()
-    assert desk.log()[0] == "the title"
-    assert "epoch 1  train  loss 0.0200" in desk.log()
-    assert "epoch" not in desk.output()
 
 
 def test_standard_error_that_leads_elsewhere_stays_there(training, tmp_path: Path) -> None:

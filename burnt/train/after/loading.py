@@ -209,11 +209,9 @@ class RunFiles:
 
     def signature(self) -> Signature:
         """Return what the model takes and returns."""
+        if (signature := self.trained_as().signature) is not None:
+            return signature
         document = self._load.get("signature")
-        try:
-            return Signature.from_dict(document)  # type: ignore[arg-type]
-        except (KeyError, TypeError, ValueError):
-            pass
         reason = document.get("unknown") if isinstance(document, dict) else None
         raise UnsupportedError(
             "the run does not know the inputs of its model",

@@ -62,14 +62,8 @@ def check_first_batches(
     rng = RandomStates.capture()
     try:
         found = _check_training_step(settings, learner, loaded)
-        for metric in settings.metrics:
-            if metric.scalar and found.output is not None:
-                try:
-                    metric.fresh().update(found.output)
-                except BurntError:
-                    raise
-                except Exception:  # without values there may be any: then the first step tells
-                    continue
+        if found.output is not None:  # without values a metric may fail: then the first step tells
+            _check_metrics([metric for metric in settings.metrics if metric.scalar], found.output)
         inputs: list[Any] = []
         for split in settings.valid:
             inputs += _check_validation_step(settings, steps, split)
@@ -94,7 +88,7 @@ def check_without_values(settings: TrainingSettings, learner: Learner) -> dict[s
     scalars = [metric for metric in settings.metrics if metric.scalar]
     with_values = functools.cache(lambda: _step_with_values(learner, batch, "training"))
     output = output or with_values()
-    _check_metrics(scalars, output, with_values, "training")
+    _check_metrics(scalars, output, with_values)
     shapes = {"train": _step_text(batch, output)}
     for split in settings.valid:
         shapes[split] = _check_validation_shapes(settings, learner, split)
@@ -144,7 +138,10 @@ def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
 
 
 def _check_metrics(
-    metrics: Sequence[Metric], output: StepOutput, with_values: Callable[[], StepOutput], kind: str
+    metrics: Sequence[Metric],
+    output: StepOutput,
+    with_values: Callable[[], StepOutput] | None = None,
+    kind: str = "training",
 ) -> None:
     """Update copies of the metrics with a step's output of meta tensors, or where that fails, of values."""
     for metric in metrics:
@@ -154,6 +151,8 @@ def _check_metrics(
         except BurntError:
             raise
         except Exception:
+            if with_values is None:
+                continue
             found = with_values()
         try:
             metric.fresh().update(found)

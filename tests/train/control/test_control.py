@@ -545,19 +545,6 @@ def test_what_arrives_as_a_training_fails_is_refused(tmp_path):
     assert os.listdir(trial.folder / "control") == []
 
 
-def test_commands_of_an_earlier_attempt_are_not_carried_out(tmp_path, whole):
-    first = Trial(tmp_path / "run", {6: [("stop", None)]}).run()
-    control = tmp_path / "run" / "control"
-    stale = {"version": 1, "id": "old", "kind": "stop", "attempt": 1}
-    (control / "old.json").write_text(json.dumps(stale))
-    (control / "by-hand.json").write_text(json.dumps({"version": 1, "id": "by-hand", "kind": "pause"}))
-    second = Trial(tmp_path / "run", resume=True, init_seed=9).run()
-    assert {**first.losses, **second.losses} == whole.losses
-    answered = {data["id"]: (data["status"], data["reason"]) for _, data in second.events("command")[1:]}
-    before = ("refused", "it was sent before this attempt started")
-    assert answered == {"old": before, "by-hand": before}
-
-
 # in a process of its own, with signals
 
 SCRIPT = """
@@ -585,22 +572,6 @@ def paused_process(folder: Path):
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-
-
-def test_a_signal_ends_a_pause_and_saves(tmp_path, whole):
-    folder, number = tmp_path / "run", signal.SIGTERM
-    with paused_process(folder) as (process, ended):
-        process.send_signal(number)
-        done = ended.result(30)
-    assert done.returncode == 128 + number, done
-    assert "Saved in" in done.stdout
-    with RunReader(folder) as reader:
-        assert reader.state() == "stopped"
-        assert reader.attempts()[-1].end_reason == f"interrupted by {number.name}"
-        assert [(e.step, e.data) for e in reader.events("signal")] == [(5, {"signal": number.name})]
-    resumed = Trial(folder, resume=True, init_seed=9).run()
-    assert resumed.losses == {step: loss for step, loss in whole.losses.items() if step > 5}
-    assert_ends_as(resumed, whole)
 
 
 @pytest.mark.full
@@ -748,13 +719,16 @@ def test_the_clock_of_a_training_stands_still_meanwhile(monkeypatch):
     assert clock.seconds() == 3.5
 
 
-def test_ctrl_c_ends_a_pause(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_pause_and_saves(tmp_path, whole, number):
     def interrupt(trial: Trial) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     trial = Trial(tmp_path / "run", {5: pausing(interrupt)})
     with pytest.raises(Interrupted):
         trial.run()
-    assert trial.end() == ("stopped", "interrupted by SIGINT")
-    assert [data for _, data in trial.events("signal")] == [{"signal": "SIGINT"}]
-    assert (tmp_path / "run" / "checkpoints" / "step-00000005").is_dir()
+    assert trial.end() == ("stopped", f"interrupted by {number.name}")
+    assert trial.events("signal") == [(5, {"signal": number.name})]
+    resumed = Trial(tmp_path / "run", resume=True, init_seed=9).run()
+    assert resumed.losses == {step: loss for step, loss in whole.losses.items() if step > 5}
+    assert_ends_as(resumed, whole)
