@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from burnt.data import Loader, TensorDataset
+from burnt.optim import Optimizer
 from burnt.train import SupervisedTraining
 
 
@@ -16,6 +17,15 @@ def supervised(folder: Any, settings: Mapping[str, Any], **more: Any) -> Supervi
     return SupervisedTraining(
         folder, **{"device": "cpu", "monitor": "off", "check": False, **settings, **more}
     )
+
+
+def bare(optimizer: type[Optimizer]) -> type[Optimizer]:
+    """A user's optimizer, whose step takes none of the optional arguments and returns nothing."""
+
+    def step(self: Any, lr: float, model: Any, grads: Any) -> None:
+        optimizer.step(self, lr, model, grads)
+
+    return type(f"Bare{optimizer.__name__}", (optimizer,), {"step": step})
 
 
 class AtStep:

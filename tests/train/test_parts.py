@@ -123,20 +123,6 @@ def test_nan_is_never_better_and_anything_is_better_than_nan():
     assert not Monitored(Loss(), None, "KeepBest").is_better(nan, nan)
 
 
-def test_early_stopping_goes_on_from_its_state():
-    values = [5.0, 6.0, 4.0, 4.5, 4.2, 4.1]
-    whole = EarlyStopping(Loss(), "3 epochs")
-    expected = stops(whole, values)
-    for cut in range(len(values)):
-        first, second = EarlyStopping(Loss(), "3 epochs"), EarlyStopping(Loss(), "3 epochs")
-        stops(first, values[:cut])
-        second.load_state(first.state())
-        assert second.over == first.over
-        rest = [second.update(v, Position(epoch=i)) for i, v in enumerate(values[cut:], cut + 1)]
-        assert rest == expected[cut:]
-        assert second.state() == whole.state()
-
-
 def test_what_cannot_stop():
     with pytest.raises(ConfigError, match="EarlyStopping cannot be built"):
         EarlyStopping(Loss(), "1 epoch", min_delta=-1)

@@ -1,9 +1,7 @@
-"""Several validation sets by name, and the validation before the first step."""
+"""Several validation sets by name."""
 
 import io
 import json
-import os
-import signal
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +18,6 @@ from burnt.store import RunWriter, Series
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
-    Interrupted,
     KeepBest,
     Learner,
     Plateau,
@@ -45,28 +42,20 @@ def sets() -> dict[str, Loader]:
 
 
 class Run:
-    """A training with dropout in validation too, so that it draws random numbers; SIGINT in a validation."""
+    """A training that counts the batches of its validations."""
 
-    def __init__(self, folder, *, interrupt_at: int | None = None, init_seed: int = 0, **settings):
-        torch.manual_seed(init_seed)
-        self.model = nn.Linear(6, 3)
-        self.validated, self.interrupt_at = 0, interrupt_at
+    def __init__(self, folder, **settings):
+        torch.manual_seed(0)
+        self.model, self.validated = nn.Linear(6, 3), 0
         learner = Learner(self.model, optim.AdamW(), settings.pop("schedule", 0.05), step=self.step)
         defaults = {
             "train": loader(), "valid": sets(), "duration": "3 epochs", "monitor": "off", "device": "cpu",
             "metrics": [Accuracy(), ConfusionMatrix(3)], "seed": 5, "check": False,
         }  # fmt: skip
-        self.training = SupervisedTraining(folder, **{**defaults, **settings})
-        try:
-            self.result = self.training.run(learner)
-        except Interrupted:
-            self.result = None
+        self.result = SupervisedTraining(folder, **{**defaults, **settings}).run(learner)
 
     def step(self, model, batch):
-        if not model.training:
-            self.validated += 1
-            if self.validated == self.interrupt_at:
-                os.kill(os.getpid(), signal.SIGINT)
+        self.validated += not model.training
         logits = F.dropout(model(batch.x), 0.2)
         return ClassificationOutput(F.cross_entropy(logits, batch.y), logits, batch.y)
 
@@ -106,19 +95,6 @@ def test_each_set_has_metrics_of_its_own(tmp_path):
         assert again == {name: result.values[f"{split}/{name}"] for name in ("loss", "accuracy")}
 
 
-# Of 7 batches each time: in the first set, and twice in the second.
-@pytest.mark.parametrize(
-    "interrupt_at", [6, pytest.param(2, marks=pytest.mark.full), pytest.param(13, marks=pytest.mark.full)]
-)
-def test_interrupted_in_any_set_all_are_validated_anew(tmp_path, interrupt_at):
-    whole = Run(tmp_path / "whole")
-    assert Run(tmp_path / "run", interrupt_at=interrupt_at).result is None
-    second = Run(tmp_path / "run", resume=True, init_seed=9)
-    assert torch.equal(second.model.weight, whole.model.weight)
-    assert second.result.values == whole.result.values
-    assert points(tmp_path / "run") == points(tmp_path / "whole")
-
-
 def test_each_set_may_have_an_interval_of_its_own(tmp_path):
     # Four steps an epoch; at the end all are validated.
     settings = {"duration": "7 steps", "validate_every": {"rotated": "3 steps"}, "validate_first": True}
@@ -127,16 +103,6 @@ def test_each_set_may_have_an_interval_of_its_own(tmp_path):
     assert points(tmp_path / "run")["rotated", "loss"][0] == [0, 3, 6, 7]
     with RunReader(tmp_path / "run") as run:
         assert [event.step for event in run.events("stopping")] == [0, 3, 6, 7]
-
-
-# Both sets are validated first, with 7 batches; the third batch of the second set alone is number 10.
-def test_an_interrupted_validation_repeats_the_sets_that_were_due(tmp_path):
-    settings = {"duration": "7 steps", "validate_every": {"rotated": "3 steps"}, "validate_first": True}
-    whole, folder = Run(tmp_path / "whole", **settings), tmp_path / "run"
-    assert Run(folder, interrupt_at=10, **settings).result is None
-    second = Run(folder, resume=True, init_seed=9, **settings)
-    assert torch.equal(second.model.weight, whole.model.weight)
-    assert points(folder) == points(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -238,17 +204,3 @@ def test_the_monitor_shows_the_metric_that_ranks_the_checkpoints():
     assert main_metric(series, {"ranked_by": "clean/accuracy"}) == Series("accuracy", "clean")
     assert main_metric(series, {}) == Series("loss", "clean")
     assert main_metric([*series, Series("loss", "valid")], {"ranked_by": "clean/loss"}).split == "valid"
-
-
-# the validation before the first step
-
-
-@pytest.mark.parametrize("interrupt_at", [3, pytest.param(9, marks=pytest.mark.full)])
-def test_a_validation_before_the_first_step(tmp_path, interrupt_at):
-    whole, folder = Run(tmp_path / "whole", validate_first=True), tmp_path / "run"
-    assert points(tmp_path / "whole")["clean", "loss"][0] == [0, 4, 8, 12]
-    assert points(tmp_path / "whole")["train", "loss"][0][0] > 0
-    assert Run(folder, validate_first=True, interrupt_at=interrupt_at).result is None
-    second = Run(folder, validate_first=True, resume=True, init_seed=9)
-    assert torch.equal(second.model.weight, whole.model.weight)
-    assert points(folder) == points(tmp_path / "whole")

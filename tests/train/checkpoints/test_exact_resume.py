@@ -82,23 +82,33 @@ def fail():
 FIRST = {"validate_first": True, "duration": "3 steps"}
 
 
-# Of three batches: in the validation, and when it is done.
+# Of three batches: in the validation, and when it is done; with averages; in the second of two sets.
 @pytest.mark.parametrize(
-    ("batch", "settings", "saved"), [(1, FIRST, 0), (3, FIRST, 0), (2, {}, 7), (3, {}, 7), (5, {}, 14)]
+    ("setting", "settings", "batch", "saved"),
+    [
+        ("plain", FIRST, 1, 0),
+        ("plain", FIRST, 3, 0),
+        ("plain", {}, 3, 7),
+        ("plain", {}, 5, 14),
+        ("groups", {}, 2, 7),
+        ("validations", {}, 9, 6),
+    ],
 )
-def test_stopped_in_a_validation_it_validates_anew_when_resumed(tmp_path, batch, settings, saved):
+def test_stopped_in_a_validation_it_validates_anew_when_resumed(tmp_path, setting, settings, batch, saved):
     class Drawing:
         def on_start(self, event):
             torch.rand(1)
 
     settings = {**settings, "callbacks": [Drawing()]}
-    whole = run(tmp_path / "whole", "plain", **settings)
+    whole = run(tmp_path / "whole", setting, **settings)
     folder = tmp_path / "run"
-    valid = Wrapped(exact.validation(), batch, interrupt)
-    assert not run(folder, "plain", **settings, valid=valid).finished
-    assert valid.served == batch
+    sets = SETTINGS[setting]().get("valid", {"valid": exact.validation()})
+    *_, last = sets
+    sets[last] = stopping = Wrapped(sets[last], batch, interrupt)
+    assert not run(folder, setting, **settings, valid=sets).finished
+    assert stopping.served == batch
     assert saved_steps(folder)[-1] == saved
-    ended = run(folder, "plain", **settings, resume=True, seed=99)
+    ended = run(folder, setting, **settings, resume=True, seed=99)
     assert differences(ended.state, whole.state) == []
     assert_equal_runs(folder, tmp_path / "whole")
 

@@ -36,16 +36,25 @@ def test_values_of_the_warm_up_are_ignored():
     assert stops(stopping, [0.1, 0.1, math.nan, math.nan]) == [False, False, False, True]
 
 
-def test_a_warm_up_goes_on_from_its_state():
-    values = [0.1, 0.1, 5, 6, 6, 6]
-    expected = stops(EarlyStopping(Loss(), "2 epochs", warmup="2 epochs"), values)
-    assert expected == [False, False, False, False, True, True]
+@pytest.mark.parametrize(
+    ("settings", "values"),
+    [
+        ({"patience": "3 epochs"}, [5.0, 6.0, 4.0, 4.5, 4.2, 4.1]),
+        ({"patience": "2 epochs", "warmup": "2 epochs"}, [0.1, 0.1, 5, 6, 6, 6]),
+    ],
+)
+def test_it_goes_on_from_its_state(settings, values):
+    whole = EarlyStopping(Loss(), **settings)
+    expected = stops(whole, values)
+    assert expected[-1]
     for cut in range(len(values)):
-        first, second = (EarlyStopping(Loss(), "2 epochs", warmup="2 epochs") for _ in range(2))
+        first, second = (EarlyStopping(Loss(), **settings) for _ in range(2))
         stops(first, values[:cut])
         second.load_state(first.state())
+        assert second.over == first.over
         rest = [second.update(v, Position(epoch=i)) for i, v in enumerate(values[cut:], cut + 1)]
         assert rest == expected[cut:]
+        assert second.state() == whole.state()
 
 
 def test_a_target_ends_the_training_at_once():

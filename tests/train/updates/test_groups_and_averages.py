@@ -55,10 +55,7 @@ MAKERS = {
 
 
 class Trial:
-    """A training of 3 epochs with 4 steps each.
-
-    `at` has commands by step, or for the first validation.
-    """
+    """A training of 3 epochs with 4 steps each; `at` has commands by step."""
 
     def __init__(self, folder, optimizer, *, init_seed=0, at=None, **settings: Any) -> None:
         torch.manual_seed(init_seed)
@@ -93,7 +90,6 @@ class Trial:
         now: Any = None  # the check before the first step
         if (self.folder / "run.db").exists() and not model.training:
             self.evaluated.append(model[0].weight.detach().clone())
-            now = "validation"
         elif self.at:
             now = int(self.optimizer.into_record().tensors["/steps"].max()) + 1
         for kind, value in self.at.pop(now, ()):
@@ -159,21 +155,6 @@ def test_the_averages_are_evaluated_saved_and_returned_and_others_trained(tmp_pa
     torch.testing.assert_close(trial.model[0].weight.detach(), weights[-1], rtol=0, atol=0)
     # The training saw none of it.
     assert trial.history()["loss", "train"] == plain.history()["loss", "train"]
-
-
-def test_stopped_in_a_validation_it_validates_the_averages_anew(tmp_path):
-    # Commands are executed between two batches. Without the check, which would validate a batch too.
-    settings = {"valid": Loader(TensorDataset(**tensors()), 8), "check": False}
-    whole = Trial(tmp_path / "whole", MAKERS["ema"](), **settings)
-    at = {"validation": [("save", None), ("stop", None)]}
-    first = Trial(tmp_path / "run", MAKERS["ema"](), at=at, **settings)
-    assert (first.result.reason, len(first.evaluated)) == ("stopped", 1)
-    assert "valid/loss" not in first.result.values
-    assert torch.equal(first.model[0].weight, whole.evaluated[0])
-    resumed = Trial(tmp_path / "run", MAKERS["ema"](), resume=True, init_seed=9, **settings)
-    assert torch.equal(resumed.evaluated[0], whole.evaluated[0])
-    assert len(resumed.evaluated) == len(whole.evaluated)
-    assert_same(resumed, whole)
 
 
 def test_a_learner_goes_on_from_the_weights_that_it_trained(tmp_path):

@@ -13,7 +13,7 @@ from burnt.data import Loader, TensorDataset
 from burnt.errors import NonFiniteError, UnsupportedError
 from burnt.train import KeepLast, Learner, RunReader, StepOutput
 from burnt.train.metrics import Accuracy
-from tests.train.cases import refused, supervised
+from tests.train.cases import bare, refused, supervised
 
 BAD = (6, 13)
 """Items with bad values."""
@@ -111,15 +111,8 @@ def test_skipped_steps_change_nothing(tmp_path, accumulate, capsys):
     )
 
 
-class Bare(optim.AdamW):
-    """A user's optimizer without the optional arguments, and without a result."""
-
-    def step(self, lr, model, grads):
-        super().step(lr, model, grads)
-
-
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("cls", [optim.AdamW, Bare, lambda: optim.Ema(optim.AdamW())])
+@pytest.mark.parametrize("cls", [optim.AdamW, bare(optim.AdamW), lambda: optim.Ema(optim.AdamW())])
 @pytest.mark.parametrize("clip", [{}, {"clip_value": 0.1}, {"clip_norm": 0.1}])
 def test_gradients_are_looked_at_too(tmp_path, cls, clip):
     loader = Loader(data(value=9.0), 2, shuffle=True, seed=5)
