@@ -267,18 +267,18 @@ def test_a_command_is_answered_when_the_checkpoint_is_written(tmp_path):
 
 
 def test_a_command_does_not_hide_the_error_of_an_earlier_checkpoint(tmp_path, monkeypatch):
-    failing(monkeypatch, {6})
+    failing(monkeypatch, {4})
     SlowDisk(monkeypatch)
     folder = tmp_path / "run"
-    ask = AtStep({7: lambda _: send(folder, "save")})
+    ask = AtStep({5: lambda _: send(folder, "save")})
     with pytest.raises(OSError, match="No space left"):
-        run(folder, "plain", async_checkpoints=True, callbacks=[ask], checkpoint_every="6 steps",
+        run(folder, "plain", async_checkpoints=True, callbacks=[ask], checkpoint_every="4 steps",
             validate_every="9 epochs")  # fmt: skip
     with RunReader(folder) as reader:
         (answer,) = reader.events("command")
-        assert (answer.data["status"], answer.step) == ("refused", 7)
+        assert (answer.data["status"], answer.step) == ("refused", 5)
         assert "No space left" in answer.data["reason"]
-        assert reader.events("error")[0].step == 8
+        assert reader.events("error")[0].step == 6
 
 
 def test_the_best_are_saved_and_kept_as_by_a_training_that_waits(tmp_path, monkeypatch):

@@ -74,8 +74,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def fail():
-    torch.rand(1)
+def fail(*drawn):
     raise DataError("a file is gone")
 
 
@@ -142,7 +141,7 @@ def test_what_watched_another_run_starts_afresh(tmp_path):
     assert differences(first.state, second.state) == []
 
 
-@pytest.mark.parametrize(("first", "then"), [("2 epochs", "2 epochs"), ("10 steps", "13 steps")])
+@pytest.mark.parametrize(("first", "then"), [("2 epochs", "2 epochs"), ("1 epoch", "2 epochs")])
 def test_a_finished_run_resumed_goes_on_to_a_longer_duration_or_changes_nothing(tmp_path, first, then):
     whole = run(tmp_path / "whole", "plain", duration=then)
     run(tmp_path / "run", "plain", duration=first)
@@ -200,7 +199,7 @@ exact.run(Path(sys.argv[2]), sys.argv[3], stop_at=int(sys.argv[4]), how="SIGKILL
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("killed_at", "setting", "saved"), [(1, "plain", None), (10, "plain", 8), (12, "validations", 8)]
+    ("killed_at", "setting", "saved"), [(1, "plain", None), (10, "plain", 8), (12, "validations", 9)]
 )
 def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at, setting, saved):
     whole = run(tmp_path / "whole", setting)
@@ -213,7 +212,8 @@ def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, kill
     with RunReader(folder) as reader:
         assert reader.attempts()[-1].resumed_from_step == saved
     assert differences(ended.state, whole.state) == []
-    assert_equal_runs(folder, tmp_path / "whole")
+    # Checkpoints hold the kernels in use as well, which are others in another process.
+    assert differences(exact.history(folder), exact.history(tmp_path / "whole")) == []
 
 
 def test_other_loaders_between_epochs_are_reported_and_in_an_epoch_refused(tmp_path, capsys):
@@ -302,7 +302,7 @@ def test_a_validation_that_fails_is_run_again(tmp_path):
     folder = tmp_path / "run"
     valid = SETTINGS["validations"]()["valid"]
     # The second validation of three batches; the first look, at one batch, is that of the checks.
-    failing = Wrapped(valid["again"], 5, fail)
+    failing = Wrapped(valid["again"], 5, lambda: fail(torch.rand(1)))
     with pytest.raises(DataError):
         run(folder, "validations", valid={"valid": valid["valid"], "again": failing})
     assert saved_steps(folder)[-1] == 4
