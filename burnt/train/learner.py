@@ -177,9 +177,11 @@ def _as_schedule(given: Any) -> Callable[[int], float]:
     if callable(given) and not isinstance(given, type):
         schedule: Callable[[int], float] = given
         return schedule
+    rate = None
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
-        if not isinstance(given, str):
-            return Constant(float(given))
+        rate = None if isinstance(given, str) else float(given)
+    if rate is not None:
+        return Constant(rate)
     raise DefinitionError(
         "the Learner needs a learning rate",
         expected=LEARNING_RATE,

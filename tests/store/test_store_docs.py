@@ -74,7 +74,7 @@ def test_the_command_that_is_shown_is_taken(tmp_path):
         (command,) = inbox.poll()
         sent = control.send(run.folder, "pause")
         written = json.loads((run.folder / "control" / f"{sent}.json").read_text())
-    assert command == control.Command("ID", "lr", 1e-4, "jo on desk", 1.79e9)
+    assert command == control.Command("ID", "lr", 1e-4, "jo on desk", 1.79e9, attempt=2)
     assert written.keys() == example.keys()
     assert written["sender"].keys() == example["sender"].keys()
 
