@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -148,83 +147,6 @@ def attention_details(
     result = torch.matmul(weights, values)
     shown = None if scores is None else stages[scores]
     return (merge_heads(result) if is_flat else result), key, value, shown
-
-
-def flex_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float | None = None,
-    score_mod: Callable[[Tensor], Any] | None = None,
-    prob_mod: Callable[[Tensor], Any] | None = None,
-    softmax_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Attention whose scores and weights go through functions, of four axes: see `attention_details`."""
-    factor = _root_of_scale(query, scale)
-    keys, values = _repeat_heads(key, query.shape[1]), _repeat_heads(value, query.shape[1])
-    scores = torch.matmul(query * factor, (keys * factor).transpose(-1, -2))
-    narrow = query.dtype in (torch.float16, torch.bfloat16)
-    dtype = softmax_dtype or (torch.float32 if narrow else query.dtype)
-    scores = scores.to(dtype)
-    if score_mod is not None:
-        scores = score_mod(scores)[0].to(dtype)
-    weights = torch.softmax(scores, -1)
-    if prob_mod is not None:
-        weights = prob_mod(weights)[0].to(dtype)
-    return torch.matmul(weights, values.to(dtype)).to(value.dtype)
-
-
-def linear_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    state: Tensor | None = None,
-    decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    *,
-    num_heads: int,
-    kv_num_heads: int,
-    scale: float = 0.0,
-    update_rule: str = "gated_delta",
-) -> tuple[Tensor, Tensor]:
-    """Linear attention with decay and the delta rule, step by step, in float32.
-
-    Args:
-        query: ``[B, T, H * D]``.
-        key: ``[B, T, K * D]``.
-        value: ``[B, T, K * V]``.
-        state: ``[B, K, D, V]``; None is zeros.
-        decay: ``[B, T, K]`` or ``[B, T, K * D]``: logarithms.
-        beta: ``[B, T, K]`` or ``[B, T, 1]``.
-        num_heads: H.
-        kv_num_heads: K.
-        scale: 0 is 1 / sqrt(D).
-        update_rule: linear, gated, delta or gated_delta.
-
-    Yang and others, 2024.
-    """
-    batch, steps = query.shape[:2]
-    q = split_heads(query, num_heads).float()
-    k, v = split_heads(key, kv_num_heads).float(), split_heads(value, kv_num_heads).float()
-    shape = (batch, kv_num_heads, k.shape[-1], v.shape[-1])
-    dtype = query.dtype if state is None else state.dtype
-    memory = q.new_zeros(shape) if state is None else state.float()
-    gates = None if decay is None else split_heads(decay, kv_num_heads).float().exp()
-    rates = None if beta is None else beta.float().transpose(1, 2)
-    factor = scale or q.shape[-1] ** -0.5
-    outputs = []
-    for step in range(steps):
-        if gates is not None and update_rule.startswith("gated"):
-            memory = memory * gates[:, :, step, :, None]
-        change = v[:, :, step]
-        if rates is not None and update_rule.endswith("delta"):
-            change = change - torch.einsum("bhdm,bhd->bhm", memory, k[:, :, step])
-            change = change * rates[:, :, step, None]
-        memory = memory + k[:, :, step, :, None] * change[..., None, :]
-        read = _repeat_heads(memory, num_heads)
-        outputs.append(factor * torch.einsum("bhd,bhdm->bhm", q[:, :, step], read))
-    result = torch.stack(outputs, 2) if outputs else q.new_zeros(batch, num_heads, 0, v.shape[-1])
-    return merge_heads(result).to(query.dtype), memory.to(dtype)
 
 
 def rotary_embedding(

@@ -162,15 +162,6 @@ def scan(
     return (*values, *outputs)
 
 
-def sequence_map(body: Callable[..., Any], first: Sequence[Any], *others: Any) -> tuple[list[Any], ...]:
-    """Map sequences element by element; a tensor is passed to each call."""
-    rows = [
-        body(value, *[other[i] if isinstance(other, list) else other for other in others])
-        for i, value in enumerate(first)
-    ]
-    return tuple(list(column) for column in zip(*rows, strict=True))
-
-
 def batched_scan(
     body: Callable[..., Any],
     states: Sequence[Tensor],

@@ -84,31 +84,3 @@ def dropout(x: Tensor, ratio: float = 0.5, training: bool = False) -> tuple[Tens
         return x, torch.ones(x.shape, dtype=torch.bool, device=x.device)
     mask = torch.rand(x.shape, device=x.device) >= ratio
     return x * mask / (1 - ratio), mask
-
-
-def negative_log_likelihood(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    ignore_index: int | None = None,
-) -> Tensor:
-    """Negative log likelihood of classes on axis 1; any rank."""
-    index = -100 if ignore_index is None else ignore_index
-    x = logits.flatten(2) if logits.dim() > 3 else logits
-    loss = F.nll_loss(
-        x, target.long().reshape(x.shape[:1] + x.shape[2:]), weight, ignore_index=index, reduction=reduction
-    )
-    return loss.reshape(target.shape) if reduction == "none" else loss
-
-
-def softmax_cross_entropy(
-    scores: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: str = "mean",
-    ignore_index: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Cross entropy of scores on axis 1, and the log-softmax of the scores."""
-    log_prob = torch.log_softmax(scores, 1)
-    return negative_log_likelihood(log_prob, target, weight, reduction, ignore_index), log_prob

@@ -70,20 +70,6 @@ def stft(
     return torch.view_as_real(spectrum[..., : size // 2 + 1] if onesided else spectrum)
 
 
-def window(
-    kind: str, size: Tensor | int, periodic: bool, dtype: torch.dtype, device: torch.device | None = None
-) -> Tensor:
-    """Return a window: ``hann``, ``hamming`` (with 25/46) or ``blackman``, periodic or symmetric."""
-    count = int(size)
-    angle = torch.arange(count, dtype=torch.float64) * (2 * np.pi / (count if periodic else count - 1))
-    if kind == "blackman":
-        values = 0.42 - 0.5 * angle.cos() + 0.08 * (2 * angle).cos()
-    else:
-        first = 0.5 if kind == "hann" else 25 / 46
-        values = first - (1 - first) * angle.cos()
-    return values.to(device, dtype)
-
-
 def mel_weights(
     num_bins: Any,
     dft_length: Any,

@@ -261,19 +261,6 @@ def space_to_depth(x: Tensor, block: int, mode: str = "DCR") -> Tensor:
     return parts.reshape(n, c * block**2, h // block, w // block)
 
 
-def center_crop_pad(x: Tensor, sizes: Sizes, axes: Sizes | None = None) -> Tensor:
-    """Crop or pad with zeros around the centre, to given sizes."""
-    named = list(range(x.dim())) if axes is None else to_ints(axes)
-    for axis, size in zip(named, to_ints(sizes), strict=True):
-        have = x.shape[axis]
-        if size < have:
-            x = x.narrow(axis, (have - size) // 2, size)
-        elif size > have:
-            low = (size - have) // 2
-            x = pad(x, [low, size - have - low], axes=[axis])
-    return x
-
-
 def reverse_sequence(x: Tensor, lengths: Tensor, time_axis: int = 0, batch_axis: int = 1) -> Tensor:
     """Reverse the first elements of each sequence of a batch, as many as its length."""
     y = x.movedim((time_axis, batch_axis), (0, 1))

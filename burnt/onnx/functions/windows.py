@@ -247,23 +247,6 @@ def max_unpool(
     return F.pad(result, _torch_pads([0] * rank, more))
 
 
-def causal_conv_with_state(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    state: Tensor | None = None,
-    activation: str = "none",
-) -> tuple[Tensor, Tensor]:
-    """Depthwise convolution over earlier steps of ``[N, C, L]``; returns the last ``K - 1`` steps too."""
-    past = weight.shape[-1] - 1
-    state = x.new_zeros(*x.shape[:2], past) if state is None else state.to(x.dtype)
-    both = torch.cat([state, x], -1)
-    y = F.conv1d(both, weight, bias, groups=x.shape[1])
-    if activation in ("silu", "swish"):
-        y = F.silu(y)
-    return y, both[..., both.shape[-1] - past :]
-
-
 def deform_conv(
     x: Tensor,
     weight: Tensor,

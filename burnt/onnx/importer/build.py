@@ -98,9 +98,9 @@ class Build:
         value = self.value(node, index)
         return self.as_tensor(value)
 
-    def tensors_of(self, node: Node) -> list[Any]:
-        """Return all inputs as tensors."""
-        return [self.tensor(node, i) for i in range(node.num_inputs)]
+    def tensors_of(self, node: Node, count: int | None = None) -> list[Any]:
+        """Return all inputs, or the first ones, as tensors; None for those that are not given."""
+        return [self.tensor(node, i) for i in range(node.num_inputs if count is None else count)]
 
     def tensor_or_number(self, node: Node, index: int) -> Any:
         """Return an input as a Python number where it is a constant of one element, else as a tensor."""
@@ -146,6 +146,19 @@ class Build:
         if isinstance(value, Ints) and value.values.ndim <= 1 and value.dtype in (torch.int64, torch.int32):
             return list(value.values.reshape(-1))
         return None
+
+    def integers(self, node: Node, index: int, attribute: str = "") -> Any:
+        """Return integers of an attribute or an input: a list if known, else a tensor; None if absent."""
+        given = node.attr(attribute) if attribute else None
+        if given is not None or not node.has(index):
+            return given
+        known = self.ints(node, index)
+        return self.tensor(node, index) if known is None else known
+
+    def integer(self, node: Node, index: int) -> Any:
+        """Return an input of one integer: an expression if it is known, else a tensor."""
+        known = self.ints(node, index)
+        return known[0] if known else self.tensor(node, index)
 
     def known_ints(self, node: Node, index: int) -> Ints | None:
         """Return an input whose elements are known: constants, or expressions of sizes; else None."""
@@ -634,15 +647,15 @@ _MIN_FREED = 1024  # bytes
 _MAX_FOLDED = 4096  # elements of integers, truth values and strings
 _MAX_FOLDED_FLOATS = 64  # of floating-point numbers: more are weights
 _NOT_FOLDED = {
-    *("Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"),
+    *("Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"),
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),  # become quantized layers
-    *("Loop", "Scan", "If", "SequenceMap", "Identity"),
+    *("Loop", "Scan", "If", "Identity"),
 }
 
 _MAX_MADE = 2**22  # elements of a result that is then found to be too large
-_SIZED = {"ConstantOfShape", "Expand", "Tile", "HannWindow", "HammingWindow", "BlackmanWindow"}
+_SIZED = {"ConstantOfShape", "Expand", "Tile"}
 _SIZED_OTHERWISE = {
-    *("AffineGrid", "AveragePool", "CenterCropPad", "Col2Im", "Conv", "ConvInteger", "ConvTranspose", "DFT"),
+    *("AffineGrid", "AveragePool", "Col2Im", "Conv", "ConvInteger", "ConvTranspose", "DFT"),
     *("DeformConv", "Einsum", "LpPool", "MaxPool", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Pad"),
     *("QLinearConv", "Resize", "RoiAlign", "STFT", "TfIdfVectorizer", "Upsample"),
 }

@@ -53,6 +53,20 @@ class Node:
         """Return an attribute of text; `default` if it is not given."""
         return to_text(self.attr(name, default))
 
+    def given(self, name: str, default: Any) -> Any:
+        """Return an attribute in the type of the default: a bool for an integer, text for bytes."""
+        if isinstance(default, bool):
+            return bool(self.attr(name, int(default)))
+        return self.text(name, default) if isinstance(default, str) else self.attr(name, default)
+
+    def options(self, *names: tuple[str, Any] | tuple[str, Any, str]) -> dict[str, Any]:
+        """Return attributes that differ from their defaults, as keyword arguments.
+
+        Each is the argument's name, the default, and the attribute's name if that is another one.
+        """
+        found = {name: (default, self.given(*other or (name,), default)) for name, default, *other in names}
+        return {name: value for name, (default, value) in found.items() if value != default}
+
     def choice(self, name: str, default: str, *others: str) -> str:
         """Return an attribute that is one of some words."""
         found = self.text(name, default)

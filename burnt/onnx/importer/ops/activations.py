@@ -12,13 +12,6 @@ from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
 
 
-@handler("Relu", "HardSwish", "Softplus", "Softsign", "Mish")
-def _plain(build: Build, node: Node) -> Any:
-    names = {"Relu": "torch.relu", "HardSwish": "F.hardswish"}
-    function = names.get(node.op, f"F.{node.op.lower()}")
-    return build.call(function, build.tensor(node, 0), hint=node.op)
-
-
 @handler("Selu")
 def _selu(build: Build, node: Node) -> Any:
     old = node.version < 6  # whose defaults are rounded
@@ -38,13 +31,6 @@ def _hard_sigmoid(build: Build, node: Node) -> Any:
 @handler("ThresholdedRelu")
 def _thresholded_relu(build: Build, node: Node) -> Any:
     return build.call("F.threshold", build.tensor(node, 0), node.attr("alpha", 1.0), 0.0, hint="relu")
-
-
-@handler("Gelu")
-def _gelu(build: Build, node: Node) -> Any:
-    approximate = node.text("approximate", "none")
-    extra = {} if approximate == "none" else {"approximate": approximate}
-    return build.call("F.gelu", build.tensor(node, 0), hint="gelu", **extra)
 
 
 @handler("Swish")

@@ -31,8 +31,7 @@ def _if(build: Build, node: Node) -> Any:
 @handler("Loop")
 def _loop(build: Build, node: Node) -> Any:
     graph = node.attr("body")
-    known = build.ints(node, 0) if node.has(0) else None
-    count = known[0] if known else build.tensor(node, 0)
+    count = build.integer(node, 0)
     carried = [build.tensor(node, i) for i in range(2, node.num_inputs)]
     body = build.body(graph, "loop_body")
     empty = []
@@ -84,13 +83,6 @@ def _batched_scan(build: Build, node: Node) -> Any:
     return _results(
         build, node, "ops.batched_scan", body, states, scanned, directions, num_outputs, hint="scanned"
     )
-
-
-@handler("SequenceMap")
-def _sequence_map(build: Build, node: Node) -> Any:
-    values = build.tensors_of(node)
-    body = build.body(node.attr("body"), "map_body")
-    return _results(build, node, "ops.sequence_map", body, *values, hint="mapped")
 
 
 @handler("SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength")

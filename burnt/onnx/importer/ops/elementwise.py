@@ -45,6 +45,11 @@ _UNARY = {
     "Sqrt": "torch.sqrt",
     "Tan": "torch.tan",
     "Tanh": "torch.tanh",
+    "Relu": "torch.relu",
+    "HardSwish": "F.hardswish",
+    "Softplus": "F.softplus",
+    "Softsign": "F.softsign",
+    "Mish": "F.mish",
 }
 _WIDE_UNARY = {"Abs": "abs", "Sign": "sign", "BitwiseNot": "not"}
 # torch's function, and that of wide unsigned integers.

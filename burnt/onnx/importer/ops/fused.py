@@ -36,30 +36,24 @@ def _fast_gelu(build: Build, node: Node) -> Any:
 
 @handler("SkipLayerNormalization", domain=MS)
 def _skip_layer_norm(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(5)]
+    inputs = build.tensors_of(node, 5)
     y, total = build.calls("ops.skip_layer_norm", *inputs, node.attr("epsilon", 1e-12), count=2, hint="norm")
     return y, None, None, total
 
 
 @handler("SkipSimplifiedLayerNormalization", domain=MS)
 def _skip_rms_norm(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(4)]
+    inputs = build.tensors_of(node, 4)
     y, total = build.calls("ops.skip_rms_norm", *inputs, node.attr("epsilon", 1e-12), count=2, hint="norm")
     return y, None, None, total
 
 
 @handler("FusedMatMul", "TransposeMatMul", domain=MS)
 def _fused_matmul(build: Build, node: Node) -> Any:
-    names = {
-        "transA": "transpose_a",
-        "transB": "transpose_b",
-        "transBatchA": "batch_a",
-        "transBatchB": "batch_b",
-    }
-    flags: dict[str, Any] = {argument: True for name, argument in names.items() if node.attr(name, 0)}
-    return build.call(
-        "ops.fused_matmul", *build.tensors_of(node), node.attr("alpha", 1.0), hint="matmul", **flags
-    )
+    transposed = ("transpose_a", False, "transA"), ("transpose_b", False, "transB")
+    flags = node.options(*transposed, ("batch_a", False, "transBatchA"), ("batch_b", False, "transBatchB"))
+    inputs = *build.tensors_of(node), node.attr("alpha", 1.0)
+    return build.call("ops.fused_matmul", *inputs, hint="matmul", **flags)
 
 
 @handler("FusedConv", "FusedGemm", domain=MS)
@@ -89,7 +83,7 @@ def _matmul_nbits(build: Build, node: Node) -> Any:
     layer = _nbits_layer(build, node)
     if layer is not None:
         return layer
-    inputs = [build.tensor(node, i) for i in range(6)]
+    inputs = build.tensors_of(node, 6)
     sizes = {"k": node.attr("K"), "n": node.attr("N"), "bits": node.attr("bits", 4)}
     return build.call("ops.matmul_nbits", *inputs, hint="linear", block=node.attr("block_size"), **sizes)
 
@@ -134,24 +128,20 @@ def _nbits_layer(build: Build, node: Node) -> Any:
 
 
 def _options(node: Node) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_heads": node.attr("num_heads"), "scale": node.attr("scale") or None}
-    found["is_causal"] = bool(node.attr("unidirectional", 0)) or None
-    found["mask_value"] = node.attr("mask_filter_value")
-    return {key: value for key, value in found.items() if value is not None}
+    names = ("scale", 0.0), ("is_causal", False, "unidirectional"), ("mask_value", None, "mask_filter_value")
+    return node.options(("num_heads", None), *names)
 
 
 @handler("Attention", domain=MS)
 def _packed_attention(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(6)]
-    options = _options(node)
-    if node.attr("qkv_hidden_sizes"):
-        options["sizes"] = node.attr("qkv_hidden_sizes")
+    options = _options(node) | node.options(("sizes", None, "qkv_hidden_sizes"))
+    inputs = build.tensors_of(node, 6)
     return build.calls("ops.packed_attention", *inputs, count=2, hint="attention", **options)
 
 
 @handler("MultiHeadAttention", domain=MS)
 def _multi_head_attention(build: Build, node: Node) -> Any:
-    inputs = [build.tensor(node, i) for i in range(8)]
+    inputs = build.tensors_of(node, 8)
     return build.calls("ops.multi_head_attention", *inputs, count=3, hint="attention", **_options(node))
 
 
@@ -159,12 +149,8 @@ def _multi_head_attention(build: Build, node: Node) -> Any:
 def _rotary(build: Build, node: Node) -> Any:
     if node.attr("scale", 1.0) != 1.0:
         raise node.refusal("scale", "1.0")
-    options = {
-        "interleaved": bool(node.attr("interleaved", 0)),
-        "num_heads": node.attr("num_heads", 0),
-        "rotary_dim": node.attr("rotary_embedding_dim", 0),
-    }
-    options = {key: value for key, value in options.items() if value}
+    sizes = ("num_heads", 0), ("rotary_dim", 0, "rotary_embedding_dim")
+    options = node.options(("interleaved", False), *sizes)
     return build.call("ops.rotary", *build.tensors_of(node), hint="rotated", **options)
 
 
@@ -178,17 +164,11 @@ def _group_query_attention(build: Build, node: Node) -> Any:
             expected="at most 9 inputs",
             found=f"{node.num_inputs} inputs",
         )
-    known = build.ints(node, 6)
-    total = known[0] if known else build.tensor(node, 6)
-    inputs = [*(build.tensor(node, i) for i in range(6)), total, *(build.tensor(node, i) for i in (7, 8))]
-    options: dict[str, Any] = {
-        "num_heads": node.attr("num_heads"),
-        "kv_num_heads": node.attr("kv_num_heads"),
-        "scale": node.attr("scale") or None,
-        "softcap": node.attr("softcap") or None,
-        "window": None if node.attr("local_window_size", -1) < 0 else node.attr("local_window_size"),
-        "rotate": bool(node.attr("do_rotary", 0)) or None,
-        "interleaved": bool(node.attr("rotary_interleaved", 0)) or None,
-    }
-    options = {key: value for key, value in options.items() if value is not None}
+    inputs = build.tensors_of(node, 9)
+    inputs[6] = build.integer(node, 6)
+    options = node.options(
+        *(("num_heads", None), ("kv_num_heads", None), ("scale", 0.0), ("softcap", 0.0)),
+        ("window", -1, "local_window_size"),
+        *(("rotate", False, "do_rotary"), ("interleaved", False, "rotary_interleaved")),
+    )
     return build.calls("ops.group_query_attention", *inputs, count=3, hint="attention", **options)

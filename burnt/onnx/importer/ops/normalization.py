@@ -11,7 +11,6 @@ from burnt import nn
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.layers import float_constant, set_weights
-from burnt.onnx.importer.ops.shapes import sizes_of
 from burnt.onnx.importer.registry import handler
 
 
@@ -137,10 +136,3 @@ def _grid_sample(build: Build, node: Node) -> Any:
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     padding, align = node.text("padding_mode", "zeros"), bool(node.attr("align_corners", 0))
     return build.call("F.grid_sample", *build.tensors_of(node), mode, padding, align, hint="sampled")
-
-
-@handler("AffineGrid")
-def _affine_grid(build: Build, node: Node) -> Any:
-    align = bool(node.attr("align_corners", 0))
-    sizes = sizes_of(build, node, 1)
-    return build.call("ops.affine_grid", build.tensor(node, 0), sizes, align, hint="grid")

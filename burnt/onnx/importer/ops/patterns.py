@@ -12,31 +12,6 @@ from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.layers import float_constant, set_weights
 from burnt.onnx.importer.registry import handler
 
-_ACTIVATIONS = {
-    "Silu": "F.silu",
-    "QuickGelu": "ops.quick_gelu",
-    "Mish": "F.mish",
-    "HardSwish": "F.hardswish",
-    "Relu6": "F.relu6",
-}
-
-
-@handler(*_ACTIVATIONS, domain=DOMAIN)
-def _activation(build: Build, node: Node) -> Any:
-    return build.call(_ACTIVATIONS[node.op], build.tensor(node, 0), hint=node.op)
-
-
-@handler("SwiGlu", domain=DOMAIN)
-def _swiglu(build: Build, node: Node) -> Any:
-    return build.call("ops.swiglu", *build.tensors_of(node), hint="gated")
-
-
-@handler("GeGlu", domain=DOMAIN)
-def _geglu(build: Build, node: Node) -> Any:
-    approximate = node.text("approximate", "none")
-    extra = {} if approximate == "none" else {"approximate": approximate}
-    return build.call("ops.geglu", *build.tensors_of(node), hint="gated", **extra)
-
 
 @handler("ChannelsLayerNorm", domain=DOMAIN)
 def _channels_layer_norm(build: Build, node: Node) -> Any:
@@ -86,12 +61,6 @@ def _roll(build: Build, node: Node) -> Any:
             x, shifts = before.args[0], dict(zip(axes, values, strict=True)) | shifts
     both = [tuple(shifts[axis] for axis in sorted(shifts)), tuple(sorted(shifts))]
     return build.call("torch.roll", x, *(one if len(one) > 1 else one[0] for one in both), hint="rolled")
-
-
-@handler("Rotary", domain=DOMAIN)
-def _rotary(build: Build, node: Node) -> Any:
-    extra = {"interleaved": True} if node.attr("interleaved", 0) else {}
-    return build.call("ops.rotate", *build.tensors_of(node), hint="rotated", **extra)
 
 
 @handler("Attention", domain=DOMAIN)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnt.onnx.importer.build import Build
+from burnt.onnx.importer.matching import DOMAIN
 from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.ops.windows import WINDOW
 from burnt.onnx.importer.registry import handler
 
 ML, MS, TRAINING = "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.training"
@@ -25,28 +27,25 @@ class _Plain:
     outputs: int = 1  # how many results the function returns
     device: bool = False  # whether it takes the device as a keyword
     ignored: tuple[str, ...] = ()  # attributes that change nothing
+    options: tuple[tuple[str, Any] | tuple[str, Any, str], ...] = ()  # keywords, see `Node.options`
+    known: tuple[int, ...] = ()  # inputs that are integers, taken as a list where they are known
 
     def __call__(self, build: Build, node: Node) -> Any:
         node.ignore(*self.ignored)
         inputs = range(node.num_inputs if self.inputs is None else self.inputs)
-        values = [build.tensor(node, i) for i in inputs]
-        values += [_attribute(node, name, default) for name, default in self.attributes]
-        extra = {"device": build.device()} if self.device else {}
+        values = [build.integers(node, i) if i in self.known else build.tensor(node, i) for i in inputs]
+        values += [node.given(name, default) for name, default in self.attributes]
+        extra = node.options(*self.options) | ({"device": build.device()} if self.device else {})
         if self.outputs > 1:
             return build.calls(self.function, *values, count=self.outputs, hint=self.hint, **extra)
         return build.call(self.function, *values, hint=self.hint, **extra)
 
 
-def _attribute(node: Node, name: str, default: Any) -> Any:
-    if isinstance(default, bool):
-        return bool(node.attr(name, int(default)))
-    return node.text(name, default) if isinstance(default, str) else node.attr(name, default)
-
-
-_CONV = (("strides", None), ("pads", None), ("dilations", None), ("group", 1), ("auto_pad", "NOTSET"))
-_LOSS = (("reduction", "mean"), ("ignore_index", None))
+_STEPS = (("strides", None), ("pads", None), ("dilations", None))
+_CONV = (*_STEPS, ("group", 1), ("auto_pad", "NOTSET"))
 _SCATTER = (("axis", 0), ("reduction", "none"))
 _BLOCKS = (("blocksize", None), ("mode", "DCR"))
+_GELU = (("approximate", "none"),)
 
 _OPS: dict[tuple[str, str], _Plain] = {
     # activations
@@ -54,14 +53,21 @@ _OPS: dict[tuple[str, str], _Plain] = {
     ("", "Elu"): _Plain("F.elu", (("alpha", 1.0),), "elu"),
     ("", "Celu"): _Plain("F.celu", (("alpha", 1.0),), "celu"),
     ("", "Shrink"): _Plain("ops.shrink", (("lambd", 0.5), ("bias", 0.0)), "shrink"),
+    ("", "Gelu"): _Plain("F.gelu", (), "gelu", options=_GELU),
+    (MS, "Gelu"): _Plain("F.gelu", (), "gelu", options=_GELU),
+    (DOMAIN, "Silu"): _Plain("F.silu", (), "silu"),
+    (DOMAIN, "QuickGelu"): _Plain("ops.quick_gelu", (), "quickgelu"),
+    (DOMAIN, "Mish"): _Plain("F.mish", (), "mish"),
+    (DOMAIN, "HardSwish"): _Plain("F.hardswish", (), "hardswish"),
+    (DOMAIN, "Relu6"): _Plain("F.relu6", (), "relu6"),
     ("", "SwiGLU"): _Plain("ops.swiglu", (("alpha", 1.0),), "gated"),
+    (DOMAIN, "SwiGlu"): _Plain("ops.swiglu", (), "gated"),
+    (DOMAIN, "GeGlu"): _Plain("ops.geglu", (), "gated", options=_GELU),
     (MS, "QuickGelu"): _Plain("ops.quick_gelu", (("alpha", 1.702),), "gelu"),
     # elements and axes
     ("", "GatherElements"): _Plain("ops.gather_elements", (("axis", 0),), "gathered"),
     ("", "Scatter"): _Plain("ops.scatter_elements", _SCATTER, "scattered"),
-    ("", "ScatterElements"): _Plain(
-        "ops.scatter_elements", (("axis", 0), ("reduction", "none")), "scattered"
-    ),
+    ("", "ScatterElements"): _Plain("ops.scatter_elements", _SCATTER, "scattered"),
     ("", "ScatterND"): _Plain("ops.scatter_nd", (("reduction", "none"),), "scattered"),
     ("", "DepthToSpace"): _Plain("ops.depth_to_space", _BLOCKS),
     ("", "SpaceToDepth"): _Plain("ops.space_to_depth", _BLOCKS),
@@ -69,23 +75,24 @@ _OPS: dict[tuple[str, str], _Plain] = {
         "ops.reverse_sequence", (("time_axis", 0), ("batch_axis", 1)), "reversed"
     ),
     ("", "Compress"): _Plain("ops.compress", (("axis", None),), "selected"),
+    ("", "Tile"): _Plain("ops.tile", (), "tiled", known=(1,)),
     ("", "NonZero"): _Plain("ops.nonzero", (), "indices"),
     ("", "Unique"): _Plain("ops.unique", (("axis", None), ("sorted", True)), "unique", outputs=4),
     # convolutions and pooling
-    ("", "CausalConvWithState"): _Plain(
-        "ops.causal_conv_with_state", (("activation", "none"),), "conv", inputs=4, outputs=2
+    ("", "DeformConv"): _Plain(
+        "ops.deform_conv", (*_STEPS, ("group", 1), ("offset_group", 1)), "conv", inputs=5
     ),
+    ("", "LpPool"): _Plain("ops.lp_pool", (("kernel_shape", None), ("p", 2)), "pooled", options=WINDOW),
     ("", "MaxRoiPool"): _Plain(
         "ops.max_roi_pool", (("pooled_shape", None), ("spatial_scale", 1.0)), "pooled"
     ),
-    # norms and losses
+    # norms, and sampling
     ("", "LRN"): _Plain(
         "ops.local_response_norm", (("size", None), ("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)), "norm"
     ),
     ("", "LpNormalization"): _Plain("ops.lp_normalize", (("axis", -1), ("p", 2)), "norm"),
     ("", "MeanVarianceNormalization"): _Plain("ops.mean_variance_normalize", (("axes", [0, 2, 3]),), "norm"),
-    ("", "NegativeLogLikelihoodLoss"): _Plain("ops.negative_log_likelihood", _LOSS, "loss", inputs=3),
-    ("", "SoftmaxCrossEntropyLoss"): _Plain("ops.softmax_cross_entropy", _LOSS, "loss", inputs=3, outputs=2),
+    ("", "AffineGrid"): _Plain("ops.affine_grid", (("align_corners", False),), "grid", known=(1,)),
     # quantized values
     ("", "DynamicQuantizeLinear"): _Plain("ops.dynamic_quantize_linear", (), "quantized", outputs=3),
     ("", "QLinearMatMul"): _Plain("ops.qlinear_matmul", (), "matmul"),
@@ -106,6 +113,17 @@ _OPS: dict[tuple[str, str], _Plain] = {
     ("", "OptionalHasElement"): _Plain("ops.has_element", (), "has_element", inputs=1, device=True),
     ("", "OptionalGetElement"): _Plain("ops.get_element", (), "element"),
     # attention and caches
+    ("", "RotaryEmbedding"): _Plain(
+        "ops.rotary_embedding",
+        (),
+        "rotated",
+        options=(
+            ("interleaved", False),
+            ("rotary_dim", 0, "rotary_embedding_dim"),
+            ("num_heads", 0),
+        ),
+    ),
+    (DOMAIN, "Rotary"): _Plain("ops.rotate", (), "rotated", options=(("interleaved", False),)),
     (MS, "EmbedLayerNormalization"): _Plain(
         "ops.embed_layer_norm", (("epsilon", 1e-12),), "embedded", inputs=9, outputs=3
     ),

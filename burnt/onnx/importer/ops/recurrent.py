@@ -9,7 +9,7 @@ import numpy as np
 from burnt import nn
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.node import Node, to_text
 from burnt.onnx.importer.ops.layers import float_constant
 from burnt.onnx.importer.program import Name, Size
 from burnt.onnx.importer.registry import handler
@@ -27,18 +27,14 @@ def _recurrent(build: Build, node: Node) -> Any:
     if layer is not None:
         node.ignore("activation_alpha", "activation_beta")  # torch's activations have none
         return _call_layer(build, node, layer)
-    options: dict[str, Any] = {
-        "direction": node.text("direction", "forward"),
-        "activations": [a.decode() if isinstance(a, bytes) else a for a in node.attr("activations", [])],
-        "alpha": node.attr("activation_alpha"),
-        "beta": node.attr("activation_beta"),
-        "clip": node.attr("clip"),
-        "layout": node.attr("layout", 0),
-        "linear_before_reset": bool(node.attr("linear_before_reset", 0)),
-        "input_forget": bool(node.attr("input_forget", 0)),
-    }
-    options = {key: value for key, value in options.items() if value and value != "forward"}
-    inputs = [build.tensor(node, i) for i in range(8 if node.op == "LSTM" else 6)]
+    options = node.options(
+        *(("direction", "forward"), ("activations", []), ("alpha", None, "activation_alpha")),
+        *(("beta", None, "activation_beta"), ("clip", None), ("layout", 0)),
+        *(("linear_before_reset", False), ("input_forget", False)),
+    )
+    if "activations" in options:
+        options["activations"] = list(map(to_text, options["activations"]))
+    inputs = build.tensors_of(node, 8 if node.op == "LSTM" else 6)
     while inputs[-1] is None:
         inputs.pop()
     return build.calls(f"ops.{node.op.lower()}", *inputs, count=1 + num_states, hint="states", **options)
@@ -50,7 +46,7 @@ def _layer(build: Build, node: Node) -> Any:
     bias, direction = float_constant(build, node, 3), node.text("direction", "forward")
     if weight is None or recurrence is None or (bias is None and node.has(3)) or direction == "reverse":
         return None
-    names = [(a.decode() if isinstance(a, bytes) else a).lower() for a in node.attr("activations", [])]
+    names = [to_text(name).lower() for name in node.attr("activations", [])]
     directions = weight.shape[0]
     default = _DEFAULTS[node.op]
     is_relu = node.op == "RNN" and names == ["relu"] * directions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from burnt.onnx.importer.build import Build
+from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
 
@@ -28,16 +29,11 @@ def _reduce(build: Build, node: Node) -> Any:
     x, kind = build.tensor(node, 0), _KINDS[node.op]
     keepdim = bool(node.attr("keepdims", 1))
     noop = bool(node.attr("noop_with_empty_axes", 0))
-    axes: Any = node.attr("axes")
-    if axes is None and node.has(1):
-        axes = build.ints(node, 1)
-        axes = build.tensor(node, 1) if axes is None else axes
-    value = node.node.inputs[0]
-    shape = None if value is None or value.shape is None else list(value.shape)
+    axes, shape = build.integers(node, 1, "axes"), shape_of(node.node.inputs[0])
     dtype = build.dtype(node, 0)
     # torch's own function, but for sums of integers (int64 in torch) and extremes of nothing (an error).
-    is_plain = dtype is not None and dtype.is_floating_point and shape is not None and 0 not in shape
-    if kind in _TORCH and is_plain and isinstance(axes, list) and axes:
+    is_plain = dtype is not None and dtype.is_floating_point and build.rank(node, 0) is not None
+    if kind in _TORCH and is_plain and 0 not in shape and isinstance(axes, list) and axes:
         return build.call(_TORCH[kind], x, axes, keepdim, hint=kind)
     return build.call("ops.reduce", x, kind, axes or None, keepdim, *([True] if noop else []), hint=kind)
 
@@ -54,7 +50,5 @@ def _arg(build: Build, node: Node) -> Any:
 @handler("CumSum", "CumProd")
 def _cumulative(build: Build, node: Node) -> Any:
     name = node.op.lower()
-    axes = build.ints(node, 1)
-    axis = axes[0] if axes else build.tensor(node, 1)
-    options = {key: True for key in ("exclusive", "reverse") if node.attr(key, 0)}
-    return build.call(f"ops.{name}", build.tensor(node, 0), axis, hint=name, **options)
+    inputs, options = build.tensor(node, 0), node.options(("exclusive", False), ("reverse", False))
+    return build.call(f"ops.{name}", inputs, build.integer(node, 1), hint=name, **options)

@@ -9,7 +9,6 @@ from burnt.onnx.importer.integers import multiply, product
 from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.elementwise import is_strings
-from burnt.onnx.importer.ops.shapes import sizes_of
 from burnt.onnx.importer.program import Arithmetic, Name, Size, names_in
 from burnt.onnx.importer.registry import handler
 
@@ -157,7 +156,7 @@ def _squeezed(build: Build, x: Name, axes: list[int], rank: int) -> Name:
 
 @handler("Expand")
 def _expand(build: Build, node: Node) -> Any:
-    x, sizes = build.tensor(node, 0), sizes_of(build, node, 1)
+    x, sizes = build.tensor(node, 0), build.integers(node, 1)
     wanted = _sizes_for_torch(build, node, x, sizes)
     if wanted is None:
         return build.call("ops.expand", x, sizes, hint="expanded")

@@ -8,7 +8,6 @@ import numpy as np
 
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.node import Node, shortest_decimal
-from burnt.onnx.importer.ops.shapes import sizes_of
 from burnt.onnx.importer.program import Arithmetic, Name, Size
 from burnt.onnx.importer.registry import handler
 
@@ -39,7 +38,7 @@ def _resize(build: Build, node: Node) -> Any:
     if node.version < 11:
         return _upsample(build, node)
     found: dict[str, Any] = {
-        "sizes": sizes_of(build, node, 3),
+        "sizes": build.integers(node, 3),
         "scales": _numbers(build, node, 2) if node.has(2) else None,
         "axes": node.attr("axes"),
         "mode": node.choice("mode", "nearest", "linear", "cubic"),

@@ -79,11 +79,6 @@ def _random(build: Build, node: Node) -> Any:
     )
 
 
-@handler("Bernoulli")
-def _bernoulli(build: Build, node: Node) -> Any:
-    return build.call("ops.bernoulli", build.tensor(node, 0), _dtype_attr(build, node), hint="bernoulli")
-
-
 @handler("Multinomial")
 def _multinomial(build: Build, node: Node) -> Any:
     dtype = torch_dtype(int(node.attr("dtype", 6)))
@@ -96,9 +91,7 @@ def _multinomial(build: Build, node: Node) -> Any:
 @handler("TopK")
 def _topk(build: Build, node: Node) -> Any:
     k: Any = node.attr("k")  # version 1
-    if k is None:
-        known = build.ints(node, 1)
-        k = known[0] if known else build.tensor(node, 1)
+    k = build.integer(node, 1) if k is None else k
     axis, largest = node.attr("axis", -1), bool(node.attr("largest", 1))
     return build.calls("ops.topk", build.tensor(node, 0), k, axis, largest, count=2, hint="top")
 

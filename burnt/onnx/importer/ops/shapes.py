@@ -22,17 +22,6 @@ from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
 
-def sizes_of(build: Build, node: Node, index: int, attribute: str = "") -> Any:
-    """Return integers from an attribute or an input: a list if known, else a tensor; None if absent."""
-    given = node.attr(attribute) if attribute else None
-    if given is not None:
-        return given
-    if not node.has(index):
-        return None
-    known = build.ints(node, index)
-    return build.tensor(node, index) if known is None else known
-
-
 @handler("Shape")
 def _shape(build: Build, node: Node) -> Any:
     start, end = node.attr("start", 0), node.attr("end")
@@ -89,7 +78,7 @@ def _flatten(build: Build, node: Node) -> Any:
 
 @handler("Squeeze")
 def _squeeze(build: Build, node: Node) -> Any:
-    axes = sizes_of(build, node, 1, "axes")
+    axes = build.integers(node, 1, "axes")
     x = build.tensor(node, 0)
     if isinstance(axes, list):
         return build.call("torch.squeeze", x, axes[0] if len(axes) == 1 else tuple(axes), hint="squeezed")
@@ -98,7 +87,7 @@ def _squeeze(build: Build, node: Node) -> Any:
 
 @handler("Unsqueeze")
 def _unsqueeze(build: Build, node: Node) -> Any:
-    axes = sizes_of(build, node, 1, "axes")
+    axes = build.integers(node, 1, "axes")
     x, rank = build.tensor(node, 0), build.rank(node, 0)
     if rank is None or not isinstance(axes, list) or not all(type(axis) is int for axis in axes):
         return build.call("ops.unsqueeze", x, axes, hint="x")
@@ -121,7 +110,7 @@ def _split(build: Build, node: Node) -> Any:
     x, axis = build.tensor(node, 0), node.attr("axis", 0)
     if node.num_outputs == 1:
         return x
-    sizes = sizes_of(build, node, 1, "split")
+    sizes = build.integers(node, 1, "split")
     if isinstance(sizes, list):
         return build.calls("torch.split", x, sizes, axis, count=node.num_outputs, hint="part")
     sizes = node.num_outputs if sizes is None else sizes
@@ -133,8 +122,8 @@ def _split(build: Build, node: Node) -> Any:
 
 @handler("Slice")
 def _slice(build: Build, node: Node) -> Any:
-    starts, ends = sizes_of(build, node, 1, "starts"), sizes_of(build, node, 2, "ends")
-    axes, steps = sizes_of(build, node, 3, "axes"), sizes_of(build, node, 4)
+    starts, ends = build.integers(node, 1, "starts"), build.integers(node, 2, "ends")
+    axes, steps = build.integers(node, 3, "axes"), build.integers(node, 4)
     bounds = [starts, ends, [1] if steps is None else steps]
     extra = {} if axes is None else {"axes": axes}
     if steps is not None and not (isinstance(steps, list) and all(step == 1 for step in steps)):
@@ -268,8 +257,8 @@ def is_never_negative(value: Any, ids: Collection[Any]) -> bool:
 
 @handler("Pad")
 def _pad(build: Build, node: Node) -> Any:
-    pads = node.attr("paddings") or sizes_of(build, node, 1, "pads")
-    axes, mode = sizes_of(build, node, 3), node.attr("mode", "constant")
+    pads = node.attr("paddings") or build.integers(node, 1, "pads")
+    axes, mode = build.integers(node, 3), node.attr("mode", "constant")
     value = node.attr("value")
     if node.has(2):
         constant = build.constant(node, 2)
@@ -294,17 +283,6 @@ def _pad(build: Build, node: Node) -> Any:
     return build.call("ops.pad", build.tensor(node, 0), pads, mode, value, hint="padded", **extra)
 
 
-@handler("Tile")
-def _tile(build: Build, node: Node) -> Any:
-    return build.call("ops.tile", build.tensor(node, 0), sizes_of(build, node, 1), hint="tiled")
-
-
-@handler("CenterCropPad")
-def _center_crop_pad(build: Build, node: Node) -> Any:
-    sizes = sizes_of(build, node, 1)
-    return build.call("ops.center_crop_pad", build.tensor(node, 0), sizes, node.attr("axes"), hint="x")
-
-
 @handler("Trilu")
 def _trilu(build: Build, node: Node) -> Any:
     k = build.ints(node, 1) if node.has(1) else [0]
@@ -318,7 +296,7 @@ def _trilu(build: Build, node: Node) -> Any:
 
 @handler("Col2Im")
 def _col2im(build: Build, node: Node) -> Any:
-    image, block = sizes_of(build, node, 1), sizes_of(build, node, 2)
+    image, block = build.integers(node, 1), build.integers(node, 2)
     rank = len(image) if isinstance(image, list) else (build.rank(node, 0) or 0)
     if isinstance(image, Name):
         given = node.node.inputs[1]

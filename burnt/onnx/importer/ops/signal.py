@@ -34,15 +34,6 @@ def _stft(build: Build, node: Node) -> Any:
     return build.call("ops.stft", build.tensor(node, 0), step, window, length, onesided, hint="spectrum")
 
 
-@handler("HannWindow", "HammingWindow", "BlackmanWindow")
-def _window(build: Build, node: Node) -> Any:
-    kind = node.op.removesuffix("Window").lower()
-    periodic, dtype = bool(node.attr("periodic", 1)), torch_dtype(int(node.attr("output_datatype", 1)))
-    assert dtype is not None
-    size = build.tensor_or_number(node, 0)
-    return build.call("ops.window", kind, size, periodic, dtype, device=build.device(size), hint="window")
-
-
 @handler("MelWeightMatrix")
 def _mel(build: Build, node: Node) -> Any:
     dtype = torch_dtype(int(node.attr("output_datatype", 1)))

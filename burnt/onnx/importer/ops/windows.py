@@ -12,10 +12,14 @@ from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.expand import version_of
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.ops.layers import FLOATS, float_constant, set_weights
-from burnt.onnx.importer.ops.shapes import sizes_of
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
+WINDOW = (
+    *((name, None) for name in ("strides", "pads", "dilations")),
+    ("ceil_mode", False),
+    ("auto_pad", "NOTSET"),
+)
 _CONV: dict[int, Any] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _CONV_TRANSPOSE: dict[int, Any] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
@@ -209,21 +213,6 @@ def _conv_transpose(build: Build, node: Node) -> Any:
     )
 
 
-@handler("DeformConv")
-def _deform_conv(build: Build, node: Node) -> Any:
-    attributes = [node.attr("strides"), node.attr("pads"), node.attr("dilations")]
-    groups = node.attr("group", 1), node.attr("offset_group", 1)
-    inputs = [build.tensor(node, i) for i in range(5)]
-    return build.call("ops.deform_conv", *inputs, *attributes, *groups, hint="conv")
-
-
-def _window(node: Node) -> dict[str, Any]:
-    """Return the attributes of a window that differ from their defaults."""
-    found = {name: node.attr(name) for name in ("strides", "pads", "dilations")}
-    found |= {"ceil_mode": bool(node.attr("ceil_mode", 0)), "auto_pad": node.text("auto_pad", "NOTSET")}
-    return {key: value for key, value in found.items() if value and value != "NOTSET"}
-
-
 def _as_torch(node: Node) -> tuple[int, Any] | None:
     """Return kernel rank and torch's arguments of a window that torch can pool, or None."""
     kernel = node.attr("kernel_shape")
@@ -246,7 +235,7 @@ def _max_pool(build: Build, node: Node) -> Any:
         dilations = node.attr("dilations") or [1]
         extra = {"dilation": tuple(dilations)} if set(dilations) != {1} else {}
         return build.call(f"F.max_pool{same[0]}d", x, *same[1], hint="pooled", **extra)
-    extra = _window(node) | ({"column_major": True} if order else {})
+    extra = node.options(*WINDOW) | ({"column_major": True} if order else {})
     return build.calls("ops.max_pool", x, kernel, count=2, hint="pooled", **extra)
 
 
@@ -257,14 +246,8 @@ def _average_pool(build: Build, node: Node) -> Any:
     if same and set(node.attr("dilations") or [1]) == {1}:
         arguments = (*same[1], False, include)
         return build.call(f"F.avg_pool{same[0]}d", x, *arguments, hint="pooled")
-    extra = _window(node) | ({"count_include_pad": True} if include else {})
+    extra = node.options(*WINDOW, ("count_include_pad", False))
     return build.call("ops.average_pool", x, kernel, hint="pooled", **extra)
-
-
-@handler("LpPool")
-def _lp_pool(build: Build, node: Node) -> Any:
-    x, kernel = build.tensor(node, 0), node.attr("kernel_shape")
-    return build.call("ops.lp_pool", x, kernel, node.attr("p", 2), hint="pooled", **_window(node))
 
 
 @handler("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
@@ -287,7 +270,7 @@ def _max_unpool(build: Build, node: Node) -> Any:
         node.attr("kernel_shape"),
         node.attr("strides"),
         node.attr("pads"),
-        sizes_of(build, node, 2),
+        build.integers(node, 2),
         hint="x",
     )
 
