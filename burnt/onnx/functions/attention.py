@@ -96,26 +96,15 @@ def attention_details(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Attention with ONNX's options.
 
-    Args:
-        query: ``[B, H, T, D]``, or ``[B, T, H * D]`` with `num_heads`.
-        key: ``[B, K, S, D]`` or ``[B, S, K * D]``; K divides H.
-        value: likewise.
-        mask: boolean (True may be attended) or added to the scores; broadcast to ``[B, H, T, S]``.
-        past_key: ``[B, K, P, D]``, before `key`.
-        past_value: likewise.
-        lengths: ``[B]``: valid keys of each sequence.
-        num_heads: of the query, for three axes.
-        kv_num_heads: of key and value, for three axes.
-        scale: of scores; None is 1 / sqrt(D).
-        is_causal: no query sees later keys; it comes after the past.
-        softcap: scores are ``softcap * tanh(scores / softcap)``; 0 leaves them.
-        window: keys that may be seen to the left and to the right; -1 is all.
-        scores: return scores after 0: the matmul, 1: softcap, 2: the mask, 3: softmax; None returns none.
-        softmax_dtype: in which softmax is computed.
+    `query` is ``[B, H, T, D]``, or ``[B, T, H * D]`` with `num_heads`; `key` and `value` ``[B, K, S, D]``, or
+    ``[B, S, K * D]`` with `kv_num_heads`, where K divides H. `mask` is boolean (True may be attended) or
+    added to the scores, and broadcast to ``[B, H, T, S]``. `past_key` and `past_value` ``[B, K, P, D]`` come
+    before the keys and values, `lengths` ``[B]`` says how many keys are valid. The `scale` None is 1 /
+    sqrt(D), the `window` how many keys may be seen to the left and right, -1 for all. With `is_causal` no
+    query sees later keys.
 
-    Returns:
-        The result in the query's layout, all keys, all values, and the scores. A query that may see no key
-        gives zeros.
+    Returns the result in the query's layout, all keys, all values, and scores: those after 0 the matmul, 1
+    the `softcap`, 2 the mask, 3 softmax, or None. A query that may see no key gives zeros.
     """
     is_flat = query.dim() == 3
     if is_flat:
@@ -159,18 +148,11 @@ def rotary_embedding(
     rotary_dim: int = 0,
     num_heads: int = 0,
 ) -> Tensor:
-    """Rotate pairs of features by their positions' angles.
+    """Rotate pairs of features by their positions' angles. Su and others, 2021.
 
-    Args:
-        x: ``[B, H, T, D]``, or ``[B, T, H * D]`` with `num_heads`.
-        cos: ``[positions, R / 2]`` with `positions`; else ``[B, T, R / 2]``.
-        sin: likewise.
-        positions: ``[B, T]``.
-        interleaved: pairs are neighbours; else they are R / 2 apart.
-        rotary_dim: R, the features that are rotated; 0 is all.
-        num_heads: H, for three axes.
-
-    Su and others, 2021.
+    `x` is ``[B, H, T, D]``, or ``[B, T, H * D]`` with `num_heads`. `cos` and `sin` are ``[positions, R / 2]``
+    with `positions` ``[B, T]``, else ``[B, T, R / 2]``. Interleaved pairs are neighbours, others R / 2 apart;
+    the first R = `rotary_dim` features are rotated, 0 is all.
     """
     heads = split_heads(x, num_heads) if x.dim() == 3 else x
     if positions is not None:

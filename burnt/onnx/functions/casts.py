@@ -21,16 +21,12 @@ def cast(
     round_mode: str = "up",
     device: torch.device | None = None,
 ) -> Any:
-    """Convert to another type of elements.
+    """Convert a tensor, or an array of strings, to another type of elements.
 
-    Args:
-        x: a tensor, or an array of strings.
-        dtype: of the result; ``"string"``, ``"int4"``, ``"uint4"``, ``"int2"``, ``"uint2"`` and ``"float4"``
-            are types that torch lacks (the last five are kept in int8, uint8 and float32).
-        saturate: whether what is out of the range of an 8-bit float becomes its largest value, not NaN or
-            infinity.
-        round_mode: of ``torch.float8_e8m0fnu``: ``up``, ``down`` or ``nearest``.
-        device: of the result where `x` is an array of strings.
+    The types ``"string"``, ``"int4"``, ``"uint4"``, ``"int2"``, ``"uint2"`` and ``"float4"`` are not torch's;
+    the last five are kept in int8, uint8 and float32. With `saturate` what is out of the range of an 8-bit
+    float becomes its largest value, else NaN or infinity. The `round_mode` of ``torch.float8_e8m0fnu`` is
+    ``up``, ``down`` or ``nearest``; `device` is that of the result where `x` is an array.
 
     >>> cast(torch.tensor([1e6, 3.3]), torch.float8_e4m3fn).float()
     tensor([448.0000,   3.2500])

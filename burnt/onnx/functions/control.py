@@ -83,19 +83,11 @@ def loop(
     empty: Sequence[tuple[Sequence[int], torch.dtype]] = (),
     device: torch.device | None = None,
 ) -> tuple[Any, ...]:
-    """Run a loop.
+    """Run a loop; return the last carried values, and the collected values stacked along a new first axis.
 
-    Args:
-        trip_count: at most so many iterations; None: no limit.
-        condition: whether to begin; None: yes.
-        body: takes the iteration, the condition and the carried values; returns the next condition, the
-            carried values, and what is collected of each iteration.
-        carried: the values before the first iteration.
-        empty: shape and dtype of the elements of each collected output, for a loop without iterations.
-        device: of the iteration and of what is empty.
-
-    Returns:
-        The last carried values, and the collected values stacked along a new first axis.
+    `trip_count` None is no limit, `condition` None begins. `body` takes the iteration, the condition and the
+    carried values, and returns the next condition, the carried values, and what is collected of each
+    iteration; `empty` has shape and dtype of each element that is collected, for a loop without iterations.
 
     >>> one = torch.tensor(1)
     >>> loop(3, None, lambda i, go, x: (go, x + x, x), [one], [((), torch.int64)])
@@ -129,19 +121,11 @@ def scan(
     output_axes: Sequence[int],
     reverse_outputs: Sequence[bool],
 ) -> tuple[Any, ...]:
-    """Run a body over slices of the inputs.
+    """Run a body over slices of the inputs; return the last states, and the outputs.
 
-    Args:
-        body: takes the states and a slice of each input; returns the next states and a slice of each output.
-        states: before the first step.
-        inputs: tensors whose axes `input_axes` are of one size, the number of steps.
-        input_axes: an axis per input.
-        reverse_inputs: whether to begin at an input's end.
-        output_axes: where the axis of the steps stands, per output.
-        reverse_outputs: whether the first step's slice is an output's last one.
-
-    Returns:
-        The last states, and the outputs.
+    `body` takes the states and a slice of each input, and returns the next states and a slice of each output.
+    The steps are along `input_axes`, of one size, from the end where `reverse_inputs` says so; outputs have
+    them along `output_axes`, the first step's slice last with `reverse_outputs`.
     """
     count = inputs[0].shape[input_axes[0]]
     values: list[Any] = list(states)

@@ -79,16 +79,10 @@ def fused_matmul(
     batch_a: bool = False,
     batch_b: bool = False,
 ) -> Tensor:
-    """Multiply matrices, each transposed first if it says so, and by a number.
+    """Multiply matrices and a number.
 
-    Args:
-        a: ``[..., M, K]``.
-        b: ``[..., K, N]``.
-        alpha: the number.
-        transpose_a: whether the last two axes of `a` are swapped.
-        transpose_b: likewise.
-        batch_a: whether the first axis of `a` is that of the rows, before those of the batch.
-        batch_b: likewise.
+    The last two axes of ``[..., M, K]`` or ``[..., K, N]`` are swapped before that with `transpose_a` or
+    `transpose_b`; with `batch_a` or `batch_b` the first axis is that of the rows, before those of the batch.
     """
     a = a.movedim(0, -2) if batch_a else a
     b = b.movedim(0, -2) if batch_b else b
@@ -110,19 +104,11 @@ def matmul_nbits(
     bits: int = 4,
     block: int = 32,
 ) -> Tensor:
-    """Multiply by a weight ``[n, k]`` of unsigned integers of `bits`, in blocks along k.
+    """Multiply ``[..., k]`` by a weight ``[n, k]`` of unsigned integers of 2, 4 or 8 bits, in blocks along k.
 
-    Args:
-        x: ``[..., k]``.
-        packed: uint8, ``[n, blocks, block * bits / 8]``; the first value in the lowest bits.
-        scales: ``[n, blocks]``.
-        zero_points: packed like values, or in the dtype of scales; None is half the range.
-        groups: ``[k]``: the block of each input; None where blocks are contiguous.
-        bias: ``[n]``.
-        k: inputs.
-        n: outputs.
-        bits: 2, 4 or 8.
-        block: values per scale.
+    `packed` is uint8, ``[n, blocks, block * bits / 8]``, the first value in the lowest bits; `scales` ``[n,
+    blocks]``; `zero_points` packed like values, or in the dtype of scales, None for half the range. `groups`
+    ``[k]`` has the block of each input; None where blocks are contiguous.
     """
     weight = nbits_weight(packed, scales, zero_points, groups, k=k, n=n, bits=bits, block=block)
     return F.linear(x, weight.to(x.dtype), bias)
@@ -316,27 +302,14 @@ def group_query_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Causal attention whose keys have fewer heads, of sequences that may differ in length.
 
-    Args:
-        query: ``[B, T, H * D]``, or queries, keys and values beside each other.
-        key: ``[B, T, K * D]``; None where they are packed.
-        value: likewise.
-        past_key: ``[B, K, P, D]``; the valid keys of each sequence come first.
-        past_value: likewise.
-        last: ``[B]``: the place of each sequence's last key.
-        total: the longest sequence, the new keys included; T if there are no earlier keys.
-        cos: of rotary embedding, ``[positions, R / 2]``.
-        sin: likewise.
-        num_heads: H.
-        kv_num_heads: K.
-        scale: of scores.
-        softcap: see `attention_details`.
-        window: how many keys to the left are seen, that of the query included; -1 is all.
-        rotate: whether queries and keys are rotated.
-        interleaved: see `rotary_embedding`.
+    `query` is ``[B, T, H * D]``, or queries, keys and values next to each other; `key` and `value` ``[B, T, K
+    * D]``. Of `past_key` and `past_value` ``[B, K, P, D]`` the valid keys of each sequence come first. `last`
+    ``[B]`` is the place of each sequence's last key, `total` the longest sequence with the new keys: T if
+    there are no earlier ones. With `rotate` queries and keys are rotated by `cos` and `sin`, ``[positions, R
+    / 2]``. The `window` counts the query itself; -1 is all.
 
-    Returns:
-        The result ``[B, T, H * D]``, and all keys and values ``[B, K, max(P, total), D]``. Results of queries
-        after a sequence's last key mean nothing.
+    Returns the result ``[B, T, H * D]``, and all keys and values ``[B, K, max(P, total), D]``. Results of
+    queries after a sequence's last key mean nothing.
     """
     if key is None or value is None:
         size = query.shape[-1] // (num_heads + 2 * kv_num_heads)

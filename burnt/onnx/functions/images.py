@@ -12,17 +12,9 @@ from burnt.errors import RecordError
 
 
 def decode_image(data: Tensor, pixel_format: str = "RGB") -> Tensor:
-    """Decode an image file with Pillow.
+    """Return uint8 ``[height, width, channels]`` of the bytes of an image file, decoded by Pillow.
 
-    Args:
-        data: the bytes of the file, uint8 ``[bytes]``.
-        pixel_format: ``RGB``, ``BGR`` or ``Grayscale``.
-
-    Returns:
-        uint8 ``[height, width, channels]``.
-
-    Raises:
-        RecordError: the bytes are no image that Pillow knows.
+    `pixel_format` is ``RGB``, ``BGR`` or ``Grayscale``; what Pillow does not read is a RecordError.
     """
     from PIL import Image, UnidentifiedImageError
 

@@ -107,18 +107,10 @@ def hardmax(x: Tensor, axis: int, flat: bool = False) -> Tensor:
 def reduce(
     x: Tensor, kind: str, axes: Tensor | Sequence[int] | None, keepdim: bool = True, noop: bool = False
 ) -> Tensor:
-    """Reduce over axes.
+    """Reduce over axes, in the dtype of `x`; the maximum of nothing is the dtype's lowest value or -infinity.
 
-    Args:
-        x: any shape.
-        kind: ``sum``, ``mean``, ``max``, ``min``, ``prod``, ``l1``, ``l2``, ``log_sum``, ``log_sum_exp`` or
-            ``sum_square``.
-        axes: None or none at all means all axes, unless `noop`.
-        keepdim: whether the axes stay, with size 1.
-        noop: no axes means no reduction; functions of the elements are computed all the same.
-
-    Returns:
-        A tensor of the dtype of `x`. The maximum of nothing is the dtype's lowest value or -infinity.
+    `kind` is sum, mean, max, min, prod, l1, l2, log_sum, log_sum_exp or sum_square. No axes mean all axes, or
+    with `noop` none: functions of the elements are computed all the same.
     """
     dims = axes.tolist() if isinstance(axes, Tensor) else list(axes or [])
     if not dims and not noop:
@@ -190,13 +182,8 @@ def _scan(x: Tensor, axis: Tensor | int, exclusive: bool, reverse: bool, product
 
 
 def cumsum(x: Tensor, axis: Tensor | int, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Return cumulative sums along an axis.
-
-    Args:
-        x: any shape.
-        axis: a number, or a tensor of one.
-        exclusive: whether an element is left out of its own sum.
-        reverse: whether to sum from the end.
+    """Return cumulative sums along an axis, without an element's own with `exclusive`, from the end with
+    `reverse`.
 
     >>> cumsum(torch.tensor([1, 2, 3]), 0, exclusive=True)
     tensor([0, 1, 3])

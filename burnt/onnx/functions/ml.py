@@ -184,14 +184,10 @@ def _pairs(scores: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def pair_probabilities(scores: Tensor, slopes: Sequence[float], offsets: Sequence[float]) -> Tensor:
-    """Return probabilities of classes ``[N, C]`` from scores of pairs ``[N, C (C - 1) / 2]``.
+    """Return probabilities of classes ``[N, C]`` from scores of pairs, ``[N, C (C - 1) / 2]``.
 
-    Args:
-        scores: of support vectors.
-        slopes: of the logistic function of each pair (Platt, 1999).
-        offsets: likewise.
-
-    The pairs are coupled as LIBSVM does it (Wu, Lin and Weng, 2004).
+    Slopes and offsets are those of each pair's logistic function (Platt, 1999); the pairs are coupled as
+    LIBSVM does it (Wu, Lin and Weng, 2004).
     """
     first, second, count = _pairs(scores)
     slope, offset = (torch.tensor(v, dtype=scores.dtype, device=scores.device) for v in (slopes, offsets))
@@ -234,21 +230,13 @@ def tree_ensemble(
     base: Sequence[float] = (),
     members: Tensor | None = None,
 ) -> Tensor:
-    """Return the sums of leaves of trees, ``[N, targets]``.
+    """Return the sums of leaves of trees, ``[N, targets]``, for ``[N, F]``.
 
-    Args:
-        x: ``[N, F]``.
-        features: ``[nodes]``: the column that a node looks at.
-        splits: ``[nodes]``: what it is compared with.
-        modes: ``[nodes]``: 0 <=, 1 <, 2 >=, 3 >, 4 ==, 5 !=, 6 is a member.
-        yes: ``[nodes]``: the next node where it is so; that of a leaf is itself.
-        no: ``[nodes]``: the next node otherwise.
-        missing: ``[nodes]``: whether NaN counts as so.
-        weights: ``[nodes, targets]``: of leaves; NaN where a leaf has no such target.
-        roots: ``[trees]``.
-        aggregate: SUM, AVERAGE, MIN or MAX of the trees.
-        base: added: one number, or one per target.
-        members: ``[nodes, M]``: the sets of mode 6, filled with NaN.
+    Of each node, `features` has the column that is compared, `splits` the value, `modes` how: 0 <=, 1 <, 2
+    >=, 3 >, 4 ==, 5 !=, 6 is among `members` ``[nodes, M]``, filled with NaN. `yes` and `no` are the next
+    nodes, of a leaf itself; `missing` says whether NaN is a yes. `weights` ``[nodes, targets]`` are those of
+    leaves, NaN where a leaf has no such target. The trees begin at `roots`, and are joined by `aggregate`:
+    SUM, AVERAGE, MIN or MAX. `base` is added: one number, or one per target.
     """
     x = x.to(splits.dtype)
     place = roots.expand(x.shape[0], -1)

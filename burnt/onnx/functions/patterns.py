@@ -9,14 +9,8 @@ from torch import Tensor
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """Return a rotary position embedding: ``x cos + [-x2, x1] sin``, where x1 and x2 are the halves of x.
 
-    Args:
-        x: ``[..., d]``.
-        cos: broadcasts to x.
-        sin: broadcasts to x.
-        interleaved: x1 are the even features and x2 the odd ones, each pair side by side, as in GPT-J and
-            Cohere; else they are halves, as in GPT-NeoX and Llama.
-
-    Su et al., 2021.
+    Interleaved, x1 are the even features and x2 the odd ones, each pair side by side, as in GPT-J and Cohere.
+    `cos` and `sin` broadcast to `x` ``[..., d]``. Su et al., 2021.
 
     >>> rotate(torch.tensor([1.0, 2.0]), torch.tensor(0.0), torch.tensor(1.0))
     tensor([-2.,  1.])

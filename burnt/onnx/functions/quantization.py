@@ -38,15 +38,9 @@ def quantize_linear(
 ) -> Tensor:
     """Divide by scales, round to the nearest even integer, add zero points, and clamp.
 
-    Args:
-        x: floating-point, or int32.
-        scale: one, one per index of `axis`, or one per block of it.
-        zero_point: in the shape of `scale`; None is 0.
-        kind: the type of the result: int8, uint4, float8_e4m3fn ...; 4 and 2 bits are not packed.
-        axis: of scales.
-        block: size of the blocks; 0 for none.
-        dtype: in which is divided; None is that of `scale`.
-        saturate: clamp to the largest value of float8, instead of infinity or NaN.
+    There is one scale, one per index of `axis`, or one per `block` of it; zero points have its shape. `kind`
+    is the type of the result: int8, uint4, float8_e4m3fn ...; 4 and 2 bits are not packed. The division is in
+    `dtype`, None for that of `scale`. With `saturate` values are clamped to the largest one of float8.
     """
     dtype = dtype or (scale.dtype if scale.dtype in (torch.float32, torch.float64) else torch.float32)
     if dtype == torch.float8_e8m0fnu:

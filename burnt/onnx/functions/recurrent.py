@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,31 +40,42 @@ def _activations(
     return found
 
 
-_Step = Callable[[Tensor, tuple[Tensor, ...], int], tuple[Tensor, ...]]
+_Functions: TypeAlias = list[Callable[[Tensor], Tensor]]
+_Step: TypeAlias = Callable[[Tensor, tuple[Tensor, ...], int, _Functions], tuple[Tensor, ...]]
 
 
 def _run(
+    step: _Step,
     x: Tensor,
     recurrence: Tensor,
     initial: Sequence[Tensor | None],
     lengths: Tensor | None,
-    direction: str,
-    layout: int,
-    step: _Step,
+    activations: Sequence[str],
+    count: int,
+    *,
+    direction: str = "forward",
+    alpha: Sequence[float] = (),
+    beta: Sequence[float] = (),
+    layout: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Run steps over ``[T, B, I]`` in each direction; return all outputs and the last states."""
+    """Run steps over ``[T, B, I]`` in each direction; return all outputs and the last states.
+
+    A step is given the input, the states, the direction's number and its `count` activations.
+    """
     if layout:
         x, initial = x.transpose(0, 1), [None if s is None else s.transpose(0, 1) for s in initial]
     steps, directions, hidden = x.shape[0], recurrence.shape[0], recurrence.shape[-1]
+    functions = _activations(activations, alpha, beta)
     zeros = x.new_zeros(directions, x.shape[1], hidden)
     states = [zeros if state is None else state for state in initial]
     outputs, last = [], []
     for number in range(directions):
         current = tuple(state[number] for state in states)
+        own = functions[count * number : count * (number + 1)]
         backward = direction == "reverse" or number == 1
         found: list[Tensor] = [x.new_zeros(current[0].shape)] * steps
         for t in range(steps - 1, -1, -1) if backward else range(steps):
-            new = step(x[t], current, number)
+            new = step(x[t], current, number, own)
             if lengths is not None:
                 valid = (t < lengths)[:, None]
                 new = tuple(torch.where(valid, n, c) for n, c in zip(new, current, strict=True))
@@ -92,42 +104,30 @@ def rnn(
     lengths: Tensor | None = None,
     state: Tensor | None = None,
     *,
-    direction: str = "forward",
     activations: Sequence[str] = ("Tanh", "Tanh"),
-    alpha: Sequence[float] = (),
-    beta: Sequence[float] = (),
     clip: float | None = None,
-    layout: int = 0,
+    **options: Any,
 ) -> tuple[Tensor, ...]:
     """Recurrent network of one gate: ``h = f(W x + R h + b)``.
 
-    Args:
-        x: ``[T, B, I]``, or ``[B, T, I]`` with layout 1.
-        weight: ``[D, H, I]``; D is the number of directions.
-        recurrence: ``[D, H, H]``.
-        bias: ``[D, 2 H]``.
-        lengths: ``[B]``: steps of each sequence.
-        state: ``[D, B, H]``.
-        direction: forward, reverse or bidirectional.
-        activations: one per direction.
-        alpha: their parameters.
-        beta: their second parameters.
-        clip: limit of what activations are given.
-        layout: 1 has the batch first.
+    Shapes with D directions are: `x` ``[T, B, I]``, or ``[B, T, I]`` with layout 1; `weight` ``[D, H, I]``;
+    `recurrence` ``[D, H, H]``; `bias` ``[D, 2 H]``; `lengths` of sequences ``[B]``; `state` ``[D, B, H]``.
+    `direction` is forward, reverse or bidirectional; `activations` are one per direction, with the parameters
+    `alpha` and `beta`, and `clip` is the limit of what they are given.
 
-    Returns:
-        The states after each step ``[T, D, B, H]``, and the last ``[D, B, H]``.
+    Returns the states after each step ``[T, D, B, H]``, and the last ``[D, B, H]``.
     """
     hidden = recurrence.shape[-1]
-    functions = _activations(activations, alpha, beta)
 
-    def step(value: Tensor, states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
+    def step(
+        value: Tensor, states: tuple[Tensor, ...], number: int, functions: _Functions
+    ) -> tuple[Tensor, ...]:
         total = value @ weight[number].t() + states[0] @ recurrence[number].t()
         if bias is not None:
             total = total + bias[number, :hidden] + bias[number, hidden:]
-        return (functions[number](_clipped(total, clip)),)
+        return (functions[0](_clipped(total, clip)),)
 
-    return _run(x, recurrence, [state], lengths, direction, layout, step)
+    return _run(step, x, recurrence, [state], lengths, activations, 1, **options)
 
 
 def gru(
@@ -138,20 +138,18 @@ def gru(
     lengths: Tensor | None = None,
     state: Tensor | None = None,
     *,
-    direction: str = "forward",
     activations: Sequence[str] = ("Sigmoid", "Tanh", "Sigmoid", "Tanh"),
-    alpha: Sequence[float] = (),
-    beta: Sequence[float] = (),
     clip: float | None = None,
-    layout: int = 0,
     linear_before_reset: bool = False,
+    **options: Any,
 ) -> tuple[Tensor, ...]:
     """Gated recurrent unit, gates in the order update, reset, new; see `rnn`. Cho and others, 2014."""
     hidden = recurrence.shape[-1]
-    functions = _activations(activations, alpha, beta)
 
-    def step(value: Tensor, states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
-        f, g = functions[2 * number : 2 * number + 2]
+    def step(
+        value: Tensor, states: tuple[Tensor, ...], number: int, functions: _Functions
+    ) -> tuple[Tensor, ...]:
+        f, g = functions
         (h,) = states
         w = F.linear(value, weight[number], None if bias is None else bias[number, : 3 * hidden])
         b = h.new_zeros(3 * hidden) if bias is None else bias[number, 3 * hidden :]
@@ -162,7 +160,7 @@ def gru(
         new = g(_clipped(w[:, 2 * hidden :] + inner, clip))
         return ((1 - z) * new + z * h,)
 
-    return _run(x, recurrence, [state], lengths, direction, layout, step)
+    return _run(step, x, recurrence, [state], lengths, activations, 2, **options)
 
 
 def lstm(
@@ -175,23 +173,21 @@ def lstm(
     cell: Tensor | None = None,
     peepholes: Tensor | None = None,
     *,
-    direction: str = "forward",
     activations: Sequence[str] = ("Sigmoid", "Tanh", "Tanh", "Sigmoid", "Tanh", "Tanh"),
-    alpha: Sequence[float] = (),
-    beta: Sequence[float] = (),
     clip: float | None = None,
-    layout: int = 0,
     input_forget: bool = False,
+    **options: Any,
 ) -> tuple[Tensor, ...]:
     """Long short-term memory, gates in the order input, output, forget, cell; see `rnn`.
 
     Hochreiter and Schmidhuber, 1997. `peepholes` are ``[D, 3 H]``: input, output, forget.
     """
     hidden = recurrence.shape[-1]
-    functions = _activations(activations, alpha, beta)
 
-    def step(value: Tensor, states: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
-        f, g, last = functions[3 * number : 3 * number + 3]
+    def step(
+        value: Tensor, states: tuple[Tensor, ...], number: int, functions: _Functions
+    ) -> tuple[Tensor, ...]:
+        f, g, last = functions
         h, c = states
         total = value @ weight[number].t() + h @ recurrence[number].t()
         if bias is not None:
@@ -207,4 +203,4 @@ def lstm(
             o = o + p_o * c
         return f(_clipped(o, clip)) * last(c), c
 
-    return _run(x, recurrence, [state, cell], lengths, direction, layout, step)
+    return _run(step, x, recurrence, [state, cell], lengths, activations, 3, **options)

@@ -13,12 +13,8 @@ from burnt.errors import UnsupportedError
 def compile_pattern(pattern: str, longest: bool = False) -> Any:
     """Return a pattern of RE2, which has the methods of Python's, but no groups.
 
-    Args:
-        pattern: in the syntax of RE2.
-        longest: matches are the longest ones, as in POSIX; else those that Perl would find.
-
-    Raises:
-        UnsupportedError: the pattern is invalid or too large, or google-re2 is not installed.
+    With `longest` matches are the longest ones, as in POSIX, else those that Perl would find. A pattern that
+    is invalid or too large, or a missing google-re2, is an UnsupportedError.
 
     >>> compiled = compile_pattern(r"(a+)+|\\d{2,3}")
     >>> [bool(compiled.fullmatch(text)) for text in ("a" * 1000, "a" * 1000 + "b", "12", "1")]

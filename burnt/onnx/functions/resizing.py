@@ -33,25 +33,15 @@ def resize(
     extrapolation: float = 0.0,
     aspect: str = "stretch",
 ) -> Tensor:
-    """Resize axes of a tensor, one after the other, see the arguments of ONNX's Resize.
+    """Resize axes of a tensor, one after the other, see the arguments of ONNX's Resize; None is all axes.
+
+    `roi` has start and end per axis, for the `coordinates` tf_crop_and_resize, with `extrapolation` outside.
+    The rounding `nearest` is ONNX's, or ``simple``: up where the size is reduced, else down. `cubic` is the
+    coefficient of cubic kernels; with `exclude_outside` elements outside the input have no weight. `aspect`
+    is stretch, not_larger or not_smaller.
 
     Sizes and places are computed in float32, as in ONNX Runtime: 5 times 1.4 is 7, not just below. Corners
     are aligned by the size of the result, as in ONNX Runtime and torch, not by the old size times the factor.
-
-    Args:
-        x: any shape.
-        sizes: new sizes of the axes, or
-        scales: factors.
-        roi: start and end per axis, for `coordinates` tf_crop_and_resize.
-        axes: all if None.
-        mode: nearest, linear or cubic.
-        coordinates: how places of the result are mapped to the input.
-        nearest: how they are rounded; ``simple``: up where the size is reduced, else down.
-        cubic: the coefficient of cubic kernels.
-        antialias: widen the kernel where the size is reduced.
-        exclude_outside: give elements outside the input no weight.
-        extrapolation: what is outside the region.
-        aspect: stretch, not_larger or not_smaller.
     """
     named = list(range(x.dim())) if axes is None else [axis % x.dim() for axis in axes]
     old = [x.shape[axis] for axis in named]

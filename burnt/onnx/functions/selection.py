@@ -116,11 +116,10 @@ def one_hot(indices: Tensor, depth: Tensor | int, values: Tensor, axis: int = -1
 
 
 def unique(x: Any, axis: int | None = None, sort: bool = True) -> tuple[Any, Tensor, Tensor, Tensor]:
-    """Return the unique elements (or slices of an axis).
+    """Return the unique elements, or slices of an axis, sorted or in the order of their first appearance.
 
-    Returns:
-        The unique ones, sorted or in the order of their first appearance; the index of the first appearance
-        of each; the index of each element among the unique ones; and their counts.
+    Returned too: the index of the first appearance of each, the index of each element among the unique ones,
+    and their counts.
     """
     if not isinstance(x, np.ndarray) and x.dtype == torch.bfloat16:
         values, *numbers = unique(x.float(), axis, sort)

@@ -12,18 +12,11 @@ from torch import Tensor
 def dft(
     x: Tensor, length: Tensor | int | None, axis: Tensor | int, inverse: bool = False, onesided: bool = False
 ) -> Tensor:
-    """Return the discrete Fourier transform along an axis.
+    """Return the discrete Fourier transform along an axis: ``[..., 2]``, real and imaginary parts.
 
-    Args:
-        x: ``[..., 1]`` (real) or ``[..., 2]`` (real and imaginary parts).
-        length: of the signal, which is cut or filled up with zeros; None: that of the axis.
-        axis: the one that is transformed; negative ones count from the last axis, that of the parts.
-        inverse: whether to transform back.
-        onesided: only the first half and one, of a real signal; or, with `inverse`, back from it to a real
-            signal.
-
-    Returns:
-        ``[..., 2]``, or ``[..., 1]`` where a onesided transform is inverted.
+    `x` is ``[..., 1]`` (real) or ``[..., 2]``, and cut or filled up with zeros to a `length`. Negative axes
+    count from the last one, that of the parts. A onesided transform is the first half and one of a real
+    signal's; inverted, it is back from that to a real signal ``[..., 1]``.
     """
     dim = int(axis) % x.dim()
     count = None if length is None else int(length)
@@ -46,18 +39,11 @@ def _complex(x: Tensor) -> Tensor:
 def stft(
     x: Tensor, step: Tensor | int, window: Tensor | None, length: Tensor | int | None, onesided: bool = True
 ) -> Tensor:
-    """Return Fourier transforms of frames of a signal.
+    """Return Fourier transforms of frames of a signal: ``[batch, frames, bins, 2]``.
 
-    Args:
-        x: ``[batch, samples, 1]`` (real) or ``[batch, samples, 2]``; ``[batch, samples]`` is real, too, as
-            torch's exporter writes it and ONNX Runtime reads it.
-        step: samples between the beginnings of frames.
-        window: ``[length]``, multiplied with each frame; None: 1.
-        length: of a frame; None: that of the window.
-        onesided: only the first half and one, of a real signal.
-
-    Returns:
-        ``[batch, frames, bins, 2]``.
+    `x` is ``[batch, samples, 1]`` (real) or ``[batch, samples, 2]``; ``[batch, samples]`` is real, too, as
+    torch's exporter writes it and ONNX Runtime reads it. Frames begin `step` samples apart, have a `length`,
+    None for that of the `window`, and are multiplied by the window.
     """
     size = int(length) if length is not None else x.shape[1] if window is None else window.shape[0]
     signal = x if x.dim() == 2 else x[..., 0] if x.shape[-1] == 1 else _complex(x)
@@ -79,19 +65,10 @@ def mel_weights(
     dtype: torch.dtype,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return triangular filters, evenly spaced on the mel scale.
+    """Return triangular filters ``[dft_length // 2 + 1, num_bins]``, evenly spaced on the mel scale.
 
-    Args:
-        num_bins: of mel filters.
-        dft_length: of the transform whose bins are weighted.
-        sample_rate: in Hz.
-        lowest: frequency of the first filter's lower edge, in Hz.
-        highest: frequency of the last filter's upper edge, in Hz.
-        dtype: of the result.
-        device: of the result.
-
-    Returns:
-        ``[dft_length // 2 + 1, num_bins]``.
+    `lowest` and `highest` are frequencies of the first filter's lower and the last one's upper edge, and
+    `sample_rate` is theirs, in Hz.
     """
     bins, length, rate = int(num_bins), int(dft_length), int(sample_rate)
     low, high = (2595 * np.log10(1 + float(edge) / 700) for edge in (lowest, highest))

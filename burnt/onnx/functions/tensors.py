@@ -204,12 +204,8 @@ def pad(
 ) -> Tensor:
     """Pad, or crop where a number is negative.
 
-    Args:
-        x: any shape.
-        pads: before each axis, then after each axis.
-        mode: constant, reflect, edge or wrap.
-        value: a number or a tensor of one element, for constant.
-        axes: all if None.
+    `pads` are those before each axis, then those after each; `mode` is constant, reflect, edge or wrap, and
+    `value`, a number or a tensor of one element, is for constant.
     """
     numbers = to_ints(pads)
     named = list(range(x.dim())) if axes is None else [axis % x.dim() for axis in to_ints(axes)]

@@ -23,16 +23,9 @@ def string_split(
     maxsplit: int | None = None,
     device: torch.device | None = None,
 ) -> tuple[np.ndarray[Any, Any], Tensor]:
-    """Split strings.
+    """Return the parts of strings along a new last axis, filled up with empty strings, and their numbers.
 
-    Args:
-        x: strings, of any shape.
-        delimiter: None or empty: runs of whitespace.
-        maxsplit: at most so many splits; None: no limit.
-        device: of the numbers.
-
-    Returns:
-        The parts along a new last axis, which is filled up with empty strings, and their numbers.
+    A delimiter that is None or empty stands for whitespace; `maxsplit` None is no limit.
 
     >>> string_split(np.array(["a b", "c"], dtype=object))[1]
     tensor([2, 1])
@@ -59,16 +52,10 @@ def normalize_strings(
     is_case_sensitive: bool = False,
     stopwords: Sequence[str] = (),
 ) -> np.ndarray[Any, Any]:
-    """Remove stop words, then change the case.
+    """Remove stop words of ``[words]`` or ``[1, words]``, then change the case: ``LOWER``, ``UPPER`` or
+    ``NONE``.
 
-    Args:
-        x: strings ``[words]`` or ``[1, words]``.
-        action: ``LOWER``, ``UPPER`` or ``NONE``.
-        is_case_sensitive: of the comparison with the stop words.
-        stopwords: what is removed.
-
-    Returns:
-        The other words; a single empty string if none is left.
+    A single empty string is returned if no word is left.
     """
 
     def key(text: str) -> str:
@@ -107,21 +94,13 @@ def tfidf(
     weights: Sequence[float] = (),
     device: torch.device | None = None,
 ) -> Tensor:
-    """Count the n-grams of a pool in sequences of tokens.
+    """Count the n-grams of a pool in ``[tokens]`` or ``[batch, tokens]``: float32 ``[columns]`` or ``[batch,
+    columns]``.
 
-    Args:
-        x: integers or strings, ``[tokens]`` or ``[batch, tokens]``.
-        mode: ``TF`` (counts), ``IDF`` (the weights of those that occur) or ``TFIDF`` (counts times weights).
-        lengths: the shortest and the longest n-grams that are counted.
-        max_skip: tokens that may stand between two tokens of an n-gram, the same number between all of them.
-        starts: where the 1-grams, 2-grams ... begin in the pool.
-        columns: of each n-gram in the output.
-        pool: the n-grams, one after the other.
-        weights: of each n-gram; empty: 1.
-        device: of the result.
-
-    Returns:
-        float32 ``[columns]`` or ``[batch, columns]``.
+    `mode` is ``TF`` (counts), ``IDF`` (the weights of those that occur) or ``TFIDF`` (counts times weights).
+    `lengths` are the shortest and longest n-grams, `max_skip` the tokens that may stand between two of an
+    n-gram, the same number between all. The `pool` has the n-grams one after the other, 1-grams, 2-grams ...
+    from `starts`; `columns` and `weights` are theirs, no weights are 1.
     """
     array = x if isinstance(x, np.ndarray) else x.numpy(force=True)
     grams: dict[tuple[Any, ...], int] = {}

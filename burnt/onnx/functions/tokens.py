@@ -19,24 +19,13 @@ def tokenize(
     pad: str = "",
     with_marks: bool = False,
 ) -> np.ndarray[Any, Any]:
-    """Split texts into tokens: com.microsoft's Tokenizer, which skl2onnx writes for vectorizers of text.
+    """Split texts into tokens along a new last axis: com.microsoft's Tokenizer, as skl2onnx writes it.
 
-    Args:
-        x: strings, of any shape.
-        pattern: a regular expression of tokens, in the syntax of RE2; the longest match is taken. A single
-            ``.``: each character is a token.
-        separators: regular expressions of what is between tokens, used one after the other; a single empty
-            one: each character is a token. Either these or a pattern are given.
-        min_chars: shorter tokens are left out.
-        pad: fills up rows of fewer tokens than the longest.
-        with_marks: whether the characters 2 and 3 are put before and after the tokens of a text.
-
-    Returns:
-        The tokens along a new last axis, which is empty if there is none.
-
-    Raises:
-        UnsupportedError: a regular expression is not supported, or cuts characters, as ``\\C`` does; a
-            separator matches an empty text; google-re2 is not installed.
+    Tokens are the longest matches of a `pattern` of RE2, or what is between `separators`, used one after the
+    other; a single ``.`` or an empty separator makes each character a token. Those shorter than `min_chars`
+    are left out, `pad` fills up shorter rows, and with `with_marks` the characters 2 and 3 are put around a
+    text's tokens. UnsupportedError: a regular expression is not supported, or cuts characters, as ``\\C``
+    does; a separator matches an empty text; google-re2 is not installed.
 
     >>> tokenize(np.array(["a good film", "good"], dtype=object), "[a-z]+", min_chars=2, pad="#").tolist()
     [['good', 'film'], ['good', '#']]

@@ -102,11 +102,11 @@ def conv_transpose(
 def _windows(
     x: Tensor,
     kernel: Sequence[int],
-    strides: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-    ceil_mode: bool,
-    auto_pad: str,
+    strides: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    dilations: Sequence[int] | None = None,
+    ceil_mode: bool = False,
+    auto_pad: str = "NOTSET",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return elements ``[..., *out, window]``, whether each is in the input, and in the input or its pads."""
     rank, lengths = len(kernel), []
@@ -147,32 +147,18 @@ def _lowest(dtype: torch.dtype) -> float | int:
 
 
 def max_pool(
-    x: Tensor,
-    kernel: Sequence[int],
-    strides: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    dilations: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    auto_pad: str = "NOTSET",
-    column_major: bool = False,
+    x: Tensor, kernel: Sequence[int], column_major: bool = False, **window: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the maxima of windows of ``[N, C, ...]``, and their places in the flat input.
 
-    Args:
-        x: any dtype.
-        kernel: size of the window, per axis.
-        strides: 1 if None.
-        pads: before each axis, then after each.
-        dilations: 1 if None.
-        ceil_mode: round the number of windows up.
-        auto_pad: SAME_UPPER, SAME_LOWER, VALID or NOTSET.
-        column_major: count places with the first spatial axis fastest.
+    `pads` are those before each axis, then those after each; `ceil_mode` rounds the number of windows up;
+    `column_major` counts places with the first spatial axis fastest.
     """
-    taken, inside, _ = _windows(x, kernel, strides, pads, dilations, ceil_mode, auto_pad)
+    taken, inside, _ = _windows(x, kernel, **window)
     values, best = taken.masked_fill(~inside, _lowest(x.dtype)).max(-1)
     sizes = x.shape[2:]
     number = torch.arange(math.prod(sizes), device=x.device).reshape((1, 1, *sizes))
-    places, _, _ = _windows(number, kernel, strides, pads, dilations, ceil_mode, auto_pad)
+    places, _, _ = _windows(number, kernel, **window)
     index = places.expand(*taken.shape).gather(-1, best[..., None])[..., 0]
     if column_major:
         parts = torch.unravel_index(index, sizes)
@@ -183,34 +169,16 @@ def max_pool(
     return values, index + plane * math.prod(sizes)
 
 
-def average_pool(
-    x: Tensor,
-    kernel: Sequence[int],
-    strides: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    dilations: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    auto_pad: str = "NOTSET",
-    count_include_pad: bool = False,
-) -> Tensor:
+def average_pool(x: Tensor, kernel: Sequence[int], count_include_pad: bool = False, **window: Any) -> Tensor:
     """Return the means of windows of ``[N, C, ...]``, see `max_pool`; with or without the pads."""
-    taken, inside, in_pads = _windows(x, kernel, strides, pads, dilations, ceil_mode, auto_pad)
+    taken, inside, in_pads = _windows(x, kernel, **window)
     total = taken.masked_fill(~inside, 0).sum(-1)
     return total / (in_pads if count_include_pad else inside).sum(-1).to(x.dtype)
 
 
-def lp_pool(
-    x: Tensor,
-    kernel: Sequence[int],
-    p: float = 2,
-    strides: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    dilations: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    auto_pad: str = "NOTSET",
-) -> Tensor:
+def lp_pool(x: Tensor, kernel: Sequence[int], p: float = 2, **window: Any) -> Tensor:
     """Return the p-norms of windows of ``[N, C, ...]``, see `max_pool`."""
-    taken, inside, _ = _windows(x, kernel, strides, pads, dilations, ceil_mode, auto_pad)
+    taken, inside, _ = _windows(x, kernel, **window)
     return taken.masked_fill(~inside, 0).abs().pow(p).sum(-1).pow(1 / p)
 
 
@@ -371,13 +339,9 @@ def non_max_suppression(
 ) -> Tensor:
     """Return ``[K, 3]``: image, class and box of those that do not overlap a box with a better score.
 
-    Args:
-        boxes: ``[N, B, 4]``: two corners (y, x), or with `center_point` centre and size (x, y, w, h).
-        scores: ``[N, classes, B]``.
-        max_boxes: per image and class.
-        iou_threshold: boxes that overlap more are dropped.
-        score_threshold: boxes whose score is not above it are dropped.
-        center_point: the format of boxes.
+    `boxes` are ``[N, B, 4]``: two corners (y, x), or with `center_point` centre and size (x, y, w, h);
+    `scores` ``[N, classes, B]``. At most `max_boxes` per image and class are kept, of scores above
+    `score_threshold`.
     """
     if center_point:
         corners = torch.cat([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1)

@@ -11,7 +11,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -60,6 +60,9 @@ Expr: TypeAlias = (
 Leaf: TypeAlias = "Name | Size | Device"
 """What an expression reads."""
 
+Replace: TypeAlias = "Callable[[Leaf], Any]"
+Rename: TypeAlias = Callable[[str], str]
+
 
 @dataclass(frozen=True)
 class Call:
@@ -80,18 +83,13 @@ class Statement:
     @functools.cached_property
     def reads(self) -> Counter[str]:
         """How often each name is read, that of the function included; not to be changed."""
-        return Counter([self.call.function, *names_in((*self.call.args, *self.call.kwargs.values()))])
+        return Counter([self.call.function, *names_in(self.call)])
 
-    def replaced(self, leaf: Callable[[Leaf], Expr]) -> Statement:
-        """Return the statement with other names, sizes and devices in its arguments."""
-        args = tuple(replace_leaves(expr, leaf) for expr in self.call.args)
+    def replaced(self, leaf: Replace, name: Rename = str) -> Statement:
+        """Return the statement with other leaves in its arguments, and another name of its function."""
+        args = replace_leaves(self.call.args, leaf)
         kwargs = {key: replace_leaves(value, leaf) for key, value in self.call.kwargs.items()}
-        return Statement(self.outputs, Call(self.call.function, args, kwargs))
-
-    def renamed(self, rename: Callable[[str], str]) -> Statement:
-        """Return the statement with other names, also of the function that it calls."""
-        found = self.replaced(functools.partial(_renamed_leaf, rename)).call
-        return Statement(self.outputs, Call(rename(found.function), found.args, found.kwargs))
+        return Statement(self.outputs, Call(name(self.call.function), args, kwargs))
 
 
 @dataclass(frozen=True)
@@ -111,13 +109,9 @@ class Define:
         """The names that it reads from around it, once each."""
         return Counter(self.program.free_names())
 
-    def replaced(self, leaf: Callable[[Leaf], Expr]) -> Define:
-        """Return a definition whose statements read other names, sizes and devices."""
-        return Define(self.name, self.program.replaced(leaf))
-
-    def renamed(self, rename: Callable[[str], str]) -> Define:
-        """Return a definition whose statements read other names."""
-        return Define(self.name, self.program.renamed(rename))
+    def replaced(self, leaf: Replace, name: Rename = str) -> Define:
+        """Return a definition whose statements have other leaves and names of functions."""
+        return Define(self.name, self.program.replaced(leaf, name))
 
 
 @dataclass(frozen=True)
@@ -135,16 +129,10 @@ class Repeat:
         """How often each name is read, that of the list included; not to be changed."""
         return Counter([self.modules, *names_in((*self.initial, *self.args))])
 
-    def replaced(self, leaf: Callable[[Leaf], Expr]) -> Repeat:
-        """Return the loop with other names, sizes and devices in its arguments."""
-        initial = tuple(replace_leaves(expr, leaf) for expr in self.initial)
-        args = tuple(replace_leaves(expr, leaf) for expr in self.args)
-        return Repeat(self.outputs, self.modules, initial, args, self.count)
-
-    def renamed(self, rename: Callable[[str], str]) -> Repeat:
-        """Return the loop with other names, also of the modules."""
-        found = self.replaced(functools.partial(_renamed_leaf, rename))
-        return Repeat(self.outputs, rename(self.modules), found.initial, found.args, self.count)
+    def replaced(self, leaf: Replace, name: Rename = str) -> Repeat:
+        """Return the loop with other leaves in its arguments, and another name of its modules."""
+        initial, args = replace_leaves(self.initial, leaf), replace_leaves(self.args, leaf)
+        return Repeat(self.outputs, name(self.modules), initial, args, self.count)
 
 
 @dataclass
@@ -168,23 +156,20 @@ class Program:
         for statement in self.statements:
             free |= statement.reads.keys() - known
             known.update(statement.outputs)
-        return free | (set(names_in(tuple(self.outputs))) - known)
+        return free | (set(names_in(self.outputs)) - known)
 
-    def replaced(self, leaf: Callable[[Leaf], Expr]) -> Program:
-        """Return a program whose statements read other names, sizes and devices."""
-        outputs = [replace_leaves(output, leaf) for output in self.outputs]
-        return Program(list(self.inputs), outputs, [one.replaced(leaf) for one in self.statements])
+    def replaced(self, leaf: Replace, name: Rename = str) -> Program:
+        """Return a program whose statements have other leaves and names of functions."""
+        outputs = replace_leaves(self.outputs, leaf)
+        return Program(list(self.inputs), outputs, [one.replaced(leaf, name) for one in self.statements])
 
-    def renamed(self, rename: Callable[[str], str]) -> Program:
+    def renamed(self, name: Rename) -> Program:
         """Return a program that reads and calls other names."""
-        outputs = [
-            replace_leaves(output, functools.partial(_renamed_leaf, rename)) for output in self.outputs
-        ]
-        return Program(list(self.inputs), outputs, [one.renamed(rename) for one in self.statements])
+        return self.replaced(renaming(name), name)
 
     def remove_unused(self) -> None:
         """Remove statements whose results nothing reads."""
-        needed = set(names_in(tuple(self.outputs)))
+        needed = set(names_in(self.outputs))
         kept: list[Statement | Define | Repeat] = []
         for statement in reversed(self.statements):
             if not needed.isdisjoint(statement.outputs):
@@ -207,7 +192,7 @@ class Program:
                 stack += more
             return found
 
-        later = with_bodies(set(names_in(tuple(self.outputs))))
+        later = with_bodies(set(names_in(self.outputs)))
         dead: list[tuple[str, ...]] = []
         for statement in reversed(self.statements):
             used = with_bodies(set(statement.reads))
@@ -216,38 +201,47 @@ class Program:
         return dead[::-1]
 
 
-def leaves(expr: Expr) -> Iterator[Leaf]:
-    """Yield the names, sizes and devices in an expression."""
+def parts(expr: Any) -> Iterable[Any]:
+    """Return what an expression consists of: operands, elements, or the arguments of a call."""
+    if isinstance(expr, Call):
+        return (*expr.args, *expr.kwargs.values())
+    if isinstance(expr, Arithmetic):
+        return expr.left, expr.right
+    return expr if isinstance(expr, tuple | list) else ()
+
+
+def leaves(expr: Any) -> Iterator[Leaf]:
+    """Yield the names, sizes and devices in an expression or a call."""
     if isinstance(expr, Name | Size | Device):
         yield expr
-    elif isinstance(expr, Arithmetic):
-        yield from leaves(expr.left)
-        yield from leaves(expr.right)
-    elif isinstance(expr, tuple | list):
-        for part in expr:
-            yield from leaves(part)
+    for part in parts(expr):
+        yield from leaves(part)
 
 
-def replace_leaves(expr: Expr, replace: Callable[[Leaf], Expr]) -> Expr:
-    """Return an expression with other names, sizes and devices."""
+def replace_leaves(expr: Any, leaf: Replace) -> Any:
+    """Return an expression or a call with other names, sizes and devices."""
     if isinstance(expr, Name | Size | Device):
-        return replace(expr)
+        return leaf(expr)
     if isinstance(expr, Arithmetic):
-        return Arithmetic(
-            expr.symbol, replace_leaves(expr.left, replace), replace_leaves(expr.right, replace)
-        )
-    if isinstance(expr, tuple):
-        return tuple(replace_leaves(part, replace) for part in expr)
-    if isinstance(expr, list):
-        return [replace_leaves(part, replace) for part in expr]
+        return Arithmetic(expr.symbol, replace_leaves(expr.left, leaf), replace_leaves(expr.right, leaf))
+    if isinstance(expr, tuple | list):
+        return type(expr)(replace_leaves(part, leaf) for part in expr)
+    if isinstance(expr, Call):
+        kwargs = {key: replace_leaves(value, leaf) for key, value in expr.kwargs.items()}
+        return replace(expr, args=replace_leaves(expr.args, leaf), kwargs=kwargs)
     return expr
 
 
-def _renamed_leaf(rename: Callable[[str], str], leaf: Leaf) -> Leaf:
-    if isinstance(leaf, Name):
-        return Name(rename(leaf.name))
-    tensor = Name(rename(leaf.tensor.name))
-    return Size(tensor, leaf.axis) if isinstance(leaf, Size) else Device(tensor)
+def renaming(name: Rename) -> Replace:
+    """Return what gives leaves other names."""
+
+    def renamed(leaf: Leaf) -> Leaf:
+        if isinstance(leaf, Name):
+            return Name(name(leaf.name))
+        tensor = Name(name(leaf.tensor.name))
+        return Size(tensor, leaf.axis) if isinstance(leaf, Size) else Device(tensor)
+
+    return renamed
 
 
 def name_of(leaf: Leaf) -> Name:
@@ -255,8 +249,8 @@ def name_of(leaf: Leaf) -> Name:
     return leaf if isinstance(leaf, Name) else leaf.tensor
 
 
-def names_in(expr: Expr) -> Iterator[str]:
-    """Yield the names in an expression."""
+def names_in(expr: Any) -> Iterator[str]:
+    """Yield the names in an expression or the arguments of a call."""
     for leaf in leaves(expr):
         yield name_of(leaf).name
 
@@ -270,7 +264,7 @@ class Reads:
 
     def __init__(self, program: Program) -> None:
         self.of_statement = [statement.reads for statement in program.statements]
-        self.total = sum_reads([*self.of_statement, Counter(names_in(tuple(program.outputs)))])
+        self.total = sum_reads([*self.of_statement, Counter(names_in(program.outputs))])
 
     def within(self, start: int, end: int) -> Counter[str]:
         """Return the reads of statements."""

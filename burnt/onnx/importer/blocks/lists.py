@@ -35,6 +35,7 @@ from burnt.onnx.importer.program import (
     leaves,
     name_of,
     names_in,
+    renaming,
 )
 
 _LEAST_STATEMENTS = 4  # of a class
@@ -157,7 +158,7 @@ def _hoisted(program: Program, members: Members) -> list[Statement | Define | Re
     last_read: dict[str, int] = {}
     for i, statement in enumerate(statements):
         last_read |= dict.fromkeys(statement.reads, i)
-    last_read |= dict.fromkeys(names_in(tuple(program.outputs)), len(statements))
+    last_read |= dict.fromkeys(names_in(program.outputs), len(statements))
     within: set[str] = set()  # what depends on the elements so far
     hoisted: list[Statement | Define | Repeat] = []
     for (first, last, prefix), after in itertools.pairwise([*spans, (len(statements), 0, "")]):
@@ -336,7 +337,7 @@ class _Search:
                 function.startswith(prefix) and function[5:] in self.members
             ):
                 return None  # a layer that belongs to another module, or a block
-            read = leaves((*statement.call.args, *statement.call.kwargs.values()))
+            read = leaves(statement.call)
             for leaf in (Name(function), *read) if function.startswith("self.") else read:
                 name = name_of(leaf).name
                 if name.startswith(prefix) and name[5:] in self.members:
@@ -349,12 +350,11 @@ class _Search:
         inputs = [one for one in outer if sizes_apart or isinstance(one, Name) or name_of(one) not in outer]
         if not any(isinstance(leaf, Name) and not leaf.name.startswith("self.") for leaf in inputs):
             return None
-        body = [
-            statement.renamed(
-                lambda name: f"self.{name.removeprefix(prefix)}" if name.startswith(prefix) else name
-            )
-            for statement in statements
-        ]
+
+        def rename(name: str) -> str:
+            return f"self.{name.removeprefix(prefix)}" if name.startswith(prefix) else name
+
+        body = [statement.replaced(renaming(rename), rename) for statement in statements]
         return Block(path, start, end, body, inputs, own, structure_of(inputs, body, own))
 
 

@@ -80,7 +80,7 @@ def _signatures(program: Program, members: Members) -> np.ndarray[tuple[int], np
         if not isinstance(statement, Statement):
             return id(statement)
         call = statement.call
-        read = [*leaves((*call.args, *call.kwargs.values()))]
+        read = [*leaves(call)]
         constants = repr((call.args, sorted(call.kwargs.items())))
         for one in read:
             constants = constants.replace(repr(name_of(one)), "_")
@@ -136,7 +136,7 @@ def _own(program: Program, reads: Reads, members: Members, turns: _Turns) -> lis
 def _members_of(statement: object, members: Members) -> list[str]:
     assert isinstance(statement, Statement)
     call = statement.call
-    read = [Name(call.function), *map(name_of, leaves((*call.args, *call.kwargs.values())))]
+    read = [Name(call.function), *map(name_of, leaves(call))]
     paths = [one.name.removeprefix("self.") for one in read if one.name.startswith("self.")]
     return [path for path in paths if path in members]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from burnt.config import qualified_name
 from burnt.nn.quantized import Quantized
 from burnt.onnx.importer.names import is_reserved
-from burnt.onnx.importer.program import Arithmetic, Call, Device, Expr, Name, Program, Size, Statement
+from burnt.onnx.importer.program import Arithmetic, Call, Device, Expr, Name, Program, Size, Statement, parts
 from burnt.onnx.importer.python.expressions import parameter_name
 from burnt.onnx.importer.python.layers import has_values, layer_arguments, layer_code, tensor_code
 
@@ -85,10 +85,9 @@ class _Structures:
             return "size", self.expr(tree.tensor), tree.axis
         if isinstance(tree, Device):
             return "device", self.labels.get(tree.tensor)
-        if isinstance(tree, Arithmetic):
-            return tree.symbol, self.expr(tree.left), self.expr(tree.right)
-        if isinstance(tree, tuple | list):
-            return type(tree).__name__, *map(self.expr, tree)
+        if isinstance(tree, Arithmetic | tuple | list):
+            kind = tree.symbol if isinstance(tree, Arithmetic) else type(tree).__name__
+            return kind, *map(self.expr, parts(tree))
         return repr(tree)
 
     def kind(self, path: str) -> Hashable:

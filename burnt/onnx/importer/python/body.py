@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from burnt.onnx.importer.program import (
-    Arithmetic,
     Call,
     Define,
     Device,
@@ -19,7 +18,10 @@ from burnt.onnx.importer.program import (
     Repeat,
     Size,
     Statement,
+    name_of,
     names_in,
+    parts,
+    replace_leaves,
 )
 from burnt.onnx.importer.python.arrange import arranged, with_named_sizes
 from burnt.onnx.importer.python.expressions import METHODS, Code, bracketed, broken, code_of, is_index
@@ -241,11 +243,12 @@ class _Body:
         name, call = line.outputs[0], line.tree
         if not _is_index(call) and not _is_read_first(tree, name):
             return None
-        found = _with_call(tree, name, _Inlined(call.function, call.args, call.kwargs, name))
+        inlined = _Inlined(call.function, call.args, call.kwargs, name)
+        found = replace_leaves(tree, lambda leaf: inlined if leaf == Name(name) else leaf)
         if name in _events(found):  # its size or its device is read
             return None
         is_whole = isinstance(tree, Name)
-        if not is_whole and (_count(found) > _MOST_CALLS or _depth(found) > _MOST_DEPTH):
+        if not is_whole and (list(_events(found)).count("") > _MOST_CALLS or _depth(found) > _MOST_DEPTH):
             return None
         return found
 
@@ -265,14 +268,8 @@ def _evaluated_first(tree: Any) -> Iterator[_Inlined]:
 
 def _inlined(tree: Any) -> Iterator[_Inlined]:
     """Yield the outermost calls in an expression that are written in place of results."""
-    parts: Any = tree if isinstance(tree, tuple | list) else ()
-    if isinstance(tree, Call):
-        parts = (*tree.args, *tree.kwargs.values())
-    for part in parts:
-        if isinstance(part, _Inlined):
-            yield part
-        else:
-            yield from _inlined(part)
+    for part in parts(tree):
+        yield from [part] if isinstance(part, _Inlined) else _inlined(part)
 
 
 def _events(tree: Any) -> Iterator[str]:
@@ -280,21 +277,12 @@ def _events(tree: Any) -> Iterator[str]:
 
     Indices are no calls, as nothing depends on when they are evaluated.
     """
-    if isinstance(tree, Name):
-        yield tree.name
-    elif isinstance(tree, Size | Device):
-        yield tree.tensor.name
-    elif isinstance(tree, Arithmetic):
-        yield from _events(tree.left)
-        yield from _events(tree.right)
-    elif isinstance(tree, tuple | list):
-        for part in tree:
-            yield from _events(part)
-    elif isinstance(tree, Call):
-        for part in (*tree.args, *tree.kwargs.values()):
-            yield from _events(part)
-        if not _is_index(tree):
-            yield ""
+    if isinstance(tree, Name | Size | Device):
+        yield name_of(tree).name
+    for part in parts(tree):
+        yield from _events(part)
+    if isinstance(tree, Call) and not _is_index(tree):
+        yield ""
 
 
 def _is_read_first(tree: Any, name: str) -> bool:
@@ -303,24 +291,6 @@ def _is_read_first(tree: Any, name: str) -> bool:
         if event in (name, ""):
             return event == name
     return False
-
-
-def _with_call(tree: Any, name: str, call: Call) -> Any:
-    """Return an expression with a call in the place of a name."""
-    if isinstance(tree, Name):
-        return call if tree.name == name else tree
-    if isinstance(tree, tuple):
-        return tuple(_with_call(part, name, call) for part in tree)
-    if isinstance(tree, list):
-        return [_with_call(part, name, call) for part in tree]
-    if isinstance(tree, Call):
-        kwargs = {key: _with_call(value, name, call) for key, value in tree.kwargs.items()}
-        return replace(tree, args=_with_call(tree.args, name, call), kwargs=kwargs)
-    return tree
-
-
-def _count(tree: Any) -> int:
-    return sum(event == "" for event in _events(tree))
 
 
 _FLAT = {
@@ -332,11 +302,9 @@ _FLAT = {
 
 def _depth(tree: Any) -> int:
     """Return how deep calls are nested; operators and the objects of methods are not."""
-    if isinstance(tree, tuple | list):
-        return max(map(_depth, tree), default=0)
+    inner = list(map(_depth, parts(tree)))
     if not isinstance(tree, Call):
-        return 0
-    inner = [_depth(part) for part in (*tree.args, *tree.kwargs.values())]
+        return max(inner, default=0)
     if tree.function in _FLAT:
         return max(inner)
     if tree.function.removeprefix("torch.") in METHODS:
@@ -494,7 +462,5 @@ def _want(tree: Any, name: str, wanted: dict[str, str]) -> None:
 def _calls(tree: Any) -> Iterator[Call]:
     if isinstance(tree, Call):
         yield tree
-        yield from _calls((*tree.args, *tree.kwargs.values()))
-    elif isinstance(tree, tuple | list):
-        for part in tree:
-            yield from _calls(part)
+    for part in parts(tree):
+        yield from _calls(part)
