@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,77 +60,68 @@ def compare(
             if has_bfloat16
             else None,
         ) from error
-    beside = _Beside(session, model, tolerance)
     errors, shorter = {}, signature
+
+    def check(sized: Signature, batch: int, what: str, may_refuse: bool = False) -> float:
+        error = _compare_once(session, model, sized, batch, what, may_refuse)
+        if not error <= tolerance:
+            raise InputRuntimeError(
+                "the file computes something else than the module",
+                where=f"{type(model).__name__}, {what}",
+                expected=f"a largest error of {tolerance:g}",
+                found=f"{error:.3g}",
+                hint="random numbers, and Python values that are computed, are fixed when a model is traced",
+            )
+        return error
+
     for batch in batches:
-        errors[batch] = beside.error(shorter, batch, f"batch {batch}")
-        shorter = _with_shorter_axes(shorter, axes)
+        errors[batch] = check(shorter, batch, f"batch {batch}")
+        shorter = _with_sizes(shorter, axes, lambda size, _: size // 2)
     for symbol, limit in (limits or {}).items():
         sizes = list(range(1, limit.smallest))
         if limit.largest is not None and limit.largest < _LARGEST_RUN:
             sizes.append(limit.largest + 1)
-        for size in sizes:
-            sized = _with_size(signature, axes, symbol, size)
-            batch = size if symbol == "batch" else batches[0]
-            beside.error(sized, batch, f"{symbol} {size}", may_refuse=size > limit.smallest)
+        for new in sizes:
+            sized = _with_sizes(signature, axes, lambda size, name: new if name == symbol else size)  # noqa: B023
+            batch = new if symbol == "batch" else batches[0]
+            check(sized, batch, f"{symbol} {new}", may_refuse=new > limit.smallest)
     return errors
 
 
-class _Beside:
-    """A file and its module."""
-
-    def __init__(self, session: Any, model: nn.Module, tolerance: float) -> None:
-        self._session, self._model, self._tolerance = session, model, tolerance
-
-    def error(self, signature: Signature, batch: int, what: str, may_refuse: bool = False) -> float:
-        """Return the error for random inputs of a number of items.
-
-        Where the file may refuse the inputs, so may the module, and the error is 0 then.
-        """
-        inputs = signature.example(batch, seed=batch)
-        where = f"{type(self._model).__name__}, {what}"
-        names = [info.name for info in signature.inputs]
-        try:
-            arrays = self._session.run(None, dict(zip(names, (t.numpy() for t in inputs), strict=True)))
-        except Exception as error:  # its exceptions have no common base but Exception
-            if may_refuse:
-                return 0.0
-            raise InputRuntimeError("ONNX Runtime fails", where=where, found=first_line(error)) from error
-        try:
-            with torch.no_grad():
-                expected = signature.call(self._model, inputs)
-        except Exception:  # the model's code may raise anything
-            if may_refuse:
-                return 0.0
-            raise
-        found = [torch.from_numpy(array) for array in arrays]
-        _require_shapes(found, expected, signature, where)
-        largest = max(map(_error, found, expected), default=0.0)
-        if not largest <= self._tolerance:
-            raise InputRuntimeError(
-                "the file computes something else than the module",
-                where=where,
-                expected=f"a largest error of {self._tolerance:g}",
-                found=f"{largest:.3g}",
-                hint="random numbers, and Python values that are computed, are fixed when a model is traced",
-            )
-        return largest
+def _compare_once(
+    session: Any, model: nn.Module, signature: Signature, batch: int, what: str, may_refuse: bool = False
+) -> float:
+    """Return the error for random inputs of a number of items; 0 where file or module may, and do, refuse."""
+    inputs = signature.example(batch, seed=batch)
+    where = f"{type(model).__name__}, {what}"
+    names = [info.name for info in signature.inputs]
+    try:
+        arrays = session.run(None, dict(zip(names, (t.numpy() for t in inputs), strict=True)))
+    except Exception as error:  # its exceptions have no common base but Exception
+        if may_refuse:
+            return 0.0
+        raise InputRuntimeError("ONNX Runtime fails", where=where, found=first_line(error)) from error
+    try:
+        with torch.no_grad():
+            expected = signature.call(model, inputs)
+    except Exception:  # the model's code may raise anything
+        if may_refuse:
+            return 0.0
+        raise
+    found = [torch.from_numpy(array) for array in arrays]
+    _require_shapes(found, expected, signature, where)
+    return max(map(_error, found, expected), default=0.0)
 
 
-def _with_shorter_axes(signature: Signature, axes: Sequence[Mapping[int, str]]) -> Signature:
+def _with_sizes(
+    signature: Signature, axes: Sequence[Mapping[int, str]], change: Callable[[int, str], int]
+) -> Signature:
+    """Return a signature with other sizes of its open axes, by their sizes and names."""
     inputs = [
         replace(
-            info, shape=tuple(size // 2 if axis in names else size for axis, size in enumerate(info.shape))
+            info,
+            shape=tuple(change(n, names[i]) if i in names else n for i, n in enumerate(info.shape)),
         )
-        for info, names in zip(signature.inputs, axes, strict=True)
-    ]
-    return replace(signature, inputs=tuple(inputs))
-
-
-def _with_size(signature: Signature, axes: Sequence[Mapping[int, str]], symbol: str, size: int) -> Signature:
-    """Return a signature with another size along the axes of a name."""
-    inputs = [
-        replace(info, shape=tuple(size if names.get(i) == symbol else n for i, n in enumerate(info.shape)))
         for info, names in zip(signature.inputs, axes, strict=True)
     ]
     return replace(signature, inputs=tuple(inputs))

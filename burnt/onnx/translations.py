@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,11 +47,7 @@ def translations(opset: int, signed: bool = False) -> dict[Any, Callable[..., An
     >>> torch.ops.burnt.rms_norm.default in translations(23), torch.ops.burnt.rope.default in translations(20)
     (True, False)
     """
-    translated = _Translations(opset)
-    table = translated.table()
-    if signed:
-        table[torch.ops.burnt.quantize_tensor.default] = translated.signed_quantize_tensor
-    return table
+    return _Translations(opset).table(signed)
 
 
 def reads_only_quantized(graph: torch.fx.Graph) -> bool:
@@ -71,43 +68,50 @@ def reads_only_quantized(graph: torch.fx.Graph) -> bool:
     return True
 
 
-def _or_reference(translation: Callable[..., Any], op: Any) -> Callable[..., Any]:
-    """Return a function that traces an op's reference where its translation is `NotImplemented`."""
+def _traced(op: Any, translation: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a function that traces a translation of an op's arguments by name, else the op's reference."""
 
-    def translated(*args: Any, **kwargs: Any) -> Any:
-        found = translation(*args, **kwargs)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        bound = op.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        found = translation(SimpleNamespace(**bound.arguments))
         return op.reference(*args, **kwargs) if found is NotImplemented else found
 
-    return translated
+    return traced
 
 
 class _Translations:
-    """The translations for one opset; `NotImplemented` where an op's arguments do not fit ONNX's."""
+    """The translations for one opset; `NotImplemented` where an op's arguments do not fit ONNX's.
+
+    Each is given the arguments of its op, by the names that they have in `burnt.kernels`.
+    """
 
     def __init__(self, opset: int) -> None:
         self._opset = opset
 
-    def table(self) -> dict[Any, Callable[..., Any]]:
-        ops = torch.ops.burnt
-        layer_norm = _or_reference(self.layer_norm, kernels.layer_norm)
-        table: dict[Any, Callable[..., Any]] = {
-            ops.layer_norm.default: layer_norm,
-            ops.layer_norm.residual: layer_norm,
-            ops.dot_product_attention.default: _or_reference(self.attention, kernels.dot_product_attention),
-            torch.ops.aten.scaled_dot_product_attention.default: self.torch_attention,
-            ops.quantize.default: _or_reference(self.quantize, kernels.quantize),
-            ops.quantize_tensor.default: self.quantize_tensor,
-            ops.dequantize.default: self.dequantize,
-            ops.quantized_linear.default: self.quantized_linear,
-            ops.quantized_embedding.default: self.quantized_embedding,
-            ops.scaled_linear.default: _or_reference(self.scaled_linear, kernels.scaled_linear),
-            ops.scaled_conv.default: self.scaled_conv,
-        }
+    def table(self, signed: bool) -> dict[Any, Callable[..., Any]]:
+        ops, known = (
+            torch.ops.burnt,
+            {
+                "layer_norm": self.layer_norm,
+                "dot_product_attention": self.attention,
+                "quantize": self.quantize,
+                "quantize_tensor": self.signed_quantize_tensor if signed else self.quantize_tensor,
+                "dequantize": self.dequantize,
+                "quantized_linear": self.quantized_linear,
+                "quantized_embedding": self.quantized_embedding,
+                "scaled_linear": self.scaled_linear,
+                "scaled_conv": self.scaled_conv,
+            },
+        )
         if self._opset >= _OPSET_RMS_NORM:
-            rms_norm = _or_reference(self.rms_norm, kernels.rms_norm)
-            table |= dict.fromkeys((ops.rms_norm.default, ops.rms_norm.residual), rms_norm)
-            table[ops.rope.default] = _or_reference(self.rope, kernels.rope)
-        return table
+            known |= {"rms_norm": self.rms_norm, "rope": self.rope}
+        traced = {name: _traced(getattr(kernels, name), function) for name, function in known.items()}
+        table: dict[Any, Callable[..., Any]] = {getattr(ops, name).default: f for name, f in traced.items()}
+        table |= {
+            getattr(ops, name).residual: traced[name] for name in ("layer_norm", "rms_norm") if name in traced
+        }
+        return table | {torch.ops.aten.scaled_dot_product_attention.default: self.torch_attention}
 
     def _call(
         self,
@@ -120,55 +124,38 @@ class _Translations:
         version = 1 if op.startswith(_PACKED) else self._opset
         return torch.onnx.ops.symbolic(op, inputs, attributes, dtype=dtype, shape=shape, version=version)
 
-    def layer_norm(
-        self,
-        x: Tensor,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-    ) -> Any:
-        if weight is None:  # the scale is no optional input of ONNX's op
+    def layer_norm(self, a: Any) -> Any:
+        if a.weight is None:  # the scale is no optional input of ONNX's op
             return NotImplemented
-        total = x if residual is None else x + residual
-        out = F.layer_norm(total, weight.shape, weight.to(x.dtype), _cast(bias, x.dtype), eps)
-        return _activated(out, activation) if residual is None else (_activated(out, activation), total)
+        total, dtype = a.x if a.residual is None else a.x + a.residual, a.x.dtype
+        out = F.layer_norm(total, a.weight.shape, a.weight.to(dtype), _cast(a.bias, dtype), a.eps)
+        return _activated(out, a.activation) if a.residual is None else (_activated(out, a.activation), total)
 
-    def rms_norm(
-        self,
-        x: Tensor,
-        weight: Tensor | None = None,
-        eps: float | None = None,
-        residual: Tensor | None = None,
-        activation: str | None = None,
-    ) -> Any:
-        if weight is None or x.dtype != torch.float32:
+    def rms_norm(self, a: Any) -> Any:
+        if a.weight is None or a.x.dtype != torch.float32:
             return NotImplemented
-        total = x if residual is None else x + residual
-        epsilon = torch.finfo(torch.float32).eps if eps is None else eps
-        attributes = {"axis": -weight.dim(), "epsilon": epsilon}
-        out = self._call("RMSNormalization", (total, weight.to(x.dtype)), attributes, x.shape)
-        return _activated(out, activation) if residual is None else (_activated(out, activation), total)
+        total = a.x if a.residual is None else a.x + a.residual
+        epsilon = torch.finfo(torch.float32).eps if a.eps is None else a.eps
+        attributes = {"axis": -a.weight.dim(), "epsilon": epsilon}
+        out = self._call("RMSNormalization", (total, a.weight.to(a.x.dtype)), attributes, a.x.shape)
+        return _activated(out, a.activation) if a.residual is None else (_activated(out, a.activation), total)
 
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Any:
+    def rope(self, a: Any) -> Any:
         """ONNX's op takes ``[batch, heads, length, d]`` and angles ``[batch, length, r]``."""
-        angles = [_angles(t, x) for t in (cos, sin)]
-        if x.dim() != 4 or angles[0] is None or not x.dtype == cos.dtype == sin.dtype:
+        angles = [_angles(t, a.x) for t in (a.cos, a.sin)]
+        if a.x.dim() != 4 or angles[0] is None or not a.x.dtype == a.cos.dtype == a.sin.dtype:
             return NotImplemented
-        width = 2 * cos.shape[-1]
-        attributes = {"interleaved": int(interleaved)}
-        if width != x.shape[-1]:
+        width = 2 * a.cos.shape[-1]
+        attributes = {"interleaved": int(a.interleaved)}
+        if width != a.x.shape[-1]:
             attributes |= {"rotary_embedding_dim": width}
-        return self._call("RotaryEmbedding", (x, *angles), attributes, x.shape, x.dtype)
+        return self._call("RotaryEmbedding", (a.x, *angles), attributes, a.x.shape, a.x.dtype)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> Any:
+    def attention(self, a: Any) -> Any:
         """torch's attention, which has a translation for each opset, with one mask for burnt's options."""
-        bound = kernels.dot_product_attention.signature.bind(q, k, v, *rest, **named)
-        bound.apply_defaults()
-        if bound.arguments["softcap"] is not None or bound.arguments["seed"] is not None:
+        if a.softcap is not None or a.seed is not None:
             return NotImplemented
-        return traceable_attention(*bound.args)
+        return traceable_attention(*vars(a).values())
 
     def torch_attention(
         self,
@@ -200,50 +187,35 @@ class _Translations:
         k, v = (t.expand(-1, q.shape[1], -1, -1) for t in (k, v))
         return F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
 
-    def quantize(
-        self,
-        x: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | None = None,
-        value: str = "int8",
-        block: int = 0,
-        narrow: bool = False,
-    ) -> Any:
-        if value != "int8" or scale.numel() != 1 or narrow or x.dtype != torch.float32:
+    def quantize(self, a: Any) -> Any:
+        if a.value != "int8" or a.scale.numel() != 1 or a.narrow or a.x.dtype != torch.float32:
             return NotImplemented
-        zero = torch.zeros((), dtype=torch.int8) if zero_point is None else zero_point.reshape(())
-        inputs = (x, scale.float().reshape(()), zero)
-        return self._call("QuantizeLinear", inputs, {}, x.shape, torch.int8)
+        zero = torch.zeros((), dtype=torch.int8) if a.zero_point is None else a.zero_point.reshape(())
+        inputs = (a.x, a.scale.float().reshape(()), zero)
+        return self._call("QuantizeLinear", inputs, {}, a.x.shape, torch.int8)
 
-    def quantize_tensor(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def quantize_tensor(self, a: Any) -> Any:
         """DynamicQuantizeLinear, whose values and zero point are larger than burnt's by 128: uint8."""
-        values, scale, zero_point = torch.onnx.ops.symbolic_multi_out(
+        return torch.onnx.ops.symbolic_multi_out(
             "DynamicQuantizeLinear",
-            (x.float(),),
+            (a.x.float(),),
             dtypes=(torch.uint8, torch.float32, torch.uint8),
-            shapes=(x.shape, (), ()),
+            shapes=(a.x.shape, (), ()),
             version=self._opset,
         )
-        return values, scale, zero_point
 
-    def signed_quantize_tensor(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        values, scale, zero_point = self.quantize_tensor(x)
+    def signed_quantize_tensor(self, a: Any) -> tuple[Tensor, Tensor, Tensor]:
+        values, scale, zero_point = self.quantize_tensor(a)
         signed = [(number.to(torch.int32) - 128).to(torch.int8) for number in (values, zero_point)]
         return signed[0], scale.reshape(1, 1), signed[1].reshape(1, 1)
 
-    def dequantize(
-        self,
-        values: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | None = None,
-        value: str = "int8",
-        block: int = 0,
-        columns: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Any:
-        weight = self._weight(values, scale, zero_point, value, block)
-        weight = weight if columns is None or columns == weight.shape[1] else weight[:, :columns]
-        return weight.to(dtype or torch.float32)
+    def dequantize(self, a: Any) -> Any:
+        return self._columns(a, a.columns).to(a.dtype or torch.float32)
+
+    def _columns(self, a: Any, columns: int | None) -> Any:
+        """Return the dequantized matrix of an op's arguments, of so many columns."""
+        weight = self._weight(a.values, a.scale, a.zero_point, a.value, a.block)
+        return weight if columns is None or columns == weight.shape[1] else weight[:, :columns]
 
     def _weight(
         self, values: Tensor, scale: Tensor, zero_point: Tensor | None, value: str, block: int
@@ -274,44 +246,23 @@ class _Translations:
         out = self._call("DequantizeLinear", inputs, {"axis": 0}, codes.shape)
         return out.reshape(rows, columns)
 
-    def quantized_linear(
-        self,
-        x: Tensor,
-        values: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | None = None,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        value: str = "int8",
-        block: int = 0,
-    ) -> Tensor:
-        weight = self.dequantize(values, scale, zero_point, value, block, x.shape[-1], x.dtype)
-        return _activated(F.linear(x, weight, _cast(bias, x.dtype)), activation)
+    def quantized_linear(self, a: Any) -> Tensor:
+        weight = self._columns(a, a.x.shape[-1]).to(a.x.dtype)
+        return _activated(F.linear(a.x, weight, _cast(a.bias, a.x.dtype)), a.activation)
 
-    def quantized_embedding(
-        self,
-        indices: Tensor,
-        values: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | None = None,
-        value: str = "int8",
-        block: int = 0,
-        columns: int | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
+    def quantized_embedding(self, a: Any) -> Tensor:
         """Gathered rows are dequantized by arithmetic: their scales are no constants."""
-        flat, scale = indices.reshape(-1), scale.float()  # ONNX Runtime lacks ops for bfloat16
-        rows = F.embedding(flat, values)
+        if a.value in FLOAT8:  # the whole table: there is no Gather of float8
+            return F.embedding(a.indices, self._columns(a, a.columns)).to(a.dtype or torch.float32)
+        flat, scale, value = a.indices.reshape(-1), a.scale.float(), a.value  # ONNX Runtime lacks bfloat16
+        rows, row_zero = F.embedding(flat, a.values), a.zero_point
         if value in ("int4", "int2"):
             value, rows = "int8", self._unpack(rows, VALUES[value].bits)
-        elif value in FLOAT8:  # the whole table: there is no Gather of float8
-            table = self._weight(values, scale, zero_point, value, block)[:, :columns]
-            return F.embedding(indices, table).to(dtype or torch.float32)
-        is_shared = scale.shape[0] == 1 and values.shape[0] != 1
-        row_scale = scale if is_shared else F.embedding(flat, scale)
-        row_zero = zero_point if zero_point is None or is_shared else F.embedding(flat, zero_point)
-        out = kernels.dequantize.reference(rows, row_scale, row_zero, value, block, columns, dtype)
-        return out.reshape(*indices.shape, out.shape[-1])
+        if scale.shape[0] != 1 or a.values.shape[0] == 1:
+            scale = F.embedding(flat, scale)
+            row_zero = None if row_zero is None else F.embedding(flat, row_zero)
+        out = kernels.dequantize.reference(rows, scale, row_zero, value, a.block, a.columns, a.dtype)
+        return out.reshape(*a.indices.shape, out.shape[-1])
 
     def _unpack(self, packed: Tensor, bits: int) -> Tensor:
         """Return the integers in bytes ``[rows, bytes]``: int32 ``[rows, columns]``."""
@@ -324,87 +275,55 @@ class _Translations:
         unsigned = torch.stack(parts, -1).flatten(1).to(torch.int32)
         return torch.where(unsigned >= 1 << (bits - 1), unsigned - (1 << bits), unsigned)
 
-    def scaled_linear(
-        self,
-        x: Tensor,
-        values: Tensor,
-        x_scale: Tensor,
-        scale: Tensor,
-        x_zero_point: Tensor | None = None,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        out_scale: Tensor | None = None,
-        out_zero_point: Tensor | None = None,
-        value: str = "int8",
-        dtype: torch.dtype | None = None,
-        zero_point: Tensor | None = None,
-    ) -> Any:
+    def scaled_linear(self, a: Any) -> Any:
         """Static: the pattern DequantizeLinear, MatMul, which runtimes know. Dynamic: MatMulInteger."""
-        if x.dtype == torch.uint8 and value == "int8":
+        x, scale, zero_point = a.x, a.scale, a.zero_point
+        shape = (*x.shape[:-1], a.values.shape[0])
+        if x.dtype == torch.uint8 and a.value == "int8":
             flat = () if scale.numel() == 1 else (-1,)
-            zeros = x_zero_point, None if zero_point is None else zero_point.reshape(flat)
-            shape = (*x.shape[:-1], values.shape[0])
-            sums = self._call("MatMulInteger", (x, values.t(), *zeros), {}, shape, torch.int32)
-            out = sums.to(torch.float32) * (x_scale * scale.float().reshape(flat))
-            out = out if bias is None else out + bias.float()
-            return _activated(out, activation).to(dtype or torch.float32)
-        has_row_scales = x_scale.numel() != 1
+            zeros = a.x_zero_point, None if zero_point is None else zero_point.reshape(flat)
+            sums = self._call("MatMulInteger", (x, a.values.t(), *zeros), {}, shape, torch.int32)
+            out = sums.to(torch.float32) * (a.x_scale * scale.float().reshape(flat))
+            out = out if a.bias is None else out + a.bias.float()
+            return _activated(out, a.activation).to(a.dtype or torch.float32)
+        has_row_scales = a.x_scale.numel() != 1
         is_unknown = zero_point is not None and has_row_scales
-        if value != "int8" or out_scale is not None or x.dim() != 2 or is_unknown:
+        if a.value != "int8" or a.out_scale is not None or x.dim() != 2 or is_unknown:
             return NotImplemented
         if not has_row_scales:
-            numbers = self._numbers(x, x_scale, x_zero_point)
-            weight = self._weight(values, scale, zero_point, value, 0)
-            out = F.linear(numbers, weight, _cast(bias, torch.float32))
-            return _activated(out, activation).to(dtype or torch.float32)
-        shape = (x.shape[0], values.shape[0])
-        sums = self._call("MatMulInteger", (x, values.t()), {}, shape, torch.int32)
-        return finish(sums, x_scale, scale, bias, activation, None, None, value, dtype)
+            weight = self._weight(a.values, scale, zero_point, a.value, 0)
+            out = F.linear(self._numbers(a), weight, _cast(a.bias, torch.float32))
+            return _activated(out, a.activation).to(a.dtype or torch.float32)
+        sums = self._call("MatMulInteger", (x, a.values.t()), {}, shape, torch.int32)
+        return finish(sums, a.x_scale, scale, a.bias, a.activation, None, None, a.value, a.dtype)
 
-    def scaled_conv(
-        self,
-        x: Tensor,
-        values: Tensor,
-        x_scale: Tensor,
-        scale: Tensor,
-        x_zero_point: Tensor | None = None,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        stride: Sequence[int] = (1,),
-        padding: Sequence[int] = (0,),
-        dilation: Sequence[int] = (1,),
-        groups: int = 1,
-        out_scale: Tensor | None = None,
-        out_zero_point: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        zero_point: Tensor | None = None,
-    ) -> Tensor:
+    def scaled_conv(self, a: Any) -> Tensor:
         """The pattern DequantizeLinear, Conv; a dynamic scale for each sample multiplies the input."""
-        if out_scale is not None:
+        if a.out_scale is not None:
             raise UnsupportedError("quantized outputs of convolutions have no translation to ONNX")
-        axes = values.dim() - 2
-        shape = (-1,) if scale.numel() > 1 else ()
-        zero_point = None if zero_point is None else zero_point.reshape(shape)
-        inputs = values, scale.float().reshape(shape), zero_point
-        weight = self._call("DequantizeLinear", inputs, {"axis": 0}, values.shape)
-        if x_scale.numel() == 1:
-            numbers = self._numbers(x, x_scale, x_zero_point)
+        x, values, axes = a.x, a.values, a.values.dim() - 2
+        scale = a.scale.float().reshape((-1,) if a.scale.numel() > 1 else ())
+        zero_point = None if a.zero_point is None else a.zero_point.reshape(scale.shape)
+        weight = self._call("DequantizeLinear", (values, scale, zero_point), {"axis": 0}, values.shape)
+        if a.x_scale.numel() == 1:
+            numbers = self._numbers(a)
         else:
-            numbers = x.float() * x_scale.reshape(-1, *[1] * (x.dim() - 1))
+            numbers = x.float() * a.x_scale.reshape(-1, *[1] * (x.dim() - 1))
         conv: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
-        sizes = [_expanded(size, axes) for size in (stride, padding, dilation)]
-        out = conv(numbers, weight, _cast(bias, torch.float32), *sizes, groups)
-        if x.dtype == torch.uint8 and scale.numel() == 1:
-            attributes = {"strides": sizes[0], "pads": sizes[1] * 2, "dilations": sizes[2], "group": groups}
-            given = x, values, x_zero_point, zero_point
+        sizes = [list(n) * (axes if len(n) == 1 else 1) for n in (a.stride, a.padding, a.dilation)]
+        out = conv(numbers, weight, _cast(a.bias, torch.float32), *sizes, a.groups)
+        if x.dtype == torch.uint8 and not scale.dim():
+            attributes = {"strides": sizes[0], "pads": sizes[1] * 2, "dilations": sizes[2], "group": a.groups}
+            given = x, values, a.x_zero_point, zero_point
             sums = self._call("ConvInteger", given, attributes, out.shape, torch.int32)
-            out = sums.to(torch.float32) * (x_scale * scale.float().reshape(()))
-            out = out if bias is None else out + bias.float().reshape(-1, *[1] * axes)
-        return _activated(out, activation).to(dtype or torch.float32)
+            out = sums.to(torch.float32) * (a.x_scale * scale)
+            out = out if a.bias is None else out + a.bias.float().reshape(-1, *[1] * axes)
+        return _activated(out, a.activation).to(a.dtype or torch.float32)
 
-    def _numbers(self, x: Tensor, x_scale: Tensor, x_zero_point: Tensor | None) -> Any:
-        zero = None if x_zero_point is None else x_zero_point.reshape(())
-        return self._call("DequantizeLinear", (x, x_scale.float().reshape(()), zero), {}, x.shape)
+    def _numbers(self, a: Any) -> Any:
+        """Return the numbers that the quantized input of an op stands for."""
+        zero = None if a.x_zero_point is None else a.x_zero_point.reshape(())
+        return self._call("DequantizeLinear", (a.x, a.x_scale.float().reshape(()), zero), {}, a.x.shape)
 
 
 def _activated(x: Tensor, activation: str | None) -> Tensor:
@@ -413,10 +332,6 @@ def _activated(x: Tensor, activation: str | None) -> Tensor:
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else tensor.to(dtype)
-
-
-def _expanded(sizes: Sequence[int], axes: int) -> list[int]:
-    return list(sizes) * axes if len(sizes) == 1 else list(sizes)
 
 
 def _angles(table: Tensor, x: Tensor) -> Tensor | None:

@@ -303,7 +303,7 @@ def test_quantize_folds_a_batch_norm() -> None:
 _RESIZE = {
     # mode, coordinates, more attributes, scales of the spatial axes, what it becomes
     "nearest": ("nearest", "asymmetric", 'nearest_mode="floor"', [2.0, 3.0], "F.interpolate"),
-    "nearest, 1.5": ("nearest", "asymmetric", 'nearest_mode="floor"', [1.5], "F.interpolate"),
+    "nearest, 1.5": ("nearest", "asymmetric", 'nearest_mode="floor"', [1.5], "ops.resize"),
     "nearest, 0.3": ("nearest", "asymmetric", 'nearest_mode="floor"', [0.3, 0.3], "ops.resize"),
     "nearest, 1.4": ("nearest", "asymmetric", 'nearest_mode="floor"', [1.4], "ops.resize"),
     "nearest, rounded": ("nearest", "half_pixel", "", [2.0, 3.3], "ops.resize"),

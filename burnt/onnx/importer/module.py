@@ -24,23 +24,14 @@ from burnt.onnx.importer.program import Program, Size
 
 @dataclass(frozen=True)
 class Signature:
-    """What a file says of its model.
+    """What a file says of its model."""
 
-    Args:
-        inputs: the name of each input with its dtype and sizes, such as ``ids: int64 [batch, 128]``.
-        outputs: likewise.
-        tensors: for each input, whether it is a tensor.
-        origin: what wrote the file, and its operator set.
-        axes: for each input, the names of its open axes.
-        described_axes: what the axes of each input are called in written Python, "" for those without a name.
-    """
-
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  # the name of each with its dtype and sizes, ``ids: int64 [batch, 128]``
     outputs: tuple[str, ...]
-    tensors: tuple[bool, ...]
-    origin: str
-    axes: tuple[Mapping[int, str], ...] = ()
-    described_axes: tuple[tuple[str, ...], ...] = ()
+    tensors: tuple[bool, ...]  # for each input, whether it is a tensor
+    origin: str  # what wrote the file, and its operator set
+    axes: tuple[Mapping[int, str], ...] = ()  # for each input, the names of its open axes
+    described_axes: tuple[tuple[str, ...], ...] = ()  # what axes are called in written Python; "" for no name
 
 
 class ImportedModule(Module, init=False):
@@ -161,40 +152,31 @@ def in_order(
     >>> in_order((1,), {"input_2": 3, "mask": 2}, ["ids", "mask", "input.2"], ["ids", "mask", "input_2"], "")
     (1, 2, 3)
     """
-    expected = f"{len(names)}: {', '.join(names)}" if names else "no inputs"
-    if len(inputs) > len(names):
-        raise InputTypeError(
-            "the model takes fewer inputs", where=where, expected=expected, found=f"{len(inputs)} positional"
-        )
     positions = {name: i for i, name in enumerate(arguments)} | {name: i for i, name in enumerate(names)}
     values = dict(enumerate(inputs))
-    given = ", ".join([*([f"{len(inputs)} positional"] if inputs else []), *named]) or "none"
+    problem = hint = None
+    if len(inputs) > len(names):
+        problem = "the model takes fewer inputs"
     for name, value in named.items():
         position = positions.get(name)
         if position is None:
-            raise InputTypeError(
-                f"the model has no input {name!r}",
-                where=where,
-                expected=expected,
-                found=given,
-                hint=did_you_mean(name, positions),
-            )
-        if position in values:
-            raise InputTypeError(
-                f"the input {names[position]!r} is given twice",
-                where=where,
-                expected=expected,
-                found=given,
-                hint="positional inputs are the first ones of the file",
-            )
+            problem, hint = f"the model has no input {name!r}", did_you_mean(name, positions)
+        elif position in values:
+            problem = f"the input {names[position]!r} is given twice"
+            hint = "positional inputs are the first ones of the file"
+        if problem is not None or position is None:
+            break
         values[position] = value
     missing = [name for position, name in enumerate(names) if position not in values]
-    if missing:
+    if problem is None and missing:
+        problem = f"the model lacks {quantity(len(missing), 'input')}: {', '.join(missing)}"
+    if problem is not None:
         raise InputTypeError(
-            f"the model lacks {quantity(len(missing), 'input')}: {', '.join(missing)}",
+            problem,
             where=where,
-            expected=expected,
-            found=given,
+            expected=f"{len(names)}: {', '.join(names)}" if names else "no inputs",
+            found=", ".join([*([f"{len(inputs)} positional"] if inputs else []), *named]) or "none",
+            hint=hint,
         )
     return tuple(values[position] for position in range(len(names)))
 

@@ -198,14 +198,10 @@ def _is_part_of_shape(value: ir.Value, x: ir.Value, start: int, end: int) -> boo
     if node is None or shape is None or not is_same(shape.inputs[0], x) or "end" in shape.attributes:
         return False
     first, last = (number_of(one) for one in node.inputs[1:3])
-    if len(node.inputs) > 3 or first is None or last is None or _begins_later(shape):
+    begin = shape.attributes.get("start")
+    if len(node.inputs) > 3 or first is None or last is None or (begin is not None and begin.value != 0):
         return False
     return max(first, -(2**31)) == start and min(last, 2**31 - 1) == end
-
-
-def _begins_later(shape: ir.Node) -> bool:
-    start = shape.attributes.get("start")
-    return start is not None and start.value != 0
 
 
 def _without_roots(query: ir.Value, key: ir.Value) -> tuple[ir.Value, ir.Value] | None:
@@ -221,7 +217,7 @@ def _without_roots(query: ir.Value, key: ir.Value) -> tuple[ir.Value, ir.Value] 
     return (q, k) if is_same(size, other) and _is_last_size(size, q) else None
 
 
-def _is_last_size(value: ir.Value, x: ir.Value) -> bool:
+def _is_last_size(value: ir.Value | None, x: ir.Value) -> bool:
     """Whether a value is the size of the last axis of another."""
     node, rank = producer_of(value, "Slice", "Gather"), rank_of(x)
     shape = None if node is None else producer_of(node.inputs[0], "Shape")
@@ -230,8 +226,7 @@ def _is_last_size(value: ir.Value, x: ir.Value) -> bool:
     first = number_of(node.inputs[1])
     if node.op_type == "Gather":
         return first == -1 or (rank is not None and first == rank - 1)
-    bounds = _bounds(node) if len(node.inputs) > 3 else (node.inputs[1], node.inputs[2])
-    last = None if bounds is None else number_of(bounds[1])
+    last = number_of(node.inputs[2])
     return first == -1 and last is not None and last >= 2**31 - 1
 
 
@@ -244,46 +239,28 @@ def _is_half(value: ir.Value | None, x: ir.Value) -> bool:
     while (node := producer_of(value, "Unsqueeze", "Cast", "Reshape", "Squeeze")) is not None:
         value = node.inputs[0]
     node = producer_of(value, "Div")
-    if node is None or number_of(node.inputs[1]) != 2.0:
-        return False
-    gather = producer_of(node.inputs[0], "Gather")
-    shape = None if gather is None else producer_of(gather.inputs[0], "Shape")
-    if gather is None or shape is None or shape.attributes or not is_same(shape.inputs[0], x):
-        return False
-    index, rank = number_of(gather.inputs[1]), rank_of(x)
-    return index == -1 or (rank is not None and index == rank - 1)
+    return node is not None and number_of(node.inputs[1]) == 2.0 and _is_last_size(node.inputs[0], x)
 
 
-def _bounds(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None] | None:
-    """Return start and end of a slice of the last axis with step 1."""
-    inputs = [*node.inputs, None, None][:5]
-    rank = None if node.inputs[0] is None else rank_of(node.inputs[0])
-    axes, steps = integers_of(inputs[3]), integers_of(inputs[4])
-    if axes is None or not (axes == [-1] or (rank is not None and axes == [rank - 1])):
-        return None
-    if inputs[4] is not None and steps != [1]:
-        return None
-    return inputs[1], inputs[2]
+def _cut(node: ir.Node) -> tuple[int, Any, Any, int] | None:
+    """Return axis, start, end and step of a slice of one axis; None where the axis or step is not known.
 
-
-def _cut(node: ir.Node) -> tuple[int, int | None, int | None] | None:
-    """Return axis, start and end of a slice of one axis with step 1; None where they are not known.
-
-    The bounds are at least 0 if the size is known. A start or end that cuts nothing is None.
+    Bounds are numbers, at least 0 if the size is known, or else values. One that cuts nothing is None.
     """
     inputs = [*node.inputs, None, None][:5]
     rank, axes, steps = rank_of(inputs[0]), integers_of(inputs[3]), integers_of(inputs[4])
-    bounds = integers_of(inputs[1]), integers_of(inputs[2])
-    if version_of(node) < 10 or rank is None or axes is None or len(axes) != 1:
+    steps = [1] if inputs[4] is None else steps
+    if version_of(node) < 10 or rank is None or axes is None or steps is None or len(axes) != 1:
         return None
-    if (inputs[4] is not None and steps != [1]) or not all(one and len(one) == 1 for one in bounds):
-        return None
-    axis, size = axes[0] % rank, shape_of(inputs[0])[axes[0]]
-    start, end = (one[0] for one in bounds if one)
-    if isinstance(size, int):
-        start, end = (bound + size if bound < 0 else bound for bound in (start, end))
-    is_whole = end >= (size if isinstance(size, int) else 2**31 - 1)
-    return axis, start or None, None if is_whole else end
+    size = shape_of(inputs[0])[axes[0]]
+    bounds: list[Any] = []
+    for value in inputs[1:3]:
+        number = number_of(value)
+        known = value if number is None else int(number)
+        bounds.append(known + size if type(known) is type(size) is int and known < 0 else known)
+    start, end = bounds
+    is_whole = type(end) is int and end >= (size if isinstance(size, int) else 2**31 - 1)
+    return axes[0] % rank, start or None, None if is_whole else end, steps[0]
 
 
 def _roll(found: Found) -> _New | None:
@@ -294,8 +271,8 @@ def _roll(found: Found) -> _New | None:
         return None
     if x.dtype is None or x.dtype.name == "STRING":
         return None
-    axis, start, end = first[0], first[1], last[2]
-    if start is None or start != end or first[2] is not None or last[1] is not None:
+    (axis, start, *rest), (_, *before, end, step) = first, last
+    if type(start) is not int or start != end or [*rest, *before, step] != [None, 1, None, 1]:
         return None
     rank, size = rank_of(x), shape_of(x)[axis]
     if rank is None or joined.attributes["axis"].value % rank != axis:
@@ -310,28 +287,9 @@ def _roll(found: Found) -> _New | None:
     return DOMAIN, "Roll", [x], {"axis": axis, "shift": shift}
 
 
-def _gelu(found: Found) -> _New:
-    return "", "Gelu", [found["x"]], {}
-
-
-def _tanh_gelu(found: Found) -> _New:
-    return "", "Gelu", [found["x"]], {"approximate": "tanh"}
-
-
-def _silu(found: Found) -> _New:
-    return DOMAIN, "Silu", [found["x"]], {}
-
-
-def _quick_gelu(found: Found) -> _New:
-    return DOMAIN, "QuickGelu", [found["x"]], {}
-
-
-def _softplus(found: Found) -> _New:
-    return "", "Softplus", [found["x"]], {}
-
-
-def _mish(found: Found) -> _New:
-    return DOMAIN, "Mish", [found["x"]], {}
+def _becomes(domain: str, op: str, **attributes: Any) -> Callable[[Found], _New]:
+    """Return a rule for one op of the value ``x``."""
+    return lambda found: (domain, op, [found["x"]], attributes)
 
 
 def _clips_to_6(node: ir.Node) -> bool:
@@ -343,8 +301,10 @@ def _clips_to_6(node: ir.Node) -> bool:
     return (number_of(inputs[1]), number_of(inputs[2])) == (0, 6)
 
 
-def _hard_swish(found: Found) -> _New | None:
-    return (DOMAIN, "HardSwish", [found["x"]], {}) if _clips_to_6(found["clip"]) else None
+def _clipped(domain: str, op: str, **attributes: Any) -> Callable[[Found], _New | None]:
+    """Return a rule for one op of the value ``x``, where the Clip is one to 0 and 6."""
+    make = _becomes(domain, op, **attributes)
+    return lambda found: make(found) if _clips_to_6(found["clip"]) else None
 
 
 def _gated_hard_sigmoid(found: Found) -> _New | None:
@@ -353,16 +313,6 @@ def _gated_hard_sigmoid(found: Found) -> _New | None:
     if not is_hard_swish or (beta is not None and beta.value != 0.5):
         return None
     return DOMAIN, "HardSwish", [found["x"]], {}
-
-
-def _hard_sigmoid(found: Found) -> _New | None:
-    if not _clips_to_6(found["clip"]):
-        return None
-    return "", "HardSigmoid", [found["x"]], {"alpha": 1 / 6, "beta": 0.5}
-
-
-def _relu6(found: Found) -> _New:
-    return DOMAIN, "Relu6", [found["x"]], {}
 
 
 def _rms_norm(found: Found) -> _New | None:
@@ -451,28 +401,17 @@ def _gated_unit(found: Found) -> _New | None:
 
 
 def _rotary(found: Found) -> _New | None:
-    x = found["x"]
+    x, low, high = found["x"], _cut(found["first"]), _cut(found["second"])
     axis, rank = found["rotated"].attributes["axis"].value, rank_of(x)
-    low, high = _bounds(found["first"]), _bounds(found["second"])
-    if low is None or high is None or not (axis == -1 or (rank is not None and axis == rank - 1)):
+    if low is None or high is None or rank is None or axis not in (-1, rank - 1):
         return None
-    if number_of(low[0]) != 0 or not _is_half(low[1], x) or not is_same(low[1], high[0]):
+    (low_axis, start, middle, low_step), (high_axis, other, end, high_step) = low, high
+    is_same_middle = middle == other if type(middle) is int else is_same(middle, other)
+    if (low_axis, high_axis, start, end, low_step, high_step) != (rank - 1, rank - 1, None, None, 1, 1):
         return None
-    end, size = number_of(high[1]), x.shape[-1] if x.shape is not None else None
-    if end is None or end < (size if isinstance(size, int) else 2**31 - 1):
+    if not is_same_middle or not _is_half(found["first"].inputs[2], x):
         return None
     return DOMAIN, "Rotary", [x, found["cos"], found["sin"]], {}
-
-
-def _takes_every_other(node: ir.Node, first: int) -> bool:
-    """Whether a Slice takes every other element of the last axis, from the first or the second on."""
-    inputs, rank = [*node.inputs, None, None][:5], rank_of(node.inputs[0])
-    axes, bounds = integers_of(inputs[3]), [integers_of(inputs[i]) for i in (1, 2, 4)]
-    if rank is None or axes not in ([-1], [rank - 1]) or not all(one and len(one) == 1 for one in bounds):
-        return False
-    start, end, step = (one[0] for one in bounds if one)
-    size = shape_of(node.inputs[0])[-1]
-    return (start, step) == (first, 2) and end >= (size if isinstance(size, int) else 2**31 - 1)
 
 
 def _interleaved_rotary(found: Found) -> _New | None:
@@ -482,7 +421,7 @@ def _interleaved_rotary(found: Found) -> _New | None:
         return None
     if any(integers_of(found[name].inputs[1]) not in ([-1], [rank]) for name in ("odds", "evens")):
         return None
-    if not (_takes_every_other(found["odd"], 1) and _takes_every_other(found["even"], 0)):
+    if [_cut(found[name]) for name in ("odd", "even")] != [(rank - 1, 1, None, 2), (rank - 1, None, None, 2)]:
         return None
     if None in sizes or shape_of(found["whole"].outputs[0]) != sizes:
         return None
@@ -591,15 +530,16 @@ _PAIRS: Pattern = (
 )
 _WEIGHTS: Pattern = ("Softmax:softmax", "scores")
 _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
-    *((p, _gelu) for gate in _ERF_GATES for p in _half_gated(gate)),
-    *((p, _tanh_gelu) for gate in _TANH_GATES for p in _half_gated(gate)),
-    (("Mul", "x", ("Sigmoid", "x")), _silu),
-    (("Mul", "x", ("Sigmoid", ("Mul", "x", 1.702))), _quick_gelu),
+    *((p, _becomes("", "Gelu")) for gate in _ERF_GATES for p in _half_gated(gate)),
+    *((p, _becomes("", "Gelu", approximate="tanh")) for gate in _TANH_GATES for p in _half_gated(gate)),
+    (("Mul", "x", ("Sigmoid", "x")), _becomes(DOMAIN, "Silu")),
+    (("Mul", "x", ("Sigmoid", ("Mul", "x", 1.702))), _becomes(DOMAIN, "QuickGelu")),
     (("Mul", "x", ("HardSigmoid:gate", "x")), _gated_hard_sigmoid),
-    *((pattern, _hard_swish) for pattern in _HARD_SWISHES),
-    *((pattern, _hard_sigmoid) for pattern in (("Div", _CLIP, 6.0), ("Mul", _CLIP, 1 / 6))),
-    (("Min", ("Relu", "x"), 6.0), _relu6),
-    (("Log", ("Add", ("Exp", "x"), 1.0)), _softplus),
+    *((pattern, _clipped(DOMAIN, "HardSwish")) for pattern in _HARD_SWISHES),
+    (("Div", _CLIP, 6.0), _clipped("", "HardSigmoid", alpha=1 / 6, beta=0.5)),
+    (("Mul", _CLIP, 1 / 6), _clipped("", "HardSigmoid", alpha=1 / 6, beta=0.5)),
+    (("Min", ("Relu", "x"), 6.0), _becomes(DOMAIN, "Relu6")),
+    (("Log", ("Add", ("Exp", "x"), 1.0)), _becomes("", "Softplus")),
     *((("Add", scaled, "bias"), _layer_norm) for scaled in _LAYER_NORMS),
     *((scaled, _layer_norm) for scaled in _LAYER_NORMS),  # before RMSNorm, of what is centred
     *(
@@ -623,8 +563,8 @@ _PATTERNS: list[_Rule] = [  # the first that matches a node takes its place
 _PATTERNS_OF_PATTERNS: list[_Rule] = [
     (("Mul", ("Silu:activation", "gate"), "up"), _gated_unit),
     (("Mul", ("Gelu:activation", "gate"), "up"), _gated_unit),
-    (("Mul", "x", ("Tanh", ("Softplus", "x"))), _mish),
-    (("Where", ("Greater", "x", 20.0), "x", ("Softplus", "x")), _softplus),
+    (("Mul", "x", ("Tanh", ("Softplus", "x"))), _becomes(DOMAIN, "Mish")),
+    (("Where", ("Greater", "x", 20.0), "x", ("Softplus", "x")), _becomes("", "Softplus")),
 ]
 
 

@@ -18,33 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """What an ONNX model holds.
-
-    Args:
-        ir_version: of the file.
-        producer: the program that wrote it, with its version.
-        opsets: version by domain; ONNX's own is ``ai.onnx``.
-        inputs: type by name, such as ``float32[batch, 3]``.
-        outputs: likewise.
-        ops: the number of nodes by op, the most frequent first; ops of other domains as ``domain.Op``.
-        functions: the functions that the model defines.
-        tensors: constant tensors: weights and others.
-        parameters: the elements of floating-point tensors.
-        nbytes: of the constant tensors.
-        unsupported: names of nodes by op, for ops that burnt cannot import.
-    """
+    """What an ONNX model holds; ops and functions of other domains than ONNX's own as ``domain.Op``."""
 
     ir_version: int
-    producer: str
-    opsets: dict[str, int]
-    inputs: dict[str, str]
+    producer: str  # the program that wrote it, with its version
+    opsets: dict[str, int]  # version by domain
+    inputs: dict[str, str]  # type by name, such as ``float32[batch, 3]``
     outputs: dict[str, str]
-    ops: dict[str, int]
-    functions: list[str]
-    tensors: int
-    parameters: int
-    nbytes: int
-    unsupported: dict[str, str]
+    ops: dict[str, int]  # the number of nodes by op, the most frequent first
+    functions: list[str]  # those that the model defines
+    tensors: int  # constant ones: weights and others
+    parameters: int  # elements of floating-point tensors
+    nbytes: int  # of the constant tensors
+    unsupported: dict[str, str]  # names of nodes by op, for ops that burnt cannot import
 
 
 def summarize(model: object, max_constant_bytes: int | None = None) -> Summary:

@@ -99,17 +99,19 @@ def _for_torch(build: Build, node: Node, x: Any, found: dict[str, Any]) -> dict[
         return None
     kind, coordinates = found["mode"], found["coordinates"]
     if kind == "nearest":
-        is_same = (coordinates, found["nearest"]) == ("asymmetric", "floor")
-        if not is_same or not _has_same_nearest(shape[2:], factors, sizes):
+        pairs = zip(sizes or [], shape[2:], strict=True) if factors is None else ((f, 1) for f in factors)
+        is_multiple = all(
+            type(old) is int and isinstance(new, int | float) and new % old == 0 for new, old in pairs
+        )
+        if (coordinates, found["nearest"]) != ("asymmetric", "floor") or not is_multiple:
             return None
         mode = "nearest"
     else:
         mode = _MODES.get((kind, rank - 2), "")
         if not mode or found.get("cubic", -0.75) != -0.75:
             return None
-        if coordinates == "pytorch_half_pixel" and not all(
-            n > 1 for n in factors or [_least(s) for s in sizes or []]
-        ):
+        least = factors or [size if type(size) is int else 1 for size in sizes or []]
+        if coordinates == "pytorch_half_pixel" and min(least) <= 1:
             return None
         if coordinates not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
             return None
@@ -156,31 +158,3 @@ def _multiple_of(size: Any, own: Size) -> int | None:
             if one == own and type(other) is int and other > 0:
                 return other
     return 1 if size == own else None
-
-
-def _least(size: Any) -> int:
-    return size if type(size) is int else 1
-
-
-def _has_same_nearest(shape: list[Any], factors: list[float] | None, sizes: list[Any] | None) -> bool:
-    """Whether torch and ONNX Runtime take the same elements, each with its own rounding in float32."""
-    if factors is not None:
-        return all(
-            factor.is_integer()
-            or all(
-                _is_same_nearest(n, int(np.float32(n) * np.float32(factor)), factor) for n in range(1, 513)
-            )
-            for factor in factors
-        )
-    return all(
-        type(old) is type(new) is int and _is_same_nearest(old, new, None)
-        for old, new in zip(shape, sizes or [], strict=True)
-    )
-
-
-def _is_same_nearest(old: int, new: int, factor: float | None) -> bool:
-    place = np.arange(new, dtype=np.float32)
-    scale = np.float32(factor if factor is not None else new / old)
-    step = np.float32(1 / factor) if factor is not None else np.float32(old) / np.float32(new)
-    ours = place // 2 if new == 2 * old else place if new == old else np.floor(place * step)
-    return np.array_equal(ours.clip(max=old - 1), np.floor(place / scale).clip(max=old - 1))
