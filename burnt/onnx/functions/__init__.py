@@ -16,11 +16,9 @@ from burnt.onnx.functions.attention import *  # noqa: F403
 from burnt.onnx.functions.casts import *  # noqa: F403
 from burnt.onnx.functions.control import *  # noqa: F403
 from burnt.onnx.functions.fused import *  # noqa: F403
-from burnt.onnx.functions.images import *  # noqa: F403
 from burnt.onnx.functions.math import *  # noqa: F403
 from burnt.onnx.functions.ml import *  # noqa: F403
 from burnt.onnx.functions.normalization import *  # noqa: F403
-from burnt.onnx.functions.patterns import *  # noqa: F403
 from burnt.onnx.functions.quantization import *  # noqa: F403
 from burnt.onnx.functions.recurrent import *  # noqa: F403
 from burnt.onnx.functions.resizing import *  # noqa: F403
@@ -28,9 +26,7 @@ from burnt.onnx.functions.selection import *  # noqa: F403
 from burnt.onnx.functions.signal import *  # noqa: F403
 from burnt.onnx.functions.tensors import *  # noqa: F403
 from burnt.onnx.functions.text import *  # noqa: F403
-from burnt.onnx.functions.tokens import *  # noqa: F403
 from burnt.onnx.functions.training import *  # noqa: F403
-from burnt.onnx.functions.unsigned import *  # noqa: F403
 from burnt.onnx.functions.windows import *  # noqa: F403
 
 

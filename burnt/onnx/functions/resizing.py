@@ -1,7 +1,8 @@
-"""Resizing with ONNX's coordinates."""
+"""Resizing with ONNX's coordinates, and image files as tensors."""
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt.errors import RecordError
 from burnt.onnx.functions.tensors import Sizes, to_ints
 
 
@@ -134,3 +136,24 @@ def _weights(
         weight = weight / weight.sum(-1, keepdim=True)
     matrix = torch.zeros(place.numel(), old, dtype=torch.float64)
     return matrix.scatter_add(1, index.clamp(0, old - 1).long(), weight)
+
+
+def decode_image(data: Tensor, pixel_format: str = "RGB") -> Tensor:
+    """Return uint8 ``[height, width, channels]`` of the bytes of an image file, decoded by Pillow.
+
+    `pixel_format` is ``RGB``, ``BGR`` or ``Grayscale``; what Pillow does not read is a RecordError.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data.numpy(force=True).tobytes())) as image:
+            pixels = np.array(image.convert("L" if pixel_format == "Grayscale" else "RGB"))
+    except (UnidentifiedImageError, OSError) as error:
+        raise RecordError(
+            "an image cannot be decoded", expected="a file that Pillow reads", found=str(error)
+        ) from error
+    if pixel_format == "Grayscale":
+        pixels = pixels[:, :, None]
+    elif pixel_format == "BGR":
+        pixels = pixels[:, :, ::-1].copy()
+    return torch.from_numpy(pixels).to(data.device)

@@ -1,15 +1,19 @@
-"""Strings: numpy arrays of Python's strings, since torch has none."""
+"""Strings: numpy arrays of Python's strings, since torch has none; their tokens and regular expressions.
+
+Regular expressions are those of RE2, to whose syntax ONNX refers: a match takes time linear in the text. In
+Python's ``re`` it takes exponential time for some patterns, and patterns come from files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from burnt.onnx.functions.regular_expressions import compile_pattern
+from burnt.errors import UnsupportedError
 
 
 def string_concat(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -127,3 +131,110 @@ def tfidf(
         counts = (counts > 0) * scale if mode == "IDF" else counts * scale
     result = torch.from_numpy(counts.astype(np.float32)).to(device)
     return result.reshape(*array.shape[:-1], -1)
+
+
+def tokenize(
+    x: np.ndarray[Any, Any],
+    pattern: str = "",
+    separators: Sequence[str] = (),
+    min_chars: int = 1,
+    pad: str = "",
+    with_marks: bool = False,
+) -> np.ndarray[Any, Any]:
+    """Split texts into tokens along a new last axis: com.microsoft's Tokenizer, as skl2onnx writes it.
+
+    Tokens are the longest matches of a `pattern` of RE2, or what is between `separators`, used one after the
+    other; a single ``.`` or an empty separator makes each character a token. Those shorter than `min_chars`
+    are left out, `pad` fills up shorter rows, and with `with_marks` the characters 2 and 3 are put around a
+    text's tokens. UnsupportedError: a regular expression is not supported, or cuts characters, as ``\\C``
+    does; a separator matches an empty text; google-re2 is not installed.
+
+    >>> tokenize(np.array(["a good film", "good"], dtype=object), "[a-z]+", min_chars=2, pad="#").tolist()
+    [['good', 'film'], ['good', '#']]
+    """
+    split = _splitter(pattern, separators)
+    try:
+        rows = [[part for part in split(text) if part and len(part) >= min_chars] for text in x.reshape(-1)]
+    except UnicodeDecodeError as error:
+        raise UnsupportedError(
+            "a regular expression of tokens cuts characters into bytes",
+            expected=r"whole characters, without \C",
+            found=repr([*separators] or pattern)[:80],
+        ) from error
+    width = max(map(len, rows), default=0)
+    if with_marks and width:
+        rows = [["\x02", *row, "\x03"] for row in rows]
+        width += 2
+    padded = np.full((len(rows), width), pad, dtype=object)
+    for padded_row, row in zip(padded, rows, strict=True):
+        padded_row[: len(row)] = row
+    return padded.reshape(*x.shape, width)
+
+
+def _splitter(pattern: str, separators: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return what splits a text into tokens, some of which may be empty."""
+    if list(separators) == [""] or (pattern == "." and not separators):  # characters, newlines included
+        return list
+    if not separators:
+        tokens = compile_pattern(pattern, longest=True)
+        return lambda text: [match[0].decode() for match in tokens.finditer(text.encode())]
+    compiled = [compile_pattern(separator, longest=True) for separator in separators]
+    if any(separator.fullmatch("") for separator in compiled):
+        raise UnsupportedError(
+            "a separator of tokens matches an empty text",
+            expected="regular expressions of at least one character",
+            found=repr(list(separators)),
+        )
+
+    def split(text: str) -> list[str]:
+        parts = [text.encode()]
+        for separator in compiled:
+            parts = [part for whole in parts for part in _between(separator, whole)]
+        return [part.decode() for part in parts]
+
+    return split
+
+
+def _between(separator: Any, text: bytes) -> Iterator[bytes]:
+    """Yield what is before, between and after the matches of at least one character."""
+    last = 0
+    for match in separator.finditer(text):
+        begin, end = match.span()
+        if end > begin:
+            yield text[last:begin]
+            last = end
+    yield text[last:]
+
+
+def compile_pattern(pattern: str, longest: bool = False) -> Any:
+    """Return a pattern of RE2, which has the methods of Python's, but no groups.
+
+    With `longest` matches are the longest ones, as in POSIX, else those that Perl would find. A pattern that
+    is invalid or too large, or a missing google-re2, is an UnsupportedError.
+
+    >>> compiled = compile_pattern(r"(a+)+|\\d{2,3}")
+    >>> [bool(compiled.fullmatch(text)) for text in ("a" * 1000, "a" * 1000 + "b", "12", "1")]
+    [True, False, True, False]
+    """
+    try:
+        import re2
+    except ImportError as error:
+        raise UnsupportedError(
+            "regular expressions need google-re2, which is not installed",
+            where=repr(pattern[:80]),
+            hint="pip install 'burnt[onnx]'",
+        ) from error
+    options = re2.Options()
+    options.log_errors = False  # to stderr
+    options.never_capture = True
+    options.longest_match = longest
+    try:
+        return re2.compile(pattern, options)
+    except re2.error as error:
+        found = error.args[0]
+        raise UnsupportedError(
+            "a regular expression is not supported",
+            where=repr(pattern[:80]),
+            expected="the syntax of RE2, in which there are no references to groups and no look-around",
+            found=(found.decode(errors="replace") if isinstance(found, bytes) else str(found))[:80],
+        ) from None

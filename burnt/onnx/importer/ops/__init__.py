@@ -1,14 +1,12 @@
 """Handlers of ONNX's ops, a file per family; importing this package registers them."""
 
 from burnt.onnx.importer.ops import (  # noqa: F401
-    activations,
     attention,
     casts,
     control,
     elementwise,
     fused,
     grids,
-    images,
     linear,
     masks,
     ml,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,6 +137,9 @@ _OPS: dict[tuple[str, str], _Plain] = {
     (ML, "ArrayFeatureExtractor"): _Plain("ops.pick", (), "picked"),
     (ML, "Normalizer"): _Plain("ops.normalize_rows", (("norm", "MAX"),), "normalized"),
 }
+
+if importlib.util.find_spec("PIL") is not None:
+    _OPS["", "ImageDecoder"] = _Plain("ops.decode_image", (("pixel_format", "RGB"),), "image")
 
 for (_domain, _op), _plain in _OPS.items():
     handler(_op, domain=_domain)(_plain)

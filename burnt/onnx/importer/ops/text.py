@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from burnt.onnx.functions.regular_expressions import compile_pattern
-from burnt.onnx.functions.tokens import tokenize
+from burnt.onnx.functions.text import compile_pattern, tokenize
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.registry import handler
