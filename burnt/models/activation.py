@@ -44,11 +44,7 @@ _NAMES: dict[str, Activation] = {
 
 
 def read_activation(name: str, where: str) -> Activation:
-    """Return burnt's name of one of transformers' activations.
-
-    Raises:
-        ConfigError: burnt has no such activation.
-    """
+    """Return burnt's name of one of transformers' activations; a ConfigError if there is none."""
     if name not in _NAMES:
         raise ConfigError(
             "the models have no such activation",

@@ -15,6 +15,7 @@ from burnt import nn
 from burnt.errors import ConfigError
 from burnt.models.activation import Activation
 from burnt.models.pretrained import (
+    LAYER_KEYS,
     Pretrained,
     PretrainedConfig,
     build,
@@ -82,19 +83,14 @@ class BertConfig(PretrainedConfig):
     }
     _KEYS: ClassVar[Mapping[str, str]] = {
         "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "d_ff": "intermediate_size",
-        "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
+        **LAYER_KEYS,
         "max_len": "max_position_embeddings",
         "num_segments": "type_vocab_size",
-        "activation": "hidden_act",
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
         "classifier_dropout": "classifier_dropout",
         "eps": "layer_norm_eps",
         "pad_token": "pad_token_id",
-        "init_std": "initializer_range",
         "tied": "tie_word_embeddings",
         "kind": "model_type",
     }

@@ -8,14 +8,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from burnt import nn
 from burnt.errors import InputIndexError, InputTypeError, InputValueError, ShapeError, UnsupportedError
-from burnt.models.pretrained import Pretrained, check_padding
-from burnt.nn import KeyValueCache, length_mask
+from burnt.models.layer import PreNormLayer
+from burnt.models.pretrained import Pretrained, PretrainedConfig, check_padding
+
+_C = TypeVar("_C", bound=PretrainedConfig)
 
 Prompts: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]]
 Stop: TypeAlias = int | Sequence[int | Sequence[int]]
@@ -48,22 +51,48 @@ class Generation:
         return [row[:end] for row, end in zip(self.tokens.tolist(), ends, strict=True)]
 
 
-class Decoder:
-    """Base, beside `Pretrained`, of the models that predict the next token.
+class Decoder(Pretrained[_C]):
+    """Base of the models that predict the next token.
 
-    They have `layers`; their Configs have `vocab_size`, `max_len` and `head`; their `forward` takes tokens,
-    ``padding=``, ``cache=`` and ``last=``.
+    Their Configs have `vocab_size`, `max_len` and `head`; their `forward` takes tokens, ``padding=``,
+    ``cache=`` and ``last=``.
     """
 
-    def new_cache(self, max_len: int | None = None) -> list[KeyValueCache]:
+    HEADS = ("head",)
+
+    embedding: nn.Embedding
+    layers: list[PreNormLayer]
+    norm: nn.LayerNorm | nn.RmsNorm
+    head: nn.Linear | None
+
+    def _add_head(self) -> None:
+        """Add the head of the Config and fill the weights; a tied head for logits has the embedding's."""
+        c: Any = self.config
+        outputs = {"lm": c.vocab_size, "classification": c.num_classes}
+        self.head = None if c.head is None else nn.Linear(c.d_model, outputs[c.head], bias=False)
+        self._initialize(c.init_std)
+        if self.head is not None and c.head == "lm" and c.tied:
+            self.head.weight = self.embedding.weight
+
+    def _output(self, x: Tensor, padding: Tensor | None, last: bool) -> Tensor:
+        """Return what `forward` does for the vectors of the last layer."""
+        config: Any = self.config
+        if config.head == "classification":
+            x = last_of_each(x, padding)
+        elif last:
+            x = x[:, -1:]
+        x = self.norm(x)
+        logits: Tensor = x if self.head is None else self.head(x)
+        return logits
+
+    def new_cache(self, max_len: int | None = None) -> list[nn.KeyValueCache]:
         """Return empty caches, one for each layer, for `forward`.
 
         Args:
             max_len: number of tokens to allocate memory for; None grows with each step, and lets gradients
                 through.
         """
-        layers: Any = self.layers  # type: ignore[attr-defined]
-        return [KeyValueCache(max_len) for _ in layers]
+        return [nn.KeyValueCache(max_len) for _ in self.layers]
 
     def generate(
         self,
@@ -164,8 +193,7 @@ class Decoder:
         >>> for (token,) in model.stream([3, 14, 15], max_new_tokens=5):
         ...     assert 0 <= token < 50
         """
-        model = cast(Pretrained[Any], self)
-        config: Any = model.config
+        config: Any = self.config
         if config.head != "lm":
             raise UnsupportedError(
                 "the model has no head that predicts tokens",
@@ -192,12 +220,12 @@ class Decoder:
                 found="temperature=0, which takes the most probable token",
                 hint="temperature=1.0",
             )
-        device = next(model.parameters()).device
+        device = next(self.parameters()).device
         tokens, hidden = left_padded(prompts, padding, config.vocab_size, device)
-        _check_length(model, tokens.shape[1], max_new_tokens)
-        stops = _default_stops(model) if stop is None else _stops(stop, config.vocab_size)
+        _check_length(self, tokens.shape[1], max_new_tokens)
+        stops = _default_stops(self) if stop is None else _stops(stop, config.vocab_size)
         if pad_token is None:
-            pad_token = _special_token(model, "pad_token_id")
+            pad_token = _special_token(self, "pad_token_id")
         if pad_token is None:
             pad_token = stops[0][0] if stops else 0
         if seed is None and temperature > 0:
@@ -205,7 +233,7 @@ class Decoder:
         sampler = Sampler(temperature, top_k, top_p, repetition_penalty, seed)
         cache = self.new_cache(tokens.shape[1] + max_new_tokens - 1)
         limits = min_new_tokens, max_new_tokens
-        return TokenStream(model, tokens, hidden, cache, limits, stops, sampler, pad_token)
+        return TokenStream(self, tokens, hidden, cache, limits, stops, sampler, pad_token)
 
 
 def filter_logits(
@@ -288,7 +316,7 @@ class TokenStream(Iterator[list[int | None]]):
         model: Pretrained[Any],
         tokens: Tensor,
         padding: Tensor | None,
-        cache: list[KeyValueCache],
+        cache: list[nn.KeyValueCache],
         limits: tuple[int, int],
         stops: list[tuple[int, ...]],
         sampler: Sampler,
@@ -382,7 +410,7 @@ def left_padded(
         rows = [_as_tensor(row) for row in _as_lists(prompts)]
         lengths = torch.tensor([len(row) for row in rows])
         prompts = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        padding = length_mask(lengths, prompts.shape[1])
+        padding = nn.length_mask(lengths, prompts.shape[1])
     elif prompts.dim() == 1:
         prompts, padding = prompts[None], None if padding is None else padding.reshape(1, -1)
     if prompts.dim() != 2 or (padding is not None and padding.shape != prompts.shape):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from burnt import nn
-from burnt.errors import ConfigError, ShapeError
+from burnt.errors import ShapeError
 from burnt.models.activation import Activation
-from burnt.models.generation import Decoder, last_of_each
+from burnt.models.generation import Decoder
 from burnt.models.layer import PreNormLayer
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_length, check_tokens
+from burnt.models.pretrained import PretrainedConfig, build, check_heads, check_length, check_tokens
 from burnt.record import Drop, Layout, Rename, Step
 
 _ALIASES = {
@@ -102,13 +102,7 @@ class Gpt2Config(PretrainedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_heads < 1 or self.d_model % self.num_heads:
-            raise ConfigError(
-                "d_model cannot be split into heads",
-                where="d_model",
-                expected=f"a multiple of num_heads = {self.num_heads}",
-                found=self.d_model,
-            )
+        check_heads(self.d_model, self.num_heads)
 
     @classmethod
     def _fields_of(cls, document: dict[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -122,7 +116,7 @@ class Gpt2Config(PretrainedConfig):
         return build(Gpt2, self, device, dtype)
 
 
-class Gpt2(Decoder, Pretrained[Gpt2Config]):
+class Gpt2(Decoder[Gpt2Config]):
     """A decoder with learned positions and norms before attention and feed-forward.
 
     Radford et al., 2019, "Language Models are Unsupervised Multitask Learners".
@@ -133,14 +127,9 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
     """
 
     config_class = Gpt2Config
-    HEADS = ("head",)
 
-    embedding: nn.Embedding
     positions: nn.Embedding
     dropout: nn.Dropout
-    layers: list[PreNormLayer]
-    norm: nn.LayerNorm
-    head: nn.Linear | None
 
     def __init__(self, config: Gpt2Config) -> None:
         super().__init__(config)
@@ -166,11 +155,7 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
             for index in range(c.num_layers)
         ]
         self.norm = nn.LayerNorm(c.d_model, c.eps)
-        outputs = {"lm": c.vocab_size, "classification": c.num_classes}
-        self.head = None if c.head is None else nn.Linear(c.d_model, outputs[c.head], bias=False)
-        self._initialize(c.init_std)
-        if self.head is not None and c.head == "lm" and c.tied:
-            self.head.weight = self.embedding.weight
+        self._add_head()
 
     def _initialize(self, std: float) -> None:
         """Fill the weights as in the paper: those that add to the residuals are smaller in deeper models."""
@@ -210,13 +195,7 @@ class Gpt2(Decoder, Pretrained[Gpt2Config]):
         for index, layer in enumerate(self.layers):
             own_cache = None if cache is None else cache[index]
             x = layer(x, key_padding_mask=padding, is_causal=True, cache=own_cache)
-        if self.config.head == "classification":
-            x = last_of_each(x, padding)
-        elif last:
-            x = x[:, -1:]
-        x = self.norm(x)
-        logits: Tensor = x if self.head is None else self.head(x)
-        return logits
+        return self._output(x, padding, last)
 
     def _positions(
         self, tokens: Tensor, padding: Tensor | None, cache: Sequence[nn.KeyValueCache] | None

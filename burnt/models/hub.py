@@ -24,17 +24,9 @@ def download_snapshot(name: str, *, revision: str | None = None, weights: bool =
     none as ``.bin`` files. Cache, offline mode, tokens and mirrors are those of huggingface_hub, with its
     environment variables (``HF_HOME``, ``HF_HUB_OFFLINE``, ``HF_TOKEN``, ``HF_ENDPOINT``).
 
-    Args:
-        name: ``"owner/name"``, or ``"name"`` for the oldest repositories.
-        revision: branch, tag or commit; None is the main branch.
-        weights: whether weights are downloaded, too.
-
-    Returns:
-        the folder in the cache.
-
-    Raises:
-        UnsupportedError: huggingface_hub is not installed.
-        RecordError: nothing can be downloaded; the cause is that of huggingface_hub.
+    `name` is ``"owner/name"``, or ``"name"`` for the oldest repositories, `revision` a branch, tag or commit.
+    Returns the folder in the cache. Without huggingface_hub it raises an UnsupportedError, and a RecordError,
+    whose cause is that of huggingface_hub, if nothing can be downloaded.
     """
     try:
         import huggingface_hub

@@ -13,9 +13,16 @@ from torch import Tensor
 
 from burnt import nn
 from burnt.errors import ConfigError
-from burnt.models.generation import Decoder, last_of_each
+from burnt.models.generation import Decoder
 from burnt.models.layer import PreNormLayer
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build, check_tokens, join_qkv
+from burnt.models.pretrained import (
+    LAYER_KEYS,
+    PretrainedConfig,
+    build,
+    check_heads,
+    check_tokens,
+    join_qkv,
+)
 from burnt.models.rope import read_rope, write_rope
 from burnt.nn import rope_scaling
 from burnt.nn.gated import GateActivation
@@ -87,18 +94,13 @@ class LlamaConfig(PretrainedConfig):
         "Model": None,
     }
     _KEYS: ClassVar[Mapping[str, str]] = {
+        **LAYER_KEYS,
         "vocab_size": "vocab_size",
-        "d_model": "hidden_size",
-        "d_ff": "intermediate_size",
-        "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
         "num_kv_heads": "num_key_value_heads",
         "head_dim": "head_dim",
         "max_len": "max_position_embeddings",
-        "activation": "hidden_act",
         "eps": "rms_norm_eps",
         "dropout": "attention_dropout",
-        "init_std": "initializer_range",
         "pad_token": "pad_token_id",
         "tied": "tie_word_embeddings",
         "kind": "model_type",
@@ -114,13 +116,8 @@ class LlamaConfig(PretrainedConfig):
                     expected=f"kind={' or '.join(map(repr, kinds))}",
                     found=f"{name}={getattr(self, name)!r}",
                 )
-        if self.head_dim is None and (self.num_heads < 1 or self.d_model % self.num_heads):
-            raise ConfigError(
-                "d_model cannot be split into heads",
-                where="d_model",
-                expected=f"a multiple of num_heads = {self.num_heads}, or head_dim",
-                found=self.d_model,
-            )
+        if self.head_dim is None:
+            check_heads(self.d_model, self.num_heads, ", or head_dim")
         if self.window is not None and self.window < 1:
             raise ConfigError("a token sees itself", where="window", expected="1 or more", found=self.window)
 
@@ -215,7 +212,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 """What transformers takes for keys that a ``config.json`` lacks, where the field has another default."""
 
 
-class Llama(Decoder, Pretrained[LlamaConfig]):
+class Llama(Decoder[LlamaConfig]):
     """A decoder of rotary attention with grouped queries, RMS norms and gated feed-forwards.
 
     Args:
@@ -230,13 +227,8 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
     """
 
     config_class = LlamaConfig
-    HEADS = ("head",)
 
-    embedding: nn.Embedding
     rotary: nn.RotaryEncoding
-    layers: list[PreNormLayer]
-    norm: nn.RmsNorm
-    head: nn.Linear | None
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -266,11 +258,7 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
             for _ in range(c.num_layers)
         ]
         self.norm = nn.RmsNorm(c.d_model, c.eps)
-        outputs = {"lm": c.vocab_size, "classification": c.num_classes}
-        self.head = None if c.head is None else nn.Linear(c.d_model, outputs[c.head], bias=False)
-        self._initialize(c.init_std)
-        if self.head is not None and c.head == "lm" and c.tied:
-            self.head.weight = self.embedding.weight
+        self._add_head()
 
     def forward(
         self,
@@ -313,13 +301,7 @@ class Llama(Decoder, Pretrained[LlamaConfig]):
                 cache=None if cache is None else cache[index],
                 offset=cos_sin,
             )
-        if self.config.head == "classification":
-            x = last_of_each(x, padding)
-        elif last:
-            x = x[:, -1:]
-        x = self.norm(x)
-        logits: Tensor = x if self.head is None else self.head(x)
-        return logits
+        return self._output(x, padding, last)
 
     @property
     def layouts(self) -> Mapping[str, Layout]:

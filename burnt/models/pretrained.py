@@ -31,6 +31,16 @@ from burnt.record.sources import open_source
 _OTHER_NAMES = {"num_labels": "num_classes", "torch_dtype": "dtype", "device_map": "device"}
 """Arguments of transformers' `from_pretrained` that have another name here."""
 
+LAYER_KEYS = {
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "activation": "hidden_act",
+    "init_std": "initializer_range",
+}
+"""The keys of fields that Configs of transformers have, but for GPT-2's."""
+
 _C = TypeVar("_C", bound="PretrainedConfig")
 _M = TypeVar("_M", bound="Pretrained[Any]")
 
@@ -342,12 +352,7 @@ def load_pretrained(
 
 
 def check_tokens(tokens: object, padding: object, where: str, *, single: bool = False) -> None:
-    """Refuse what is no batch of token ids (or, if `single`, a sequence), and padding that is not boolean.
-
-    Raises:
-        InputTypeError: `tokens` is no tensor, or `padding` no boolean one.
-        ShapeError: `tokens` has another number of axes.
-    """
+    """Refuse what is no batch of token ids (or, if `single`, a sequence), and padding that is not boolean."""
     if not isinstance(tokens, Tensor):
         raise InputTypeError(
             "tokens are a tensor",
@@ -379,6 +384,17 @@ def check_padding(padding: object, where: str) -> None:
         )
 
 
+def check_heads(d_model: int, num_heads: int, otherwise: str = "") -> None:
+    """Raise a ConfigError for vectors that cannot be split into heads."""
+    if num_heads < 1 or d_model % num_heads:
+        raise ConfigError(
+            "d_model cannot be split into heads",
+            where="d_model",
+            expected=f"a multiple of num_heads = {num_heads}{otherwise}",
+            found=d_model,
+        )
+
+
 def check_length(length: int, longest: int, where: str) -> None:
     """Raise a ShapeError for a sequence that is longer than the positions of a model."""
     if length > longest:
@@ -402,7 +418,9 @@ def join_qkv(parts: Iterable[str], attention: str, sizes: tuple[int, ...] | None
 
 def model_classes() -> dict[str, type[Pretrained[Any]]]:
     """Return the models by model type."""
-    return {kind: model for model in Pretrained.__subclasses__() for kind in model.config_class._MODEL_TYPES}
+    bases = Pretrained, *Pretrained.__subclasses__()
+    models = [model for base in bases for model in base.__subclasses__() if hasattr(model, "config_class")]
+    return {kind: model for model in models for kind in model.config_class._MODEL_TYPES}
 
 
 def build(
@@ -414,11 +432,7 @@ def build(
 
 
 def snapshot(source: str | os.PathLike[str], *, download: bool = False, revision: str | None = None) -> Path:
-    """Return the folder of a snapshot, downloaded if that is asked for.
-
-    Raises:
-        RecordError: there is no such folder, or nothing can be downloaded.
-    """
+    """Return the folder of a snapshot, downloaded if that is asked for."""
     folder = Path(source)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -459,12 +473,7 @@ def _count_labels(document: Mapping[str, Any]) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
-
-    Raises:
-        ConfigError: it holds something else.
-        OSError: it does not exist or cannot be read.
-    """
+    """Read a JSON file that holds an object; a ConfigError if it holds something else."""
     try:
         document = parse_json(path.read_bytes())
     except ValueError as error:
@@ -494,11 +503,7 @@ def _check_dtype(dtype: Any) -> None:
 def _check_fit(model: Pretrained[Any], report: LoadReport, changes: Mapping[str, Any], *, warn: bool) -> None:
     """Refuse a snapshot that lacks more than a head, or has more of what the model has.
 
-    Args:
-        model: the model.
-        report: what was loaded into it.
-        changes: fields of the Config that are not those of the snapshot.
-        warn: whether to warn of a new head; new parts beside it, such as a pooler, are always warned of.
+    With `warn` there is a warning of a new head; new parts next to it, such as a pooler, always get one.
     """
     children = {name for name, _ in model.named_children()}
     new = [path for path in report.missing if any(matches(head, path) for head in model.HEADS)]

@@ -25,15 +25,9 @@ _ORIGINAL = "original_max_position_embeddings"
 def read_rope(
     document: Mapping[str, Any], max_len: int, where: str
 ) -> tuple[float, rope_scaling.Scaling | None]:
-    """Return base and scaling of a model's rotary encoding.
+    """Return base and scaling of the rotary encoding in a ``config.json``; `where` is its name in messages.
 
-    Args:
-        document: the contents of a ``config.json``.
-        max_len: its ``max_position_embeddings``.
-        where: what messages call it.
-
-    Raises:
-        ConfigError: another encoding, or keys that are missing or of the wrong type.
+    Another encoding, and keys that are missing or of the wrong type, are a ConfigError.
     """
     key = "rope_scaling" if document.get("rope_scaling") else "rope_parameters"
     parameters = document.get(key) or {}
@@ -95,11 +89,7 @@ def _read_yarn(parameters: Mapping[str, Any], ratio: float) -> dict[str, Any]:
 
 
 def write_rope(base: float, scaling: rope_scaling.Scaling | None, where: str) -> dict[str, Any]:
-    """Return the keys of ``config.json``, in the older spelling, which every version of transformers reads.
-
-    Raises:
-        ConfigError: there is no such scaling in ``config.json``.
-    """
+    """Return the keys of ``config.json``, as all versions of transformers read them."""
     if scaling is None:
         return {"rope_theta": base, "rope_scaling": None}
     kind = next((name for name, known in _KINDS.items() if type(scaling) is known), None)

@@ -17,7 +17,7 @@ from burnt import nn
 from burnt.errors import ConfigError, ShapeError
 from burnt.models.activation import Activation
 from burnt.models.layer import PreNormLayer
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build, join_qkv
+from burnt.models.pretrained import LAYER_KEYS, Pretrained, PretrainedConfig, build, join_qkv
 from burnt.module import Module
 from burnt.record import Drop, Layout, Rename, Step
 
@@ -72,16 +72,11 @@ class ViTConfig(PretrainedConfig):
         "image_size": "image_size",
         "patch_size": "patch_size",
         "in_channels": "num_channels",
-        "d_model": "hidden_size",
-        "d_ff": "intermediate_size",
-        "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
+        **LAYER_KEYS,
         "head_dim": "head_dim",
-        "activation": "hidden_act",
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
         "eps": "layer_norm_eps",
-        "init_std": "initializer_range",
         "qkv_bias": "qkv_bias",
         "pooler_size": "pooler_output_size",
         "pooler_activation": "pooler_act",
