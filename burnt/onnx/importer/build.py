@@ -481,8 +481,7 @@ class Build:
         else:
             results = found(self, wrapped)
         wrapped.check_read()
-        outputs = results if isinstance(results, tuple) else (results,)
-        for output, result in zip(node.outputs, outputs, strict=False):
+        for output, result in zip(node.outputs, _as_tuple(results), strict=False):
             if isinstance(result, np.ndarray):
                 self.constants[output] = result
                 if node.op_type != "Constant":  # those are in the file
@@ -499,9 +498,8 @@ class Build:
         """Move strings, which torch does not have: move their positions, and look the strings up there."""
         value, strings = node.node.inputs[0], self.tensor(node, 0)
         self.values[value] = self.call("ops.positions", strings, device=self.device(), hint="positions")
-        results = found(self, node)
+        results = _as_tuple(found(self, node))
         self.values[value] = strings
-        results = results if isinstance(results, tuple) else (results,)
         return tuple(self.call("ops.take_strings", strings, result, hint="text") for result in results)
 
     def _free_weights(self, node: ir.Node) -> None:
@@ -527,28 +525,26 @@ class Build:
             return False
         if any(a.type.name in ("GRAPH", "GRAPHS") for a in node.node.attributes.values()):
             return False
-        inputs = [self.constant(node, i) for i in range(node.num_inputs) if node.has(i)]
-        if not inputs or any(array is None for array in inputs):
+        given = [i for i in range(node.num_inputs) if node.has(i)]
+        arrays = [array for array in (self.constant(node, i) for i in given) if array is not None]
+        if not arrays or len(arrays) < len(given):
             return False
-        made = _largest_size(node.op, [array for array in inputs if array is not None])
+        made = _largest_size(node.op, arrays)
         if made > (_MAX_FOLDED if node.op in (*_SIZED, "Range", "OneHot") else _MAX_MADE):
             return False
         if node.op == "Transpose":  # of a weight, which is stored as it is used
             return node.is_only_use(0)
-        arrays = [array for array in inputs if array is not None]
-        floats = [array for array in arrays if array.dtype.kind not in "iubOSU"]
-        for index in range(node.num_inputs):
-            array = self.constant(node, index)
-            is_weight = array is not None and array.dtype.kind not in "iubOSU" and array.size > 1
-            if is_weight and not node.is_only_use(index):
-                return False  # what others read too stays one parameter
+        floats = [
+            (i, array) for i, array in zip(given, arrays, strict=True) if array.dtype.kind not in "iubOSU"
+        ]
+        if any(array.size > 1 and not node.is_only_use(i) for i, array in floats):
+            return False  # what others read too stays one parameter
         return sum(array.size for array in arrays) <= (_MAX_FOLDED_FLOATS if floats else _MAX_FOLDED)
 
     def _fold(self, found: Any, node: Node) -> tuple[Any, ...]:
         """Return the results of a node with constant inputs as arrays, computed by its statements."""
         build = Build(Program([]), constants=self._constants_of(node))
-        results = found(build, node)
-        results = results if isinstance(results, tuple) else (results,)
+        results = _as_tuple(found(build, node))
         if all(isinstance(result, np.ndarray) for result in results):
             return results
         build.program.outputs = [build.as_tensor(result) for result in results]
@@ -562,8 +558,7 @@ class Build:
             for output in outputs
         ):
             return tuple(to_array(output) for output in outputs)
-        again = found(self, node)  # a sequence, or large: computed when the model is
-        return again if isinstance(again, tuple) else (again,)
+        return _as_tuple(found(self, node))  # a sequence, or large: computed when the model is
 
     def _compute(self, node: Node) -> tuple[Any, ...] | None:
         """Return the results of arithmetic on sizes, where all inputs are known."""
@@ -576,12 +571,8 @@ class Build:
         return compute(node, known) if len(known) == len(inputs) else None
 
     def _constants_of(self, node: Node) -> dict[Any, np.ndarray[Any, Any]]:
-        found = {}
-        for index in range(node.num_inputs):
-            array = self.constant(node, index)
-            if array is not None:
-                found[node.node.inputs[index]] = array
-        return found
+        arrays = {value: self.constant(node, i) for i, value in enumerate(node.node.inputs)}
+        return {value: array for value, array in arrays.items() if array is not None}
 
     def find(self, value: Any) -> Any:
         """Return the expression of a value of the graph; constants become literals, parameters or buffers."""
@@ -612,6 +603,10 @@ class Build:
         """Add an array of strings, which is a literal of the program."""
         nested = np.vectorize(to_text, otypes=[object])(array).tolist() if array.size else array.tolist()
         return self.call("ops.strings", nested, list(array.shape), hint=hint)
+
+
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _call_one_layer(nodes: Sequence[ir.Node]) -> bool:

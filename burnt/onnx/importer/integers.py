@@ -164,23 +164,17 @@ def remainder(a: Any, b: Any) -> Any:
     return 0 if b == 1 else Arithmetic("%", a, b)
 
 
-def minimum(a: Any, b: Any) -> Any:
-    """Return the smaller one."""
-    return _extreme("min", a, b)
-
-
-def maximum(a: Any, b: Any) -> Any:
-    """Return the larger one."""
-    return _extreme("max", a, b)
-
-
 def _extreme(symbol: str, a: Any, b: Any) -> Any:
+    """Return the smaller or larger one, by ``min`` or ``max``."""
     if type(a) is int:
         a, b = b, a
     if a == b or less(a, b) is not None:
         is_first = a == b or less(a, b) == (symbol == "min")
         return a if is_first else b
     return Arithmetic(symbol, a, b)
+
+
+minimum, maximum = functools.partial(_extreme, "min"), functools.partial(_extreme, "max")
 
 
 def equal(a: Any, b: Any) -> bool | None:
@@ -265,13 +259,11 @@ def _is_complete(result: Ints) -> bool:
     """Whether all elements are known, are in the range of the dtype, and do not grow without bound."""
     limit = 2 ** (31 if result.dtype == torch.int32 else 63)
     return result.values.size <= _MOST_ELEMENTS and all(
-        -limit <= value < limit if isinstance(value, int) else value is not None and _is_short(value)
+        -limit <= value < limit
+        if isinstance(value, int)
+        else value is not None and _operations(value) <= _MOST_OPERATIONS
         for value in result.values.flat
     )
-
-
-def _is_short(value: Any) -> bool:
-    return _operations(value) <= _MOST_OPERATIONS
 
 
 def _operations(value: Any) -> int:
@@ -363,12 +355,6 @@ def _cast(node: Node, inputs: list[Ints]) -> Ints | None:
     return Ints(_each(lambda v: int(v) if type(v) is bool else v, x.values), to) if to in _FLOATS else None
 
 
-@_rule("Where")
-def _where(node: Node, inputs: list[Ints]) -> Ints:
-    condition, x, y = inputs
-    return Ints(_each(lambda c, a, b: a if c else b, condition.values, x.values, y.values), x.dtype)
-
-
 @_rule("Clip")
 def _clip(node: Node, inputs: list[Ints]) -> Ints | None:
     if len(inputs) != 3 or inputs[0].dtype in _FLOATS:
@@ -396,11 +382,6 @@ def _reduce(node: Node, inputs: list[Ints]) -> Ints | None:
     return Ints(values, x.dtype)
 
 
-@_rule("Shape")
-def _shape(node: Node, inputs: list[Ints]) -> Ints:
-    return Ints.of(inputs[0].values.shape[node.attr("start", 0) : node.attr("end")])
-
-
 @_rule("ConstantOfShape")
 def _constant_of_shape(node: Node, inputs: list[Ints]) -> Ints | None:
     sizes, fill = inputs[0].fixed(), node.attr("value", np.zeros(1, np.float32))
@@ -409,14 +390,18 @@ def _constant_of_shape(node: Node, inputs: list[Ints]) -> Ints | None:
     return Ints.constant(np.full(sizes, fill.reshape(-1)[0]))
 
 
-@_rule("Size")
-def _size(node: Node, inputs: list[Ints]) -> Ints:
-    return Ints(np.array(inputs[0].values.size, dtype=object))
-
-
-@_rule("Identity")
-def _identity(node: Node, inputs: list[Ints]) -> Ints:
-    return inputs[0]
+_RULES |= {
+    "Identity": lambda node, inputs: inputs[0],
+    "Size": lambda node, inputs: Ints(np.array(inputs[0].values.size, dtype=object)),
+    "Shape": lambda node, inputs: Ints.of(inputs[0].values.shape[node.attr("start", 0) : node.attr("end")]),
+    "Transpose": lambda node, inputs: Ints(inputs[0].values.transpose(node.attr("perm")), inputs[0].dtype),
+    "Concat": lambda node, inputs: Ints(
+        np.concatenate([x.values for x in inputs], axis=node.attr("axis", 1)), inputs[0].dtype
+    ),
+    "Where": lambda node, inputs: Ints(
+        _each(lambda c, a, b: a if c else b, *(x.values for x in inputs)), inputs[1].dtype
+    ),
+}
 
 
 @_rule("Reshape")
@@ -430,11 +415,6 @@ def _reshape(node: Node, inputs: list[Ints]) -> Ints | None:
     return Ints(x.values.reshape(sizes), x.dtype)
 
 
-@_rule("Transpose")
-def _transpose(node: Node, inputs: list[Ints]) -> Ints:
-    return Ints(inputs[0].values.transpose(node.attr("perm")), inputs[0].dtype)
-
-
 @_rule("Squeeze", "Unsqueeze")
 def _squeeze(node: Node, inputs: list[Ints]) -> Ints | None:
     x = inputs[0]
@@ -444,11 +424,6 @@ def _squeeze(node: Node, inputs: list[Ints]) -> Ints | None:
     if node.op == "Unsqueeze":
         return Ints(np.expand_dims(x.values, tuple(axes)), x.dtype)
     return Ints(x.values.squeeze(tuple(axes)), x.dtype)
-
-
-@_rule("Concat")
-def _concat(node: Node, inputs: list[Ints]) -> Ints:
-    return Ints(np.concatenate([x.values for x in inputs], axis=node.attr("axis", 1)), inputs[0].dtype)
 
 
 @_rule("Slice")
@@ -500,11 +475,7 @@ def _gather_nd(node: Node, inputs: list[Ints]) -> Ints | None:
 
 def _as_objects(values: Any) -> np.ndarray[Any, Any]:
     """Return what numpy has taken from an array of objects as one: it returns a single element as it is."""
-    if isinstance(values, np.ndarray):
-        return values
-    array = np.empty((), dtype=object)
-    array[()] = values
-    return array
+    return values if isinstance(values, np.ndarray) else Ints.of([values]).values.reshape(())
 
 
 @_rule("Expand")

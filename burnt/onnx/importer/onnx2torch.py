@@ -41,18 +41,10 @@ class ConvertedModule(Module, init=False):
 
 
 def convert(model: object) -> ConvertedModule:
-    """Convert an ONNX model by onnx2torch.
+    """Convert an ONNX model, a path, bytes or ``onnx.ModelProto``, by onnx2torch, to a module in evaluation
+    mode.
 
-    Args:
-        model: the path of a file, its bytes, or an ``onnx.ModelProto``.
-
-    Returns:
-        A module in evaluation mode.
-
-    Raises:
-        RecordError: this is not an ONNX model, or it is damaged.
-        UnsupportedError: onnx2torch or torchvision is missing, or does not support the model.
-        OSError: the file does not exist or cannot be read.
+    Raises as `burnt.onnx.load` does.
     """
     import onnx_ir as ir
 
@@ -96,12 +88,6 @@ def _onnx2torch() -> Any:
             "pip install --no-deps onnx2torch torchvision",
         )
     try:
-        try:
-            importlib.import_module("torchvision")
-        except RuntimeError as error:
-            if "torchvision::" not in str(error):
-                raise
-            _declare_torchvision_ops()
         return importlib.import_module("onnx2torch")
     except Exception as error:  # a torchvision for another torch fails in many ways
         raise UnsupportedError(
@@ -109,18 +95,3 @@ def _onnx2torch() -> Any:
             expected="the torchvision that belongs to this torch",
             found=f"{type(error).__name__}: {str(error)[:300]}",
         ) from error
-
-
-_libraries: list[Any] = []  # what they declare ends with them
-
-
-def _declare_torchvision_ops() -> None:
-    """Declare two ops that torchvision refers to when it is imported.
-
-    Its wheel for CUDA defines them in a library that does not load beside a torch for CPUs. ONNX's
-    NonMaxSuppression alone needs them, and still does not run then.
-    """
-    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _libraries.append(library)

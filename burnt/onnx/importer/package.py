@@ -350,13 +350,7 @@ class _Classes:
 
 
 class _Members:
-    """The layers, tensors and blocks of a class.
-
-    Args:
-        members: layers and tensors by path.
-        calls: what creates blocks, by path; their members are not created by the class.
-        given: the arguments of the constructor.
-    """
+    """The layers and tensors of a class by path, what creates blocks in it, and its constructor."""
 
     def __init__(self, members: Members, calls: Mapping[str, Code], given: Constructor) -> None:
         self.members, self.calls, self.given = members, calls, given

@@ -32,18 +32,14 @@ _VALUES = {
 _SCALES = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
 
+@dataclasses.dataclass
 class QuantizedWeight:
-    """A weight ``[rows, ...]`` with what a scheme says of it.
+    """A weight ``[rows, ...]`` with what a scheme says of it."""
 
-    Args:
-        scheme: without activations.
-        weight: the values that it stands for, in the dtype of the scales.
-        scale: in the scheme's shape.
-        zero_point: int8, in the same shape; None for symmetric schemes.
-    """
-
-    def __init__(self, scheme: QuantScheme, weight: Tensor, scale: Tensor, zero_point: Tensor | None) -> None:
-        self.scheme, self.weight, self.scale, self.zero_point = scheme, weight, scale, zero_point
+    scheme: QuantScheme  # without activations
+    weight: Tensor  # the values that it stands for, in the dtype of the scales
+    scale: Tensor  # in the scheme's shape
+    zero_point: Tensor | None  # int8, in the same shape; None for symmetric schemes
 
 
 def quantized_weight(

@@ -51,23 +51,14 @@ def _layer_norm(build: Build, node: Node) -> Any:
     scale, bias = float_constant(build, node, 1), float_constant(build, node, 2)
     rank = build.rank(node, 0)
     only_y = not node.uses_output(1) and not node.uses_output(2)
-    if (
-        scale is not None
-        and only_y
-        and rank is not None
-        and scale.ndim == (-axis if axis < 0 else rank - axis)
-        and not _is_broadcast(node, scale)
-    ):
-        if _is_plain(node, scale, bias):
-            layer = nn.LayerNorm(scale.shape, eps, elementwise_affine=False)
+    fits = scale is not None and only_y and rank is not None and not _is_broadcast(node, scale)
+    if scale is not None and fits and scale.ndim == (-axis if axis < 0 else (rank or 0) - axis):
+        is_plain, has_bias = _is_plain(node, scale, bias), bias is not None
+        if is_plain or (bias is None and not node.has(2)) or (bias is not None and bias.shape == scale.shape):
+            layer = nn.LayerNorm(scale.shape, eps, elementwise_affine=not is_plain, bias=has_bias or is_plain)
+            layer = layer if is_plain else set_weights(layer, weight=scale, bias=bias)
             return build.layer(layer, build.tensor(node, 0), hint="norm")
-        if bias is None and not node.has(2):
-            layer = set_weights(nn.LayerNorm(scale.shape, eps, bias=False), weight=scale)
-            return build.layer(layer, build.tensor(node, 0), hint="norm")
-        if bias is not None and bias.shape == scale.shape:
-            layer = set_weights(nn.LayerNorm(scale.shape, eps), weight=scale, bias=bias)
-            return build.layer(layer, build.tensor(node, 0), hint="norm")
-    arguments = (*[build.tensor(node, i) for i in range(3)], axis, eps)
+    arguments = (*build.tensors_of(node, 3), axis, eps)
     if only_y:
         return build.call("ops.layer_norm", *arguments, hint="norm")
     return build.calls("ops.layer_norm_statistics", *arguments, count=3, hint="norm")
@@ -85,11 +76,8 @@ def _is_broadcast(node: Node, scale: np.ndarray[Any, Any]) -> bool:
     """Whether a scale may be shorter than the axes that are normalized, which a layer's weight may not."""
     x = node.node.inputs[0]
     sizes = None if x is None or x.shape is None else list(x.shape)[-scale.ndim :]
-    return sizes != list(scale.shape) if sizes and all(map(_is_int, sizes)) else 1 in scale.shape
-
-
-def _is_int(size: Any) -> bool:
-    return isinstance(size, int)
+    is_known = sizes and all(isinstance(size, int) for size in sizes)
+    return sizes != list(scale.shape) if is_known else 1 in scale.shape
 
 
 @handler("RMSNormalization", "SimplifiedLayerNormalization")

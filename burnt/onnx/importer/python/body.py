@@ -327,11 +327,7 @@ def _unused(name: str, used: Container[str]) -> str:
 class _Names:
     """The names of variables, given line after line: what is not read any more leaves its name to others.
 
-    Args:
-        lines: of the function.
-        kinds: of the program's names.
-        inputs: the names of the function's arguments.
-        outer: names of variables around the function.
+    `inputs` has the names of the function's arguments, `outer` those of variables around it.
     """
 
     def __init__(
