@@ -166,14 +166,13 @@ def test_all_unsupported_ops_are_named() -> None:
     [
         (lambda: functions.random_normal([20000], 2.0, 3.0, torch.float32), 2.0, 3.0),
         (lambda: functions.random_uniform([20000], -1.0, 3.0, torch.float32), 1.0, 4 / 12**0.5),
-        (lambda: functions.bernoulli(torch.full((20000,), 0.25), torch.float32), 0.25, 0.433),
         (
             lambda: functions.multinomial(torch.log(torch.tensor([[1.0, 3.0]])), 20000, torch.int32),
             0.75,
             0.433,
         ),
     ],
-    ids=["normal", "uniform", "bernoulli", "multinomial"],
+    ids=["normal", "uniform", "multinomial"],
 )
 def test_random_numbers_have_the_distribution(
     draw: Callable[[], torch.Tensor], mean: float, std: float
