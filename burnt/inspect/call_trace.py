@@ -20,10 +20,16 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from burnt.errors import ArgumentError, InputError, ShapeError
-from burnt.inspect.layers import describe, dtype_mismatch, find_mismatch, has_known_inputs, output_features
-from burnt.inspect.shape_mismatch import ShapeMismatch
+from burnt.inspect.layers import (
+    ShapeMismatch,
+    describe,
+    dtype_mismatch,
+    find_mismatch,
+    has_known_inputs,
+    output_features,
+    pooled_channels_hint,
+)
 from burnt.inspect.specs import shape_text, shapes_text
-from burnt.inspect.torch_layers import pooled_channels_hint
 
 Call = Callable[..., Any]
 

@@ -11,6 +11,7 @@ import functools
 import gc
 import os
 import pickle
+import select
 import signal
 import sys
 import traceback
@@ -24,6 +25,9 @@ import torch
 
 _T = TypeVar("_T")
 _CACHE: Any = type(functools.lru_cache(len))
+
+_MOST_SECONDS = 120.0
+"""How long a forked process may run before its function runs in this one instead."""
 
 _is_isolated: ContextVar[bool] = ContextVar("is_isolated", default=False)
 
@@ -75,7 +79,8 @@ class _TraceOfProcess(Exception):
 def _call_in_fork(function: Callable[[], Any]) -> tuple[Any, BaseException | None, str] | None:
     """Return a function's result in a forked process, or its exception with the traceback.
 
-    None if there can be no such process, or its result cannot be copied; RuntimeError if it was killed.
+    None if there can be no such process, its result cannot be copied, or it takes too long: a lock that
+    another thread held at the fork is never released in it. RuntimeError if it was killed.
     """
     for stream in (sys.stdout, sys.stderr):  # or both processes would write what is buffered
         if stream is not None:
@@ -97,6 +102,10 @@ def _call_in_fork(function: Callable[[], Any]) -> tuple[Any, BaseException | Non
     status = 0
     try:
         with os.fdopen(read, "rb") as pipe:
+            # The answer comes as a whole, at the end.
+            if not select.select([pipe], [], [], _MOST_SECONDS)[0]:
+                os.kill(process, signal.SIGKILL)
+                return None
             answer = pipe.read()
     except BaseException:
         os.kill(process, signal.SIGKILL)

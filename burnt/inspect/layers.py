@@ -1,14 +1,15 @@
 """Describe a layer for messages and tables, and check which shapes and dtypes it accepts.
 
 Layers are recognised by the names of their attributes, which are torch's, so that layers of other
-libraries with the same names are recognised too. Expected shapes come only from those attributes, not from
-torch's error messages.
+libraries with the same names are recognised too; those whose attributes do not tell (pools, softmax), by
+their class. Other layers of torch raise errors of their own on meta tensors, which say what is wrong.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +17,59 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from burnt._torch import InstanceNormBase
-from burnt.inspect.shape_mismatch import ShapeMismatch, rank_hint
 from burnt.inspect.specs import shape_text
-from burnt.inspect.torch_layers import SAME_INPUTS, mismatch_by_class
 
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORM_RANKS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
+_SAME_INPUTS = (nn.EmbeddingBag, nn.LogSoftmax, nn.Softmax, nn.Softmin, nn.Upsample)
+"""Layers whose subclasses accept the same inputs, also those with a ``forward`` of their own."""
+
+_UPSAMPLE_MODES = {1: ("linear", "cubic"), 2: ("bilinear", "bicubic", "lanczos"), 3: ("trilinear",)}
+_POOLS = {
+    axes: tuple(
+        getattr(nn, f"{name}{axes}d")
+        for name in ("MaxPool", "AvgPool", "LPPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "MaxUnpool")
+    )
+    for axes in _AXES
+}
+_MEANS = (nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+
+
+_INPUTS = {3: "sequences", 4: "images", 5: "volumes"}
+
+
+def rank_hint(name: str, rank: int) -> str | None:
+    """Name the layer like ``Conv3d`` for inputs of another number of axes, batch and channels included.
+
+    >>> rank_hint("Conv3d", 4)
+    '4 axes: Conv2d is for images'
+    """
+    if rank not in _INPUTS or name[-2:] not in ("1d", "2d", "3d") or name.endswith(f"{rank - 2}d"):
+        return None
+    return f"{rank} axes: {name[:-2]}{rank - 2}d is for {_INPUTS[rank]}"
+
+
+def is_rank_hint(hint: str | None) -> bool:
+    """Whether a hint is, or ends with, one of `rank_hint`."""
+    return hint is not None and hint.endswith(tuple(f"d is for {inputs}" for inputs in _INPUTS.values()))
+
+
+@dataclass(frozen=True)
+class ShapeMismatch:
+    """An input that a layer does not accept: `expected` and `found` as text.
+
+    `size` and `dtype` are the input's where they do not fit; `unit` is "features" or "channels". `instead` is
+    the layer that would fit, as Python code; `hint` what to do, if it is known without other layers.
+    """
+
+    expected: str
+    found: str
+    size: int | None = None
+    unit: str = "features"
+    instead: str | None = None
+    hint: str | None = None
+    dtype: torch.dtype | None = None
 
 
 def describe(module: nn.Module) -> str:
@@ -68,10 +115,10 @@ def has_known_inputs(module: nn.Module) -> bool:
     """Whether a module's attributes determine what it accepts, because its ``forward`` is torch's.
 
     Subclasses with their own ``forward`` may accept other layouts, as a LayerNorm over channels does.
-    Transposed convolutions and `SAME_INPUTS` are the exception: their subclasses do not.
+    Transposed convolutions and `_SAME_INPUTS` are the exception: their subclasses do not.
     """
     home = getattr(type(module).forward, "__module__", "")
-    return home.startswith("torch.nn.modules.") or isinstance(module, (*_TRANSPOSED, *SAME_INPUTS))
+    return home.startswith("torch.nn.modules.") or isinstance(module, (*_TRANSPOSED, *_SAME_INPUTS))
 
 
 def find_mismatch(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShapeMismatch | None:
@@ -109,7 +156,7 @@ def find_mismatch(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, A
             return _trailing(x, shape, f"{name}({{}})")
         case {"num_features": int(a)}:
             return _features_norm(module, x, a)
-    return mismatch_by_class(module, inputs)
+    return _mismatch_by_class(module, inputs)
 
 
 def dtype_mismatch(module: nn.Module, x: Any) -> ShapeMismatch | None:
@@ -248,3 +295,49 @@ def _features_norm(module: nn.Module, x: torch.Tensor, size: int) -> ShapeMismat
 
 def _sizes(shape: Any) -> str:
     return ", ".join(map(str, (shape,) if isinstance(shape, int) else tuple(shape)))
+
+
+def _mismatch_by_class(module: nn.Module, inputs: Sequence[torch.Tensor]) -> ShapeMismatch | None:
+    x = inputs[0]
+    pooled = _pooled_axes(module)
+    match module:
+        case nn.Softmax(dim=int(dim)) | nn.LogSoftmax(dim=int(dim)) | nn.Softmin(dim=int(dim)):
+            # torch's meta kernel accepts any axis. A scalar has the axes 0 and -1.
+            rank = max(x.dim(), 1)
+            return None if -rank <= dim < rank else ShapeMismatch(f"an axis {dim}", shape_text(x))
+        case nn.Upsample():
+            axes = _upsample_axes(module)
+            fits = x.dim() - 2 in axes
+        case _ if pooled:
+            axes = (pooled,)
+            fits = x.dim() - pooled in (1, 2)
+            if isinstance(module, _MEANS) and x.dim() >= pooled:
+                size = module.output_size
+                fits = fits or set(size if isinstance(size, tuple) else (size,)) == {1}  # torch's mean
+        case _:
+            return None
+    expected = " or ".join(f"(N, C, {_AXES[n]})" for n in axes)
+    hint = rank_hint(type(module).__name__, x.dim())
+    return None if fits else ShapeMismatch(expected, shape_text(x), hint=hint)
+
+
+def pooled_channels_hint(module: nn.Module, x: object) -> str | None:
+    """Say that a pool may have taken a batch for a sample without batch axis, and pooled its channels."""
+    axes = _pooled_axes(module)
+    if axes < 2 or not isinstance(x, torch.Tensor) or x.dim() != axes + 1:
+        return None
+    # burnt's pools are torch's, with their names.
+    return f"pooled the channels of {shape_text(x)}, {rank_hint(type(module).__name__, x.dim())}"
+
+
+def _pooled_axes(module: nn.Module) -> int:
+    """Return how many axes a pooling layer pools; 0 for other layers."""
+    return next((n for n, pools in _POOLS.items() if isinstance(module, pools)), 0)
+
+
+def _upsample_axes(module: nn.Upsample) -> tuple[int, ...]:
+    """Return the numbers of axes after the channels that an Upsample accepts."""
+    # The other modes are for all ranks.
+    axes = tuple(n for n, modes in _UPSAMPLE_MODES.items() if module.mode in modes) or (1, 2, 3)
+    given = module.size if module.size is not None else module.scale_factor
+    return (len(given),) if isinstance(given, tuple) and len(given) in axes else axes

@@ -112,9 +112,6 @@ def _walk(value: Any, name: str, path: Path, seen: set[int]) -> Iterator[tuple[s
 def at_path(value: Any, path: Path) -> Any:
     """Return the part of a nested value that a path leads to; a name is a key or an attribute.
 
-    Raises:
-        LookupError, AttributeError, TypeError: there is none.
-
     >>> at_path({"pair": (5, 3)}, ("pair", 0))
     5
     """
