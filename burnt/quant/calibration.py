@@ -49,13 +49,9 @@ def calibrate_layers(
     Training flags, buffers and hooks are afterwards as before, also if it raises: a QuantError if there is no
     batch, the model fails on one, or it calls none of the layers.
 
-    Args:
-        model: the model.
-        layers: path -> layer whose inputs are observed.
-        batches: iterated once.
-        forward: ``forward(model, batch)``, for batches that do not fit the model's own; see `call_model`.
-        followed: path -> module that `Flow` follows; None if nobody asks.
-        progress: called with a text, the number of the batch, and that of all, 0 if unknown.
+    The inputs of `layers` are observed, those in `followed` also by `Flow`. ``forward(model, batch)`` is for
+    batches that do not fit `call_model`. `progress` is called with a text, the number of the batch, and that
+    of all, 0 if unknown.
     """
     check_batches(batches)
     observers: dict[str, InputObserver] = {}

@@ -50,7 +50,9 @@ def save_compressed_tensors(
     _check(model, layers)
     record = record_of(model)
     tensors = dict(record.tensors)
-    tensors |= {alias: tensors[path] for alias, path in record.aliases.items() if _owner(alias) in layers}
+    tensors |= {
+        alias: tensors[path] for alias, path in record.aliases.items() if alias.rpartition(".")[0] in layers
+    }
     for path, layer in layers.items():
         for name in layer._buffers:
             tensors.pop(f"{path}.{name}", None)
@@ -61,10 +63,6 @@ def save_compressed_tensors(
     write_folder(target, stored, None, shard_bytes=shard_bytes)
     with replacing(target / "config.json") as temporary:
         temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _owner(path: str) -> str:
-    return path.rpartition(".")[0]
 
 
 def _check(model: torch.nn.Module, layers: dict[str, Quantized]) -> None:
@@ -79,18 +77,14 @@ def _check(model: torch.nn.Module, layers: dict[str, Quantized]) -> None:
     if problems:
         shown = [f"{path}: {problem}" for path, problem in list(problems.items())[:10]]
         more = len(problems) - len(shown)
+        skip = repr("|".join(problems)) if len(problems) <= 3 else "[those layers]"
         raise QuantError(
             f"compressed-tensors cannot hold {quantity(len(problems), 'layer')} of the model",
             where=type(model).__name__,
             expected="Linear layers in int8, int4, int2 or fp8",
             found="\n".join([*shown, *([f"and {more} more"] if more else [])]),
-            hint=f"burnt.quantize(..., skip={_shown_skip(list(problems))}), or another scheme for them",
+            hint=f"burnt.quantize(..., skip={skip}), or another scheme for them",
         )
-
-
-def _shown_skip(paths: list[str]) -> str:
-    """Return patterns that skip some layers, or what to write where they are many."""
-    return repr("|".join(paths)) if len(paths) <= 3 else "[those layers]"
 
 
 def _problem(layer: Quantized) -> str | None:

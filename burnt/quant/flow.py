@@ -20,15 +20,9 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     An op that reads such an output outside of the modules, or changes or views it, counts as a reader too:
     the output is only then read by modules alone if every op that takes it runs within one whose input it is.
 
-    Args:
-        modules: path -> module whose inputs and outputs are followed.
-
-    Attributes:
-        readers: path -> who reads the module's outputs: paths of modules, and for others a description that
-            starts with a space, which no path does.
-        sources: path -> the modules whose outputs were its input; None for other inputs.
-        ranks: path -> numbers of axes that its output had.
-        examples: path -> part of an input of a module with one argument, and what that became.
+    By the path of a module: `readers` are who reads its outputs (paths, or for others a description that
+    starts with a space, as no path does), `sources` the modules whose outputs were its input (None for other
+    inputs), `ranks` the numbers of axes of its output, `examples` part of an input and what that became.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     >>> flow = Flow({"0": model[0], "2": model[2]})

@@ -64,20 +64,20 @@ def weight_range(
     method = default_method(scheme) if method is None else method
     check_method("weights", method, METHODS)
     groups = _groups(matrix.float(), scheme)
-    shape = scheme.scale_shape(*matrix.shape)
-    if not scheme.symmetric:
-        scale, zero_point = _asymmetric(groups, scheme, method)
-        return scale.view(shape), zero_point.view(shape)
-    if method == "absmean":
-        scale = groups.abs().mean(1)
-    elif method == "percentile":
-        scale = _quantile(groups.abs(), _PERCENTILE) / _half_range(scheme)
-    else:
-        scale = groups.abs().amax(1) / _half_range(scheme) if groups.numel() else groups.new_ones(len(groups))
-    scale = _rounded(scale, scheme)
+    low, high = _limits(groups, scheme, method)
+    best, best_zero = _parameters(low, high, scheme)
     if method == "mse":
-        scale = _search(groups, scale, scheme)
-    return scale.to(getattr(torch, scheme.scale)).view(shape), None
+        least = _errors(groups, best, best_zero, scheme)
+        for factor in _FACTORS:
+            scale, zero_point = _parameters(low * factor, high * factor, scheme)
+            errors = _errors(groups, scale, zero_point, scheme)
+            best = torch.where(errors < least, scale, best)
+            if best_zero is not None and zero_point is not None:
+                best_zero = torch.where(errors < least, zero_point, best_zero)
+            least = torch.minimum(errors, least)
+    shape = scheme.scale_shape(*matrix.shape)
+    zeros = None if best_zero is None else best_zero.to(torch.int8).view(shape)
+    return best.to(getattr(torch, scheme.scale)).view(shape), zeros
 
 
 def _groups(matrix: Tensor, scheme: QuantScheme) -> Tensor:
@@ -91,55 +91,40 @@ def _groups(matrix: Tensor, scheme: QuantScheme) -> Tensor:
     return F.pad(matrix, (0, padded - columns)).reshape(-1, scheme.block)
 
 
-def _half_range(scheme: QuantScheme) -> float:
-    """Return what the largest absolute value becomes: 127.5 for -128 to 127, which is clipped to 127."""
-    return (scheme.largest - scheme.smallest) / 2
+def _limits(groups: Tensor, scheme: QuantScheme, method: str) -> tuple[Tensor, Tensor]:
+    """Return the range of each group, which holds zero; that of a symmetric scheme is symmetric."""
+    if not scheme.symmetric:
+        low, high = groups.amin(1).clamp(max=0), groups.amax(1).clamp(min=0)
+        if method == "percentile":
+            high = torch.minimum(high, _quantile(groups, _PERCENTILE).clamp(min=0))
+            low = torch.maximum(low, -_quantile(-groups, _PERCENTILE).clamp(min=0))
+        return low, high
+    if method == "absmean":
+        limit = groups.abs().mean(1) * ((scheme.largest - scheme.smallest) / 2)
+    elif method == "percentile":
+        limit = _quantile(groups.abs(), _PERCENTILE)
+    else:
+        limit = groups.abs().amax(1)
+    return -limit, limit
 
 
-def _rounded(scale: Tensor, scheme: QuantScheme) -> Tensor:
-    """Round to the scales' dtype, in float32."""
+def _parameters(low: Tensor, high: Tensor, scheme: QuantScheme) -> tuple[Tensor, Tensor | None]:
+    """Return scales in float32, rounded to their dtype, and zero points for ranges."""
+    scale = (high - low) / (scheme.largest - scheme.smallest)
     if scheme.scale == "float16" and scheme.type.bits == 8 and scheme.type.is_float:
         # float8 is as exact in a part of its range, float16 is not below its smallest normal number.
         scale = torch.where(scale > 0, scale.clamp(min=2.0**-14), scale)
-    return scale.to(getattr(torch, scheme.scale)).float()
+    scale = scale.to(getattr(torch, scheme.scale)).float()
+    if scheme.symmetric:
+        return scale, None
+    safe = torch.where(scale == 0, 1.0, scale)
+    return scale, (scheme.smallest - low / safe).round().clamp(scheme.smallest, scheme.largest)
 
 
 def _quantile(values: Tensor, part: float) -> Tensor:
     """Return a quantile of each row, of any length, unlike torch.quantile."""
     count = values.shape[1]
     return values.kthvalue(max(1, min(count, round(part * count))), dim=1).values
-
-
-def _asymmetric(groups: Tensor, scheme: QuantScheme, method: str) -> tuple[Tensor, Tensor]:
-    low, high = groups.amin(1).clamp(max=0), groups.amax(1).clamp(min=0)
-    if method == "percentile":
-        high = torch.minimum(high, _quantile(groups, _PERCENTILE).clamp(min=0))
-        low = torch.maximum(low, -_quantile(-groups, _PERCENTILE).clamp(min=0))
-    best: tuple[Tensor, Tensor] | None = None
-    least = torch.zeros(())
-    for factor in _FACTORS if method == "mse" else [1.0]:
-        scale = _rounded((high - low) * factor / (scheme.largest - scheme.smallest), scheme)
-        safe = torch.where(scale == 0, 1.0, scale)
-        zero_point = (scheme.smallest - low * factor / safe).round().clamp(scheme.smallest, scheme.largest)
-        errors = _errors(groups, scale, zero_point, scheme) if method == "mse" else least
-        if best is None:
-            best, least = (scale, zero_point), errors
-        is_less = errors < least
-        least = torch.where(is_less, errors, least)
-        best = torch.where(is_less, scale, best[0]), torch.where(is_less, zero_point, best[1])
-    assert best is not None
-    return best[0].to(getattr(torch, scheme.scale)), best[1].to(torch.int8)
-
-
-def _search(groups: Tensor, scale: Tensor, scheme: QuantScheme) -> Tensor:
-    """Return for each group the scale with the least squared error, among parts of the given one."""
-    best, least = scale, _errors(groups, scale, None, scheme)
-    for factor in _FACTORS:
-        candidate = _rounded(scale * factor, scheme)
-        errors = _errors(groups, candidate, None, scheme)
-        best = torch.where(errors < least, candidate, best)
-        least = torch.minimum(errors, least)
-    return best
 
 
 @fuse
