@@ -17,8 +17,7 @@ from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar
 from burnt.errors import ConfigError, quantity
 from burnt.monitor.format import size_text
 from burnt.record.loading import Selection
-from burnt.record.source import Source
-from burnt.record.sources import open_source
+from burnt.record.sources import Source, open_source
 from burnt.record.statistics import Statistics, statistics_of
 from burnt.record.stored import StoredTensor
 from burnt.scheme import QuantScheme

@@ -1,12 +1,7 @@
 """Records: the tensors and metadata of a module, the files that store them, and weights from other programs.
 
-`record` has `Record`, and creates it from a module; `safetensors_file` reads and writes files. `loading` has
-`load_weights`, which takes its tensors from any `source` that `sources` can open: `torch_file`, `npz_file`
-and `burnpack_file` (with `cbor`) read the other formats. `layout` maps the names and arrangements of other
-programs to those of a model, and makes `arranged` tensors of the stored ones; `layouts` has those of Burn,
-timm and TensorFlow. `fit` compares source and module, `report` says what was loaded. `converting` writes any
-source to the formats in `writers`; `folder` writes shards, `casting` converts dtypes. Only `torch_file`
-unpickles, and nothing but tensors.
+`record` creates them from modules; `loading` takes any source that `sources` opens, `converting` writes it in
+another format. Only `formats/torch_file` unpickles, and nothing but tensors.
 """
 
 from __future__ import annotations

@@ -21,10 +21,9 @@ from burnt.record.formats.safetensors_file import check_dense
 from burnt.record.loading import RenameStep, Selection, rename_tensors, strip_prefixes
 from burnt.record.record import Record
 from burnt.record.report import as_table, cast_rows, first_of
-from burnt.record.source import Source
-from burnt.record.sources import open_source
+from burnt.record.sources import Source, open_source
 from burnt.record.stored import MemoryTensor, StoredTensor, memory_of
-from burnt.record.writers import WRITERS, Weights
+from burnt.record.writers import WRITERS
 
 _SIZES = {"total_size", "total_parameters"}
 """What the index of a folder says of its files."""
@@ -144,13 +143,12 @@ def convert_weights(
         layers = {path: entry for path, entry in layers.items() if selection.takes(f"{path}.values")}
         written = cast_tensors(read, dtype, keep, unchanged=scale_paths(layers))
         record = _record(opened, tied, bool(rename), with_weight_dtype(layers, dtype, keep))
-        weights = Weights(written, record, _metadata(opened))
+        metadata = _metadata(opened)
         if is_folder:
             size = SHARD_BYTES if shard_bytes is None else shard_bytes
-            document, metadata = weights.record.document(), weights.metadata
-            files = write_folder(path, written, document, metadata=metadata, shard_bytes=size)
+            files = write_folder(path, written, record.document(), metadata=metadata, shard_bytes=size)
         else:
-            WRITERS[path.suffix.lower()](path, weights)
+            WRITERS[path.suffix.lower()](path, written, record, metadata)
             files = [path]
     cast = {
         name: (read[name].dtype, to.dtype) for name, to in written.items() if to.dtype != read[name].dtype

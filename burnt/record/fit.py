@@ -24,14 +24,10 @@ _MOST_CANDIDATES = 300
 class Fit:
     """The shapes in a module and in a source, compared.
 
-    Args:
-        own: the shapes in the module by path.
-        found: the shapes in the source by name.
-        tied: paths that need no tensor of their own in the source.
-        partial: whether tensors may be missing on either side, as long as any fits.
-        origins: the names in the file of what `found` has, where a layout has changed them.
-        absent: the names that a layout has for the parts of a missing path, and that the file lacks.
-        fragments: what `found` has of tensors of which the file lacks another part.
+    `own` has the shapes in the module by path, `found` those in the source by name; paths in `tied` need no
+    tensor of their own. `partial` allows tensors to be missing on either side, as long as any fits. Where a
+    layout has changed names, `origins` are those in the file, `absent` the parts of a missing path that the
+    file lacks, and `fragments` what it has of such a path.
 
     >>> fit = Fit({"a.weight": (2, 3), "bias": (2,)}, {"a.wieght": (2, 3), "bias": (3,)})
     >>> fit.missing, fit.unexpected, fit.mismatched

@@ -34,8 +34,7 @@ from burnt.record.fit import Fit
 from burnt.record.layouts import burn
 from burnt.record.record import Record, constants_of, static_fields_of, unwrapped
 from burnt.record.report import LoadReport
-from burnt.record.source import Source
-from burnt.record.sources import open_source
+from burnt.record.sources import Source, open_source
 from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, describe_indirect, memory_of
 
 _PARALLEL = "module."

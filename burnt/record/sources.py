@@ -34,7 +34,6 @@ from burnt.record.formats.safetensors_file import (
 from burnt.record.formats.state_dict import find_state_dict
 from burnt.record.formats.torch_file import is_legacy, read_torch
 from burnt.record.record import Record, parse_metadata
-from burnt.record.source import Source
 from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, read_all
 
 _INDEX = ".index.json"
@@ -58,6 +57,25 @@ _OTHERS = {
 """What people try, by the first bytes, and how to get on."""
 
 _FORMATS = "a safetensors, PyTorch, .npz, burnpack or GGUF file"
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An open source of weights: what messages call its `kind`, and its tensors by name.
+
+    The tensors of `record` are not used, only its metadata; `metadata` is what other programs stored. `notes`
+    say what was decided when the source was opened. `path` is of a file or folder; `shards` of a folder with
+    several files, the file's name by the tensor's.
+    """
+
+    kind: str
+    tensors: Mapping[str, StoredTensor]
+    path: str | None = None
+    record: Record = dataclasses.field(default_factory=lambda: Record({}))
+    notes: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    shards: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    format: str = ""
 
 
 class _Index(msgspec.Struct):

@@ -1,15 +1,15 @@
 """The formats that weights are converted to, by the suffix of the file; a folder has shards of safetensors.
 
-A new format is a function and a line in `WRITERS`.
+A new format is a function and a line in `WRITERS`. The record has the other names of tensors in its
+``aliases`` and no tensors of its own; `metadata` is that of other programs.
 """
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,58 +28,48 @@ from burnt.record.formats.safetensors_file import (
 from burnt.record.record import Record
 from burnt.record.stored import MemoryTensor, StoredTensor
 
-
-@dataclass(frozen=True)
-class Weights:
-    """What is written: tensors by name, each once, read when they are written; `metadata` of other programs.
-
-    The record has the other names of tensors in its ``aliases``; its own tensors are not used.
-    """
-
-    tensors: Mapping[str, StoredTensor]
-    record: Record
-    metadata: Mapping[str, str]
+Tensors: TypeAlias = Mapping[str, StoredTensor]
+"""What is written: tensors by name, each once, read when they are written."""
 
 
-def write_safetensors(path: Path, weights: Weights) -> None:
+def write_safetensors(path: Path, tensors: Tensors, record: Record, metadata: Mapping[str, str]) -> None:
     """Write a safetensors file, a tensor at a time; other names of a tensor are in its metadata."""
     # As safetensors' own `save_model` writes them, and `load_model` reads them.
-    metadata = {**weights.metadata, **weights.record.aliases}
-    write_stored(path, weights.tensors, with_document(metadata, weights.record.document()))
+    write_stored(path, tensors, with_document({**metadata, **record.aliases}, record.document()))
 
 
-def write_npz(path: Path, weights: Weights) -> None:
+def write_npz(path: Path, tensors: Tensors, record: Record, metadata: Mapping[str, str]) -> None:
     """Write a .npz file, a tensor at a time. It has no metadata, so a tensor of two names is in it twice."""
-    for name, stored in weights.tensors.items():
+    for name, stored in tensors.items():
         check_storable(name, stored, _NUMPY_DTYPES)
-    names = {name: name for name in weights.tensors} | dict(weights.record.aliases)
+    names = {name: name for name in tensors} | dict(record.aliases)
     if ended := next((name for name in names if "\0" in name), None):  # where zipfile cuts a name off
         raise name_refused(ended, ".npz")
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, source in names.items():
             member = zipfile.ZipInfo(f"{name}.npy")  # without the time, so that equal weights are equal files
             with archive.open(member, "w", force_zip64=True) as file:
-                npy.write_array(file, weights.tensors[source].read().numpy(), allow_pickle=False)
+                npy.write_array(file, tensors[source].read().numpy(), allow_pickle=False)
 
 
-def write_torch(path: Path, weights: Weights) -> None:
+def write_torch(path: Path, tensors: Tensors, record: Record, metadata: Mapping[str, str]) -> None:
     """Write a state dict with `torch.save`, for which all tensors are in memory; tied ones share theirs."""
     state: dict[str, Tensor] = {}
-    for name, stored in weights.tensors.items():
+    for name, stored in tensors.items():
         if isinstance(stored, MemoryTensor):
             check_dense(name, stored.tensor)
         tensor = stored.read()
         # torch.save writes the whole storage of a view.
         is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes
         state[name] = tensor if is_whole else tensor.clone()
-    state |= {alias: state[name] for alias, name in weights.record.aliases.items()}
+    state |= {alias: state[name] for alias, name in record.aliases.items()}
     with replacing(path) as temporary, temporary.open("wb") as file:
         torch.save(state, file)
 
 
-def write_bpk(path: Path, weights: Weights) -> None:
+def write_bpk(path: Path, tensors: Tensors, record: Record, metadata: Mapping[str, str]) -> None:
     """Write a burnpack file of Burn's, a tensor at a time; metadata of other programs is left out."""
-    write_burnpack(path, weights.tensors, weights.record.document())
+    write_burnpack(path, tensors, record.document())
 
 
 _NUMPY_DTYPES = {
@@ -88,7 +78,7 @@ _NUMPY_DTYPES = {
     for size in sizes
 } | {torch.bool}
 
-WRITERS: dict[str, Callable[[Path, Weights], Any]] = {
+WRITERS: dict[str, Callable[[Path, Tensors, Record, Mapping[str, str]], Any]] = {
     ".safetensors": write_safetensors,
     ".npz": write_npz,
     ".pt": write_torch,

@@ -161,9 +161,7 @@ def test_a_tensor_that_has_no_plain_values(tmp_path):
         (torch.eye(2).to_sparse(), "a Tensor of layout torch.sparse_coo"),
         (torch.zeros(2, dtype=torch.complex128), "torch.complex128"),
     ):
-        with raises(
-            RecordError, "in        layer.x", f"found     {found}", match="cannot be stored as plain values"
-        ):
+        with raises(RecordError, "in        layer.x", f"found     {found}", match="stored as plain values"):
             Record({"layer.x": value}).save(tmp_path / "m")
         assert list(tmp_path.iterdir()) == []
 

@@ -62,13 +62,6 @@ class JoinedTensor(ArrangedTensor):
     dim: int
     groups: int
 
-    @classmethod
-    def of(cls, parts: Sequence[StoredTensor], dim: int, groups: int) -> StoredTensor:
-        """Join tensors that differ in the size of `dim` alone."""
-        shape = list(parts[0].shape)
-        shape[dim] = sum(part.shape[dim] for part in parts)
-        return cls(tuple(shape), parts[0].dtype, tuple(parts), dim, groups)
-
     def value(self) -> Tensor:
         """Return a new tensor."""
         parts = [_grouped(value_of(part), self.dim, self.groups) for part in self.inner]
@@ -92,14 +85,6 @@ class PartOfTensor(ArrangedTensor):
     index: int
     dim: int
     groups: int
-
-    @classmethod
-    def all_of(cls, whole: StoredTensor, sizes: tuple[int, ...], dim: int, groups: int) -> list[StoredTensor]:
-        """Split a tensor."""
-        shapes = [(*whole.shape[:dim], size, *whole.shape[dim + 1 :]) for size in sizes]
-        return [
-            cls(shape, whole.dtype, (whole,), sizes, index, dim, groups) for index, shape in enumerate(shapes)
-        ]
 
     def value(self) -> Tensor:
         """Return a view where there are no groups."""

@@ -338,8 +338,17 @@ def _split(step: Split, whole: StoredTensor, name: str, *, reading: bool) -> lis
             expected=f"{parts} along axis {step.dim}{groups}",
             found=f"shape {arranged.shape}",
         )
-    pieces = PartOfTensor.all_of(arranged, sizes, step.dim, step.groups)
+    pieces = [
+        PartOfTensor(
+            _resized(arranged, step.dim, size), whole.dtype, (arranged,), sizes, i, step.dim, step.groups
+        )
+        for i, size in enumerate(sizes)
+    ]
     return pieces if reading else [permuted(piece, axes) for piece in pieces]
+
+
+def _resized(stored: StoredTensor, dim: int, size: int) -> tuple[int, ...]:
+    return (*stored.shape[:dim], size, *stored.shape[dim + 1 :])
 
 
 def _join(step: Join, parts: Mapping[str, StoredTensor], *, reading: bool) -> StoredTensor:
@@ -356,7 +365,8 @@ def _join(step: Join, parts: Mapping[str, StoredTensor], *, reading: bool) -> St
             expected=f"one dtype, and shapes that are equal except along axis {dim}{groups}",
             found=", ".join(f"{part.shape} {part.dtype}" for part in arranged),
         )
-    whole = JoinedTensor.of(arranged, dim, step.groups)
+    shape = _resized(arranged[0], dim, sum(rows))
+    whole = JoinedTensor(shape, arranged[0].dtype, tuple(arranged), dim, step.groups)
     return whole if reading else permuted(whole, axes)
 
 

@@ -29,7 +29,7 @@ from burnt.record.formats.checksums import (
     fill_checksums,
     with_checksums,
 )
-from burnt.record.stored import MemoryTensor, StoredTensor, describe_indirect, read_all
+from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, read_all
 
 MOST_TENSORS = 500_000
 """Files with more tensors are refused. The largest published checkpoints have some 150,000."""
@@ -227,29 +227,24 @@ def check_storable(name: str, stored: StoredTensor, dtypes: Container[torch.dtyp
     if isinstance(stored, MemoryTensor):
         check_dense(name, stored.tensor)
     if stored.dtype not in dtypes:
-        raise _not_storable(name, str(stored.dtype), "convert its dtype")
+        raise RecordError(
+            "a tensor cannot be stored as plain values in this format",
+            where=name,
+            expected="a dtype that the format has",
+            found=str(stored.dtype),
+            hint="convert its dtype",
+        )
 
 
 def check_dense(name: str, tensor: Tensor) -> None:
     """Refuse a tensor that has no value in memory for each element."""
-    if found := describe_indirect(tensor):
-        raise _not_storable(name, found, "save tensor.to_dense(), or the tensors that it holds")
+    check_plain(tensor, name, "save tensor.to_dense(), or the tensors that it holds")
 
 
 def name_refused(name: str, file_format: str) -> RecordError:
     """Return the error for a name that a format has another use for."""
     return RecordError(
         f"a {file_format} file cannot hold a tensor of this name", where=repr(name), hint="rename the tensor"
-    )
-
-
-def _not_storable(name: str, found: str, hint: str) -> RecordError:
-    return RecordError(
-        "a tensor cannot be stored as plain values in this format",
-        where=name,
-        expected="a dense tensor of a dtype that the format has",
-        found=found,
-        hint=hint,
     )
 
 
