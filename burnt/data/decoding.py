@@ -191,21 +191,16 @@ def _decoding(source: Any) -> Iterator[tuple[Image.Image, _Samples]]:
             hint="set PIL.Image.MAX_IMAGE_PIXELS if you trust the file: 3 or 4 bytes a pixel, several times",
         ) from error
     except Exception as error:  # of Pillow's many plugins: OSError, SyntaxError, ValueError, struct.error ...
+        # Pillow's own message for an unknown format names the object that was read, and not the file.
+        is_unknown = isinstance(error, pillow.UnidentifiedImageError)
+        text = "no format that Pillow knows" if is_unknown else f"{type(error).__name__}: {error}"
         system = error.strerror if isinstance(error, OSError) and error.errno is not None else None
         raise DataError(
             "a file cannot be read" if system else "a picture cannot be decoded",
             where=name or f"{len(source)} bytes",
-            found=system or _describe(error),
+            found=system or text,
             hint=None if system else "is it complete? Open it in a viewer, or leave it out",
         ) from error
-
-
-def _describe(error: Exception) -> str:
-    from PIL import UnidentifiedImageError
-
-    # Its own message names the object that was read, and not the file.
-    is_unknown = isinstance(error, UnidentifiedImageError)
-    return "no format that Pillow knows" if is_unknown else f"{type(error).__name__}: {error}"
 
 
 def _upright(image: Image.Image) -> Image.Image:

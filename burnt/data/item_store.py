@@ -81,8 +81,9 @@ class ItemStore:
             raise DataError(
                 "an item cannot be cached on disk",
                 where=f"item {number}",
+                expected="numbers, text, bytes, tensors, arrays; lists, tuples, dicts and batches of them",
                 found=str(error),
-                hint="map it to values of MessagePack, such as integers of 64 bits; or cache it in memory",
+                hint="map it to these, integers to 64 bits; or cache it in memory",
             ) from error
         with self._using():
             self._database.get().execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (number, data))
@@ -129,12 +130,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         parts = [value.dtype.str, list(value.shape), value.tobytes()]
         return msgspec.msgpack.Ext(_ARRAY if isinstance(value, np.ndarray) else _SCALAR, _encode(parts))
-    raise DataError(
-        "an item cannot be cached on disk",
-        expected="numbers, text, bytes, tensors, arrays, and lists, tuples, dicts and batches of them",
-        found=kind.__name__,
-        hint="map it to one of these, or cache it in memory",
-    )
+    raise TypeError(kind.__name__)
 
 
 def _decode(data: bytes | memoryview) -> Any:

@@ -167,10 +167,8 @@ class Concatenation(Generic[T]):
         return self._take
 
     def _take(self, indices: Tensor) -> Any:
-        return take_across(self._take_of, torch.from_numpy(self._starts), indices)
-
-    def _take_of(self, number: int, indices: Tensor) -> Any:
-        return self.datasets[number].take(indices)
+        take = [dataset.take for dataset in self.datasets]
+        return take_across(lambda number, at: take[number](at), torch.from_numpy(self._starts), indices)
 
     def place(self, index: int) -> str:
         """Return where an item comes from."""

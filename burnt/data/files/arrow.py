@@ -27,7 +27,7 @@ from burnt.data.files.schema import (
     repeated,
     unfit_cell,
 )
-from burnt.data.files.table import Column, Lists, Numbers, Objects, Text, as_dtype, stack
+from burnt.data.files.table import Cells, Column, Lists, Numbers, as_dtype, stack
 from burnt.errors import DataError
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ def _column(
     if known is not None:
         return _numbers(array, name, known, gaps, fill, where)
     if kind is TEXT:
-        return _text(array if fill is None else array.fill_null(fill))
+        return Cells(array if fill is None else array.fill_null(fill))
     if kind is OBJECT:
-        return Objects(array, partial(_as_python, fill))
+        return Cells(array, partial(_as_python, fill))
     if isinstance(kind, Vector):
         if fill is not None:
             place = where(int(gaps[0]))
@@ -247,20 +247,13 @@ def _numbers(
     return Numbers(numbers)
 
 
-def _text(array: pyarrow.Array) -> Text:
-    """Return text that shares the memory of an Arrow array."""
-    _, offsets, data = array.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    return Text(np.frombuffer(data or b"", np.uint8), bounds)
-
-
 def _vectors(array: pyarrow.Array, column: str, dtype: np.dtype[Any], where: Callable[[int], str]) -> Column:
     """Return lists of numbers: one array if the type fixes their size, else tensors of different lengths."""
     import pyarrow
 
     found = array.type
     if isinstance(_kind(found.value_type), Vector):
-        return Objects(array, partial(_as_tensor, dtype, column, where))
+        return Cells(array, partial(_as_tensor, dtype, column, where))
     if pyarrow.types.is_fixed_size_list(found):
         offsets = np.arange(len(array) + 1) * found.list_size
     else:

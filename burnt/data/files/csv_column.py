@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -120,31 +121,24 @@ def _misfit(
     fields: Fields, name: str, kind: Kind, is_declared: bool, where: Callable[[int], str]
 ) -> DataError:
     """Return the error for the first field that does not fit the kind."""
-    wrong = ((row, text, _expected(text, kind, is_declared)) for row, text in enumerate(fields.to_pylist()))
-    row, text, expected = next(found for found in wrong if found[2] is not None)
+
+    def ends_unfit(row: int) -> bool:
+        return _parse(fields[: row + 1], kind, is_declared) is None
+
+    row = bisect.bisect_left(range(len(fields)), True, key=ends_unfit)
+    text = fields[row].as_py()
+    expected = name_of(kind)
+    if isinstance(kind, np.dtype) and kind.kind in "iu":
+        if not is_declared and re.match(_CODE, text):
+            expected = "a number without leading zeros"
+        elif re.match(_INTEGER, text):
+            expected = f"a number that fits {INT}"
+        elif not is_declared:
+            expected = name_of(FLOAT)
     if is_declared:
         return bad_cell(where(row), name, expected, text)
     hint = f"types={{{name!r}: str}} if the column is text"
     return bad_cell(where(row), name, f"{expected}, as in the rows before it", text, hint)
-
-
-def _expected(text: str | None, kind: Kind, is_declared: bool) -> str | None:
-    """Return what was expected in place of a field; None if it fits, or is missing."""
-    if text is None or (kind is BOOL and text in _BOOLS):
-        return None
-    if kind is BOOL:
-        return name_of(kind)
-    if isinstance(kind, np.dtype) and kind.kind in "iu":
-        if not is_declared and re.match(_CODE, text):
-            return "a number without leading zeros"
-        if re.match(_INTEGER, text):
-            return None if len(text) < 21 and abs(int(text)) < 1 << 63 else f"a number that fits {INT}"
-        if is_declared:
-            return name_of(kind)
-    try:
-        return None if "_" not in text and float(text) == float(text) else name_of(FLOAT)
-    except ValueError:
-        return name_of(FLOAT)
 
 
 def _check_literals(

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
-from burnt.data.files.schema import Labelled, check_entry, check_name, unfit_cell
+from burnt.data.files.schema import RowItems, check_entry, check_name, unfit_cell
 from burnt.data.fitting import misfits
-from burnt.errors import DataError, quantity
+from burnt.errors import DataError
 
 _WIDE = re.compile(r"\b(u?int32|u?int64|float64)\b")  # features that float32 does not hold
 _SAMPLED = 1000
 
 
-class HuggingFaceDataset(Labelled):
+class HuggingFaceDataset(RowItems):
     """A `datasets.Dataset`, whose rows become dicts of tensors and texts.
 
     It reads in the dataset's format of torch (integers become int64, floats float32), unless it has another
@@ -99,9 +99,6 @@ class HuggingFaceDataset(Labelled):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({quantity(len(self), 'row')})"
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._entries(self.dataset[index], [index])
 
@@ -158,13 +155,6 @@ class HuggingFaceDataset(Labelled):
         if self._fields[name] in self._wide:
             self._check(self._fields[name], values, range(len(self)))
         return values
-
-    @property
-    def take(self) -> Callable[[Tensor], Batch]:
-        """``take(indices)`` returns the items at indices, ``[n]`` of int64, as one batch."""
-        if not self._has_take:
-            raise AttributeError("the cells of a column may differ in shape")
-        return self._take
 
     def _take(self, indices: Tensor) -> Batch:
         rows = indices.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,15 +25,15 @@ from burnt.data.files.arrow import (
     read_entries,
 )
 from burnt.data.files.opening import Handle, Paths, find_files
-from burnt.data.files.schema import Labelled, Options, Schema, check_entry
+from burnt.data.files.schema import Options, RowItems, Schema, check_entry
 from burnt.data.files.table import Table, take_across
-from burnt.errors import DataError, quantity
+from burnt.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
 
 
-class ParquetDataset(Labelled):
+class ParquetDataset(RowItems):
     """Rows of Parquet files, read one row group at a time, when a row of it is used for the first time.
 
     Row groups that have been read stay in memory, converted as in a `DataframeDataset`, up to `memory` bytes
@@ -110,9 +110,6 @@ class ParquetDataset(Labelled):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({quantity(len(self), 'row')})"
-
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, row = self._find(checked_index(index, len(self)))
         return self._table(number)[row]
@@ -127,22 +124,9 @@ class ParquetDataset(Labelled):
         parts = [self._table(number).column(name) for number in range(len(self._groups))]
         return torch.cat(parts) if isinstance(parts[0], Tensor) else [cell for part in parts for cell in part]
 
-    @property
-    def take(self) -> Callable[[Tensor], Batch]:
-        """``take(indices)`` returns the items at indices, ``[n]`` of int64, as one batch.
-
-        There is none if cells differ in shape: a loader's `batcher` then gets the items, to pad them.
-        """
-        if not self._has_take:
-            raise AttributeError("the cells of a column differ in shape")
-        return self._take
-
     def _take(self, indices: Tensor) -> Batch:
-        batch: Batch = take_across(self._take_of_group, self._starts, indices)
+        batch: Batch = take_across(lambda group, at: self._table(group).take(at), self._starts, indices)
         return batch
-
-    def _take_of_group(self, number: int, indices: Tensor) -> Batch:
-        return self._table(number).take(indices)
 
     def place(self, index: int) -> str:
         """Return the file and row of an item, counted from 0, ``"flats.parquet, row 7"``."""

@@ -22,8 +22,8 @@ from burnt.data.files.schema import (
     OBJECT,
     TEXT,
     Kind,
-    Labelled,
     Options,
+    RowItems,
     Schema,
     Vector,
     bad_cell,
@@ -33,12 +33,11 @@ from burnt.data.files.schema import (
     unfit_cell,
 )
 from burnt.data.fitting import misfits
-from burnt.errors import quantity
 
 _SAMPLED = 1000
 
 
-class RowDataset(Labelled, ABC):
+class RowDataset(RowItems, ABC):
     """Items that are rows of values of Python, each converted to the types of its columns when it is read.
 
     `categories` has each column of class names, and the names by their number.
@@ -70,12 +69,6 @@ class RowDataset(Labelled, ABC):
             for entry, names in schema.fields.items()
             if not isinstance(names, str)
         }
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({quantity(len(self), 'row')})"
 
     @abstractmethod
     def _read(self, index: int) -> Mapping[str, Any]:

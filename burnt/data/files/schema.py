@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from burnt.data.batch import copy_item
-from burnt.errors import DataError, did_you_mean
+from burnt.data.batch import Batch, copy_item
+from burnt.errors import DataError, did_you_mean, quantity
 
 
 @dataclass(frozen=True)
@@ -300,10 +301,30 @@ def is_number(value: Any) -> bool:
     return True
 
 
-class Labelled:
-    """A dataset that has the names of its classes if one of its columns is the label."""
+class RowItems:
+    """A dataset whose items are rows, with names of classes if one of its columns is the label."""
 
     _classes: list[str] | None
+    _has_take = False
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({quantity(len(self), 'row')})"
+
+    @property
+    def take(self) -> Callable[[Tensor], Batch]:
+        """``take(indices)`` returns the items at indices, ``[n]`` of int64, as one batch.
+
+        There is none if cells differ in shape: a loader's `batcher` then gets the items, to pad them.
+        """
+        if not self._has_take:
+            raise AttributeError("the cells of a column may differ in shape")
+        return self._take
+
+    def _take(self, indices: Tensor) -> Batch:
+        raise NotImplementedError
 
     @property
     def classes(self) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,30 +96,25 @@ class SqliteDataset(RowDataset):
 
     def _has_rowids(self, table: str) -> bool:
         """Whether it is a table with rowids, not a view or one WITHOUT ROWID."""
-        with self._reading():
-            database = _connect(self._path, None)
+        with self._reading(), closing(_connect(self._path, None)) as database:
+            statement = "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"
+            names = dict(database.execute(statement))
+            types = {name.lower(): type_ for name, type_ in names.items()}
+            if table.lower() not in types:
+                raise DataError(
+                    "the database has no such table",
+                    where=self._path,
+                    expected=f"one of {', '.join(names)}" if names else None,
+                    found=repr(table),
+                    hint=did_you_mean(table, names),
+                )
             try:
-                statement = "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"
-                found = database.execute(statement).fetchall()
-                names, types = [name for name, _ in found], {name.lower(): type_ for name, type_ in found}
-                if table.lower() not in types:
-                    raise DataError(
-                        "the database has no such table",
-                        where=self._path,
-                        expected=f"one of {', '.join(names)}" if names else None,
-                        found=repr(table),
-                        hint=did_you_mean(table, names),
-                    )
-                if types[table.lower()] == "view":
-                    return False
                 row = database.execute(f"SELECT _rowid_ FROM {_quoted(table)} LIMIT 1").fetchone()
-                return row is None or row[0] is not None
             except sqlite3.OperationalError as error:
                 if "_rowid_" in str(error):
                     return False
                 raise
-            finally:
-                database.close()
+            return types[table.lower()] == "table" and (row is None or row[0] is not None)
 
     def __len__(self) -> int:
         return len(self._rowids)

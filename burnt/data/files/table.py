@@ -15,7 +15,7 @@ from burnt.data.batch import Batch
 from burnt.data.dataset import checked_index
 from burnt.data.files.schema import (
     Categories,
-    Labelled,
+    RowItems,
     Schema,
     check_entry,
     is_number,
@@ -24,7 +24,7 @@ from burnt.data.files.schema import (
     unfit_cell,
 )
 from burnt.data.fitting import misfits
-from burnt.errors import DataError, quantity
+from burnt.errors import DataError
 
 Indices = NDArray[np.int64]
 
@@ -68,8 +68,8 @@ class Numbers(Column):
         return torch.from_numpy(self.values.take(indices, axis=0))
 
 
-class _Pieces(Column):
-    """Pieces of one array, and the offsets of each in it, ``[n + 1]``."""
+class Lists(Column):
+    """Vectors of different lengths: pieces of one array, and the offsets of each in it, ``[n + 1]``."""
 
     def __init__(self, values: NDArray[Any], offsets: NDArray[Any]) -> None:
         self.values = values
@@ -79,40 +79,28 @@ class _Pieces(Column):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def _piece(self, index: int) -> NDArray[Any]:
-        index = checked_index(index, len(self))
-        return self.values[self.offsets[index] : self.offsets[index + 1]]
-
-
-class Text(_Pieces):
-    """Texts, whose array is UTF-8."""
-
-    fixed_shape = True
-
-    def __getitem__(self, index: int) -> str:
-        return self._piece(index).tobytes().decode()
-
-
-class Lists(_Pieces):
-    """Vectors of different lengths."""
-
     def __getitem__(self, index: int) -> Tensor:
-        return torch.from_numpy(self._piece(index).copy())
+        return torch.from_numpy(self.values[self.offsets[index] : self.offsets[index + 1]].copy())
 
 
-class Objects(Column):
-    """Any other cells: ``read(cell, index)`` turns each into a value of Python when it is used."""
+class Cells(Column):
+    """Cells of an Arrow array: ``read(cell, index)`` makes each when it is used; None gives text."""
 
-    def __init__(self, cells: Any, read: Callable[[Any, int], Any]) -> None:
+    def __init__(self, cells: Any, read: Callable[[Any, int], Any] | None = None) -> None:
         self.cells = cells
         self.read = read
+        self.fixed_shape = read is None
         self.nbytes = int(cells.nbytes)
 
     def __len__(self) -> int:
         return len(self.cells)
 
     def __getitem__(self, index: int) -> Any:
-        return self.read(self.cells[index], index)
+        return self.cells[index].as_py() if self.read is None else self.read(self.cells[index], index)
+
+    def take(self, indices: Indices) -> list[Any]:
+        """Return the cells at indices."""
+        return self.cells.take(indices).to_pylist() if self.read is None else super().take(indices)
 
 
 def as_dtype(
@@ -158,7 +146,7 @@ def stack(columns: Mapping[str, Column], schema: Schema, where: Callable[[int], 
     return entries
 
 
-class Table(Labelled):
+class Table(RowItems):
     """Items from columns in memory: dicts of NumPy scalars, texts and tensors.
 
     Attributes:
@@ -167,6 +155,7 @@ class Table(Labelled):
 
     def __init__(self, columns: Mapping[str, Column], categories: Mapping[str, Categories], schema: Schema):
         self._columns = dict(columns)
+        self._has_take = all(column.fixed_shape for column in columns.values())
         self.categories = {column: known.values for column, known in categories.items()}
         self._classes = schema.class_names(categories)
 
@@ -177,9 +166,6 @@ class Table(Labelled):
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({quantity(len(self), 'row')})"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = checked_index(index, len(self))
@@ -198,16 +184,6 @@ class Table(Labelled):
         """Return the columns of numbers, which share the memory of this table."""
         columns = self._columns.values()
         return [torch.from_numpy(column.values) for column in columns if isinstance(column, Numbers)]
-
-    @property
-    def take(self) -> Callable[[Tensor], Batch]:
-        """``take(indices)`` returns the items at indices, ``[n]`` of int64, as one batch.
-
-        There is none if cells differ in shape: a loader's `batcher` then gets the items, to pad them.
-        """
-        if not all(column.fixed_shape for column in self._columns.values()):
-            raise AttributeError("the cells of a column differ in shape")
-        return self._take
 
     def _take(self, indices: Tensor) -> Batch:
         places = indices.numpy()

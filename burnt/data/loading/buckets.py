@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from burnt.data.loading.samplers import _array, _digest, read_lengths
+from burnt.data.loading.samplers import digest_of, item_lengths
 from burnt.errors import DataError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -57,20 +57,12 @@ class Buckets:
         self.count = count
         self.width = width
         self.tokens = tokens
-        self._lengths = lengths
+        self._lengths: Any = lengths
 
     def prepare(self, dataset: Any, batch_size: int) -> None:
         """Assign the items to buckets; called by the `Loader`."""
-        if callable(self._lengths):
-            self._lengths = read_lengths(dataset, self._lengths)
-        lengths = _array(self._lengths, "the lengths of buckets", np.int64)
-        if len(lengths) != len(dataset) or lengths.min() < 0:
-            raise DataError(
-                "the lengths of buckets do not fit the dataset",
-                expected=f"{len(dataset)} lengths of at least 0",
-                found=f"{len(lengths)} lengths from {lengths.min()} to {lengths.max()}",
-            )
-        self._digest = _digest(lengths)
+        lengths = self._lengths = item_lengths(dataset, self._lengths, "buckets")
+        self._digest = digest_of(lengths)
         if self.width is not None:
             bucket = (np.maximum(lengths, 1) - 1) // self.width
         else:
@@ -128,8 +120,3 @@ class Buckets:
     def state(self) -> dict[str, Any]:
         """Return what decides the batches."""
         return {"lengths": self._digest, "count": self.count, "width": self.width, "tokens": self.tokens}
-
-
-def as_buckets(buckets: Any) -> Buckets:
-    """Return `Buckets`, also of lengths or of a function of an item."""
-    return buckets if isinstance(buckets, Buckets) else Buckets(buckets)

@@ -16,11 +16,11 @@ from burnt.data.adapt import as_dataset
 from burnt.data.batch import collate, copy_item
 from burnt.data.batch import pin as pin_memory
 from burnt.data.dataset import Dataset
-from burnt.data.loading.buckets import Buckets, as_buckets
+from burnt.data.loading.buckets import Buckets
 from burnt.data.loading.pack import Pack
 from burnt.data.loading.pad import is_changed
 from burnt.data.loading.samplers import Sampler, as_sampler
-from burnt.data.loading.workers import Cell, WorkerPool
+from burnt.data.loading.workers import Cell, WorkerPool, naming
 from burnt.data.seeds import numpy_generator, torch_generator
 from burnt.data.transforms.adapters import as_transform
 from burnt.errors import BurntError, DataError, quantity
@@ -181,7 +181,11 @@ class Loader(Generic[B]):
         self.seed = seed
         self.drop_last = drop_last
         self.sampler = None if sampler is None else as_sampler(sampler, seed)
-        self.buckets = None if buckets is None else copy.copy(as_buckets(buckets))
+        self.buckets = (
+            None
+            if buckets is None
+            else copy.copy(buckets if isinstance(buckets, Buckets) else Buckets(buckets))
+        )
         self.pack = None if pack is None else copy.copy(pack)
         self.pin = pin
         self._check_combination(batcher)
@@ -418,24 +422,15 @@ class _Reader:
     def _read(self, epoch: int, indices: Tensor, cell: Cell, items: Sequence[Any] | None) -> list[Any]:
         read = []
         is_copied = is_changed(self.item_transform, self.batcher)
-        for place, index in enumerate(indices.tolist()):
-            cell[0] = index
-            try:
+        with naming(lambda: f"item {cell[0]} of {type(self.dataset).__name__}"):
+            for place, index in enumerate(indices.tolist()):
+                cell[0] = index
                 item = self.dataset[index] if items is None else items[place]
                 if is_copied:
                     item = copy_item(item)
                 if self.item_transform is not None:
                     item = self.item_transform(item, torch_generator(self.seed, epoch, index))
-            except BurntError as error:
-                error.origin += (f"item {index} of {type(self.dataset).__name__}",)
-                raise
-            except Exception as error:
-                raise DataError(
-                    "an item could not be loaded",
-                    where=f"item {index} of {type(self.dataset).__name__}",
-                    found=f"{type(error).__name__}: {error}",
-                ) from error
-            read.append(item)
+                read.append(item)
         cell[0] = -1
         return read
 

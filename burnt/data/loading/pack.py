@@ -11,7 +11,8 @@ from torch import Tensor
 
 from burnt.data.batch import Batch
 from burnt.data.fitting import fill_values
-from burnt.data.loading.samplers import _array, _digest, read_lengths
+from burnt.data.loading.pad import fields_of
+from burnt.data.loading.samplers import digest_of, item_lengths
 from burnt.errors import DataError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -75,16 +76,11 @@ class Pack:
 
     def prepare(self, dataset: Any) -> None:
         """Take the lengths of the documents; called by the `Loader`."""
-        if self._lengths is None:
-            self._lengths = read_lengths(dataset, self._document_length)
-        self._lengths = _array(self._lengths, "the lengths of documents", np.int64)
-        if len(self._lengths) != len(dataset) or self._lengths.min() < 0 or not self._lengths.any():
-            raise DataError(
-                "the lengths of documents do not fit the dataset",
-                expected=f"{len(dataset)} lengths of at least 0, with a token among them",
-                found=f"{len(self._lengths)} lengths from {self._lengths.min()} to {self._lengths.max()}",
-            )
-        self._digest = _digest(self._lengths)
+        given = self._document_length if self._lengths is None else self._lengths
+        self._lengths = item_lengths(dataset, given, "documents")
+        if not self._lengths.any():
+            raise DataError("the documents are empty", expected="a document with a token among them")
+        self._digest = digest_of(self._lengths)
         if self.split:
             self.num_rows = -(-int(self._lengths.sum()) // self.length)
             return
@@ -196,13 +192,7 @@ class Pack:
         return {"length": self.length, "lengths": self._digest, "split": self.split}
 
     def _document(self, item: Any) -> Mapping[str, Any]:
-        fields: Mapping[str, Any] = (
-            item
-            if isinstance(item, Mapping)
-            else vars(item)
-            if isinstance(item, Batch)
-            else {self.field: item}
-        )
+        fields = fields_of(item, self.field)
         if self.field not in fields:
             raise DataError(
                 "a document has no field with tokens",

@@ -67,7 +67,7 @@ class Pad:
 
     def __call__(self, items: Sequence[Any]) -> Batch:
         """Return the batch of some items."""
-        fields = [_fields(item) for item in items]
+        fields = [fields_of(item) for item in items]
         names = list(fields[0])
         other = next((field for field in fields if field.keys() != fields[0].keys()), None)
         if other is not None:
@@ -75,11 +75,9 @@ class Pad:
                 "the items of a batch do not fit together",
                 found=f"{', '.join(names)} in one item, {', '.join(other)} in another",
             )
-        values = (
-            self.value
-            if isinstance(self.value, Mapping)
-            else dict.fromkeys(_sequences(fields[0]), self.value)
-        )
+        values = self.value
+        if not isinstance(values, Mapping):
+            values = dict.fromkeys(_sequences(fields[0]), values)
         if missing := [name for name in values if name not in names]:
             raise DataError(
                 "Pad has a value for a field that the items lack",
@@ -136,14 +134,15 @@ class Pad:
         return out
 
 
-def _fields(item: Any) -> Mapping[str, Any]:
+def fields_of(item: Any, name: str = "items") -> Mapping[str, Any]:
+    """Return the fields of an item; what has none is the field `name` itself."""
     if isinstance(item, Mapping):
         return item
     if isinstance(item, Batch):
         return vars(item)
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-    return {"items": item}
+    return {name: item}
 
 
 def _sequences(fields: Mapping[str, Any]) -> list[str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.data.loading.workers import naming
 from burnt.data.seeds import numpy_generator, seed_of, seeded_globally, torch_generator
-from burnt.errors import BurntError, DataError
+from burnt.errors import DataError
 
 
 @runtime_checkable
@@ -47,7 +48,7 @@ class SubsetSampler:
         self, indices: Sequence[int] | Tensor | np.ndarray[Any, Any], *, shuffle: bool = True, seed: int = 0
     ) -> None:
         self._indices = _array(indices, "indices", np.int64)
-        self._digest = _digest(self._indices)
+        self._digest = digest_of(self._indices)
         self.shuffle = shuffle
         self.seed = seed
 
@@ -134,7 +135,7 @@ class WeightedSampler:
 
     @functools.cached_property
     def _weights_digest(self) -> str:
-        return _digest(self._weights)
+        return digest_of(self._weights)
 
     def state(self) -> dict[str, Any]:
         """Return what decides the draws."""
@@ -240,21 +241,22 @@ def as_sampler(sampler: Any, seed: int) -> Sampler:
     )
 
 
-def read_lengths(dataset: Any, length: Callable[[Any], int]) -> list[int]:
-    """Return the length of every item, for which each is read once."""
-    lengths = []
-    for index in range(len(dataset)):
-        try:
-            lengths.append(length(dataset[index]))
-        except Exception as error:  # of the dataset or of a function of the user: anything
-            where = f"item {index} of {type(dataset).__name__}"
-            if isinstance(error, BurntError):
-                error.origin += (where,)
-                raise
-            raise DataError(
-                "the length of an item cannot be found", where=where, found=f"{type(error).__name__}: {error}"
-            ) from error
-    return lengths
+def item_lengths(dataset: Any, lengths: Any, what: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the length of every item, ``[n]``: as given, or by a function, for which each is read once."""
+    if callable(lengths):
+        length, lengths = lengths, []
+        problem = "the length of an item cannot be found"
+        with naming(lambda: f"item {len(lengths)} of {type(dataset).__name__}", problem):
+            for index in range(len(dataset)):
+                lengths.append(length(dataset[index]))
+    found = _array(lengths, f"the lengths of {what}", np.int64)
+    if len(found) != len(dataset) or found.min() < 0:
+        raise DataError(
+            f"the lengths of {what} do not fit the dataset",
+            expected=f"{len(dataset)} lengths of at least 0",
+            found=f"{len(found)} lengths from {found.min()} to {found.max()}",
+        )
+    return found
 
 
 def _array(values: Any, name: str, dtype: type[np.generic]) -> np.ndarray[Any, Any]:
@@ -276,5 +278,6 @@ def _array(values: Any, name: str, dtype: type[np.generic]) -> np.ndarray[Any, A
     return array
 
 
-def _digest(array: np.ndarray[Any, Any]) -> str:
+def digest_of(array: np.ndarray[Any, Any]) -> str:
+    """Return what tells arrays apart, in a checkpoint."""
     return hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()

@@ -7,7 +7,6 @@ a buffer that is refilled item by item could hold items from anywhere before.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -20,9 +19,9 @@ import torch
 from burnt.data.batch import collate, copy_item
 from burnt.data.loading.pad import is_changed
 from burnt.data.loading.state import decode_state, encode_state, has_state
-from burnt.data.loading.workers import Cell
+from burnt.data.loading.workers import Cell, naming
 from burnt.data.seeds import numpy_generator, torch_generator
-from burnt.errors import BurntError, DataError
+from burnt.errors import DataError
 
 Position = dict[str, Any]
 
@@ -99,7 +98,7 @@ class StreamReader:
     def __call__(self, task: tuple[int, int, int, int, Any], cell: Cell) -> Any:
         """Return a batch and the position after it; None at the end of the lane."""
         iterator, epoch, lane, number, opening = task
-        try:
+        with naming(lambda: self.describe(task, -1), "a batch of a stream could not be loaded"):
             if opening is not None:
                 position, in_use = opening
                 # Of this lane alone: other threads may be ahead, with iterators that are not in the list yet.
@@ -116,15 +115,6 @@ class StreamReader:
             if self.transform is not None:
                 batch = self.transform(batch, torch_generator(self.seed, epoch, lane, number))
             return batch, {**position, "batches": number + 1}
-        except BurntError as error:
-            error.origin += (self.describe(task, -1),)
-            raise
-        except Exception as error:
-            raise DataError(
-                "a batch of a stream could not be loaded",
-                where=self.describe(task, -1),
-                found=f"{type(error).__name__}: {error}",
-            ) from error
 
     def key(self, task: tuple[int, int, int, int, Any]) -> tuple[int, ...]:
         """Return what seeds the global random states of a worker."""
@@ -189,7 +179,7 @@ class _ShardReader:
             if reader.item_transform is not None:
                 cell[0] = number
                 generator = torch_generator(reader.seed, self._epoch, self._lane, number)
-                with _naming(place):
+                with naming(place):
                     item = reader.item_transform(item, generator)
             items.append(item)
         if self._given == len(self._block):
@@ -201,7 +191,7 @@ class _ShardReader:
         self._start, self._given, self._block = self._now(), 0, []
         for _ in range(self._reader.shuffle or self._reader.batch_size):
             self._cell[0], place = self._at["items"], self._place()
-            with _naming(place):
+            with naming(place):
                 try:
                     self._block.append((self._at["items"], place, next(self._source)))
                 except StopIteration:
@@ -262,16 +252,3 @@ class _ShardReader:
             shard = self._shards[min(self._at["shard"], len(self._shards) - 1)]
             return f"item {self._at['item']} of shard {shard!r}"
         return f"item {self._at['items']} of {type(self._dataset).__name__}"
-
-
-@contextlib.contextmanager
-def _naming(place: str) -> Iterator[None]:
-    try:
-        yield
-    except BurntError as error:
-        error.origin += (place,)
-        raise
-    except Exception as error:
-        raise DataError(
-            "an item could not be loaded", where=place, found=f"{type(error).__name__}: {error}"
-        ) from error

@@ -38,7 +38,7 @@ import traceback
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -53,6 +53,20 @@ Cell = Any
 """A list or array of one integer: the index of the item that is being read, -1 for none."""
 
 _SECONDS_TO_END = 2.0
+
+
+@contextlib.contextmanager
+def naming(place: str | Callable[[], str], what: str = "an item could not be loaded") -> Iterator[None]:
+    """Name the place of an error: in the origin of those of burnt, else by a DataError of this one."""
+    try:
+        yield
+    except BurntError as error:
+        error.origin += (place if isinstance(place, str) else place(),)
+        raise
+    except Exception as error:  # of a dataset or a function of the user: anything
+        where = place if isinstance(place, str) else place()
+        raise DataError(what, where=where, found=f"{type(error).__name__}: {error}") from error
+
 
 _DRAWS = (
     "the threads of a loader draw from the global random states of torch, NumPy or Python, which they share "
@@ -421,12 +435,7 @@ def _context() -> multiprocessing.context.BaseContext:
 
 
 def _parse(workers: int | str) -> tuple[int, str]:
-    match = (
-        re.fullmatch(r"\s*([0-9]+)\s*(process|thread)(?:es|s)?\s*", workers)
-        if isinstance(workers, str)
-        else None
-    )
-    if match is not None:
+    if match := re.fullmatch(r"\s*([0-9]+)\s*(process|thread)(?:es|s)?\s*", str(workers)):
         return int(match[1]), {"process": "processes", "thread": "threads"}[match[2]]
     if isinstance(workers, int) and not isinstance(workers, bool) and workers >= 0:
         return workers, "processes"

@@ -9,25 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from burnt.data.files.text_folder import read_text
-from burnt.data.standard.download import RemoteFile, fetch
+from burnt.data.standard.download import fetch, remote_file
 from burnt.data.standard.mnist import check_split
 from burnt.errors import DataError
 
 _HOME = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
-FILES = {
-    "train": RemoteFile(
-        "train.csv",
-        29470338,
-        "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
-        (_HOME + "train.csv",),
-    ),
-    "test": RemoteFile(
-        "test.csv",
-        1857427,
-        "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
-        (_HOME + "test.csv",),
-    ),
-}
+FILES = {split: remote_file(f"{split}.csv", _HOME) for split in ("train", "test")}
 
 
 class AgNews:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.dataset import TensorDataset
-from burnt.data.standard.download import RemoteFile, fetch
+from burnt.data.standard.download import RemoteFile, fetch, remote_file
 from burnt.data.standard.mnist import OTHER_ARGUMENTS, check_split
 from burnt.errors import DataError, quantity
 
@@ -104,12 +104,7 @@ class Cifar10(_Cifar):
     'frog'
     """
 
-    remote = RemoteFile(
-        "cifar-10-binary.tar.gz",
-        170052171,
-        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        (_HOME + "cifar-10-binary.tar.gz",),
-    )
+    remote = remote_file("cifar-10-binary.tar.gz", _HOME)
     unpacked = "cifar-10-batches-bin"
     train = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
     test = ("test_batch.bin",)
@@ -144,12 +139,7 @@ class Cifar100(_Cifar):
         DataError: the files are missing or damaged, or cannot be downloaded.
     """
 
-    remote = RemoteFile(
-        "cifar-100-binary.tar.gz",
-        168513733,
-        "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        (_HOME + "cifar-100-binary.tar.gz",),
-    )
+    remote = remote_file("cifar-100-binary.tar.gz", _HOME)
     unpacked = "cifar-100-binary"
     train, test = ("train.bin",), ("test.bin",)
     label_kinds = 2  # coarse, fine

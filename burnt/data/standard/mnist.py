@@ -15,7 +15,7 @@ from torch import Tensor
 
 from burnt._hints import explain_arguments
 from burnt.data.dataset import TensorDataset
-from burnt.data.standard.download import RemoteFile, fetch
+from burnt.data.standard.download import RemoteFile, fetch, remote_file
 from burnt.errors import DataError, quantity
 
 _HOMES = (
@@ -32,35 +32,9 @@ OTHER_ARGUMENTS = {
 """What is said of arguments that torchvision's data sets have."""
 
 
-def _remote(name: str, size: int, sha256: str) -> RemoteFile:
-    return RemoteFile(name, size, sha256, tuple(home + name for home in _HOMES))
-
-
 FILES = {
-    "train": (
-        _remote(
-            "train-images-idx3-ubyte.gz",
-            9912422,
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        ),
-        _remote(
-            "train-labels-idx1-ubyte.gz",
-            28881,
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        ),
-    ),
-    "test": (
-        _remote(
-            "t10k-images-idx3-ubyte.gz",
-            1648877,
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        ),
-        _remote(
-            "t10k-labels-idx1-ubyte.gz",
-            4542,
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
-    ),
+    split: [remote_file(f"{start}-{kind}-ubyte.gz", *_HOMES) for kind in ("images-idx3", "labels-idx1")]
+    for split, start in (("train", "train"), ("test", "t10k"))
 }
 
 _DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -112,11 +86,7 @@ class Mnist(TensorDataset):
 
 
 def read_idx(path: str | os.PathLike[str]) -> Tensor:
-    """Read a file of the IDX format, compressed by gzip or not.
-
-    Returns:
-        the array, of uint8, int8, int16, int32, float32 or float64.
-    """
+    """Read a file of the IDX format, compressed by gzip or not."""
     path = Path(path)
     try:
         data = path.read_bytes()

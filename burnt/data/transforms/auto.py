@@ -34,8 +34,30 @@ _SIGNED |= {"brightness", "saturation", "contrast", "sharpness"}
 Change = tuple[str, float]
 
 
+class _Changes(Transform):
+    """Applies the changes that were drawn, each with its strength."""
+
+    fill: Fill
+    mask_fill: int
+
+    def transform_image(self, image: Tensor, params: list[Change]) -> Tensor:
+        """Change the image."""
+        functional.check_bytes(image)
+        for name, strength in params:
+            image = _change(image, name, strength, self.fill)
+        return image
+
+    def transform_mask(self, mask: Tensor, params: list[Change]) -> Tensor:
+        """Move the mask."""
+        mask = mask.unsqueeze(-3)
+        for name, strength in params:
+            if (moves := _moves(name, strength)) is not None:
+                mask = functional.affine(mask, **moves, interpolation="nearest", fill=self.mask_fill)
+        return mask.squeeze(-3)
+
+
 @dataclass(frozen=True)
-class RandAugment(Transform):
+class RandAugment(_Changes):
     """Apply some of 14 changes at a common strength: shears, shifts, rotation, colours, sharpness and tones.
 
     Args:
@@ -71,17 +93,9 @@ class RandAugment(Transform):
         changes = [_draw(_STRENGTHS, self.magnitude, generator) for _ in range(self.num_ops)]
         return [(name, strength * sizes.get(name, 1)) for name, strength in changes]
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Change the image."""
-        return _change_image(image, params, self.fill)
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Move the mask."""
-        return _move_mask(mask, params, self.mask_fill)
-
 
 @dataclass(frozen=True)
-class TrivialAugment(Transform):
+class TrivialAugment(_Changes):
     """Apply one of 14 changes at a random strength: nothing is to be tuned.
 
     Args:
@@ -103,14 +117,6 @@ class TrivialAugment(Transform):
         """Draw the change and its strength."""
         return [_draw(_WIDE, integer(generator, _LEVELS + 1), generator)]
 
-    def transform_image(self, image: Tensor, params: Any) -> Tensor:
-        """Change the image."""
-        return _change_image(image, params, self.fill)
-
-    def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
-        """Move the mask."""
-        return _move_mask(mask, params, self.mask_fill)
-
 
 def _draw(strengths: dict[str, float], level: int, generator: Generator) -> Change:
     names = list(strengths)
@@ -128,21 +134,6 @@ def _moves(name: str, strength: float) -> dict[str, Any] | None:
         pixels = float(int(strength))
         return {"translate": (pixels, 0.0) if name == "translate_x" else (0.0, pixels)}
     return {"angle": -strength} if name == "rotate" else None
-
-
-def _change_image(image: Tensor, changes: list[Change], fill: Fill) -> Tensor:
-    functional.check_bytes(image)
-    for name, strength in changes:
-        image = _change(image, name, strength, fill)
-    return image
-
-
-def _move_mask(mask: Tensor, changes: list[Change], fill: int) -> Tensor:
-    mask = mask.unsqueeze(-3)
-    for name, strength in changes:
-        if (moves := _moves(name, strength)) is not None:
-            mask = functional.affine(mask, **moves, interpolation="nearest", fill=fill)
-    return mask.squeeze(-3)
 
 
 def _change(image: Tensor, name: str, strength: float, fill: Fill) -> Tensor:

@@ -438,11 +438,7 @@ def _check_colours(image: Tensor) -> None:
 
 
 def check_bytes(image: Tensor) -> Tensor:
-    """Return an image of uint8.
-
-    Raises:
-        DataError: it has another dtype.
-    """
+    """Return an image of uint8; raise a DataError for one of another dtype."""
     if image.dtype != torch.uint8:
         raise DataError(
             "an image is not of uint8",

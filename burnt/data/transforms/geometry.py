@@ -22,15 +22,19 @@ Fill = float | tuple[float, ...]
 class _Geometric(Transform):
     """Moves the pixels of an image, and those of its mask in the same way, as an image of one channel."""
 
+    interpolation: Interpolation = "bilinear"
+    fill: Fill = 0
+    mask_fill: int = 0
+
     def transform_image(self, image: Tensor, params: Any) -> Tensor:
         """Move the pixels of the image."""
-        return self._move(image, params, is_mask=False)
+        return self._move(image, params, self.interpolation, self.fill)
 
     def transform_mask(self, mask: Tensor, params: Any) -> Tensor:
         """Move the pixels of the mask in the same way; each becomes one of the mask, or the filling."""
-        return self._move(mask.unsqueeze(-3), params, is_mask=True).squeeze(-3)
+        return self._move(mask.unsqueeze(-3), params, "nearest", self.mask_fill).squeeze(-3)
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
         raise NotImplementedError
 
 
@@ -55,8 +59,8 @@ class Resize(_Geometric):
         _check_size(self.size)
         _check_interpolation(self.interpolation, "bilinear", "bicubic", "nearest")
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
-        return _resize(pixels, self.size, "nearest" if is_mask else self.interpolation, self.max_size)
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
+        return _resize(pixels, self.size, interpolation, self.max_size)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class CenterCrop(_Geometric):
     def __post_init__(self) -> None:
         _check_size(self.size)
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
         return functional.center_crop(pixels, _pair(self.size))
 
 
@@ -101,8 +105,7 @@ class Pad(_Geometric):
     def __post_init__(self) -> None:
         _sides(self.padding)
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
-        fill = self.mask_fill if is_mask else self.fill
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
         return functional.pad(pixels, _sides(self.padding), fill, self.mode)
 
 
@@ -162,7 +165,7 @@ class RandomCrop(_Geometric):
             )
         return integer(generator, high - height + 1), integer(generator, wide - width + 1)
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
         top, left = params
         return functional.crop(pixels, top, left, *_pair(self.size))
 
@@ -205,8 +208,7 @@ class RandomResizedCrop(_Geometric):
         w = min(width, round(height * self.ratio[1]))
         return (height - h) // 2, (width - w) // 2, h, w
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
-        interpolation = "nearest" if is_mask else self.interpolation
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
         return _resize(functional.crop(pixels, *params), _pair(self.size), interpolation)
 
 
@@ -230,7 +232,7 @@ class RandomHorizontalFlip(_Geometric):
         """Draw whether to flip."""
         return () if uniform(generator) < self.p else None
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
         return pixels.flip(-1)
 
 
@@ -246,7 +248,7 @@ class RandomVerticalFlip(RandomHorizontalFlip):
              [1]]])
     """
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
         return pixels.flip(-2)
 
 
@@ -279,9 +281,7 @@ class RandomRotation(_Geometric):
         """Draw the angle."""
         return uniform(generator, *_symmetric(self.degrees))
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
-        interpolation = "nearest" if is_mask else self.interpolation
-        fill = self.mask_fill if is_mask else self.fill
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
         return functional.rotate(pixels, params, interpolation, self.expand, fill)
 
 
@@ -327,9 +327,7 @@ class RandomAffine(_Geometric):
         shear_x, shear_y = (uniform(generator, *shear) for shear in self._shears())
         return angle, (right, down), scale, (shear_x, shear_y)
 
-    def _move(self, pixels: Tensor, params: Any, is_mask: bool) -> Tensor:
-        interpolation = "nearest" if is_mask else self.interpolation
-        fill = self.mask_fill if is_mask else self.fill
+    def _move(self, pixels: Tensor, params: Any, interpolation: Any, fill: Fill) -> Tensor:
         angle, shift, scale, shear = params
         return functional.affine(pixels, angle, shift, scale, shear, interpolation, fill)
 

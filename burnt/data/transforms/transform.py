@@ -84,20 +84,11 @@ class Transform:
     ) -> tuple[Tensor, Tensor | None]:
         """Return changed images, ``[C, H, W]`` or ``[N, C, H, W]``, and masks, which may be None."""
         if images.dim() == 3 or generator is None or not self.is_random:
-            return self._change(images, masks, self.draw(images, generator))  # type: ignore[arg-type]
+            return self._apply_once(images, masks, generator)
         changed = [
-            self._change(image, None if masks is None else masks[i], self.draw(image, generator))
+            self._apply_once(image, None if masks is None else masks[i], generator)
             for i, image in enumerate(images)
         ]
-        return self._stack(changed)
-
-    def _change(self, image: Tensor, mask: Tensor | None, params: Any) -> tuple[Tensor, Tensor | None]:
-        if params is None:
-            return image, mask
-        image = self.transform_image(image, params)
-        return image, None if mask is None else self.transform_mask(mask, params)
-
-    def _stack(self, changed: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
         first = changed[0][0]
         for image, _ in changed:
             if image.shape != first.shape or image.dtype != first.dtype:
@@ -107,8 +98,19 @@ class Transform:
                     found=f"one {tuple(image.shape)} of {image.dtype}",
                     hint="pass it as item_transform=, with a transform after it that makes them alike",
                 )
-        masks = [mask for _, mask in changed if mask is not None]
-        return torch.stack([image for image, _ in changed]), torch.stack(masks) if masks else None
+        changed_masks = [mask for _, mask in changed if mask is not None]
+        return torch.stack([image for image, _ in changed]), (
+            torch.stack(changed_masks) if changed_masks else None
+        )
+
+    def _apply_once(
+        self, image: Tensor, mask: Tensor | None, generator: Generator | None
+    ) -> tuple[Tensor, Tensor | None]:
+        params = self.draw(image, generator)  # type: ignore[arg-type]
+        if params is None:
+            return image, mask
+        image = self.transform_image(image, params)
+        return image, None if mask is None else self.transform_mask(mask, params)
 
 
 class Compose(Transform):
@@ -202,19 +204,7 @@ class RandomChoice(Transform):
             return super().__call__(item, generator)
         return self.transforms[self._choose(generator)](item, generator)
 
-    def apply(
-        self, images: Tensor, masks: Tensor | None, generator: Generator | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Apply a transform to the image, or to each image of a batch."""
-        if images.dim() == 3:
-            return self._chosen(images, masks, generator)
-        changed = [
-            self._chosen(image, None if masks is None else masks[i], generator)
-            for i, image in enumerate(images)
-        ]
-        return self._stack(changed)
-
-    def _chosen(
+    def _apply_once(
         self, image: Tensor, mask: Tensor | None, generator: Generator | None
     ) -> tuple[Tensor, Tensor | None]:
         changed: tuple[Tensor, Tensor | None] = self.transforms[self._choose(generator)].apply(

@@ -407,7 +407,7 @@ class Short:
         (ITEMS, {"pack": Pack(2), "buckets": [1, 2]}, ["pack= cannot be combined", "in the dataset"]),
         (ITEMS, {"pack": Pack(2), "batcher": collate}, ["pack= makes the batches itself", "transform="]),
         (ITEMS, {"pack": Pack(9), "drop_last": True, "batch_size": 9}, ["no batch", "9 rows", "1 row"]),
-        ([[]], {"pack": Pack(2)}, ["with a token among them"]),
+        ([[]], {"pack": Pack(2)}, ["documents are empty", "with a token among them"]),
         ([{"ids": [1]}], {"pack": Pack(2)}, ["no field with tokens", "tokens", "ids", "field="]),
         (TensorDataset(x=torch.ones(2)), {"pack": Pack(2)}, ["pack= makes", "without take()"]),
         (iter(ITEMS), {}, ["a length and items by index", "StreamLoader"]),
