@@ -121,6 +121,14 @@ def test_errors_come_back_whole():
         run_isolated(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+@needs_fork
+def test_a_fork_that_waits_for_ever_is_given_up(monkeypatch):
+    """As one does that waits for a lock which another thread held when it was forked."""
+    monkeypatch.setattr(isolated, "_MOST_SECONDS", 0.2)
+    here = os.getpid()
+    assert run_isolated(lambda: signal.pause() if os.getpid() != here else os.getpid()) == here
+
+
 def test_a_result_that_cannot_be_copied_is_computed_here():
     @dataclass
     class Output:
