@@ -29,10 +29,9 @@ def fill_values(values: Any, dtype: torch.dtype, name: str) -> Tensor:
     except (RuntimeError, OverflowError, ValueError):  # integers of more than 64 bits
         given = torch.as_tensor(values, dtype=torch.float64)
     converted = given.to(dtype)
-    if given.is_floating_point() and dtype.is_floating_point:
-        wrong = converted.isinf() & ~given.isinf()
-    else:
-        wrong = converted.to(given.dtype) != given
+    wrong = converted.isinf() & ~given.isinf()
+    if not (given.is_floating_point() and dtype.is_floating_point):
+        wrong |= converted.to(given.dtype) != given
     if wrong.any():
         raise DataError(
             f"{name}= does not fit the dtype of what it fills",
