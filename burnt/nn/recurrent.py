@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from burnt import kernels
 from burnt.errors import InputError, InputRuntimeError, InputTypeError, InputValueError, ShapeError
+from burnt.kernels.ops.rnn.rnn import call_torch, check_lengths, run_layers
 from burnt.module import Module
 from burnt.nn.checks import check_dtype, require
 from burnt.nn.masks import length_mask
@@ -587,80 +588,42 @@ def _run_torch(
 
     `cell` is the function's `_Recurrent._cell`.
     """
-    is_lstm = call is torch.lstm
+    directions = 2 if bidirectional else 1
     if hx is None:
         # h has the size of the recurrent weights, c that of the hidden units.
         sizes = weights[0][1].shape[1], weights[0][0].shape[0] // 4
-        states = [x.new_zeros(len(weights), x.shape[0], size) for size in sizes[: 2 if is_lstm else 1]]
+        count = 2 if call is torch.lstm else 1
+        states = [x.new_zeros(len(weights), x.shape[0], size) for size in sizes[:count]]
     else:
         states = [hx] if isinstance(hx, Tensor) else list(hx)
-    settings = (
-        [weight for layer in weights for weight in layer],
-        len(weights[0]) >= 4,
-        len(weights) // (2 if bidirectional else 1),
-        dropout if training else 0.0,
-        training,
-        bidirectional,
-    )
+    dropout = dropout if training else 0.0
     if lengths is not None and torch.compiler.is_compiling():
-        output, last = _run_steps(cell, x, weights, states, lengths, bidirectional, settings[3])
-    elif lengths is None or x.is_meta:  # no output's shape depends on the lengths
-        output, *last = call(x, states if is_lstm else states[0], *settings, True)
+        # Compilers cannot pack sequences: the sizes of a packed sequence depend on values. NaN beyond an end
+        # would stay NaN in the gradients.
+        x = x.masked_fill(length_mask(lengths, x.shape[1]).unsqueeze(2), 0.0)
+        run_one = functools.partial(_run_steps, cell)
+        output, last = run_layers(run_one, x, weights, states, lengths, directions, dropout)
     else:
-        _check_lengths(x, lengths)
-        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        assert packed.sorted_indices is not None
-        assert packed.unsorted_indices is not None
-        states = [state.index_select(1, packed.sorted_indices) for state in states]
-        start = states if is_lstm else states[0]
-        data, *last = call(packed.data, packed.batch_sizes, start, *settings)
-        output, _ = pad_packed_sequence(packed._replace(data=data), True, total_length=x.shape[1])
-        last = [state.index_select(1, packed.unsorted_indices) for state in last]
-    return output, tuple(last) if is_lstm else last[0]
+        if x.is_meta:  # no output's shape depends on the lengths
+            lengths = None
+        check_lengths("", x, lengths)
+        flat = [weight for layer in weights for weight in layer]
+        settings = len(weights[0]) >= 4, len(weights) // directions, dropout, training, bidirectional
+        output, last = call_torch(call, x, states, lengths, flat, *settings)
+    return output, tuple(last) if len(last) > 1 else last[0]
 
 
 def _run_steps(
-    cell: Any,
-    x: Tensor,
-    weights: Sequence[Sequence[Tensor]],
-    states: Sequence[Tensor],
-    lengths: Tensor,
-    bidirectional: bool,
-    dropout: float,
-) -> tuple[Tensor, list[Tensor]]:
-    """Run layers over sequences of different lengths step by step.
-
-    For compilers, which cannot pack sequences: the sizes of a packed sequence depend on values.
-    """
-    directions = 2 if bidirectional else 1
-    # NaN beyond an end would stay NaN in the gradients.
-    x = x.masked_fill(length_mask(lengths, x.shape[1]).unsqueeze(2), 0.0)
-    last = []
-    for first in range(0, len(weights), directions):
-        outputs = []
-        for index in range(first, first + directions):
-            carried = [state[index] for state in states]
-            output: list[Tensor] = []
-            for t in reversed(range(x.shape[1])) if index > first else range(x.shape[1]):
-                is_active = (lengths > t).unsqueeze(1)
-                after = cell(x[:, t], carried, weights[index])
-                carried = [torch.where(is_active, new, old) for new, old in zip(after, carried, strict=True)]
-                output.append(torch.where(is_active, after[0], 0.0))
-            outputs.append(torch.stack(output[::-1] if index > first else output, 1))
-            last.append(carried)
-        x = torch.cat(outputs, 2)
-        if dropout and first + directions < len(weights):
-            x = F.dropout(x, dropout)
-    return x, [torch.stack(state) for state in zip(*last, strict=True)]
-
-
-def _check_lengths(x: Tensor, lengths: Tensor) -> None:
-    if lengths.numel() and not 1 <= int(lengths.min()) <= int(lengths.max()) <= x.shape[1]:
-        raise InputRuntimeError(
-            "the lengths of a recurrent layer are out of range",
-            expected=f"lengths from 1 to {x.shape[1]}",
-            found=f"{int(lengths.min())} to {int(lengths.max())}",
-        )
+    cell: Any, x: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor], lengths: Tensor, reverse: bool
+) -> tuple[Tensor, ...]:
+    """Run one layer in one direction over sequences of different lengths, step by step."""
+    outputs: list[Tensor] = []
+    for t in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):
+        is_active = (lengths > t).unsqueeze(1)
+        after = cell(x[:, t], states, weights)
+        states = [torch.where(is_active, new, old) for new, old in zip(after, states, strict=True)]
+        outputs.append(torch.where(is_active, after[0], 0.0))
+    return torch.stack(outputs[::-1] if reverse else outputs, 1), *states
 
 
 class RnnCell(Module, torch.nn.RNNCell):

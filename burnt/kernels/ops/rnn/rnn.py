@@ -90,7 +90,8 @@ def _check(
         )
 
 
-def _check_lengths(name: str, x: Tensor, lengths: Tensor | None) -> None:
+def check_lengths(name: str, x: Tensor, lengths: Tensor | None) -> None:
+    """Raise an InputRuntimeError unless lengths are from 1 to the number of steps."""
     if lengths is None or not lengths.numel():
         return
     smallest, largest = (int(n) for n in torch.aminmax(lengths))
@@ -166,7 +167,7 @@ def _torch_rnn(
     dropout: float = 0.0,
     train: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Call `torch.lstm` or `torch.gru`: return outputs, and last states ``[layers * directions, B, H]``."""
+    """Call `torch.lstm` or `torch.gru`; results are those of `call_torch`."""
     if lengths is None and (cast_to := _dtype_without_onednn(kind, x)) is not None:
         cast_weights, states = ([t.to(cast_to) for t in tensors] for tensors in (weights, initial))
         with torch.autocast("cpu", enabled=False):
@@ -174,16 +175,26 @@ def _torch_rnn(
                 kind, x.to(cast_to), cast_weights, states, lengths, biases=biases, layers=layers,
                 bidirectional=bidirectional, dropout=dropout, train=train,
             )  # fmt: skip
-    call: Any = torch.lstm if kind == "lstm" else torch.gru
     settings = (list(weights), biases, layers, dropout, train, bidirectional)
+    return call_torch(torch.lstm if kind == "lstm" else torch.gru, x, initial, lengths, *settings)
+
+
+def call_torch(
+    call: Any, x: Tensor, initial: Sequence[Tensor], lengths: Tensor | None, *settings: Any
+) -> tuple[Tensor, list[Tensor]]:
+    """Call a recurrent function of torch: return outputs, and last states ``[layers * directions, B, H]``."""
+
+    def pack(states: Sequence[Tensor]) -> Any:
+        return states if len(states) > 1 else states[0]
+
     if lengths is None:
-        output, *last = call(x, initial if kind == "lstm" else initial[0], *settings, True)
+        output, *last = call(x, pack(initial), *settings, True)
         return output, last
     packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
     assert packed.sorted_indices is not None
     assert packed.unsorted_indices is not None
     states = [state.index_select(1, packed.sorted_indices) for state in initial]
-    data, *last = call(packed.data, packed.batch_sizes, states if kind == "lstm" else states[0], *settings)
+    data, *last = call(packed.data, packed.batch_sizes, pack(states), *settings)
     output, _ = pad_packed_sequence(packed._replace(data=data), total_length=x.shape[1])
     return output.transpose(0, 1), [state.index_select(1, packed.unsorted_indices) for state in last]
 
@@ -213,7 +224,7 @@ def _reverse_sequences(x: Tensor, lengths: Tensor | None) -> Tensor:
 def _torch_layer(kind: str, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *tensors, lengths, reverse = rest
     weights, initial = tensors[:4], tensors[4:]
-    _check_lengths(f"{kind}_layer", x, lengths)
+    check_lengths(f"{kind}_layer", x, lengths)
     present = [w for w in weights if w is not None]
     zeros = x.new_zeros(1, x.shape[0], present[1].shape[1])
     output, last = _torch_rnn(
@@ -231,7 +242,7 @@ def _torch_layer(kind: str, x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 @op(
     library=functools.partial(_torch_layer, "lstm"),
     check=functools.partial(_check, "lstm"),
-    look=lambda x, *rest: _check_lengths("lstm_layer", x, rest[6]),
+    look=lambda x, *rest: check_lengths("lstm_layer", x, rest[6]),
     examples=_examples("lstm"),
     autocast=cast_all,
 )
@@ -296,7 +307,7 @@ def lstm_layer(
 @op(
     library=functools.partial(_torch_layer, "gru"),
     check=functools.partial(_check, "gru"),
-    look=lambda x, *rest: _check_lengths("gru_layer", x, rest[5]),
+    look=lambda x, *rest: check_lengths("gru_layer", x, rest[5]),
     examples=_examples("gru"),
     autocast=_autocast_gru,
 )
@@ -502,18 +513,37 @@ def _run_stack(
             train=dropout > 0 or wants_gradient(x, *flat, *(initial or ())),
         )
     layer: Any = lstm_layer if kind == "lstm" else gru_layer
-    run_one = layer.reference if compiling else layer  # a compiler cannot see through an op
+    call = layer.reference if compiling else layer  # a compiler cannot see through an op
+
+    def run_one(x: Tensor, tensors: Sequence[Tensor], start: Sequence[Any], *rest: Any) -> Any:
+        return call(x, *tensors, *(() if len(tensors) > 2 else (None, None)), *start, *rest)
+
+    return run_layers(
+        run_one, x, weights, initial or [[None] * len(weights)] * states, lengths, directions, dropout
+    )
+
+
+def run_layers(
+    run_one: Callable[..., tuple[Tensor, ...]],
+    x: Tensor,
+    weights: Sequence[Sequence[Tensor]],
+    initial: Sequence[Sequence[Any]],
+    lengths: Tensor | None,
+    directions: int,
+    dropout: float,
+) -> tuple[Tensor, list[Tensor]]:
+    """Run layer after layer in both directions; `run_one` runs one of them, ``(x, weights, states, lengths,
+    reverse)``, and returns its outputs and last states."""
     last: list[tuple[Tensor, ...]] = []
     for first in range(0, len(weights), directions):
         outputs = []
         for index in range(first, first + directions):
-            layer_initial = [None] * states if initial is None else [state[index] for state in initial]
-            biases = () if len(weights[index]) > 2 else (None, None)
-            output, *end = run_one(x, *weights[index], *biases, *layer_initial, lengths, index > first)
+            start = [state[index] for state in initial]
+            output, *end = run_one(x, weights[index], start, lengths, index > first)
             outputs.append(output)
             last.append(tuple(end))
         x = outputs[0]
-        if bidirectional:
+        if directions == 2:
             x = torch.cat([output.transpose(0, 1) for output in outputs], 2).transpose(0, 1)
         if dropout and first + directions < len(weights):
             x = F.dropout(x.transpose(0, 1), dropout).transpose(0, 1)
