@@ -290,7 +290,6 @@ class Noting(optim.Sgd):
     """Evaluates the loss three times, in a context without gradients, and notes what it was given."""
 
     needs_closure = True
-    noted: list[Any]
 
     def step_with(self, lr, model, closure, *, clip_norm=None) -> StepResult:
         with torch.no_grad():
