@@ -36,7 +36,7 @@ _Number = Callable[[float, float], bool]
 _FIELDS = ("tag", "state", "name", "note", "config")
 _NUMBERS = ("step", "epoch", "took", "age")
 _STATES = ("running", "finished", "stopped", "crashed", "stale", "unreadable", "deleted")
-_BEST = "best"
+_BEST, _BEST_OF = "best", "best:"
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _COMPARISONS: dict[str, _Number] = {
     "<": operator.lt,
@@ -46,7 +46,7 @@ _COMPARISONS: dict[str, _Number] = {
 }
 _NOT_SHOWN = ("load", "fork")  # of a training's configuration: for programs, not for people
 
-_SPACE = re.compile(r"\s*")
+_SPACE, _MINUS, _COMMA = re.compile(r"\s+"), re.compile("-"), re.compile(",")
 _OPERATOR = re.compile(r"\s*(==|!=|<=|>=|=|<|>|~)\s*")
 _KEY = re.compile(r"""[^\s"=<>!~,]+""")
 _FIELD = re.compile(r"([A-Za-z]+):")
@@ -68,8 +68,11 @@ class RunFacts(NamedTuple):
     numbers: Mapping[str, float]  # step, epoch, took and age in seconds, as far as they are known
 
 
+_Test = Callable[[RunFacts], bool]
+
+
 class _Term(NamedTuple):
-    test: Callable[[RunFacts], bool]
+    test: _Test
     is_negated: bool
     key: str | None  # of a comparison
 
@@ -117,11 +120,9 @@ def parse_query(text: str) -> Query:
       expected  a number, such as 1e-3
       found     fast
     """
-    terms, position = [], _skip(_SPACE, text, 0)
-    while position < len(text):
-        term, position = _parse_term(text, position)
-        terms.append(term)
-        position = _skip(_SPACE, text, position)
+    parser, terms = _Parser(text), []
+    while not parser.is_at_end():
+        terms.append(parser.term())
     return Query(text, terms)
 
 
@@ -148,115 +149,118 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 # --- parsing
 
 
-def _parse_term(text: str, position: int) -> tuple[_Term, int]:
-    is_negated = text[position] == "-"
-    position += is_negated
-    if position == len(text) or text[position].isspace():
-        raise _error(text, position, "a - stands before a term", "a term, such as -tag:old")
-    if field := _FIELD.match(text, position):
-        name = field[1].lower()
-        if name in _FIELDS:
-            test, position = _parse_field(text, field.end(), name)
-            return _Term(test, is_negated, None), position
-        if name != _BEST:
-            known = (*_FIELDS, _BEST)
-            raise _error(
-                text,
-                position,
-                f"there is no field {field[1]!r}",
-                ", ".join(f"{field}:" for field in known),
-                hint=did_you_mean(name, known, f'"{text[position:].split()[0]}" finds this text'),
-            )
-    start = position
-    if key := _KEY.match(text, position):
-        if symbol := _OPERATOR.match(text, key.end()):
-            test, position = _parse_comparison(text, key[0], symbol)
-            is_best = key[0].startswith(f"{_BEST}:")
-            return _Term(test, is_negated, key[0].removeprefix(f"{_BEST}:") if is_best else key[0]), position
-        if key[0].startswith(f"{_BEST}:"):
-            raise _error(
-                text, key.end(), "best: compares a metric", "an operator and a number: best:valid/loss<0.3"
-            )
-    elif _OPERATOR.match(text, position):
-        raise _error(
-            text,
-            position,
-            "an operator stands after a setting or metric",
-            "such as lr>1e-3 or valid/loss<0.3",
+class _Parser:
+    """The text of a query, and how far it is parsed."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+
+    def is_at_end(self) -> bool:
+        """Whether nothing but spaces is left, which are skipped."""
+        self._take(_SPACE)
+        return self._at == len(self._text)
+
+    def term(self) -> _Term:
+        """Parse a term."""
+        is_negated = self._take(_MINUS) is not None
+        if self._text[self._at : self._at + 1].strip() == "":
+            raise self._error("a - stands before a term", "a term, such as -tag:old")
+        if field := _FIELD.match(self._text, self._at):
+            name, known = field[1].lower(), (*_FIELDS, _BEST)
+            if name in _FIELDS:
+                self._at = field.end()
+                return _Term(self._field(name), is_negated, None)
+            if name not in known:
+                word = self._text[self._at :].split()[0]
+                raise self._error(
+                    f"there is no field {field[1]!r}",
+                    ", ".join(f"{field}:" for field in known),
+                    hint=did_you_mean(name, known, f'"{word}" finds this text'),
+                )
+        start = self._at
+        if key := self._take(_KEY):
+            if symbol := self._take(_OPERATOR):
+                return _Term(self._comparison(key[0], symbol[1]), is_negated, key[0].removeprefix(_BEST_OF))
+            if key[0].startswith(_BEST_OF):
+                expected = "an operator and a number: best:valid/loss<0.3"
+                raise self._error("best: compares a metric", expected)
+        elif _OPERATOR.match(self._text, self._at):
+            expected = "such as lr>1e-3 or valid/loss<0.3"
+            raise self._error("an operator stands after a setting or metric", expected)
+        self._at = start
+        contains = _contains(self._value(_BARE, "a word"))
+        return _Term(
+            lambda facts: any(map(contains, (facts.state, *facts.names, *facts.tags, *facts.notes))),
+            is_negated,
+            None,
         )
-    word, position = _parse_value(text, start, _BARE)
-    contains = _contains(word)
-    return _Term(
-        lambda facts: contains(facts.state) or any(map(contains, (*facts.names, *facts.tags, *facts.notes))),
-        is_negated,
-        None,
-    ), position
 
+    def _field(self, name: str) -> _Test:
+        """Parse the values of a field, of which one must match."""
+        tests = []
+        while not tests or self._take(_COMMA):
+            start, value = self._at, self._value(_BARE_IN_LIST, f"a value after {name}:")
+            if name == "state" and not any(map(_equals(value), _STATES)):
+                self._at, hint = start, did_you_mean(value, _STATES)
+                raise self._error("there is no such state", ", ".join(_STATES[:-1]), value, hint)
+            tests.append(_equals(value) if name in ("tag", "state") else _contains(value))
+        texts: Callable[[RunFacts], Iterable[str]] = {
+            "tag": lambda facts: facts.tags,
+            "state": lambda facts: (facts.state,),
+            "name": lambda facts: facts.names,
+            "note": lambda facts: facts.notes,
+            "config": lambda facts: [f"{key}={setting_text(value)}" for key, value in facts.settings.items()],
+        }[name]
+        return lambda facts: any(test(value) for value in texts(facts) for test in tests)
 
-def _parse_field(text: str, position: int, name: str) -> tuple[Callable[[RunFacts], bool], int]:
-    tests = []
-    while True:
-        start = position
-        value, position = _parse_value(text, position, _BARE_IN_LIST, f"a value after {name}:")
-        if name == "state" and not any(map(_equals(value), _STATES)):
-            raise _error(
-                text,
-                start,
-                "there is no such state",
-                ", ".join(_STATES[:-1]),
-                found=value,
-                hint=did_you_mean(value, _STATES),
-            )
-        tests.append(_equals(value) if name in ("tag", "state") else _contains(value))
-        if not text.startswith(",", position):
-            break
-        position += 1
-    texts: Callable[[RunFacts], Iterable[str]] = {
-        "tag": lambda facts: facts.tags,
-        "state": lambda facts: (facts.state,),
-        "name": lambda facts: facts.names,
-        "note": lambda facts: facts.notes,
-        "config": lambda facts: [f"{key}={setting_text(value)}" for key, value in facts.settings.items()],
-    }[name]
-    return lambda facts: any(test(value) for value in texts(facts) for test in tests), position
-
-
-def _parse_comparison(text: str, key: str, symbol: re.Match[str]) -> tuple[Callable[[RunFacts], bool], int]:
-    value, position = _parse_value(text, symbol.end(), _BARE, f"a value after {symbol[1]}")
-    number = _parse_number(value, has_unit=key in ("took", "age"))
-    compare, contains, equals = _COMPARISONS.get(symbol[1]), _contains(value), _equals(value)
-    if number is None and (compare is not None or key.startswith(f"{_BEST}:") or key in _NUMBERS):
+    def _comparison(self, key: str, symbol: str) -> _Test:
+        """Parse what a setting, a metric or a number of the run is compared with."""
         is_time = key in ("took", "age")
-        raise _error(
-            text,
-            symbol.end(),
-            f"{symbol[1]} compares with a {'time' if is_time else 'number'}",
-            "a time, such as 90s, 20m, 2h or 7d" if is_time else "a number, such as 1e-3",
-            found=value,
+        start, value = self._at, self._value(_BARE, f"a value after {symbol}")
+        number = _parse_number(value, has_unit=is_time)
+        compare, contains, equals = _COMPARISONS.get(symbol), _contains(value), _equals(value)
+        if number is None and (compare is not None or key.startswith(_BEST_OF) or key in _NUMBERS):
+            self._at = start
+            expected = "a time, such as 90s, 20m, 2h or 7d" if is_time else "a number, such as 1e-3"
+            raise self._error(f"{symbol} compares with a {'time' if is_time else 'number'}", expected, value)
+
+        def test(facts: RunFacts) -> bool:
+            values = _values(facts, key)
+            if compare is not None and number is not None:
+                return any(compare(float(v), number) for v in values if _is_number(v))
+            if symbol == "~":
+                return any(contains(setting_text(v)) for v in values)
+            is_equal = any(_is_same_number(v, number) or equals(setting_text(v)) for v in values)
+            return bool(values) and not is_equal if symbol == "!=" else is_equal
+
+        return test
+
+    def _value(self, bare: re.Pattern[str], expected: str) -> str:
+        if quoted := self._take(_QUOTED):
+            return re.sub(r"\\(.)", r"\1", quoted[1])
+        if self._text.startswith('"', self._at):
+            raise self._error("the quotes are not closed", 'a second "')
+        if word := self._take(bare):
+            return word[0]
+        raise self._error("a value is missing", expected)
+
+    def _take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Go past what a pattern matches here, and return it."""
+        if found := pattern.match(self._text, self._at):
+            self._at = found.end()
+        return found
+
+    def _error(
+        self, what: str, expected: str, found: str | None = None, hint: str | None = None
+    ) -> QueryError:
+        # One character for each, so that the mark is below what it points at.
+        shown = "".join(c if c.isprintable() else " " for c in self._text)
+        where = f"{shown}\n{' ' * self._at}^"
+        error = QueryError(
+            f"the search cannot be read: {what}", where=where, expected=expected, found=found, hint=hint
         )
-
-    def test(facts: RunFacts) -> bool:
-        values = _values(facts, key)
-        if compare is not None and number is not None:
-            return any(compare(float(v), number) for v in values if _is_number(v))
-        if symbol[1] == "~":
-            return any(contains(setting_text(v)) for v in values)
-        is_equal = any(_is_same_number(v, number) or equals(setting_text(v)) for v in values)
-        return bool(values) and not is_equal if symbol[1] == "!=" else is_equal
-
-    return test, position
-
-
-def _parse_value(
-    text: str, position: int, bare: re.Pattern[str], expected: str = "a word"
-) -> tuple[str, int]:
-    if quoted := _QUOTED.match(text, position):
-        return re.sub(r"\\(.)", r"\1", quoted[1]), quoted.end()
-    if text.startswith('"', position):
-        raise _error(text, position, "the quotes are not closed", 'a second "')
-    if not (word := bare.match(text, position)):
-        raise _error(text, position, "a value is missing", expected)
-    return word[0], word.end()
+        error.position = self._at
+        return error
 
 
 def _parse_number(value: str, *, has_unit: bool) -> float | None:
@@ -267,27 +271,6 @@ def _parse_number(value: str, *, has_unit: bool) -> float | None:
         return float(value) * factor
     except ValueError:
         return None
-
-
-def _skip(pattern: re.Pattern[str], text: str, position: int) -> int:
-    found = pattern.match(text, position)
-    return position if found is None else found.end()
-
-
-def _error(
-    text: str, position: int, what: str, expected: str, found: str | None = None, hint: str | None = None
-) -> QueryError:
-    # One character for each, so that the mark is below what it points at.
-    shown = "".join(c if c.isprintable() else " " for c in text)
-    error = QueryError(
-        f"the search cannot be read: {what}",
-        where=f"{shown}\n{' ' * position}^",
-        expected=expected,
-        found=found,
-        hint=hint,
-    )
-    error.position = position
-    return error
 
 
 # --- comparing
@@ -314,8 +297,8 @@ def _has(facts: RunFacts, key: str) -> bool:
 
 def _values(facts: RunFacts, key: str) -> list[Any]:
     """Return the values that a key stands for: a number of the run, settings, or a metric."""
-    if key.startswith(f"{_BEST}:"):
-        series = _series(facts, key.removeprefix(f"{_BEST}:"))
+    if key.startswith(_BEST_OF):
+        series = _series(facts, key.removeprefix(_BEST_OF))
         best = None if series is None else facts.best(series)
         return [] if best is None else [best]
     if key in _NUMBERS:
