@@ -153,7 +153,9 @@ class Duration:
 
     def over(self, position: Position) -> bool:
         """Whether the duration, counted from the start of the training, is over."""
-        return any(part.done(position) >= part.count for part in self._parts())
+        if self.alternative is not None and self.alternative.over(position):
+            return True
+        return self.done(position) >= self.count
 
     def due(self, position: Position, *, epoch_ended: bool, since: float = 0.0) -> bool:
         """Whether a task with this interval is due at a position right after a step or an epoch's end.
@@ -165,15 +167,13 @@ class Duration:
                 first step beyond each multiple of an interval in seconds; multiples that pass during a
                 validation or a save are left out.
         """
-        for part in self._parts():
-            if part.unit == "seconds":
-                is_due = position.seconds // part.count > since // part.count
-            else:
-                done = part.done(position)
-                is_due = done > 0 and done % part.count == 0 and (epoch_ended or part.unit == "steps")
-            if is_due:
-                return True
-        return False
+        other = self.alternative
+        if other is not None and other.due(position, epoch_ended=epoch_ended, since=since):
+            return True
+        if self.unit == "seconds":
+            return position.seconds // self.count > since // self.count
+        done = self.done(position)
+        return done > 0 and done % self.count == 0 and (epoch_ended or self.unit == "steps")
 
     def last_step(self, position: Position, batches: int | None, *, accumulate: int = 1) -> int | None:
         """Return the step at which the duration is over; None if it depends on what is not known.
