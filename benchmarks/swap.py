@@ -21,9 +21,10 @@ import argparse
 import json
 import os
 import re
+import statistics
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 import psutil
 import torch
 import transformers
+from kernel_table.cpu import quartiles
 
 import burnt
 from burnt.swapping.benchmark import Comparison, compare
@@ -233,7 +235,7 @@ def measure(row: str, options: argparse.Namespace) -> tuple[dict[str, Any], Comp
     )
     torch.compiler.reset()
     ratios = {
-        rival: dict(zip(("ratio", "low", "high"), found.ratio("swapped", rival), strict=True))
+        rival: _ratio(found.seconds[rival], found.seconds["swapped"])
         for rival in options.rivals
         if rival in found.seconds
     }
@@ -251,6 +253,12 @@ def measure(row: str, options: argparse.Namespace) -> tuple[dict[str, Any], Comp
         "swapped": len(found.report.swapped),
         "left": len(found.report.left),
     }, found
+
+
+def _ratio(rival: Sequence[float], swapped: Sequence[float]) -> dict[str, float]:
+    ratios = [other / own for other, own in zip(rival, swapped, strict=True)]
+    low, high = quartiles(ratios)
+    return {"ratio": statistics.median(ratios), "low": low, "high": high}
 
 
 def say(text: str) -> None:

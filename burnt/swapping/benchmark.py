@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import random
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from burnt.swapping.api import as_arguments, swap
+from burnt.swapping.measure import Call
 from burnt.swapping.model_timing import loss_or_output
 from burnt.swapping.report import Report
 
@@ -49,22 +48,12 @@ class Comparison:
     def speedup(self, rival: str, to: str = "eager") -> tuple[float, float, float]:
         """Return the ratio of two rivals' medians, and its 90 % interval by resampling the rounds.
 
-        The ratio agrees with the medians, and the interval with the ratio. `ratio` may differ if other
-        programs disturb some rounds.
+        The ratio agrees with the medians, and the interval with the ratio.
         """
         rounds = list(zip(self.seconds[to], self.seconds[rival], strict=True))
         resample = random.Random(0)
         ratios = sorted(_ratio_of_medians(resample.choices(rounds, k=len(rounds))) for _ in range(400))
         return _ratio_of_medians(rounds), ratios[20], ratios[-21]
-
-    def ratio(self, rival: str, to: str = "eager") -> tuple[float, float, float]:
-        """Return a rival's speedup over another: the median of the rounds' ratios, and the quartiles."""
-        pairs = zip(self.seconds[to], self.seconds[rival], strict=True)
-        ratios = [other / own for other, own in pairs]
-        low, _, high = (
-            statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-        )
-        return statistics.median(ratios), low, high
 
 
 def compare(
@@ -80,8 +69,8 @@ def compare(
 ) -> Comparison:
     """Time a model eager, compiled and swapped, in alternating calls, on copies with its parameters.
 
-    A training step (`train`) is the forward, the loss that the model returns (without one, the mean square of
-    its outputs) and the backward; else it is the forward in evaluation mode. The optimizer is left out,
+    A training step (`train`) is the forward and the backward, of the loss that the model returns or else of
+    its outputs; else it is the forward in evaluation mode. The optimizer is left out,
     because it would be the same for all. `batch` and `defer_logits` are as in `swap`; `rivals` is a selection
     of `RIVALS`, and `patches` are functions that modify a further copy in place, by name. After `seconds` of
     measuring no further round starts, but there are at least five; `say` is called with progress messages.
@@ -99,10 +88,9 @@ def compare(
     comparison = Comparison(train, report)
     models: dict[str, Any] = {"swapped": swapped.train(train), "eager": eager.train(train)}
     args, kwargs = as_arguments(batch)
-    outputs = {
-        name: _tensors_in(torch.no_grad()(models[name])(*args, **kwargs)) for name in ("eager", "swapped")
-    }
-    comparison.error = None if train else _difference(outputs["swapped"], outputs["eager"])
+    if not train:
+        theirs, ours = (Call(models[name], args, kwargs, train).forward() for name in ("eager", "swapped"))
+        comparison.error = _difference(ours, theirs)
     if "inductor" in rivals:
         models["inductor"] = torch.compile(copied().train(train))
     for name, patch in patches.items():
@@ -112,88 +100,39 @@ def compare(
     counts: dict[str, int] = {}
     round_seconds = 0.0
     device = next((t.device for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)), None)
-    with _gradients_restored(shared.values()):
-        for name in (*rivals, *patches):
-            call = _step(models[name], list(shared.values()), args, kwargs, train)
-            say("compiling with Inductor" if name == "inductor" else f"running {name} for the first time")
-            try:
-                call()
-                once = max(_sample(call, 1, device), 1e-7)
-                counts[name] = max(1, round(_SHORTEST / once))
-                round_seconds += counts[name] * once
-                if device is not None and device.type != "cpu":
-                    comparison.peaks[name] = _peak(call, device)
-            except Exception as error:  # compilers raise any exception
-                comparison.failed[name] = _reason(error)
-                comparison.tracebacks[name] = "".join(traceback.format_exception(error))
-                if name in ("eager", "swapped"):
-                    raise
-            else:
-                calls[name] = call
-        expected = max(min(seconds, rounds * round_seconds), _MIN_ROUNDS * round_seconds)
-        say(f"measuring, for about {expected:.{0 if expected >= 10 else 1}f} s")
-        comparison.seconds = {name: [] for name in calls}
-        order, shuffled, began = list(calls), random.Random(0), time.perf_counter()
-        for done in range(rounds):
-            if done >= _MIN_ROUNDS and time.perf_counter() - began > seconds:
-                break
-            for name in order:
-                comparison.seconds[name].append(_sample(calls[name], counts[name], device))
-            shuffled.shuffle(order)  # a call is affected by what the one before it has left in the caches
+    for name in (*rivals, *patches):
+        call = Call(models[name], args, kwargs, train, select_output=loss_or_output).run
+        say("compiling with Inductor" if name == "inductor" else f"running {name} for the first time")
+        try:
+            call()
+            once = max(_sample(call, 1, device), 1e-7)
+            counts[name] = max(1, round(_SHORTEST / once))
+            round_seconds += counts[name] * once
+            if device is not None and device.type != "cpu":
+                comparison.peaks[name] = _peak(call, device)
+        except Exception as error:  # compilers raise any exception
+            comparison.failed[name] = _reason(error)
+            comparison.tracebacks[name] = "".join(traceback.format_exception(error))
+            if name in ("eager", "swapped"):
+                raise
+        else:
+            calls[name] = call
+    expected = max(min(seconds, rounds * round_seconds), _MIN_ROUNDS * round_seconds)
+    say(f"measuring, for about {expected:.{0 if expected >= 10 else 1}f} s")
+    comparison.seconds = {name: [] for name in calls}
+    order, shuffled, began = list(calls), random.Random(0), time.perf_counter()
+    for done in range(rounds):
+        if done >= _MIN_ROUNDS and time.perf_counter() - began > seconds:
+            break
+        for name in order:
+            comparison.seconds[name].append(_sample(calls[name], counts[name], device))
+        shuffled.shuffle(order)  # a call is affected by what the one before it has left in the caches
     return comparison
 
 
 def _ratio_of_medians(rounds: Sequence[tuple[float, float]]) -> float:
     others, own = zip(*rounds, strict=True)
     return float(statistics.median(others) / statistics.median(own))
-
-
-@contextlib.contextmanager
-def _gradients_restored(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Context after which the parameters have the gradients that they had before."""
-    before = [(parameter, parameter.grad) for parameter in parameters]
-    try:
-        yield
-    finally:
-        for parameter, gradient in before:
-            parameter.grad = gradient
-
-
-def _step(
-    model: Callable[..., Any],
-    parameters: Sequence[Tensor],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    train: bool,
-) -> Callable[[], object]:
-    """Return a function that runs a training step, or a forward without gradients."""
-
-    def step() -> None:
-        for parameter in parameters:
-            parameter.grad = None
-        with torch.enable_grad():
-            _loss(model(*args, **kwargs)).backward()  # type: ignore[no-untyped-call]
-
-    return step if train else torch.no_grad()(functools.partial(model, *args, **kwargs))
-
-
-def _loss(output: Any) -> Tensor:
-    """Return the loss in a model's output, or else the mean square of the output."""
-    loss = loss_or_output(output)
-    if isinstance(loss, Tensor) and loss is not output:
-        return loss
-    tensors = [t for t in _tensors_in(output) if t.is_floating_point() and t.requires_grad]
-    if len(tensors) == 1 and tensors[0].dim() == 0:
-        return tensors[0]
-    total = torch.zeros((), device=tensors[0].device if tensors else None)
-    for tensor in tensors:
-        total = total + tensor.float().square().mean()
-    return total
-
-
-def _tensors_in(output: Any) -> list[Tensor]:
-    values = dict(output) if isinstance(output, Mapping) else output
-    return [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
 
 
 def _difference(swapped: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:

@@ -379,6 +379,10 @@ class Call:
             module.training = training
         return [*(t.detach() for t in outputs), *gradients, *(b.clone() for b in self.buffers)]
 
+    def run(self) -> None:
+        """Run the call and its backward."""
+        self.backward(self.forward())
+
     def once(self) -> float:
         """Run the call once and return its seconds."""
         return self.sample(1)[1]

@@ -49,11 +49,12 @@ def models(desk, monkeypatch):
     monkeypatch.setattr(measure, "_SECONDS", 0.0)
     monkeypatch.setattr(benchmark, "_MIN_ROUNDS", 2)
 
-    def compiled(model):
-        raise RuntimeError("no compiler\nat all")
+    class Compiled(torch.nn.Module):
+        def forward(self, *args, **kwargs):
+            raise RuntimeError("no compiler\nat all")
 
     # Inductor takes longer than all of this; that it fails is to be seen.
-    monkeypatch.setattr(torch, "compile", lambda model: lambda *args, **kwargs: compiled(model))
+    monkeypatch.setattr(torch, "compile", lambda model: Compiled())
 
 
 def rows(capsys, *words):
@@ -190,7 +191,6 @@ def test_the_speed_agrees_with_the_times_and_its_interval_with_the_speed():
     comparison = benchmark.Comparison(False, Mock(), {"eager": eager, "swapped": swapped})
     speed, low, high = comparison.speedup("swapped")
     assert speed == comparison.median("eager") / comparison.median("swapped") == 166 / 163
-    assert comparison.ratio("swapped")[0] < 1  # the median of the rounds' ratios: it contradicts the times
     assert low < speed < high
     assert comparison.speedup("eager") == (1.0, 1.0, 1.0)
     steady = benchmark.Comparison(False, Mock(), {"eager": [2.0] * 9, "swapped": [1.0] * 9})

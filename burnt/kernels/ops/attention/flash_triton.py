@@ -29,7 +29,7 @@ sum, the logarithm would be lost.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -897,21 +897,17 @@ def _constant_names(kernel: Any) -> tuple[str, ...]:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, FlashConfig]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: Problem,
+    blocks: Mapping[str, FlashConfig],
+    run: Callable[[list[Launch], Tensor], None] = run_all,
 ) -> tuple[Tensor, Tensor]:
     """Return the output ``[B, H, L, E]``, stored as ``[B, L, H, E]``, and `lse`, ``[B, H, L or 2 * L]``.
 
     q, k and v have a last stride of 1 and are not empty.
     """
-    launch, out, lse = _forward(q, k, v, problem, blocks)
-    run_all([launch], q)
-    return out, lse
-
-
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, FlashConfig]
-) -> tuple[Launch, Tensor, Tensor]:
-    """Return the forward launch and the tensors that it writes."""
     batch, heads, rows, _ = q.shape
     out = q.new_empty(batch, rows, heads, v.shape[3]).transpose(1, 2)
     lse = q.new_empty(batch, heads, 2 * rows if problem.has_large_scores else rows, dtype=torch.float32)
@@ -920,7 +916,8 @@ def _forward(
         *tensors, out, lse, *strides[:3], _strides(out), *strides[3:], *numbers, problem.score
     )  # fmt: skip
     num_programs = triton.cdiv(rows, blocks["forward"].m) * batch * heads
-    return _make_launch(forward_kernel, num_programs, arguments, constants, blocks["forward"]), out, lse
+    run([_make_launch(forward_kernel, num_programs, arguments, constants, blocks["forward"])], q)
+    return out, lse
 
 
 def backward(
@@ -933,29 +930,13 @@ def backward(
     problem: Problem,
     blocks: Mapping[str, FlashConfig],
     needs_grad: tuple[bool, bool] = (True, True),
+    run: Callable[[list[Launch], Tensor], None] = run_all,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of q, k and v.
 
     Args are those and the results of `forward`; the gradient of `out` has a last stride of 1. `needs_grad`:
     whether dq is needed, and whether dk and dv are.
     """
-    launches, gradients = _backward(grad_out, q, k, v, out, lse, problem, blocks, needs_grad)
-    run_all(launches, q)
-    return gradients
-
-
-def _backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    problem: Problem,
-    blocks: Mapping[str, FlashConfig],
-    needs_grad: tuple[bool, bool],
-) -> tuple[list[Launch], tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    """Return the backward launches, in order, and the gradients that they write."""
     batch, heads, rows, head_size = q.shape
     keys, value_size = v.shape[2:]
     delta = lse.new_empty(batch, heads, rows)
@@ -988,7 +969,8 @@ def _backward(
         )  # fmt: skip
         num_programs = triton.cdiv(rows, blocks["queries"].m) * batch * heads
         launches.append(_make_launch(backward_queries, num_programs, arguments, constants, blocks["queries"]))
-    return launches, (dq, dk, dv)
+    run(launches, q)
+    return dq, dk, dv
 
 
 def launches(
@@ -1005,13 +987,17 @@ def launches(
 
     On the meta device nothing is allocated.
     """
-    launch, out, lse = _forward(q, k, v, problem, blocks)
-    found_launches = [launch]
+    found: list[Launch] = []
+
+    def collect(launches: list[Launch], tensor: Tensor) -> None:
+        found.extend(launches)
+
+    out, lse = forward(q, k, v, problem, blocks, collect)
     if gradients:
-        found_launches += _backward(out, q, k, v, out, lse, problem, blocks, needs_grad)[0]
+        backward(out, q, k, v, out, lse, problem, blocks, needs_grad, collect)
     kernels = (forward_kernel, backward_dots, backward_keys, backward_queries)
     names = dict(zip(kernels, KERNELS, strict=True))
-    return {names[launch.kernel]: launch for launch in found_launches}
+    return {names[launch.kernel]: launch for launch in found}
 
 
 def _common_arguments(
