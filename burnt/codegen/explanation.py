@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt._text import table_lines
 from burnt.codegen.backward import build_backward_plan
 from burnt.codegen.frontend.containers import flatten
 from burnt.codegen.function import CacheEntry, Function
@@ -92,14 +93,7 @@ class Explanation:
                 [f"{s.seconds * 1e6:,.1f}", f"{s.bytes / s.seconds / 1e9:.1f}"] if s.seconds else ["-", "-"]
             )
             rows.append([s.name, s.kind, f"{s.bytes:,}", *speed[: len(times)], " ".join(s.ops), s.why])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        is_number = [2 <= i < len(widths) - 2 for i in range(len(widths))]
-        return "\n".join(
-            "  ".join(
-                c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, is_number, strict=True)
-            ).rstrip()
-            for row in rows
-        )
+        return "\n".join(table_lines(rows, right=range(2, len(rows[0]) - 2)))
 
 
 def explain(

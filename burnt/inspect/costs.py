@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from burnt._text import table_lines
 from burnt.errors import ArgumentError, ShapeError
 from burnt.inspect.call_trace import CallTrace, first_line
 from burnt.inspect.isolated import run_isolated
@@ -82,13 +83,8 @@ class Summary:
                     _bytes(row.activation_bytes) if row.activation_bytes else "",
                 )
             )
-        widths = [max(len(line[i]) for line in cells) for i in range(5)]
-        lines = []
-        for line in cells:
-            left = [cell.ljust(width) for cell, width in zip(line[:2], widths[:2], strict=True)]
-            right = [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
-            lines.append("  ".join(left + right).rstrip())
-        lines.insert(1, "-" * (sum(widths) + 8))
+        lines = table_lines(cells, right=range(2, 5))
+        lines.insert(1, "-" * len(lines[0]))
         total = self.trainable + self.frozen
         lines += [
             lines[1],

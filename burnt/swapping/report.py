@@ -15,6 +15,7 @@ import msgspec
 
 from burnt._files import replacing
 from burnt._json import parse_json
+from burnt._text import table_lines
 from burnt.errors import SwapError
 from burnt.swapping.kind import KINDS
 from burnt.swapping.measure import Finding, ModelTiming, Source, Timing
@@ -234,7 +235,7 @@ class Report:
                 table += [_cells(group) for group in shown]
                 if not shows_source or not any(group[0].source for group in shown):
                     table = [[*cells[:4], cells[5]] for cells in table]
-                lines += ["", f"{title}:", *_aligned(table)]
+                lines += ["", f"{title}:", *(f"  {line}" for line in table_lines(table))]
         if self.others:
             named = ", ".join(f"{name} ({count})" for name, count in self.others.items())
             lines += ["", f"burnt has no kernels for: {named}"]
@@ -301,12 +302,6 @@ def _figures(speed_range: Sequence[float], samples: int) -> str:
 
 def _date(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = ("  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return [f"  {line}" for line in padded]
 
 
 def in_ms(value: float) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from burnt._text import table_lines
 from burnt.codegen.explanation import Explanation
 from burnt.codegen.explanation import explain as explain_function
 from burnt.errors import UnsupportedError
@@ -65,10 +66,7 @@ class OpExplanation:
             )
             for c in self.candidates
         ]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [self.op]
-        for mark, name, ms, why in rows:
-            lines.append(f"{mark:<{widths[0]}} {name:<{widths[1]}}  {ms:>{widths[2]}}  {why}".rstrip())
+        lines = [self.op, *table_lines(rows, right={2})]
         if self.raises is not None:
             lines.append(f"a call raises: {self.raises}")
         if self.generated is not None:

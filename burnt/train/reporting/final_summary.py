@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from burnt._text import table_lines
 from burnt.errors import BurntError
 from burnt.store import RunReader
 from burnt.train.checkpoints.checkpoint import Every, KeepBest, Keeper, Saved
@@ -45,14 +46,7 @@ def _format_table(folder: Path, values: Mapping[str, float], metrics: Sequence[M
         if any(key in values for key in keys):
             row = [metric.name, *(value_text(values[key]) if key in values else "" for key in keys)]
             rows.append([*row, *(bests.get(metric.name, "") for bests in best.values())])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if 1 <= number <= len(splits) else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return table_lines(rows, right=range(1, len(splits) + 1))
 
 
 def _best_values(folder: Path, split: str, metrics: Sequence[Metric]) -> dict[str, str]:
