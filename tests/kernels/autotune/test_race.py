@@ -141,10 +141,7 @@ class Tiled(Candidate):
     """One with configurations that are compiled elsewhere, and that may be combined."""
 
     def __init__(
-        self,
-        ks: dict[int, Future[None] | None],
-        left_out: Sequence[int] = (),
-        risky: Sequence[int] = (),
+        self, ks: dict[int, Future[None] | None], left_out: Sequence[int] = (), risky: Sequence[int] = ()
     ) -> None:
         super().__init__("tiled", lambda x, config: x * 3, differentiable=True)
         self.ks, self.left_out, self.risky = ks, left_out, risky

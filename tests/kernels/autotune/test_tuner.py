@@ -545,11 +545,7 @@ print(*[why.partition(":")[0] for why in found], sep=",")
 """
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [{"BURNT_CACHE": "{}/file"}, {}],
-    ids=["a file", "no home"],
-)
+@pytest.mark.parametrize("environment", [{"BURNT_CACHE": "{}/file"}, {}], ids=["a file", "no home"])
 def test_ops_run_where_there_can_be_no_folder(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     left = {k: v for k, v in os.environ.items() if k not in ("BURNT_CACHE", "XDG_CACHE_HOME", "HOME")}

@@ -400,18 +400,8 @@ KERNELS: dict[str, tuple[kernels.Op[..., Any], tuple[Any, ...], list[str], int]]
         ["reduction"],
         3,
     ),
-    "cross_entropy of each": (
-        kernels.cross_entropy,
-        (*LABELLED, None, -100, "none"),
-        ["reduction"],
-        1,
-    ),
-    "cross_entropy and its mean": (
-        kernels.cross_entropy,
-        LABELLED,
-        ["reduction", "reduction"],
-        2,
-    ),
+    "cross_entropy of each": (kernels.cross_entropy, (*LABELLED, None, -100, "none"), ["reduction"], 1),
+    "cross_entropy and its mean": (kernels.cross_entropy, LABELLED, ["reduction", "reduction"], 2),
     "swiglu": (kernels.swiglu, (X, X.cos()), ["elementwise"], 1),
     "rope": (kernels.rope, (X[:, :52], X[:, :26], X[:, 26:52]), ["elementwise"], 2),
     "batch_norm": (

@@ -54,10 +54,7 @@ def right(x: Tensor, bias: Tensor | None, scale: float) -> Tensor:
         ({"when": True}, r"when= of(.|\n)*a function of the op's arguments"),
         ({"configs": [{"BLOCK": 1}]}, r"configs= of(.|\n)*a function"),
         ({"best": False}, r"best= of(.|\n)*a function"),
-        (
-            {"configs": lambda *_: [{"BLOCK": 1}]},
-            r"the function of(.|\n)*config\), as it is called",
-        ),
+        ({"configs": lambda *_: [{"BLOCK": 1}]}, r"the function of(.|\n)*config\), as it is called"),
     ],
 )
 def test_limits_that_can_hold_for_nothing_are_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,48 +51,14 @@ def z_loss_by_hand(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:
     return loss + z * (squares.mean() if reduction == "mean" else squares.sum())
 
 
-def conv_by_hand(x: Tensor, weight: Tensor, step: int, pad: int, dilation: int, groups: int) -> Tensor:
-    """Sum over the elements of the kernel, for any number of axes."""
-    axes = weight.dim() - 2
-    x = F.pad(x, [pad, pad] * axes)
-    result = 0
-    for tap in itertools.product(*map(range, weight.shape[2:])):
-        counts = [
-            (n - dilation * (k - 1) - 1) // step + 1
-            for n, k in zip(x.shape[2:], weight.shape[2:], strict=True)
-        ]
-        at = [
-            slice(t * dilation, t * dilation + step * (n - 1) + 1, step)
-            for t, n in zip(tap, counts, strict=True)
-        ]
-        windows = x[(..., *at)].unflatten(1, (groups, -1))
-        kernel_element = weight[(..., *tap)].unflatten(0, (groups, -1))
-        result = result + torch.einsum("bgi...,goi->bgo...", windows, kernel_element).flatten(1, 2)
-    return result
+def torch_conv(x: Tensor, weight: Tensor, *sizes: int) -> Tensor:
+    """Convolve by torch's function for the number of axes."""
+    return (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3](x, weight, None, *sizes)
 
 
-def transposed_by_hand(
-    x: Tensor, weight: Tensor, step: int, pad: int, more: int, groups: int, dilation: int
-) -> Tensor:
-    """Add each element of `x` times the kernel to the output at its position."""
-    counts = [
-        (n - 1) * step + dilation * (k - 1) + 1 + more
-        for n, k in zip(x.shape[2:], weight.shape[2:], strict=True)
-    ]
-    result = x.new_zeros(x.shape[0], weight.shape[1] * groups, *counts)
-    for tap in itertools.product(*map(range, weight.shape[2:])):
-        at = [
-            slice(t * dilation, t * dilation + step * (n - 1) + 1, step)
-            for t, n in zip(tap, x.shape[2:], strict=True)
-        ]
-        kernel_element = weight[(..., *tap)].unflatten(0, (groups, -1))
-        contribution = torch.einsum(
-            "bgi...,gio->bgo...", x.unflatten(1, (groups, -1)), kernel_element
-        ).flatten(1, 2)
-        placed = torch.zeros_like(result)
-        placed[(..., *at)] = contribution
-        result = result + placed
-    return result[(..., *[slice(pad, n - pad) for n in counts])]
+def torch_conv_transpose(x: Tensor, weight: Tensor, *sizes: int) -> Tensor:
+    calls = F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d
+    return calls[weight.dim() - 3](x, weight, None, *sizes)
 
 
 def rows_by_hand(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
@@ -396,7 +361,7 @@ _CASES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     ),
     "conv": (
         (randn(2, 3, 9, 7), randn(5, 3, 3, 2), randn(5), None, None, None, 2, 1, 1, 1),
-        lambda x, w, b, s, r, a, *sizes: conv_by_hand(x, w, *sizes) + b.view(-1, 1, 1),
+        lambda x, w, b, s, r, a, *sizes: torch_conv(x, w, *sizes) + b.view(-1, 1, 1),
     ),
     "conv, all of it": (
         (
@@ -412,12 +377,12 @@ _CASES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
             2,
         ),
         lambda x, w, b, s, r, a, *sizes: F.relu(
-            conv_by_hand(x, w, *sizes) * s.view(-1, 1, 1) + b.view(-1, 1, 1) + r
+            torch_conv(x, w, *sizes) * s.view(-1, 1, 1) + b.view(-1, 1, 1) + r
         ),
     ),
     "conv, one axis": (
         (randn(2, 3, 17), randn(4, 3, 5), None, None, None, "gelu", 3, 2, 1, 1),
-        lambda x, w, b, s, r, a, *sizes: F.gelu(conv_by_hand(x, w, *sizes)),
+        lambda x, w, b, s, r, a, *sizes: F.gelu(torch_conv(x, w, *sizes)),
     ),
     "conv, volumes": (
         (
@@ -432,15 +397,15 @@ _CASES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
             1,
             1,
         ),
-        lambda x, w, b, s, r, a, *sizes: F.silu(conv_by_hand(x, w, *sizes) + b.view(-1, 1, 1, 1)),
+        lambda x, w, b, s, r, a, *sizes: F.silu(torch_conv(x, w, *sizes) + b.view(-1, 1, 1, 1)),
     ),
     "conv_transpose": (
         (randn(2, 4, 5, 3), randn(4, 3, 3, 2), randn(6), "relu", 2, 1, 1, 2, 1),
-        lambda x, w, b, a, *sizes: F.relu(transposed_by_hand(x, w, *sizes) + b.view(-1, 1, 1)),
+        lambda x, w, b, a, *sizes: F.relu(torch_conv_transpose(x, w, *sizes) + b.view(-1, 1, 1)),
     ),
     "conv_transpose, one axis": (
         (randn(2, 4, 5), randn(4, 3, 3), None, None, 1, 0, 0, 1, 2),
-        lambda x, w, b, a, *sizes: transposed_by_hand(x, w, *sizes),
+        lambda x, w, b, a, *sizes: torch_conv_transpose(x, w, *sizes),
     ),
     "lstm_layer": (
         (
@@ -552,7 +517,7 @@ _CASES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
             ints(256, 6, 1).to(torch.int8),
         ),
         lambda x, v, xs, s, z, b, a, *rest: scaled_by_hand(
-            conv_by_hand(x.double() - z, v.double() - rest[-1].view(-1, 1, 1, 1), *rest[:-4]).movedim(1, -1),
+            torch_conv(x.double() - z, v.double() - rest[-1].view(-1, 1, 1, 1), *rest[:-4]).movedim(1, -1),
             *(xs, s, b, a, None, None),
         ).movedim(-1, 1),
     ),

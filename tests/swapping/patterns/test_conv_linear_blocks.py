@@ -1,6 +1,7 @@
 """Blocks in the manner of torchvision, timm and Hugging Face, swapped as wholes, beside themselves."""
 
 import copy
+import functools
 import pickle
 import random
 
@@ -265,55 +266,22 @@ def test_layers_that_drop_do(always):
     assert (wanted == 0).any()
 
 
-class Inline(FeedForward):
-    def forward(self, hidden):
-        return self.fc2(F.dropout(self.act(self.fc1(hidden)), 0.5, self.training))
+def hidden(self, x):
+    return self.act(self.fc1(x))
 
 
-class Scaled(FeedForward):
-    def forward(self, hidden):
-        return self.fc2(0.5 * self.act(self.fc1(hidden)))
-
-
-class AsLong(FeedForward):
-    def forward(self, hidden):
-        for _ in range(hidden.shape[0]):
-            hidden = self.fc2(self.act(self.fc1(hidden)))
-        return hidden
-
-
-class Looked(FeedForward):
-    def forward(self, hidden):
-        result = self.fc1(hidden)
-        return self.fc2(self.act(result)) + self.fc2(result)
-
-
-class Detached(FeedForward):
-    def forward(self, hidden):
-        return self.fc2(self.act(self.fc1(hidden)).detach())
-
-
-class Frozen(FeedForward):
-    def forward(self, hidden):
-        with torch.no_grad():
-            result = self.act(self.fc1(hidden))
-        return self.fc2(result)
-
-
-class Wide(FeedForward):
-    def forward(self, hidden):
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.fc2(self.act(self.fc1(hidden)))
-
-
-class AtRandom(FeedForward):
-    def forward(self, hidden):
-        return hidden if self.training and torch.rand(()) < 0 else super().forward(hidden)
-
-
-class AtPythonsRandom(FeedForward):
-    def forward(self, hidden):
-        return hidden if random.random() < 0 else super().forward(hidden)
+# What a block does besides calling its layers in turn.
+FORWARDS = {
+    "dropout": lambda self, x: self.fc2(F.dropout(hidden(self, x), 0.5, self.training)),
+    "a factor": lambda self, x: self.fc2(0.5 * hidden(self, x)),
+    "as long": lambda self, x: functools.reduce(lambda y, _: self.fc2(hidden(self, y)), range(len(x)), x),
+    "read twice": lambda self, x: self.fc2(self.act(y := self.fc1(x))) + self.fc2(y),
+    "detached": lambda self, x: self.fc2(hidden(self, x).detach()),
+    "frozen": lambda self, x: self.fc2(torch.no_grad()(hidden)(self, x)),
+    "autocast": lambda self, x: torch.autocast("cpu", torch.bfloat16)(FeedForward.forward)(self, x),
+    "random": lambda self, x: x if self.training and torch.rand(()) < 0 else FeedForward.forward(self, x),
+    "Python's random": lambda self, x: x if random.random() < 0 else FeedForward.forward(self, x),
+}
 
 
 class Weighed(FeedForward):
@@ -325,16 +293,14 @@ class Weighed(FeedForward):
         return hidden + self.alpha * super().forward(hidden)
 
 
-MORE = [Inline, Scaled, AsLong, Looked, Detached, Frozen, Wide]
-
-
-@pytest.mark.parametrize("cls", [*MORE, AtRandom, AtPythonsRandom, Weighed])
-def test_what_does_more_is_left_to_its_layers(always, cls):
+@pytest.mark.parametrize("name", [*FORWARDS, "weighed"])
+def test_what_does_more_is_left_to_its_layers(always, name):
+    cls = type("Odd", (FeedForward,), {"forward": FORWARDS[name]}) if name in FORWARDS else Weighed
     model, x = cls(p=0.0).eval(), torch.randn(3, 4, 6)
     wanted = model(x)
     report = burnt.swap(model, mode="infer", verify=x)
     assert "" not in [row.path for row in report.rows]
-    tolerance = 1e-2 if cls is Wide else 1e-5
+    tolerance = 1e-2 if name == "autocast" else 1e-5
     torch.testing.assert_close(model(x), wanted, rtol=tolerance, atol=tolerance)
 
 
@@ -533,37 +499,21 @@ def test_what_is_changed_in_place_and_read_again(always, cls):
         close(model(x), wanted)
 
 
-def hooked(model):
-    model.act.register_forward_hook(lambda module, args, result: 2 * result)
-
-
-def hooked_before(model):
-    model.fc1.register_forward_pre_hook(lambda module, args: (2 * args[0],))
-
-
-def with_own_forward(model):
-    model.act.forward = torch.tanh
-
-
-def pruned(model):
-    prune.l1_unstructured(model.fc1, "weight", 0.5)
-
-
 def parametrized(model):
     nn.utils.parametrizations.weight_norm(model.fc1)
     with torch.no_grad():
         model.fc1.parametrizations.weight.original0.mul_(2)
 
 
-def set_otherwise(model):
-    model.act.approximate = "tanh"
-
-
-def more_classes(model):
-    model.act = nn.Tanh()
-
-
-CHANGES = [hooked, hooked_before, with_own_forward, pruned, parametrized, set_otherwise, more_classes]
+CHANGES = {
+    "hooked": lambda model: model.act.register_forward_hook(lambda module, args, result: 2 * result),
+    "hooked before": lambda model: model.fc1.register_forward_pre_hook(lambda module, args: (2 * args[0],)),
+    "own forward": lambda model: setattr(model.act, "forward", torch.tanh),
+    "pruned": lambda model: prune.l1_unstructured(model.fc1, "weight", 0.5),
+    "parametrized": parametrized,
+    "set otherwise": lambda model: setattr(model.act, "approximate", "tanh"),
+    "another class": lambda model: setattr(model, "act", nn.Tanh()),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -571,17 +521,17 @@ def test_what_is_changed_afterwards_counts(always, change):
     model, x = FeedForward(p=0.0), torch.randn(3, 6)
     burnt.swap(model, verify=x)
     before = model(x)
-    change(model)
+    CHANGES[change](model)
     result = model(x)
     assert not torch.equal(result, before)
     burnt.unswap(model)
     close(result, model(x))
 
 
-@pytest.mark.parametrize("change", [hooked, hooked_before, with_own_forward])
+@pytest.mark.parametrize("change", ["hooked", "hooked before", "own forward"])
 def test_layers_that_the_user_changed_before(always, change):
     model, x = FeedForward(p=0.0), torch.randn(3, 6)
-    change(model)
+    CHANGES[change](model)
     wanted = model(x)
     report = burnt.swap(model, verify=x)
     assert report.left[""] == "a layer in it has hooks or its own forward, which would not be called"

@@ -12,11 +12,7 @@ from burnt.swapping.kind import KINDS, is_swapped
 
 LABELS = torch.tensor([3, 0, 2, 3, 1, 0, 2])
 CASES = {
-    "linear": [
-        (nn.Linear(5, 3), (4, 5)),
-        (nn.Linear(5, 3, bias=False), (2, 3, 5)),
-        (nn.Linear(5, 3), (5,)),
-    ],
+    "linear": [(nn.Linear(5, 3), (4, 5)), (nn.Linear(5, 3, bias=False), (2, 3, 5)), (nn.Linear(5, 3), (5,))],
     "embedding": [(nn.Embedding(4, 3), LABELS), (nn.Embedding(4, 3, padding_idx=-1), LABELS.view(7, 1))],
     "conv": [
         (nn.Conv1d(3, 4, 3, padding=1), (2, 3, 9)),

@@ -15,13 +15,7 @@ from torch import Tensor
 from burnt import kernels
 from burnt.codegen import eager_policy
 from burnt.codegen.runtime.c_compiler import find_compiler
-from burnt.errors import (
-    InputError,
-    InputRuntimeError,
-    InputTypeError,
-    InputUnsupportedError,
-    InputValueError,
-)
+from burnt.errors import InputError, InputRuntimeError, InputTypeError, InputUnsupportedError, InputValueError
 from burnt.kernels import attention
 from burnt.kernels.ops.attention import chunked
 from burnt.kernels.ops.attention.reference import dropout_mask, eager_attention, traceable_attention
@@ -450,11 +444,7 @@ BAD: dict[str, tuple[type[InputError], Callable[[], Any], str]] = {
     "sizes": (InputRuntimeError, lambda: attention(*WIDER), "do not match"),
     "heads": (InputRuntimeError, lambda: attention(*UNSHARED), "not a multiple"),
     "integers": (InputUnsupportedError, lambda: attention(*[randn(1, 1, 2, 2).long()] * 3), "not defined"),
-    "dtypes": (
-        InputRuntimeError,
-        lambda: attention(SAME[0].float(), *SAME[1:]),
-        "different dtypes",
-    ),
+    "dtypes": (InputRuntimeError, lambda: attention(SAME[0].float(), *SAME[1:]), "different dtypes"),
     "mask": (InputRuntimeError, lambda: attention(*SAME, randn(3, 2)), "does not broadcast"),
     "integer mask": (
         InputRuntimeError,
@@ -509,11 +499,7 @@ BAD: dict[str, tuple[type[InputError], Callable[[], Any], str]] = {
     "dropout": (InputValueError, lambda: attention(*SAME, dropout=1.5), "probability"),
     "seed": (InputValueError, lambda: OP(*SAME, dropout=0.5), "needs a seed"),
     "slopes": (InputRuntimeError, lambda: attention(*SAME, slopes=randn(2)), "wrong shape"),
-    "lengths": (
-        InputRuntimeError,
-        lambda: attention(*SAME, lengths=torch.ones(1)),
-        "must be integers",
-    ),
+    "lengths": (InputRuntimeError, lambda: attention(*SAME, lengths=torch.ones(1)), "must be integers"),
     "one kind of starts": (
         InputRuntimeError,
         lambda: attention(*SAME, q_starts=ENDS),
