@@ -270,11 +270,7 @@ def unswap(model: nn.Module) -> None:
         SwapError: no part of it is swapped, or it is no module.
     """
     if not isinstance(model, nn.Module):
-        raise SwapError(
-            "unswap needs a model",
-            expected="a torch.nn.Module",
-            found=type(model).__name__,
-        )
+        raise SwapError("unswap needs a model", expected="a torch.nn.Module", found=type(model).__name__)
     if not _restore(model):
         raise SwapError("the model is not swapped", found=type(model).__name__, hint="burnt.swap(model)")
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,6 @@ class FirstCall:
     def __init__(self, report: Report, given: Report | None = None, remeasure: bool = False) -> None:
         self.report, self.remeasure = report, remeasure
         self.earlier = given
-        self.source: Literal["kept", "given"] = "kept" if given is None else "given"
         self.path: Path | None = None
         self.has_begun = False
         self.is_copy = False
@@ -70,11 +69,11 @@ class FirstCall:
             return  # a call like this one has decided nothing
         plan.model, plan.inputs = digests
         plan.context = context_of(device_of(model, args, kwargs))
-        if self.source == "kept":
+        if plan.earlier_source == "kept":
             self.earlier = self._load()
             if self.earlier is not None:
                 plan.earlier = {site.path: site for site in self.earlier.plan.sites}
-                plan.earlier_source, plan.earlier_at = "kept", self.earlier.plan.at
+                plan.earlier_at = self.earlier.plan.at
         whole = self._earlier_whole()
         if whole is not None and whole.timing is not None and whole.restored:
             for site in plan.sites:
@@ -82,9 +81,9 @@ class FirstCall:
                 if earlier is not None and site.state == "waiting":
                     site.finding, site.shape, site.like = earlier.finding, earlier.shape, earlier.like
                     site.error, site.reference = earlier.error, earlier.reference
-                    site.signature, site.source = earlier.signature, self.source
+                    site.signature, site.source = earlier.signature, plan.earlier_source
             restore_original(model, plan, _slower(whole.timing.speed))
-            plan.whole = replace(whole, source=self.source)
+            plan.whole = replace(whole, source=plan.earlier_source)
 
     def after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         """Time the whole model, restore the original if it is faster, and keep the decisions."""
@@ -106,7 +105,7 @@ class FirstCall:
         if is_swapped:
             whole = self._earlier_whole()
             if not is_new and whole is not None:
-                plan.whole = replace(whole, source=self.source)
+                plan.whole = replace(whole, source=plan.earlier_source)
             else:
                 is_new = True
                 self._time(model, args, kwargs)

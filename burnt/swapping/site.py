@@ -17,15 +17,7 @@ from burnt import _torch
 from burnt.errors import InputError
 from burnt.kernels.interface.checks import all_strided
 from burnt.swapping.kind import KINDS, Kind, is_swapped, original_class
-from burnt.swapping.measure import (
-    Finding,
-    ModelTiming,
-    Source,
-    context_of,
-    device_of,
-    measure,
-    signature_of,
-)
+from burnt.swapping.measure import Finding, ModelTiming, Source, context_of, device_of, measure, signature_of
 
 State = Literal["waiting", "swapped", "part", "left"]
 SECONDS_BETWEEN_LINES = 5.0

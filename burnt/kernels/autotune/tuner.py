@@ -262,9 +262,7 @@ def _store() -> TuningDatabase | None:
         if not _warned:
             _warned = True
             warnings.warn(
-                f"burnt: kernels run, but measurements are not stored\n{error}",
-                RuntimeWarning,
-                stacklevel=2,
+                f"burnt: kernels run, but measurements are not stored\n{error}", RuntimeWarning, stacklevel=2
             )
         return None
 

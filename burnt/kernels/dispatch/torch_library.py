@@ -207,11 +207,7 @@ def _define_overload(library: Any, op: AnyOp, overload: str, arguments: Sequence
 
 
 def _register_kernels(
-    library: Any,
-    name: str,
-    run: Callable[..., Any],
-    reference: Callable[..., Any],
-    fake: Callable[..., Any],
+    library: Any, name: str, run: Callable[..., Any], reference: Callable[..., Any], fake: Callable[..., Any]
 ) -> None:
     """Register the kernel, the fake, vmap and autocast of an overload."""
     library.impl(name, run, "CompositeExplicitAutograd")

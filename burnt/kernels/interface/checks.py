@@ -43,11 +43,7 @@ def all_strided(values: Iterable[object]) -> bool:
 
 
 def translate_error(
-    op: AnyOp,
-    args: Sequence[Any],
-    error: Exception,
-    candidate: str | None = None,
-    part: str = "",
+    op: AnyOp, args: Sequence[Any], error: Exception, candidate: str | None = None, part: str = ""
 ) -> Exception:
     """Translate torch's error about an op's arguments into an `InputError` of the same class, if it is one.
 

@@ -12,9 +12,7 @@ from burnt import _torch
 
 
 def results_and_gradients(
-    call: Callable[..., Any],
-    args: Sequence[Any],
-    used_grad_outs: list[Tensor] | None = None,
+    call: Callable[..., Any], args: Sequence[Any], used_grad_outs: list[Tensor] | None = None
 ) -> list[Tensor]:
     """Return the results of a call, then the gradients of the arguments that require one.
 

@@ -156,10 +156,7 @@ def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> None:
     _check_approximate("geglu", approximate)
 
 
-@op(
-    check=_check_geglu,
-    examples=lambda device: [(*a, "none") for a in _gate_examples(device)],
-)
+@op(check=_check_geglu, examples=lambda device: [(*a, "none") for a in _gate_examples(device)])
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
     r"""Multiply `up` by the GELU of a gate: :math:`\mathrm{gelu}(g)\,u`.
 

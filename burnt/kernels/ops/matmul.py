@@ -147,11 +147,7 @@ def _matmul_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(torch.randn(a, device=device), torch.randn(b, device=device)) for a, b in shapes]
 
 
-@op(
-    check=_check_matmul,
-    examples=_matmul_examples,
-    autocast=cast_all,
-)
+@op(check=_check_matmul, examples=_matmul_examples, autocast=cast_all)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """Multiply two matrices, or batches of matrices.
 
@@ -195,11 +191,7 @@ def _bmm_examples(device: torch.device) -> list[tuple[object, ...]]:
     ]
 
 
-@op(
-    check=_check_bmm,
-    examples=_bmm_examples,
-    autocast=cast_all,
-)
+@op(check=_check_bmm, examples=_bmm_examples, autocast=cast_all)
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """Multiply batches of matrices ``[batch, m, k]`` and ``[batch, k, n]``, like `torch.bmm`.
 

@@ -7,6 +7,7 @@ residual blocks of convolutional networks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,12 +102,23 @@ def _normalized_shape(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> 
     return tuple(bias.shape) if bias is not None else tuple(x.shape[-1:])
 
 
-def _layer_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
-    examples: list[tuple[object, ...]] = []
-    for rows, columns in [(4096, 1024), (512, 768), (37, 53)]:
-        x, weight, bias = (torch.randn(s, device=device) for s in [(rows, columns), (columns,), (columns,)])
-        examples += [(x, weight, bias, 1e-5, None, None), (x, weight, bias, 1e-5, torch.randn_like(x), None)]
+def _examples(
+    shapes: Sequence[tuple[int, ...]], activation: str | None
+) -> Callable[[torch.device], list[tuple[object, ...]]]:
+    """Return examples of an input, weight and bias: alone, and with a residual and an activation."""
+
+    def examples(device: torch.device) -> list[tuple[object, ...]]:
+        cases: list[tuple[object, ...]] = []
+        for shape in shapes:
+            x, weight, bias = (torch.randn(s, device=device) for s in (shape, shape[1], shape[1]))
+            cases += [(x, weight, bias, 1e-5, None, None), (x, weight, bias, 1e-5, x.cos(), activation)]
+        return cases
+
     return examples
+
+
+_layer_norm_examples = _examples([(4096, 1024), (512, 768), (37, 53)], None)
+_batch_norm_examples = _examples([(8, 64, 56, 56), (32, 128), (3, 5, 7, 2)], "relu")
 
 
 def _torch_layer_norm(*args: Any) -> Tensor | tuple[Tensor, Tensor]:
@@ -264,14 +276,8 @@ def _check_group_norm(*args: Any) -> None:
 
 
 def _group_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
-    examples: list[tuple[object, ...]] = []
-    for shape, groups in [((8, 64, 56, 56), 32), ((4, 320, 32, 32), 32), ((3, 6, 7, 5), 3)]:
-        x, weight, bias = (torch.randn(s, device=device) for s in [shape, (shape[1],), (shape[1],)])
-        examples += [
-            (x, groups, weight, bias, 1e-5, None, None),
-            (x, groups, weight, bias, 1e-5, torch.randn_like(x), "silu"),
-        ]
-    return examples
+    examples = _examples([(8, 64, 56, 56), (4, 320, 32, 32), (3, 6, 7, 5)], "silu")(device)
+    return [(x, groups, *rest) for (x, *rest), groups in zip(examples, [32, 32, 32, 32, 3, 3], strict=True)]
 
 
 def _torch_group_norm(*args: Any) -> Tensor:
@@ -281,11 +287,7 @@ def _torch_group_norm(*args: Any) -> Tensor:
     return _finish(F.group_norm(x, num_groups, weight, bias, eps), residual, activation)
 
 
-@op(
-    check=_check_group_norm,
-    library=_torch_group_norm,
-    examples=_group_norm_examples,
-)
+@op(check=_check_group_norm, library=_torch_group_norm, examples=_group_norm_examples)
 def group_norm(
     x: Tensor,
     num_groups: int,
@@ -325,17 +327,6 @@ def group_norm(
     )
     output = _finish(output, None if residual is None else residual.reshape(shape), activation)
     return output.reshape(x.shape)
-
-
-def _batch_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
-    examples: list[tuple[object, ...]] = []
-    for shape in [(8, 64, 56, 56), (32, 128), (3, 5, 7, 2)]:
-        x, weight, bias = (torch.randn(s, device=device) for s in [shape, (shape[1],), (shape[1],)])
-        examples += [
-            (x, weight, bias, 1e-5, None, None),
-            (x, weight, bias, 1e-5, torch.randn_like(x), "relu"),
-        ]
-    return examples
 
 
 def _check_batch_norm_training(*args: Any) -> None:

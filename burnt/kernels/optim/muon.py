@@ -28,10 +28,7 @@ AdamW's learning rates usable."""
 
 
 def orthogonalized(
-    matrix: Tensor,
-    coefficients: tuple[float, float, float] = COEFFICIENTS,
-    steps: int = 5,
-    eps: float = 1e-7,
+    matrix: Tensor, coefficients: tuple[float, float, float] = COEFFICIENTS, steps: int = 5, eps: float = 1e-7
 ) -> Tensor:
     """Approximate the nearest matrix with orthonormal rows or columns, by a quintic Newton-Schulz iteration.
 

@@ -66,10 +66,7 @@ class Request:
 
     def _raise_invalid(self, option: str, expected: str, found: str) -> None:
         raise InputValueError(
-            f"{self.name} does not accept this {option}",
-            where=self.where,
-            expected=expected,
-            found=found,
+            f"{self.name} does not accept this {option}", where=self.where, expected=expected, found=found
         )
 
     @property

@@ -20,14 +20,7 @@ import torch
 from torch import Tensor
 
 from burnt.errors import InputValueError
-from burnt.kernels.optim.foreach import (
-    Passes,
-    can_fuse,
-    check_lists,
-    check_steps,
-    run_step,
-    tensor_norms,
-)
+from burnt.kernels.optim.foreach import Passes, can_fuse, check_lists, check_steps, run_step, tensor_norms
 from burnt.kernels.optim.formula import Update, apply_eagerly, wide_dtype
 from burnt.kernels.optim.request import LIMITS, Request, StepResult
 from burnt.kernels.optim.updates import ADAM, LAMB, LAMB_DIRECTION, SGD

@@ -8,16 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnt.kernels.optim.formula import (
-    Update,
-    absolute,
-    lerp,
-    maximum,
-    power,
-    sign,
-    sqrt,
-    where_greater,
-)
+from burnt.kernels.optim.formula import Update, absolute, lerp, maximum, power, sign, sqrt, where_greater
 
 
 def _decay(s: Any, o: Any, *, decoupled: bool) -> Any:

@@ -238,11 +238,7 @@ def _resolve_padding(
 
 
 @functools.partial(
-    _OpWithNamedPadding,
-    check=_check_conv,
-    examples=_conv_examples,
-    small=_is_small,
-    autocast=_autocast_conv,
+    _OpWithNamedPadding, check=_check_conv, examples=_conv_examples, small=_is_small, autocast=_autocast_conv
 )
 def conv(
     x: Tensor,
@@ -358,12 +354,7 @@ def _conv_transpose_examples(device: torch.device) -> list[tuple[object, ...]]:
     return examples
 
 
-@op(
-    check=_check_conv_transpose,
-    examples=_conv_transpose_examples,
-    small=_is_small,
-    autocast=cast_all,
-)
+@op(check=_check_conv_transpose, examples=_conv_transpose_examples, small=_is_small, autocast=cast_all)
 def conv_transpose(
     x: Tensor,
     weight: Tensor,
