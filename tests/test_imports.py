@@ -36,7 +36,7 @@ WITHOUT_TORCH = [
         ("import burnt.config", "burnt.config"),
         ("import burnt.cli", "burnt.cli"),
         (
-            "import burnt.cli.monitor, burnt.monitor.snapshot_text, burnt.monitor.data.commands",
+            "import burnt.cli.monitor, burnt.monitor.data.commands",
             "burnt.monitor",
         ),
         ("import burnt.cli.ctl", "burnt.cli"),

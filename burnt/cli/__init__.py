@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from burnt.cli.arguments import parse
+from burnt.cli.output import UsageError, report
 from burnt.errors import BurntError, TakenOverError, clean
 
 __all__ = ["main"]
@@ -37,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["runs", "list", "no-such-folder"])
     2
     """
-    args = parse(argv)
+    try:
+        args = parse(argv)
+    except UsageError as error:
+        report(error)
+        return 2
     if args.command not in ("train", "fork") and isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal whose encoding lacks a character of a run's name must still show the run.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -49,8 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TakenOverError as error:  # the training has reported it
         return error.code
     except BurntError as error:
-        from burnt.cli.output import UsageError, report
-
         if os.environ.get("BURNT_DEBUG") == "1":
             raise
         report(error)

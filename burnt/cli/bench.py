@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import inspect
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json, usage_errors
-from burnt.cli.train import load_attribute, split_target
+from burnt.cli.run_model import named_model, parse_input
 from burnt.errors import DeviceError, quantity
 
 _ROUNDS = 25
@@ -29,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from burnt.device import accelerators, as_device
     from burnt.swapping import benchmark
 
-    model, batch = _load_model(args.target)
+    model, batch = named_model(args.target, "the target names no model", with_batch=True)
     if args.input:
         batch = tuple(parse_input(text) for text in args.input)
     if batch is None:
@@ -128,64 +127,3 @@ def _print(results: Sequence[dict[str, Any]], report: bool) -> None:
             page.heading(f"swapped on {row['device']}, {row['step']}")
             for text_line in row["report"].splitlines():
                 page.line(text_line)
-
-
-def _load_model(target: str) -> tuple[Any, Any]:
-    """Load the model, and its batch if the target returns one."""
-    from torch import nn
-
-    module_name, name = split_target(target, "the target names no model", "model")
-    value = load_attribute(module_name, name)
-    expected = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
-    if not isinstance(value, nn.Module) and callable(value) and (required := _required_arguments(value)):
-        raise UsageError(
-            f"{target} is called without arguments, but requires {', '.join(required)}",
-            expected=expected,
-            hint=f"define a function without parameters that calls {name}(...)",
-        )
-    loaded = value if isinstance(value, nn.Module) or not callable(value) else value()
-    model, batch = loaded if isinstance(loaded, tuple) and len(loaded) == 2 else (loaded, None)
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"{target} is no model, and makes none", expected=expected, found=type(model).__name__
-        )
-    return model, batch
-
-
-def _required_arguments(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's required arguments."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # a function in C without a signature: just call it
-        return []
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
-
-
-def parse_input(text: str, option: str = "--input") -> Any:
-    """Create a random tensor from its shape, dtype and, for integers, the number of values.
-
-    >>> parse_input("2x3:int64:10").shape
-    torch.Size([2, 3])
-    """
-    import torch
-
-    shape, _, rest = text.partition(":")
-    name, _, high = rest.partition(":")
-    dtype = getattr(torch, name or "float32", None)
-    sizes = shape.split("x")
-    if not all(size.isdigit() for size in sizes) or not isinstance(dtype, torch.dtype):
-        raise UsageError(
-            "the input is invalid", expected="SHAPE, SHAPE:DTYPE or SHAPE:DTYPE:VALUES", found=repr(text),
-            hint=f"{option} 8x3x224x224, {option} 4x256:int64:30000",
-        )  # fmt: skip
-    size = [int(s) for s in sizes]
-    if dtype.is_floating_point:
-        return torch.randn(size).to(dtype)
-    if not high.isdigit() or not int(high):
-        raise UsageError(
-            "an integer input needs the number of values",
-            found=repr(text),
-            hint=f"{option} {shape}:{name}:1000",
-        )
-    return torch.randint(int(high), size).to(dtype)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from burnt.cli.output import Page, UsageError, print_json, progress_bar
+from burnt.cli.output import Page, check_target, print_json, progress_bar
 from burnt.cli.show import check_source
-from burnt.memory import parse_bytes
 from burnt.monitor.format import size_text
 from burnt.record import convert_weights
 
@@ -17,23 +16,17 @@ from burnt.record import convert_weights
 def run(args: argparse.Namespace) -> int:
     """Convert weights and print what was written."""
     check_source(args.source)
-    if not Path(args.target).parent.is_dir():
-        raise UsageError("there is no folder for the file", found=args.target)
-    shard = None if args.shard is None else parse_bytes(args.shard)
-    if args.shard is not None and shard is None:
-        raise UsageError(
-            "--shard is invalid", expected="a size such as 2GB, 500MB or 1GiB", found=repr(args.shard)
-        )
+    check_target(Path(args.target))
     with progress_bar("converting") as advance_to:
         report = convert_weights(
             args.source,
             args.target,
             only=args.only or None,
             skip=args.skip or None,
-            rename=[parse_rename(text) for text in args.rename],
+            rename=args.rename,
             dtype=None if args.dtype is None else getattr(torch, args.dtype),
             keep=args.keep or None,
-            shard_bytes=shard,
+            shard_bytes=args.shard,
             overwrite=args.force,
             on_read=advance_to,
         )
@@ -61,19 +54,3 @@ def run(args: argparse.Namespace) -> int:
     for line in rest:
         page.line(line)
     return 0
-
-
-def parse_rename(text: str) -> tuple[str, str]:
-    """Return the regular expression and the replacement of ``pattern=replacement``.
-
-    >>> parse_rename(r"^bert\\.="), parse_rename("a=b=c")
-    (('^bert\\\\.', ''), ('a=b', 'c'))
-    """
-    pattern, separator, replacement = text.rpartition("=")
-    if not separator or not pattern:
-        raise UsageError(
-            "--rename is invalid",
-            expected="REGEX=REPLACEMENT, such as '^bert\\.=' or '^layers=blocks'",
-            found=repr(text),
-        )
-    return pattern, replacement

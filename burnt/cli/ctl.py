@@ -7,7 +7,7 @@ import sys
 import time
 
 from burnt.cli.output import usage_errors
-from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.runs_select import open_run, run_folder
 from burnt.errors import BurntError, clean
 from burnt.monitor.format import highest_scheduled_rate, rate_change_warning
 from burnt.store import RunReader, Series

@@ -37,8 +37,6 @@ def run(args: argparse.Namespace) -> int:
     from burnt.device import as_device
     from burnt.store.afterwards import add_results, check_ended
 
-    if args.batch_size < 1:
-        raise UsageError("--batch-size is invalid", expected="at least 1", found=args.batch_size)
     files = read_run(args.run)
     folder = str(files.folder)
     files.checkpoint(args.checkpoint)  # raises before the data is read

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from burnt.cli.output import Page, UsageError, print_json
+from burnt.cli.output import Page, UsageError, check_target, print_json
 from burnt.cli.run_model import load_run_model
 
 
 def run(args: argparse.Namespace) -> int:
     """Export a run's model and print what was written."""
     from burnt import onnx
-    from burnt.onnx.export import OPSETS
 
-    if args.batch is not None and args.batch < 1:
-        raise UsageError("--batch is invalid", expected="at least 1", found=args.batch)
-    if args.opset is not None and args.opset not in OPSETS:
-        raise UsageError("--opset is invalid", expected=f"{OPSETS[0]} to {OPSETS[-1]}", found=args.opset)
-    if args.tolerance is not None and not (args.tolerance > 0 and math.isfinite(args.tolerance)):
-        raise UsageError("--tolerance is invalid", expected="a number above 0", found=args.tolerance)
     open_axes = parse_open_axes(args.open_axis)
-    if not Path(args.out).parent.is_dir():
-        raise UsageError("there is no folder for the file", found=args.out)
+    check_target(Path(args.out))
     shipped = load_run_model(args)
     exported = onnx.export(
         shipped.model,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnt.cli.output import UsageError
-from burnt.cli.replay import announce, progress_line
+from burnt.cli.output import UsageError, step_bar
+from burnt.cli.replay import announce, show_step
 from burnt.cli.resume import Resuming
-from burnt.cli.runs_show import find_run
+from burnt.cli.runs_select import find_run
 from burnt.cli.stored_target import StoredTarget
 from burnt.cli.train import choose_monitor
 from burnt.errors import BurntError, CheckpointError, clean
@@ -105,7 +105,7 @@ def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
 
     class Progress:
         def on_start(self, event: Started | Stepped) -> None:
-            show(event.training.position.step)
+            show_step(show, past.last, event.training.position.step)
 
         on_step = on_start
 
@@ -113,7 +113,7 @@ def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:
         train_forward(training, learner, past, Path(scratch), finish=True, callbacks=[Progress()])
 
     with tempfile.TemporaryDirectory(prefix="burnt-fork-") as scratch:
-        with progress_line(past, past.last) as show:
+        with step_bar() as show:
             use_first_training(target.call, run_again, target.target)
         newest = Checkpoints(Path(scratch) / "checkpoints").newest()
         if newest is None or newest.is_symlink():

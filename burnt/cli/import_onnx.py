@@ -13,33 +13,21 @@ from pathlib import Path
 
 import torch
 
-from burnt.cli.output import Page, UsageError, print_json
+from burnt.cli.output import Page, UsageError, check_target, print_json
 from burnt.errors import quantity
 from burnt.monitor.format import size_text
 
 
 def run(args: argparse.Namespace) -> int:
     """Import a model, write it, and print what was written."""
-    path = args.file
-    name = args.name
     from burnt import onnx
     from burnt.onnx.importer.package import WEIGHTS, write_package
 
-    folder, file = Path(args.out), Path(path)
+    folder, file = Path(args.out), Path(args.file)
     if not file.is_file():
         problem = "the file is a folder" if file.is_dir() else "there is no such file"
-        raise UsageError(problem, expected="an .onnx file", found=path)
-    if not folder.parent.is_dir():
-        above = next(path for path in (folder.parent, *folder.parents) if path.exists())
-        if not above.is_dir():
-            raise UsageError("--out is below a file", where=args.out, expected="a folder", found=str(above))
-        raise UsageError(
-            "there is no folder for the package",
-            where=args.out,
-            expected=f"a folder {folder.parent}",
-            found="none",
-            hint=f"mkdir -p {shlex.quote(str(folder.parent))}",
-        )
+        raise UsageError(problem, expected="an .onnx file", found=args.file)
+    check_target(folder)
     if folder.exists() and not folder.is_dir():
         raise UsageError("--out is a file", expected="a folder, which is created", found=args.out)
     taken = [name for name in ("__init__.py", WEIGHTS) if (folder / name).exists()]
@@ -51,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             hint="--force replaces them, with what you edited in them",
         )
     _check_package(folder)
-    name = class_name(file.stem) if name is None else name
+    name = args.name or class_name(file.stem)
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise UsageError("--name is no name of a class", found=name, hint=f"--name {class_name(name)}")
     module = onnx.load(file, max_constant_bytes=args.max_constant_bytes)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from burnt.cli.output import UsageError, closest_path, print_json, require_folder
-from burnt.cli.runs_show import run_folder
+from burnt.cli.output import Page, UsageError, closest_path, print_json, require_folder
+from burnt.cli.runs_list import print_runs, run_json
+from burnt.cli.runs_select import run_folder
+from burnt.cli.runs_show import print_run
 from burnt.errors import UnsupportedError
+from burnt.monitor.data.runs import RunLibrary, RunView
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,8 +37,6 @@ def run(args: argparse.Namespace) -> int:
             os.scandir(folder).close()
         except OSError as error:  # otherwise it would appear to contain no runs
             raise UsageError(f"the folder {folder!r} cannot be read", found=error.strerror) from None
-    if not 0.1 <= args.fps <= 30:
-        raise UsageError("the update rate is out of range", expected="--fps 0.1 to 30", found=f"{args.fps:g}")
     if args.json or args.once:
         return _snapshot(folders, args.json)
     if args.svg is None and (reason := _why_no_terminal()) is not None:
@@ -45,18 +48,15 @@ def run(args: argparse.Namespace) -> int:
             "the full-screen monitor needs Textual, which is not installed",
             hint='pip install "burnt[tui]", or print a snapshot with `burnt monitor --once`',
         )
-    shape = None if args.svg is None else _parse_size(args.size)
     if args.pulse is None:  # otherwise the training lowers the priority after the first screen
         from burnt.train.reporting.priority import set_lowest_priority
 
         set_lowest_priority()
-    from burnt.monitor.data.runs import RunLibrary
-
     library = RunLibrary(folders)
-    if args.svg is not None and shape is not None:
+    if args.svg is not None:
         from burnt.monitor.snapshot_svg import write_screenshot
 
-        write_screenshot(library, args.svg, shape)
+        write_screenshot(library, args.svg, args.size or (120, 40))
         return 0
     from burnt.monitor.app import MonitorApp
     from burnt.monitor.data.preferences import Preferences, default_path
@@ -75,13 +75,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _snapshot(folders: Sequence[str], as_json: bool) -> int:
-    from burnt.monitor.snapshot_text import snapshot_data, snapshot_lines
-
+    """Print runs, the newest first; of a single one the details."""
+    library = RunLibrary(folders)
+    library.refresh(rescan=True)
+    views = sorted(library.views, key=lambda view: (math.isnan(view.created), -view.created))
+    page = Page(styled=False)
     if as_json:
-        print_json(snapshot_data(folders))
+        print_json([{**run_json(view), "last": _last_values(view)} for view in views])
+    elif len(views) == 1 and views[0].error is None:
+        views[0].follow()
+        library.refresh(rescan=True)
+        print_run(page, views[0])
     else:
-        print("\n".join(snapshot_lines(folders)))
+        print_runs(page, views, ", ".join(folders))
+    library.close()
     return 0
+
+
+def _last_values(view: RunView) -> list[dict[str, Any]]:
+    return [{**series._asdict(), **head.point._asdict()} for series, head in view.heads.items()]
 
 
 def _why_no_terminal() -> str | None:
@@ -91,17 +103,6 @@ def _why_no_terminal() -> str | None:
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return "TERM describes a terminal without cursor control"
     return None
-
-
-def _parse_size(text: str) -> tuple[int, int]:
-    width, _, height = text.partition("x")
-    if not (width.isdigit() and height.isdigit() and 10 <= int(width) <= 1000 and 5 <= int(height) <= 500):
-        raise UsageError(
-            "the size of the screenshot is invalid",
-            expected="--size 120x40, from 10x5 to 1000x500",
-            found=text,
-        )
-    return int(width), int(height)
 
 
 def _folder_hint(folder: str) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burnt.errors import BurntError, clean, nearest, quantity
@@ -57,6 +59,23 @@ def require_folder(folder: str, hint: str) -> None:
             where=os.getcwd(),
             found="a file" if os.path.exists(folder) else None,
             hint=hint,
+        )
+
+
+def check_target(path: Path, *, replace: bool = True) -> None:
+    """Raise a UsageError if the folder of a file or folder to write is missing, or it may not be replaced."""
+    if not path.parent.is_dir():
+        above = next(folder for folder in (path.parent, *path.parents) if folder.exists())
+        raise UsageError(
+            "there is no folder for the file" if above.is_dir() else "the path is below a file",
+            where=str(path),
+            expected=f"the folder {path.parent}",
+            found="none" if above.is_dir() else str(above),
+            hint=f"mkdir -p {shlex.quote(str(path.parent))}" if above.is_dir() else None,
+        )
+    if path.exists() and not replace:
+        raise UsageError(
+            "the file exists", found=str(path), hint="--force replaces it, --out writes another one"
         )
 
 
@@ -130,12 +149,11 @@ class Cell(NamedTuple):
 
 
 class Page:
-    """Writes to standard output: styled for a terminal, plain otherwise."""
+    """Writes to standard output: styled for a terminal, plain otherwise or if asked to."""
 
-    def __init__(self) -> None:
-        self.is_styled = os.environ.get("TERM") not in ("dumb", "unknown", "") and (
-            sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
-        )
+    def __init__(self, *, styled: bool = True) -> None:
+        is_terminal = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+        self.is_styled = styled and is_terminal and os.environ.get("TERM") not in ("dumb", "unknown", "")
         if self.is_styled:
             from rich.console import Console
 
@@ -174,7 +192,6 @@ class Page:
         align_right: Sequence[str] = (),
         fold_column: str | None = None,
         droppable: Sequence[str] = (),
-        show_all: bool = True,
         header: bool = True,
     ) -> None:
         """Print a table.
@@ -185,35 +202,36 @@ class Page:
             align_right: the columns that are right-aligned.
             fold_column: the column that wraps in a narrow terminal, by default the last.
             droppable: columns to omit in a narrow terminal, in this order; others are ignored.
-            show_all: whether to print the whole table; otherwise a terminal shows the rows that fit, with
-                the widest column wrapped or else the columns that fit, and the number of hidden ones.
             header: whether to print the headings.
         """
         columns, align_right, droppable = (list(map(clean, it)) for it in (columns, align_right, droppable))
-        fold_column = fold_column and clean(fold_column)
         cells = [[_to_cell(cell) for cell in row] for row in rows]
-        widest = None if show_all or not self.is_styled else self._column_to_fold(columns, cells, align_right)
-        if self.is_styled and not show_all:
-            num_columns = len(columns) if widest is not None else self._columns_that_fit(columns, cells)
-            self._draw_table(
-                columns[:num_columns],
-                [row[:num_columns] for row in cells[:_MAX_ROWS]],
-                align_right,
-                widest,
-                header,
-            )
-            num_hidden = [(len(cells) - _MAX_ROWS, "row"), (len(columns) - num_columns, "column")]
-            if more := " and ".join(quantity(count, what) for count, what in num_hidden if count > 0):
-                self.line(Cell(f"... {more} more: use --json or a pipe to get all", "dim"))
-        elif self.is_styled:
-            fold_column = fold_column or columns[-1]
-            column_indices = self._columns_to_keep(columns, cells, fold_column, droppable)
-            shown_cells = [[row[i] for i in column_indices] for row in cells]
-            self._draw_table(
-                [columns[i] for i in column_indices], shown_cells, align_right, fold_column, header
-            )
+        if self.is_styled:
+            fold_column = clean(fold_column) if fold_column else columns[-1]
+            kept = self._columns_to_keep(columns, cells, fold_column, droppable)
+            cells = [[row[i] for i in kept] for row in cells]
+            self._draw_table([columns[i] for i in kept], cells, align_right, fold_column, header)
         else:
             _print_aligned(columns, cells, align_right, header)
+
+    def excerpt(
+        self, columns: Sequence[str], rows: Sequence[Sequence[str]], align_right: Sequence[str]
+    ) -> None:
+        """Print a table of any size: in a terminal the first rows and the columns that fit, which it says."""
+        if not self.is_styled:
+            return self.table(columns, rows, align_right=align_right)
+        columns, align_right = list(map(clean, columns)), list(map(clean, align_right))
+        cells = [[_to_cell(cell) for cell in row] for row in rows[:_MAX_ROWS]]
+        widths = _column_widths(columns, cells)
+        fold_column = max(zip(widths, columns, strict=True))[1]
+        if fold_column in align_right:
+            fold_column = columns[-1]
+        kept = self._columns_to_keep(columns, cells, fold_column, columns[:0:-1])
+        shown = [[row[i] for i in kept] for row in cells]
+        self._draw_table([columns[i] for i in kept], shown, align_right, fold_column, header=True)
+        num_hidden = [(len(rows) - _MAX_ROWS, "row"), (len(columns) - len(kept), "column")]
+        if more := " and ".join(quantity(count, what) for count, what in num_hidden if count > 0):
+            self.line(Cell(f"... {more} more: use --json or a pipe to get all", "dim"))
 
     def _draw_table(
         self,
@@ -238,24 +256,6 @@ class Page:
         for row in rows:
             table.add_row(*(Text(cell.text, cell.style) for cell in row))
         self._console.print(table)
-
-    def _column_to_fold(
-        self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], align_right: Sequence[str]
-    ) -> str | None:
-        """Return the column that is much too wide alone, such as the keys of kernels; None if none is."""
-        widths = _column_widths(columns, rows[:_MAX_ROWS])
-        widest = max(range(len(columns)), key=lambda i: widths[i])
-        left = self._console.width - sum(width + 2 for i, width in enumerate(widths) if i != widest)
-        is_foldable = columns[widest] not in align_right and left >= _MIN_FOLDED_WIDTH
-        return columns[widest] if is_foldable else None
-
-    def _columns_that_fit(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> int:
-        used = 0
-        for i, width in enumerate(_column_widths(columns, rows[:_MAX_ROWS])):
-            used += width + 2
-            if used > self._console.width + 2:
-                return max(i, 1)
-        return len(columns)
 
     def _columns_to_keep(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.evaluate import load_data
-from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json, step_bar, usage_errors
+from burnt.cli.output import (
+    Cell,
+    Page,
+    UsageError,
+    check_target,
+    closest_path,
+    print_json,
+    step_bar,
+    usage_errors,
+)
 from burnt.cli.run_model import load_model, named_model, read_run
-from burnt.cli.runs_show import run_folder
+from burnt.cli.runs_select import run_folder
 from burnt.errors import ConfigError, QuantError, RecordError, clean
 from burnt.store.schema import DATABASE
 
@@ -45,12 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from burnt.nn.quantized import Quantized
     from burnt.record import record_of
 
-    if args.batches < 1 or args.batch_size < 1:
-        name = "--batches" if args.batches < 1 else "--batch-size"
-        raise UsageError(
-            f"{name} is invalid", expected="at least 1", found=min(args.batches, args.batch_size)
-        )
-    overrides = {pattern: _scheme(scheme, "--override") for pattern, scheme in map(_split, args.override)}
+    overrides = {pattern: _scheme(scheme, "--override") for pattern, scheme in args.override}
     scheme = args.scheme if args.scheme == "auto" else _scheme(args.scheme, "--scheme")
     _check_data(args, [scheme, *overrides.values()])
     source = Path(args.source)
@@ -125,20 +128,6 @@ def _print(
         page.line(line)
 
 
-def _split(text: str) -> tuple[str, str]:
-    """Return pattern and scheme of ``PATTERN=SCHEME``.
-
-    >>> _split("encoder.*=int4-block32")
-    ('encoder.*', 'int4-block32')
-    """
-    pattern, separator, scheme = text.rpartition("=")
-    if not separator or not pattern or not scheme:
-        raise UsageError(
-            "--override is invalid", expected="PATTERN=SCHEME, such as 'head=int8'", found=repr(text)
-        )
-    return pattern, scheme
-
-
 def _scheme(text: str, option: str) -> QuantScheme:
     from burnt.scheme import QuantScheme
 
@@ -198,17 +187,7 @@ def _check_out(out: Path, args: argparse.Namespace) -> None:
     if args.plot is not None and Path(args.plot).suffix.lower() != ".svg":
         raise UsageError("--plot is invalid", expected="a name that ends with .svg", found=args.plot)
     for path in (out, *([Path(args.plot)] if args.plot else [])):
-        if not path.parent.is_dir():
-            raise UsageError(
-                "there is no folder for the file",
-                expected=f"the folder {path.parent}",
-                found=str(path),
-                hint=f"mkdir -p {shlex.quote(str(path.parent))}",
-            )
-        if path.exists() and not args.force:
-            raise UsageError(
-                "the file exists", found=str(path), hint="--force replaces it, --out writes another one"
-            )
+        check_target(path, replace=args.force)
 
 
 def _load_run(folder: str, args: argparse.Namespace) -> _Loaded:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import re
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burnt.cli.output import UsageError, print_json
-from burnt.cli.runs_show import find_run
+from burnt.cli.output import UsageError, print_json, step_bar
+from burnt.cli.runs_select import find_run
 from burnt.cli.stored_target import StoredTarget
 from burnt.errors import clean, quantity
 from burnt.train.format import duration_text
@@ -26,12 +24,11 @@ if TYPE_CHECKING:
 
 _ASK_SECONDS = 60.0
 _CALL = "print(burnt.train.replay(training, learner, {}))"
-_PROGRESS_SECONDS = 0.2
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what happens in a step; return the exit code 0, or 1 if it differs from what was recorded."""
-    first, last = _parse_steps(args.step)
+    first, last = args.step
     folder = Path(find_run(args.run))
     from burnt.train.control.intercepting import use_first_training
     from burnt.train.rewind.replaying import past_of, replay
@@ -45,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     def run_again(training: SupervisedTraining, learner: Learner) -> ReplayReport:
         # It is read alone, so that it does not matter where the function would write.
         training.folder = folder
-        with progress_line(past, first - 1) as progress:
+        with step_bar() as show:
+            progress = partial(show_step, show, first - 1)
             return replay(training, learner, (first, last), debug=args.pdb, progress=progress)
 
     report = use_first_training(target.call, run_again, target.target)
@@ -56,14 +54,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"steps {first} to {last}: all values are finite; the last one:")
         print("\n".join(map(clean, str(report).splitlines())))
     return 0 if report.difference is None else 1
-
-
-def _parse_steps(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
-    first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
-    if not 1 <= first <= last:
-        raise UsageError("no such steps", expected="--step 1234, or --step 1221-1240", found=repr(text))
-    return first, last
 
 
 def announce(past: Past, done: int, *, yes: bool) -> None:
@@ -89,22 +79,6 @@ def announce(past: Past, done: int, *, yes: bool) -> None:
         raise UsageError("nothing was run", hint="--yes goes on without a question")
 
 
-@contextlib.contextmanager
-def progress_line(past: Past, last: int) -> Iterator[Callable[[int], None]]:
-    """Show the steps done up to `last` in a line on standard error, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    shown_at = 0.0
-
-    def show(done: int) -> None:
-        nonlocal shown_at
-        now = time.monotonic()
-        if now - shown_at >= _PROGRESS_SECONDS and done <= last:
-            shown_at = now
-            print(f"\rstep {done:,} of {last:,}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def show_step(show: Callable[[str, int, int], None], last: int, done: int) -> None:
+    """Show in a `step_bar` how many of the steps up to `last` are done."""
+    show("steps", min(done, last), last)

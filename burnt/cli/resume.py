@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.runs_select import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
 from burnt.cli.train import choose_monitor
 from burnt.errors import RunError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import json
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burnt.cli.output import UsageError
-from burnt.cli.runs_show import find_run
+from burnt.cli.runs_select import find_run
 from burnt.cli.train import load_attribute, split_target
 from burnt.errors import RecordError, UnsupportedError, clean
 
@@ -90,30 +91,64 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> tuple[Sa
     return loaded
 
 
-def named_model(target: str) -> Any:
-    """Return the model that ``module:name`` names, or the one that it builds, or a subclass of `Module`."""
+def named_model(target: str, problem: str = "--model names no model", *, with_batch: bool = False) -> Any:
+    """Return the model that ``module:name`` names, or the one that it builds, or a subclass of `Module`.
+
+    With `with_batch` it is a pair of the model and the batch, or None, that a function returns with it.
+    """
     from torch import nn
 
     from burnt import Module
 
-    value = load_attribute(*split_target(target, "--model names no model"))
-    if isinstance(value, nn.Module) or (inspect.isclass(value) and issubclass(value, Module)):
+    value, batch = load_attribute(*split_target(target, problem, "model")), None
+    expected = "a torch.nn.Module, a class of burnt.Module, or a function without arguments that builds one"
+    if not with_batch and inspect.isclass(value) and issubclass(value, Module):
         return value
-    if callable(value):
+    if callable(value) and not isinstance(value, nn.Module):
         try:
-            inspect.signature(value).bind()
+            with contextlib.suppress(ValueError):  # of a function in C without a signature
+                inspect.signature(value).bind()
         except TypeError as error:
-            raise UsageError(
-                f"{target} cannot be called", expected="a function without arguments", found=str(error)
-            ) from None
-    built = value() if callable(value) else value
-    if not isinstance(built, nn.Module):
+            raise UsageError(f"{target} needs arguments", expected=expected, found=str(error)) from None
+        value = value()
+        if with_batch and isinstance(value, tuple) and len(value) == 2:
+            value, batch = value
+    if not isinstance(value, nn.Module):
         raise UsageError(
-            f"{target} is no model, and builds none",
-            expected="a torch.nn.Module, a class of burnt.Module, or a function that builds one",
-            found=type(built).__name__,
+            f"{target} is no model, and builds none", expected=expected, found=type(value).__name__
         )
-    return built
+    return (value, batch) if with_batch else value
+
+
+def parse_input(text: str, option: str = "--input") -> Any:
+    """Create a random tensor from its shape, dtype and, for integers, the number of values.
+
+    >>> parse_input("2x3:int64:10").shape
+    torch.Size([2, 3])
+    """
+    import torch
+
+    shape, _, rest = text.partition(":")
+    name, _, high = rest.partition(":")
+    dtype = getattr(torch, name or "float32", None)
+    sizes = shape.split("x")
+    if not all(size.isdigit() for size in sizes) or not isinstance(dtype, torch.dtype):
+        raise UsageError(
+            "the input is invalid",
+            expected="SHAPE, SHAPE:DTYPE or SHAPE:DTYPE:VALUES",
+            found=repr(text),
+            hint=f"{option} 8x3x224x224, {option} 4x256:int64:30000",
+        )
+    size = [int(s) for s in sizes]
+    if dtype.is_floating_point:
+        return torch.randn(size).to(dtype)
+    if not high.isdigit() or not int(high):
+        raise UsageError(
+            "an integer input needs the number of values",
+            found=repr(text),
+            hint=f"{option} {shape}:{name}:1000",
+        )
+    return torch.randint(int(high), size).to(dtype)
 
 
 def _signature(files: RunFiles, model: torch.nn.Module, examples: Sequence[str]) -> Signature:
@@ -124,7 +159,6 @@ def _signature(files: RunFiles, model: torch.nn.Module, examples: Sequence[str])
         except UnsupportedError as error:
             error.hint = "pass an example of each input, the batch axis first: --example 2x3x32x32"
             raise
-    from burnt.cli.bench import parse_input
     from burnt.inspect import signature_of
 
     return signature_of(model, *(parse_input(text, "--example") for text in examples))

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, closest_path, print_json
-from burnt.cli.runs_list import STATE_STYLES, progress_json
-from burnt.cli.runs_select import select_runs
+from burnt.cli.runs_list import STATE_STYLES, run_json
+from burnt.cli.runs_select import read_view, select_runs
 from burnt.errors import quantity
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import fork_text, series_label
+from burnt.monitor.format import series_label, truncate
 from burnt.monitor.plotting.comparison import (
     all_metrics,
     best_indices,
@@ -42,12 +42,7 @@ def run(args: argparse.Namespace) -> int:
             found=", ".join(folders),
             hint="burnt runs compare runs/a runs/b, or 'runs/digits-*'",
         )
-    views = [RunView(folder, style_index=number) for number, folder in enumerate(folders)]
-    for view in views:
-        view.follow()
-        view.refresh()
-        if view.error is not None:
-            raise view.error
+    views = [read_view(folder, number) for number, folder in enumerate(folders)]
     series = all_metrics(views)
     drawn = _select_metrics(series, args.metric)
     if args.json:
@@ -140,10 +135,11 @@ def _text(cell: str | Cell) -> str:
 
 def _shorten(value: str, width: int | None, num_runs: int) -> str:
     """Shorten a setting so that the runs fit a terminal; a pipe gets all of it."""
-    if width is None:
-        return value
-    length = max((width - _NAME_WIDTH) // num_runs - 2, _MIN_SETTING_WIDTH)
-    return value if len(value) <= length else f"{value[: length - 1]}…"
+    return (
+        value
+        if width is None
+        else truncate(value, max((width - _NAME_WIDTH) // num_runs - 2, _MIN_SETTING_WIDTH))
+    )
 
 
 def _terminal_width() -> int:
@@ -154,7 +150,7 @@ def _print_runs(page: Page, views: Sequence[RunView]) -> None:
     has_tags = any(view.tags for view in views)
     rows: list[list[str | Cell]] = []
     for number, view in enumerate(views):
-        name = view.label + ("" if view.parent is None else f"  {fork_text(view.parent)}")
+        name = view.label + (f"  {view.parentage}" if view.parentage else "")
         state = Cell(view.state, STATE_STYLES.get(view.state, ""))
         steps = "" if view.progress is None else str(view.progress.step)
         took = duration_text(view.active_seconds)
@@ -217,19 +213,7 @@ def _draw(page: Page, views: Sequence[RunView], series: Series) -> None:
 
 def _data(views: Sequence[RunView], series: Sequence[Series], drawn: Sequence[Series]) -> dict[str, Any]:
     return {
-        "runs": [
-            {
-                "folder": view.folder,
-                "name": view.name,
-                "state": view.state,
-                "created": view.created,
-                "seconds": view.active_seconds,
-                "progress": progress_json(view.progress),
-                "tags": view.tags,
-                "parent": view.parent and view.parent._asdict(),
-            }
-            for view in views
-        ],
+        "runs": [run_json(view) for view in views],
         "settings": differences([view.config for view in views]),
         "metrics": [_metric_data(views, one) for one in series],
         "curves": [_curve_data(views, one) for one in drawn],

@@ -7,7 +7,7 @@ import io
 import sys
 from pathlib import Path
 
-from burnt.cli.runs_show import find_run
+from burnt.cli.runs_select import find_run
 from burnt.errors import clean, quantity
 from burnt.store import export_csv, export_jsonl, export_tensorboard
 

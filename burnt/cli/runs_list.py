@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from burnt.cli.output import Cell, Page, print_json, require_folder
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import (
-    age_text,
-    better_direction,
-    fraction,
-    progress_text,
-    series_label,
-)
-from burnt.store import Extreme, Point, Progress, RunReader, Series, find_runs
-from burnt.store.reader import training_seconds
+from burnt.monitor.format import age_text, progress_text, series_label
+from burnt.store import find_runs
 from burnt.train.format import duration_text, value_text
 
 STATE_STYLES = {
@@ -34,36 +27,31 @@ def run(args: argparse.Namespace) -> int:
     """Print the runs at and below a folder, the most recently written first; return the exit code 0."""
     require_folder(args.folder, "burnt runs list FOLDER lists another folder; `burnt train` creates runs")
     views = [RunView(folder) for folder in find_runs(args.folder)]
-    if views or args.json:
-        print_runs(views, args.json)
-    else:
-        page = Page()
-        page.line(f"no runs in {args.folder}")
-        page.line("Start one with `burnt train module:function`, or list others: burnt runs list FOLDER")
-    return 0
-
-
-def print_runs(views: Iterable[RunView], as_json: bool) -> None:
-    """Print a table of runs, one per line, or JSON; a run that cannot be read is a line too."""
-    views = list(views)
     for view in views:
         view.refresh()
         view.close()
-    if as_json:
-        print_json([_run_json(view) for view in views])
+    if args.json:
+        print_json([run_json(view) for view in views])
     else:
-        _print(views)
+        print_runs(Page(), views, args.folder)
+    return 0
 
 
-def _print(views: list[RunView]) -> None:
-    page = Page()
-    columns = ["run", "state", "progress", "metric", "last", "best", "age", "took", "tags", "note"]
+def print_runs(page: Page, views: Sequence[RunView], folder: str) -> None:
+    """Print a table of runs, one per line; a run that cannot be read is a line too."""
+    if not views:
+        page.line(f"no runs in {folder}")
+        page.line("Start one with `burnt train module:function`, or list others: burnt runs list FOLDER")
+        return
+    columns = ["run", "state", "progress", "eta", "metric", "last", "best", "age", "took", "tags", "note"]
     cells = [_row_cells(view) for view in views]
     if page.is_styled or not any(view.problem for view in views):
         # In a terminal, the reasons are printed below the table, where there is more room.
         _drop_column("note", columns, cells)
     if not any(view.tags for view in views):
         _drop_column("tags", columns, cells)
+    if all(view.eta is None for view in views):
+        _drop_column("eta", columns, cells)
     last = "last"
     metrics = {view.metric for view in views if view.metric is not None}
     if page.is_styled and len(metrics) == 1:
@@ -74,9 +62,9 @@ def _print(views: list[RunView]) -> None:
     page.table(
         columns,
         cells,
-        align_right=[last, "best", "age", "took"],
+        align_right=["eta", last, "best", "age", "took"],
         fold_column="run",
-        droppable=["took", "age", "tags", "best", "progress", "metric"],
+        droppable=["took", "age", "eta", "tags", "best", "progress", "metric"],
     )
     for view in views if page.is_styled else ():
         if view.problem:
@@ -91,21 +79,22 @@ def _drop_column(name: str, columns: list[str], rows: Sequence[list[str | Cell]]
 
 
 def _row_cells(view: RunView) -> list[str | Cell]:
-    state = Cell(view.state, STATE_STYLES.get(view.state, ""))
+    activity = f" ({view.activity})" if view.activity not in ("", "training") else ""
+    state = Cell(view.state + activity, STATE_STYLES.get(view.state, ""))
     if view.error is not None:
-        return [str(view.folder), state, *[""] * 7, view.problem]
+        return [str(view.folder), state, *[""] * 8, view.problem]
     name = str(view.folder)
     if view.name not in (view.folder.name, view.folder.resolve().name):
         name += f" ({view.name})"
     if view.parentage:
         name += f"  {view.parentage}"
-    last = _last(view)
     return [
         name,
         state,
         progress_text(view.progress),
+        "" if view.eta is None else duration_text(view.eta),
         "" if view.metric is None else series_label(view.metric),
-        "" if last is None else value_text(last.value),
+        "" if view.metric is None else value_text(view.heads[view.metric].point.value),
         "" if view.metric_best is None else value_text(view.metric_best.value),
         age_text(time.time() - view.created),
         duration_text(view.active_seconds),
@@ -114,42 +103,28 @@ def _row_cells(view: RunView) -> list[str | Cell]:
     ]
 
 
-def _last(view: RunView) -> Point | None:
-    return None if view.metric is None else view.heads[view.metric].point
-
-
-def _run_json(view: RunView) -> dict[str, Any]:
+def run_json(view: RunView) -> dict[str, Any]:
+    """Return a run as JSON data: its state, its newest process and its main metric."""
     if view.error is not None:
         return {"folder": view.folder, "state": view.state, "error": str(view.error)}
-    last = _last(view)
+    newest, progress, metric = view.attempts[-1], view.progress, view.metric
     return {
         "folder": view.folder,
         "name": view.name,
         "state": view.state,
-        "reason": view.attempts[-1].end_reason,
+        "activity": view.activity or None,
+        "reason": newest.end_reason,
         "created": view.created,
         "seconds": view.active_seconds,
         "attempts": len(view.attempts),
-        "progress": progress_json(view.progress),
-        "metric": view.metric and view.metric._asdict(),
+        "host": newest.host,
+        "pid": newest.pid,
+        "heartbeat": newest.heartbeat,
+        "dropped": sum(attempt.dropped for attempt in view.attempts),
+        "progress": progress and {**progress._asdict(), "fraction": view.fraction, "eta": view.eta},
+        "metric": metric and metric._asdict(),
         "best": view.metric_best and view.metric_best._asdict(),
-        "last": last and last._asdict(),
+        "last": metric and view.heads[metric].point._asdict(),
         "tags": view.tags,
         "parent": view.parent and view.parent._asdict(),
     }
-
-
-def best_value(reader: RunReader, series: Series, config: Any) -> Extreme | None:
-    """Return the best value of a series; None if the run's config does not say which direction is better."""
-    direction = better_direction(series.name, config)
-    return None if direction is None else reader.best(*series, higher=direction == "higher")
-
-
-def active_seconds(reader: RunReader) -> float:
-    """Return the training time of a run in seconds, over all its attempts."""
-    return training_seconds(reader.attempts(), reader.progress())
-
-
-def progress_json(progress: Progress | None) -> dict[str, Any] | None:
-    """Return a run's progress as JSON data, with the fraction that is done."""
-    return progress and {**progress._asdict(), "fraction": fraction(progress)}

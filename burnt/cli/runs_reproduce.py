@@ -11,7 +11,7 @@ from typing import Any
 
 from burnt.cli.fork import free_folder, start_fork
 from burnt.cli.output import Cell, Page, UsageError, print_json
-from burnt.cli.runs_show import open_run, run_folder
+from burnt.cli.runs_select import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
 from burnt.errors import clean
 from burnt.store.schema import DATABASE

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from burnt.cli.output import Page, require_folder, usage_errors
-from burnt.cli.runs_list import print_runs
+from burnt.cli.output import Page, print_json, require_folder, usage_errors
+from burnt.cli.runs_list import print_runs, run_json
 from burnt.errors import QueryError, clean
 from burnt.monitor.data.runs import RunLibrary
 from burnt.store import find_runs
@@ -29,8 +29,11 @@ def run(args: argparse.Namespace) -> int:
     library.close()
     # find_runs sorts by the time of the last write; the library sorts by age.
     folders = [found for found in find_runs(args.folder) if found in matching]
-    if args.json or (folders and not args.paths):
-        print_runs([matching[folder] for folder in folders], args.json)
+    views = [matching[folder] for folder in folders]
+    if args.json:
+        print_json([run_json(view) for view in views])
+    elif views and not args.paths:
+        print_runs(Page(), views, args.folder)
     elif args.paths:
         # Other programs take the names as they are.
         names = [clean(str(path)) if sys.stdout.isatty() else str(path) for path in folders]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from burnt.cli.output import UsageError, print_json, usage_errors
-from burnt.cli.runs_select import select_runs
-from burnt.cli.runs_show import open_run
+from burnt.cli.runs_select import open_run, select_runs
 from burnt.errors import RunError, clean
 from burnt.store.control import check
 from burnt.store.tags import add_note, change_tags, check_tag, read_tags

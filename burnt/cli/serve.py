@@ -58,10 +58,6 @@ def run(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace) -> Settings:
     from burnt.serve.service import Settings
 
-    for option in ("max_batch", "queue", "timeout", "max_body", "drain"):
-        value = getattr(args, option)
-        if not value > 0:
-            raise UsageError(f"--{option.replace('_', '-')} must be greater than 0", found=str(value))
     key = os.environ.get(_KEY_VARIABLE)
     if key is not None and not key.strip():
         raise UsageError(f"{_KEY_VARIABLE} is empty", hint="unset it to serve everybody")

@@ -58,14 +58,10 @@ def configured(target: str, overrides: Sequence[str], config_file: str | None = 
 def find_function(target: str) -> Callable[[Any], object]:
     """Return the function that ``"module:function"`` or ``"path/file.py:function"`` names."""
     module_name, name = split_target(target, "the target names no function", "function")
-    module = load_module(module_name)
-    if not hasattr(module, name):
-        raise _no_function_error(module, module_name, name)
-    function = getattr(module, name)
+    function = load_attribute(module_name, name, "function")
     if not callable(function):
-        raise UsageError(
-            f"{target} is not a function", found=type(function).__name__, hint=_functions_hint(module)
-        )
+        hint = _functions_hint(load_module(module_name))
+        raise UsageError(f"{target} is not a function", found=type(function).__name__, hint=hint)
     return function  # type: ignore[no-any-return]  # any callable
 
 
@@ -92,14 +88,17 @@ def load_module(name: str) -> ModuleType:
     return _load_file(Path(name)) if name.endswith(".py") or "/" in name else _import_module(name)
 
 
-def load_attribute(module_name: str, name: str) -> Any:
+def load_attribute(module_name: str, name: str, kind: str = "name") -> Any:
     """Import a module by name or file path, and return what a name in it stands for."""
     module = load_module(module_name)
     if not hasattr(module, name):
+        is_function = kind == "function"
+        names = [key for key, value in vars(module).items() if not is_function or callable(value)]
+        hints = [did_you_mean(name, names), _functions_hint(module) if is_function else None]
         raise UsageError(
-            f"{module_name} has no {name!r}",
+            f"{module_name} has no {kind} {name!r}",
             where=getattr(module, "__file__", None),
-            hint=did_you_mean(name, vars(module)),
+            hint=" ".join(filter(None, hints)) or None,
         )
     return getattr(module, name)
 
@@ -146,17 +145,6 @@ def _not_found_error(kind: str, name: str, names: Iterable[str], separator: str)
         f"there is no {kind} {name!r}",
         where=os.getcwd(),
         hint=f"did you mean {guess!r}?" if guess else "modules and files are searched from this folder",
-    )
-
-
-def _no_function_error(module: ModuleType, module_name: str, name: str) -> UsageError:
-    functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-    guess = nearest(name, functions)
-    hint = _functions_hint(module)
-    return UsageError(
-        f"{module_name} has no function {name!r}",
-        where=getattr(module, "__file__", None),
-        hint=f"did you mean {guess!r}? {hint}" if guess else hint,
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from burnt.cli.output import Cell, Page, UsageError, print_json, usage_errors
+from burnt.cli.output import Cell, Page, UsageError, check_target, print_json, usage_errors
 from burnt.cli.train import load_module
 from burnt.errors import BurntError, CacheError, did_you_mean, nearest, quantity
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
@@ -23,8 +23,6 @@ def run(args: argparse.Namespace) -> int:
     """Measure ops at their example sizes, without and with gradients, and print the results."""
     from burnt.kernels import OPS
 
-    if not args.seconds >= 0:
-        raise UsageError(f"--seconds {args.seconds:g} is not a valid time", expected="0 or more")
     modules_without_ops = [module for module in args.modules if not _import_ops(module)]
     for name in args.ops:
         if name not in OPS:
@@ -51,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     problems: list[str] = []
     ops_without_examples: list[str] = []
-    deadline = time.monotonic() + args.seconds
+    deadline = math.inf if args.seconds is None else time.monotonic() + args.seconds
     remaining = [op for op in ([OPS[name] for name in args.ops] if args.ops else OPS.values()) if op.examples]
     num_measured = dict.fromkeys((op.name for op in remaining), 0)
     while remaining:
@@ -318,13 +316,8 @@ def _print_rows(rows: Iterable[Row], stale: Collection[str] = ()) -> None:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write the measurements, or those of one op, as JSON.
-
-    Raises:
-        UsageError: there is nothing to write, or no such op, device type or folder.
-    """
-    if not Path(args.file).parent.is_dir():
-        raise UsageError(f"the folder {str(Path(args.file).parent)!r} of {args.file} does not exist")
+    """Write the measurements, or those of one op, as JSON; return the exit code 0."""
+    check_target(Path(args.file))
     all_rows = TuningDatabase().rows()
     _check_op_name(args.op, all_rows)
     rows = [row for row in all_rows if args.op is None or row.op == args.op]

@@ -10,6 +10,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual import events
@@ -65,22 +66,8 @@ class MonitorApp(App[None]):
     ]
     KEYS = APP
 
-    class Loaded(Message):
-        """The reader thread has read data for a screen; `show` displays it."""
-
-        def __init__(self, screen: DataScreen, show: Callable[[], Any]) -> None:
-            self.screen, self.show = screen, show
-            super().__init__()
-
     class KeyHandled(Message):
         """A key was handled. Posted to the same widget after the key, so it arrives after it."""
-
-    class ReadFailed(Message):
-        """The reader thread raised an unexpected error."""
-
-        def __init__(self, error: Exception) -> None:
-            self.error = error
-            super().__init__()
 
     def __init__(
         self,
@@ -108,8 +95,8 @@ class MonitorApp(App[None]):
         self.refresher = Refresher(
             library,
             1.0 / fps,
-            lambda source, show: self.post_message(self.Loaded(source, show)),
-            lambda error: self.post_message(self.ReadFailed(error)),
+            partial(self.call_later, self._show_read),
+            partial(self.call_later, self._report_read_error),
         )
         self._is_first_read_done = False
         self._reported_errors: set[str] = set()
@@ -149,17 +136,16 @@ class MonitorApp(App[None]):
             screen.call_after_refresh(self.read_for, screen)
 
     def open_run(self, view: RunView) -> None:
-        from burnt.monitor.screens.run import (
-            RunScreen,  # imported late: the first screen does not need it
-        )
+        from burnt.monitor.screens.run import RunScreen  # imported late: the first screen does not need it
 
         self.push_screen(RunScreen(view, self.library))
 
-    async def on_monitor_app_loaded(self, message: Loaded) -> None:
+    async def _show_read(self, screen: DataScreen, show: Callable[[], Any]) -> None:
+        """Show what the reader thread has read for a screen."""
         try:
             # The screen may have been closed meanwhile, or the app may be exiting.
-            if self.is_running and message.screen in cast(list[object], self.screen_stack):
-                await invoke(message.show)
+            if self.is_running and screen in cast(list[object], self.screen_stack):
+                await invoke(show)
         except Exception as error:
             self._report_error(error, "cannot show data")
         finally:
@@ -179,9 +165,9 @@ class MonitorApp(App[None]):
             self._is_first_read_done = True
             self.open_run(views[0])
 
-    def on_monitor_app_read_failed(self, message: ReadFailed) -> None:
+    def _report_read_error(self, error: Exception) -> None:
         if self.is_running:
-            self._report_error(message.error, "cannot read data")
+            self._report_error(error, "cannot read data")
 
     def _report_error(self, error: Exception, what: str) -> None:
         """Notify of an error once per message; the rest of the app keeps working."""
@@ -224,11 +210,7 @@ class MonitorApp(App[None]):
             self.pop_screen()
 
     async def wait_until_idle(self, timeout: float) -> None:
-        """Wait until everything on the screen has been read and shown; for screenshots and tests.
-
-        Raises:
-            TimeoutError: it took longer than `timeout`.
-        """
+        """Wait until everything on the screen has been read and shown, or raise a TimeoutError."""
         async with asyncio.timeout(timeout):
             for _ in range(2):  # a request made during a read is served by the next one
                 target_rounds = self.refresher.rounds + 1

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from burnt.errors import BurntError, clean
 from burnt.store.schema import DATABASE
 from burnt.train.format import duration_text, value_text
 
@@ -18,19 +19,8 @@ if TYPE_CHECKING:
 
 # The run store does not record the better direction of a metric, so it is inferred from its name.
 _LOWER_IS_BETTER = {
-    "loss",
-    "error",
-    "perplexity",
-    "nll",
-    "mse",
-    "rmse",
-    "mae",
-    "wer",
-    "cer",
-    "fid",
-    "bpc",
-    "bpb",
-}
+    "loss", "error", "perplexity", "nll", "mse", "rmse", "mae", "wer", "cer", "fid", "bpc", "bpb",
+}  # fmt: skip
 _HIGHER_IS_BETTER = {
     "accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge", "map",
     "psnr", "ssim", "r2",
@@ -59,6 +49,18 @@ def parse_number(value: object) -> float | None:
     if isinstance(value, str):
         return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def error_text(error: BurntError) -> str:
+    """Return what happened and what was found, on one printable line."""
+    return clean(f"{error.what}: {error.found}" if error.found else error.what)
+
+
+def truncate(text: str, width: int) -> str:
+    """Cut a text to a number of cells, with an ellipsis."""
+    from rich.cells import cell_len, set_cell_size
+
+    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
 def clock_text(seconds: float, date_format: str = "%H:%M:%S") -> str:
@@ -152,10 +154,8 @@ def series_label(series: Series) -> str:
 def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str | None:
     """Return the better direction of a metric, ``"lower"`` or ``"higher"``; None if unknown.
 
-    Args:
-        name: the metric's name, with or without its split.
-        config: the run's configuration, which declares the direction of the metrics passed to the training.
-            For others it is inferred from the name.
+    The run's configuration declares it for the metrics passed to the training; for others it is inferred from
+    the name, which may have its split.
 
     >>> better_direction("loss"), better_direction("accuracy_top5"), better_direction("learning_rate")
     ('lower', 'higher', None)

@@ -20,11 +20,7 @@ _TIMEOUT_SECONDS = 30.0
 def write_screenshot(
     library: RunLibrary, path: str | os.PathLike[str], size: tuple[int, int], keys: tuple[str, ...] = ()
 ) -> None:
-    """Run the app headless, press keys, and save a screenshot.
-
-    Raises:
-        RunError: the file cannot be written, or the runs are not read within 30 s.
-    """
+    """Run the app headless, press keys, and save a screenshot; raises a RunError if that takes over 30 s."""
     app = MonitorApp(library)
     app.min_size = Size(0, 0)  # screenshots may be smaller than a usable terminal
     screenshots: list[str] = []

@@ -14,6 +14,17 @@ _STYLE = "text{font:12px sans-serif;fill:#57606a}.grid{stroke:#8886;stroke-width
 _DARK_STYLE = "@media(prefers-color-scheme:dark){text{fill:#9da7b3}}"
 
 
+class Range(NamedTuple):
+    """The ends of an axis."""
+
+    low: float
+    high: float
+
+    def share(self, at: float) -> float:
+        """Return a position as a share of the axis, from 0 to 1."""
+        return (at - self.low) / (self.high - self.low)
+
+
 def text_axes(
     cells: Sequence[str], y_ticks: Mapping[int, str], x_ticks: Mapping[int, str], x: str, margin: int
 ) -> list[str]:

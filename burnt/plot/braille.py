@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-Masks = list[int]
-
 # Unicode braille bits of bits 0 to 3 (left column of dots, top to bottom) and 4 to 7 (right column).
 _DOTS = (0x01, 0x02, 0x04, 0x40, 0x08, 0x10, 0x20, 0x80)
 CHARACTERS = "".join(
@@ -35,19 +33,12 @@ def dash_bits(lengths: Sequence[int], height: int) -> tuple[int, int]:
 
 def line_masks(
     xs: Sequence[float], ys: Sequence[float], width: int, height: int, dashes: Sequence[int] = ()
-) -> Masks:
-    """Draw a line through points.
+) -> list[int]:
+    """Draw a line through points; return for each column its dots as bits, the lowest bit at the top.
 
-    Args:
-        xs: x coordinates in dots, ascending; 0 is the centre of the leftmost column.
-        ys: y coordinates in dots; 0 is the centre of the top row; NaN breaks the line.
-        width: number of columns of dots; parts outside are clipped.
-        height: number of rows of dots.
-        dashes: alternating numbers of dots on and off; empty for a solid line.
-
-    Returns:
-        For each column its dots as bits, the lowest bit at the top. An isolated point is a square of four
-        dots, as a single dot is easily overlooked.
+    Coordinates are in dots from the centre of the top left one; `xs` ascend, a NaN in `ys` breaks the line,
+    and what is outside is clipped. `dashes` are alternating numbers of dots on and off, if any. An
+    isolated point is a square of four dots, as a single dot is easily overlooked.
     """
     masks = [0] * width
     pattern, period = dash_bits(dashes, height)

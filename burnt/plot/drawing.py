@@ -12,6 +12,7 @@ from burnt.plot.axes import (
     LEGEND_HEIGHT,
     LETTER_WIDTH,
     TOP,
+    Range,
     SvgFrame,
     shorten,
     svg_text,
@@ -19,7 +20,7 @@ from burnt.plot.axes import (
 )
 from burnt.plot.braille import CHARACTERS, line_masks, line_sample
 from burnt.plot.styles import DASH_PATTERNS, PALETTE
-from burnt.plot.ticks import Tick, linear_ticks, log_ticks
+from burnt.plot.ticks import Tick, linear_ticks, log10_ticks
 
 _STYLE = "polyline{fill:none;stroke-width:2;stroke-linejoin:round}"
 
@@ -73,28 +74,29 @@ class Plot:
         """
         dashes = list(DASH_PATTERNS.values())
         rows = max(height - 2 - len(self.lines), 3)
-        (left, right), (low, high) = self._x_range(), self._y_range()
-        y_ticks = linear_ticks(low, high, rows // 3 + 2)
+        x_range, y_range = self._x_range(), self._y_range()
+        y_ticks = linear_ticks(*y_range, rows // 3 + 2)
         margin = max(len(tick.text) for tick in y_ticks)
         columns = max(width - margin - 1, 10)
         dots = [[0] * columns for _ in range(rows)]
         for number, line in enumerate(self.lines):
-            xs = [(self._x_at(x) - left) / (right - left) * (2 * columns - 1) for x in line.xs]
-            ys = [_gap(y, (high - y) / (high - low) * (4 * rows - 1)) for y in line.ys]
+            xs = [x_range.share(self._x_at(x)) * (2 * columns - 1) for x in line.xs]
+            shares = [y_range.share(y) if math.isfinite(y) else math.nan for y in line.ys]
+            ys = [(1 - share) * (4 * rows - 1) for share in shares]
             masks = line_masks(xs, ys, 2 * columns, 4 * rows, dashes[number % len(dashes)])
             for row in range(rows):
                 for column in range(columns):
                     first, second = (masks[2 * column + i] >> 4 * row & 15 for i in (0, 1))
                     dots[row][column] |= first | second << 4
-        labels = {round((high - tick.at) / (high - low) * (4 * rows - 1)) // 4: tick.text for tick in y_ticks}
+        labels = {round((1 - y_range.share(at)) * (4 * rows - 1)) // 4: name for at, name in y_ticks}
         text = [
             f"{'':{margin}} {line_sample(dashes[number % len(dashes)], 3)} {shorten(line.name, columns - 4)}"
             for number, line in enumerate(self.lines)
         ]
         cells = ["".join(CHARACTERS[bits] if bits else " " for bits in row) for row in dots]
         x_ticks = {
-            round((at - left) / (right - left) * (2 * columns - 1)) // 2: text
-            for at, text in self._x_ticks(max(columns // 8, 3))
+            round(x_range.share(at) * (2 * columns - 1)) // 2: name
+            for at, name in self._x_ticks(max(columns // 8, 3))
         }
         text += text_axes(cells, labels, x_ticks, self.x, margin)
         return "\n".join(line.rstrip() for line in text)
@@ -106,25 +108,21 @@ class Plot:
             width: the width in pixels.
             height: the height in pixels.
         """
-        (left, right), (low, high) = self._x_range(), self._y_range()
-        y_ticks = linear_ticks(low, high, max(height // 50, 2))
+        x_range, y_range = self._x_range(), self._y_range()
+        y_ticks = linear_ticks(*y_range, max(height // 50, 2))
         margin = 16 + DIGIT_WIDTH * max(len(tick.text) for tick in y_ticks)
         frame = SvgFrame(width, height, margin, TOP + LEGEND_HEIGHT * len(self.lines))
-
-        def x_share(at: float) -> float:
-            return (at - left) / (right - left)
-
-        def y_share(y: float) -> float:
-            return (y - low) / (high - low)
-
-        x_ticks = [(x_share(at), text) for at, text in self._x_ticks(max(width // 80, 2))]
+        x_ticks = [(x_range.share(at), text) for at, text in self._x_ticks(max(width // 80, 2))]
         parts = [frame.start(_STYLE)]
-        parts += frame.axes([(y_share(tick.at), tick.text) for tick in y_ticks], x_ticks, self.x)
+        parts += frame.axes([(y_range.share(at), text) for at, text in y_ticks], x_ticks, self.x)
         for number, line in enumerate(self.lines):
             color = PALETTE[number % len(PALETTE)]
             for segment in _segments(line):
-                points = [(frame.x_at(x_share(self._x_at(x))), frame.y_at(y_share(y))) for x, y in segment]
-                text = " ".join(f"{x:.5g},{y:.5g}" for x, y in _without_collinear(points))
+                points = [
+                    (frame.x_at(x_range.share(self._x_at(x))), frame.y_at(y_range.share(y)))
+                    for x, y in segment
+                ]
+                text = " ".join(f"{x:.5g},{y:.5g}" for x, y in points)
                 parts.append(f'<polyline stroke="{color}" points="{text}"/>')
             at = TOP + LEGEND_HEIGHT * number
             parts.append(f'<polyline stroke="{color}" points="{margin},{at} {margin + 22},{at}"/>')
@@ -132,28 +130,23 @@ class Plot:
             parts.append(svg_text(margin + 28, at + 4, name, "start"))
         return "\n".join([*parts, "</svg>\n"])
 
-    def _x_range(self) -> tuple[float, float]:
+    def _x_range(self) -> Range:
         """Return the ends of the x axis, as `_x_at` returns positions."""
         xs = [self._x_at(x) for line in self.lines for x in (line.xs[0], line.xs[-1])]
-        return min(xs), max(max(xs), min(xs) + 1)
+        return Range(min(xs), max(max(xs), min(xs) + 1))
 
     def _x_at(self, x: float) -> float:
         return math.log10(x) if self.log_x else x
 
     def _x_ticks(self, count: int) -> list[Tick]:
-        left, right = self._x_range()
-        if not self.log_x:
-            return linear_ticks(left, right, count, whole=True)
-        return [Tick(self._x_at(at), text) for at, text in log_ticks(10**left, 10**right, count)]
+        if self.log_x:
+            return log10_ticks(*self._x_range(), count)
+        return linear_ticks(*self._x_range(), count, whole=True)
 
-    def _y_range(self) -> tuple[float, float]:
+    def _y_range(self) -> Range:
         ys = [y for line in self.lines for y in line.ys if math.isfinite(y)]
         low, high = min([0.0, *ys]), max([0.0, *ys])
-        return low, high if high > low else low + 1
-
-
-def _gap(value: float, shown: float) -> float:
-    return shown if math.isfinite(value) else math.nan
+        return Range(low, high if high > low else low + 1)
 
 
 def _segments(line: Line) -> Iterator[list[tuple[float, float]]]:
@@ -167,16 +160,3 @@ def _segments(line: Line) -> Iterator[list[tuple[float, float]]]:
             segment = []
     if segment:
         yield segment
-
-
-def _without_collinear(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Omit points that lie on the line between those kept around them, to a tenth of a pixel."""
-    kept = list(points[:1])
-    skipped: list[tuple[float, float]] = []
-    for point in points[1:]:
-        (x0, y0), (x1, y1) = kept[-1], point
-        if any(abs(y0 + (y1 - y0) * (x - x0) / (x1 - x0) - y) > 0.1 for x, y in skipped):
-            kept.append(skipped[-1])
-            skipped = []
-        skipped.append(point)
-    return kept + skipped[-1:]

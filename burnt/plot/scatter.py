@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from burnt.plot.axes import (
@@ -14,13 +13,14 @@ from burnt.plot.axes import (
     LEGEND_HEIGHT,
     LETTER_WIDTH,
     TOP,
+    Range,
     SvgFrame,
     shorten,
     svg_text,
     text_axes,
 )
 from burnt.plot.styles import PALETTE
-from burnt.plot.ticks import log_ticks
+from burnt.plot.ticks import log10_ticks
 
 _MARKERS = "●○▲△■□◆◇"
 _TITLE_HEIGHT = 18  # pixels above the axes, for the name of the y axis
@@ -98,32 +98,31 @@ class Scatter:
             height: the height in lines, with axis and legend.
         """
         rows = max(height - 3 - len(self.groups), 3)
-        (left, right), (low, high) = self._ranges()
-        y_ticks = log_ticks(10**low, 10**high, max(rows // 2, 2))
+        x_range, y_range = self._ranges()
+        y_ticks = log10_ticks(*y_range, max(rows // 2, 2))
         margin = max(len(tick.text) for tick in y_ticks)
         columns = max(width - margin - 1, 10)
         cells = [list(" " * columns) for _ in range(rows)]
-        for marker, _, x, y in self._points(left, right, low, high):
-            column, row = round(x * (columns - 1)), round((1 - y) * (rows - 1))
+        places = [
+            (marker, label, round(x * (columns - 1)), round((1 - y) * (rows - 1)))
+            for marker, label, x, y in self._points(x_range, y_range)
+        ]
+        for marker, _, column, row in places:
             if cells[row][column] == " ":
                 cells[row][column] = _MARKERS[marker % len(_MARKERS)]
-        for _, label, x, y in itertools.islice(self._points(left, right, low, high), self.labelled):
-            column, row = round(x * (columns - 1)), round((1 - y) * (rows - 1))
+        for _, label, column, row in places[: self.labelled]:
             free = _place(cells[row], column, label)
             if free is not None:
                 cells[row][free : free + len(label)] = label
-        names = {
-            round((1 - (math.log10(tick.at) - low) / (high - low)) * (rows - 1)): tick.text
-            for tick in y_ticks
-        }
+        names = {round((1 - y_range.share(at)) * (rows - 1)): text for at, text in y_ticks}
         lines = [
             f"  {_MARKERS[i % len(_MARKERS)]} {shorten(group.name, width - 4)}"
             for i, group in enumerate(self.groups)
         ]
         lines.append(f"{'':{margin}}  {self.y}")
         x_ticks = {
-            round((math.log10(tick.at) - left) / (right - left) * (columns - 1)): tick.text
-            for tick in log_ticks(10**left, 10**right, max(columns // 9, 3))
+            round(x_range.share(at) * (columns - 1)): text
+            for at, text in log10_ticks(*x_range, max(columns // 9, 3))
         }
         lines += text_axes(["".join(row) for row in cells], names, x_ticks, self.x, margin)
         return "\n".join(line.rstrip() for line in lines)
@@ -135,8 +134,8 @@ class Scatter:
             width: the width in pixels.
             height: the height in pixels.
         """
-        (left, right), (low, high) = self._ranges()
-        y_ticks = log_ticks(10**low, 10**high, max(height // 50, 2))
+        x_range, y_range = self._ranges()
+        y_ticks = log10_ticks(*y_range, max(height // 50, 2))
         margin = 16 + DIGIT_WIDTH * max(len(tick.text) for tick in y_ticks)
         top = TOP + LEGEND_HEIGHT * len(self.groups) + _TITLE_HEIGHT
         frame = SvgFrame(width, height, margin, top)
@@ -147,15 +146,14 @@ class Scatter:
             name = shorten(group.name, int((width - margin - 18) / LETTER_WIDTH))
             parts.append(svg_text(margin + 18, at + 4, name, "start"))
         parts.append(svg_text(8, top - 12, self.y, "start"))
-        x_ticks = log_ticks(10**left, 10**right, max(width // 80, 2))
         parts += frame.axes(
-            [((math.log10(tick.at) - low) / (high - low), tick.text) for tick in y_ticks],
-            [((math.log10(tick.at) - left) / (right - left), tick.text) for tick in x_ticks],
+            [(y_range.share(at), text) for at, text in y_ticks],
+            [(x_range.share(at), text) for at, text in log10_ticks(*x_range, max(width // 80, 2))],
             self.x,
         )
         points = [
             (number, name, frame.x_at(x), frame.y_at(y))
-            for number, name, x, y in self._points(left, right, low, high)
+            for number, name, x, y in self._points(x_range, y_range)
         ]
         taken = [_Box(x - 4, y - 4, x + 4, y + 4) for *_, x, y in points]
         for rank, (group_number, name, x, y) in enumerate(points):
@@ -174,30 +172,28 @@ class Scatter:
                     break
         return "\n".join([*parts, "</svg>\n"])
 
-    def _points(
-        self, left: float, right: float, low: float, high: float
-    ) -> Iterator[tuple[int, str, float, float]]:
-        """Yield each point's group, label and position between 0 and 1, the largest y first."""
+    def _points(self, x_range: Range, y_range: Range) -> list[tuple[int, str, float, float]]:
+        """Return each point's group, label and position between 0 and 1, the largest y first."""
         found = []
         for number, group in enumerate(self.groups):
             for x, y, label in zip(group.xs, group.ys, group.labels, strict=True):
                 if math.isfinite(y):
-                    height = 0.0 if y <= 0 else (math.log10(y) - low) / (high - low)
-                    found.append((number, label, (math.log10(x) - left) / (right - left), height))
-        yield from sorted(found, key=lambda point: -point[3])
+                    height = 0.0 if y <= 0 else y_range.share(math.log10(y))
+                    found.append((number, label, x_range.share(math.log10(x)), height))
+        return sorted(found, key=lambda point: -point[3])
 
-    def _ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
+    def _ranges(self) -> tuple[Range, Range]:
         """Return the ends of both axes as powers of ten."""
         xs = [x for group in self.groups for x in group.xs]
         ys = [y for group in self.groups for y in group.ys if math.isfinite(y) and y > 0]
         return _range(xs), _range(ys)
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
+def _range(values: Sequence[float]) -> Range:
     """Return the ends of an axis as powers of ten: with some space, and 0.7 decades, which have ticks."""
     low, high = (math.log10(min(values)), math.log10(max(values))) if values else (-1.0, 0.0)
     space = max(0.05 * (high - low), (0.7 - (high - low)) / 2)
-    return low - space, high + space
+    return Range(low - space, high + space)
 
 
 def _circle(x: float, y: float, number: int, label: str) -> str:

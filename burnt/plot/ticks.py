@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,22 +30,13 @@ def linear_ticks(low: float, high: float, max_ticks: int, *, whole: bool = False
     if rough_step == 0 or not math.isfinite(rough_step):
         return []
     power = math.floor(math.log10(rough_step))
-    for factor, exponent in ((1, 0), (2, 0), (5, 0), (1, 1), (2, 1)):
-        step = _times_power_of_ten(factor, power + exponent)
-        if whole and step < 1:
-            continue
+    steps = ((factor, exponent) for exponent in itertools.count(power) for factor in (1, 2, 5))
+    for factor, exponent in steps:
+        step = _times_power_of_ten(factor, exponent)
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first + 1 <= max_ticks:
+        if last - first + 1 <= max_ticks and not (whole and step < 1):
             break
-    else:
-        step, first, last = 1.0, math.ceil(low), math.floor(high)
-        while last - first + 1 > max_ticks:
-            step *= 10
-            first, last = math.ceil(low / step), math.floor(high / step)
-    positions = [
-        _times_power_of_ten(k * factor, power + exponent) if not whole else k * step
-        for k in range(first, last + 1)
-    ]
+    positions = [_times_power_of_ten(k * factor, exponent) for k in range(first, last + 1)]
     texts = [count_text(at) for at in positions] if whole else _format_decimals(positions, step)
     # In very small ranges, float precision may give several ticks the same label.
     unique = dict(zip(reversed(texts), reversed(positions), strict=True))
@@ -102,6 +94,13 @@ def log_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
         return [tick for tick in linear_ticks(low, high, max_ticks) if tick.at > 0]
     stride = -(-len(positions) // max_ticks)
     return [Tick(at, number_text(at)) for at in positions[::stride]]
+
+
+def log10_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
+    """Return `log_ticks` for an axis of logarithms, such as -3 to 2; none beyond the range of floats."""
+    if not -307 < low < high < 308:
+        return []
+    return [Tick(math.log10(tick.at), tick.text) for tick in log_ticks(10**low, 10**high, max_ticks)]
 
 
 def time_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
@@ -171,7 +170,5 @@ def number_text(value: float) -> str:
         return "0"
     if 1e-3 <= abs(value) < 1e5:
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
-    mantissa, exponent = f"{value:.3g}".split("e") if "e" in f"{value:.3g}" else f"{value:.2e}".split("e")
-    if "." in mantissa:
-        mantissa = mantissa.rstrip("0").rstrip(".")
-    return f"{mantissa}e{int(exponent)}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"

@@ -1,6 +1,6 @@
 """serve: models over HTTP, in batches: runs in burnt, ONNX files in ONNX Runtime.
 
-A request passes the files in this order: `bodies` reads it, `wire` makes arrays of it, `schema` checks them,
+A request passes the files in this order: `app` reads it, `wire` makes arrays of it, `schema` checks them,
 `device` puts requests of equal shapes together and runs the model, `wire` makes the answer. An ONNX file is
 served without torch. The packages that all this needs come with ``pip install burnt[serve]``.
 

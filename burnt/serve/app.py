@@ -35,7 +35,6 @@ from starlette.routing import Route
 
 from burnt.errors import InputError, did_you_mean
 from burnt.serve import wire
-from burnt.serve.bodies import BodyReader
 from burnt.serve.device import Prediction, QueueFullError, Slot
 from burnt.serve.refusal import Refusal, busy
 from burnt.serve.schema import Batch, TooLargeError
@@ -52,6 +51,7 @@ _log = logging.getLogger("burnt.serve")
 
 _SMALL = 2**16  # bytes that are decoded or encoded in the event loop: about 1 ms
 _PORT = re.compile(r":\d*\Z")
+_CLOSE = {"Connection": "close"}  # the rest of the body is not read
 _GONE = 499  # the client closed the connection; as nginx logs it, no client ever sees it
 
 
@@ -156,11 +156,10 @@ class _Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._settings = service.settings
-        self._bodies = BodyReader(service.settings)
+        self._bodies = _BodyReader(service.settings)
         self._answers = 0  # bytes of outputs that wait to be encoded
 
     async def predict(self, request: Request) -> Response:
-        """Run a model on the inputs in the body."""
         started = time.perf_counter()
         slot = self._slot(request)
         try:
@@ -173,28 +172,23 @@ class _Routes:
         return response
 
     async def schema(self, request: Request) -> Response:
-        """Describe what a model takes and returns."""
         slot = self._slot(request)
         return _json({**self._describe(slot), **slot.model.schema.to_dict()})
 
     async def models(self, request: Request) -> Response:
-        """List the models."""
         return _json({"models": [self._describe(slot) for slot in self._service.slots.values()]})
 
     async def health(self, request: Request) -> Response:
-        """Tell whether the thread that runs models is alive."""
         is_alive = self._service.device.is_alive()
         return PlainTextResponse(
             "ok" if is_alive else "the device thread has ended", 200 if is_alive else 500
         )
 
     async def readiness(self, request: Request) -> Response:
-        """Tell whether requests are answered."""
         is_ready = self._service.is_ready
         return PlainTextResponse("ready" if is_ready else "warming up", 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
-        """Return the counters."""
         metrics = self._service.device.metrics
         return Response(metrics.text(), media_type=metrics.content_type)
 
@@ -322,6 +316,48 @@ class _Routes:
         extra = {"model": slot.name, "version": model.version}
         encode = wire.encode_json if kind == wire.JSON else wire.encode_safetensors
         return Response(encode(named, extra, labels), media_type=kind)
+
+
+class _BodyReader:
+    """Reads bodies, and knows how many bytes of them are in memory."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._held = 0
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request, deadline: float) -> AsyncIterator[bytes]:
+        """Context with the body of a request, which counts as held until the context ends.
+
+        Refusal: it is too large, or late, or too many bytes of other bodies are held.
+        """
+        length = request.headers.get("content-length", "")
+        if length.isdecimal():
+            self._check_size(int(length))
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    async for chunk in request.stream():
+                        chunks.append(chunk)
+                        size += len(chunk)
+                        self._held += len(chunk)
+                        self._check_size(size)
+                        # A single body passes, however the limits are chosen.
+                        if self._held > max(self._settings.max_bodies, size):
+                            raise busy("the server holds as many bytes of requests as it may")
+            except TimeoutError:
+                expected = f"{self._settings.timeout:g} s"
+                raise Refusal(408, "the body did not arrive in time", _CLOSE, expected=expected) from None
+            yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        finally:
+            self._held -= size
+
+    def _check_size(self, size: int) -> None:
+        if size > self._settings.max_body:
+            expected = f"at most {self._settings.max_body:,} bytes"
+            raise Refusal(413, "the body is too large", _CLOSE, expected=expected)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:

@@ -29,9 +29,7 @@ _SLICE = 4096  # bytes that are parsed at once: few enough pipelined requests to
 class Connections:
     """Makes the connections of a server, and knows those that wait for their client, the longest wait first.
 
-    Args:
-        settings: the limits.
-        limit: the largest number of connections; a few more are open while they are closed.
+    A few more than `limit` are open while they are closed.
     """
 
     def __init__(self, settings: Settings, limit: int) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,25 +52,7 @@ class Request:
     slot: Slot
     batch: Batch
     bucket: Hashable
-    loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Prediction | Exception]
-
-
-@dataclass
-class _Job:
-    function: Callable[[], Any]
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-
-
-@dataclass
-class _Queue:
-    """Requests that wait, in buckets of those that may be run together, and jobs."""
-
-    buckets: dict[Hashable, deque[Request]] = field(default_factory=dict)
-    jobs: deque[_Job] = field(default_factory=deque)
-    length: int = 0
-    is_closed: bool = False
 
 
 class DeviceThread:
@@ -80,7 +62,10 @@ class DeviceThread:
         self.max_batch = max_batch
         self.max_queue = max_queue
         self.metrics = Metrics(self.waiting)
-        self._queue = _Queue()
+        self._buckets: dict[Hashable, deque[Request]] = {}  # of requests that may be run together
+        self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._length = 0  # of the queue
+        self._is_closed = False
         self._changed = threading.Condition()
         self._is_wake_scheduled = False
         self._thread = threading.Thread(target=self._work, name="burnt-device", daemon=True)
@@ -90,19 +75,15 @@ class DeviceThread:
         self._thread.start()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Answer what waits, then end the thread.
-
-        Args:
-            timeout: seconds to wait; a model that runs longer keeps the thread alive.
-        """
+        """Answer what waits, then end the thread; a model that runs longer than `timeout` keeps it alive."""
         with self._changed:
-            self._queue.is_closed = True
+            self._is_closed = True
             self._changed.notify()
         self._thread.join(timeout)
 
     def waiting(self) -> int:
         """Return the number of requests in the queue."""
-        return self._queue.length
+        return self._length
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""
@@ -111,12 +92,12 @@ class DeviceThread:
     def put(self, slot: Slot, batch: Batch) -> Request:
         """Queue a request of the running event loop, whose answer must be awaited."""
         loop = asyncio.get_running_loop()
-        request = Request(slot, batch, _bucket(slot, batch), loop, loop.create_future())
+        request = Request(slot, batch, _bucket(slot, batch), loop.create_future())
         with self._changed:
-            if self._queue.length >= self.max_queue:
+            if self._length >= self.max_queue:
                 raise QueueFullError
-            self._queue.buckets.setdefault(request.bucket, deque()).append(request)
-            self._queue.length += 1
+            self._buckets.setdefault(request.bucket, deque()).append(request)
+            self._length += 1
         if not self._is_wake_scheduled:
             # After the requests that the loop reads in the same turn, so that they run together.
             self._is_wake_scheduled = True
@@ -135,68 +116,59 @@ class DeviceThread:
         except asyncio.CancelledError:
             self._discard(request)
             raise
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        return _raised(outcome)
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function in the thread, before the next batch; return its result or raise its error."""
-        loop = asyncio.get_running_loop()
-        job = _Job(function, loop, loop.create_future())
+        future = asyncio.get_running_loop().create_future()
         with self._changed:
-            self._queue.jobs.append(job)
+            self._jobs.append((function, future))
             self._changed.notify()
-        outcome = await job.future
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        return _raised(await future)
 
     def _discard(self, request: Request) -> None:
         """Remove a request that nobody waits for any more, if it still is in the queue."""
         with self._changed:
-            bucket = self._queue.buckets.get(request.bucket)
+            bucket = self._buckets.get(request.bucket)
             if bucket is not None and request in bucket:
                 bucket.remove(request)
-                self._queue.length -= 1
+                self._length -= 1
                 if not bucket:
-                    del self._queue.buckets[request.bucket]
+                    del self._buckets[request.bucket]
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._queue.jobs or self._queue.buckets or self._queue.is_closed
-                )
-                job = self._queue.jobs.popleft() if self._queue.jobs else None
+                self._changed.wait_for(lambda: self._jobs or self._buckets or self._is_closed)
+                job = self._jobs.popleft() if self._jobs else None
                 requests = self._take() if job is None else []
             if job is not None:
-                outcome: Any
+                function, future = job
                 try:
-                    outcome = job.function()
+                    outcome = function()
                 except Exception as error:
                     outcome = error
-                _deliver(job.loop, [(job.future, outcome)])
+                _deliver([(future, outcome)])
             elif requests:
                 outcomes = self._answer(requests[0].slot, requests)
-                pairs = [(r.future, outcome) for r, outcome in zip(requests, outcomes, strict=True)]
-                _deliver(requests[0].loop, pairs)
+                _deliver([(r.future, outcome) for r, outcome in zip(requests, outcomes, strict=True)])
             else:
                 return
 
     def _take(self) -> list[Request]:
         """Remove the next batch from the queue: buckets take turns, requests keep their order."""
-        if not self._queue.buckets:
+        if not self._buckets:
             return []
-        bucket, waiting = next(iter(self._queue.buckets.items()))
-        del self._queue.buckets[bucket]
+        bucket, waiting = next(iter(self._buckets.items()))
+        del self._buckets[bucket]
         taken = [waiting.popleft()]
         rows = taken[0].batch.rows
         while waiting and rows + waiting[0].batch.rows <= self.max_batch:
             taken.append(waiting.popleft())
             rows += taken[-1].batch.rows
         if waiting:
-            self._queue.buckets[bucket] = waiting
-        self._queue.length -= len(taken)
+            self._buckets[bucket] = waiting
+        self._length -= len(taken)
         return taken
 
     def _answer(self, slot: Slot, requests: Sequence[Request]) -> list[Prediction | Exception]:
@@ -268,7 +240,13 @@ def _joined(arrays: Arrays, axis: int, size: int) -> np.ndarray[Any, Any]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
 
 
-def _deliver(loop: asyncio.AbstractEventLoop, pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
+def _raised(outcome: Any) -> Any:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _deliver(pairs: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
     """Set the results of futures in their loop, which is woken once for all of them.
 
     An exception is a result too: futures refuse some of them, such as StopIteration.
@@ -279,4 +257,4 @@ def _deliver(loop: asyncio.AbstractEventLoop, pairs: Sequence[tuple[asyncio.Futu
             if not future.done():  # it is when its request was cancelled
                 future.set_result(outcome)
 
-    loop.call_soon_threadsafe(deliver)
+    pairs[0][0].get_loop().call_soon_threadsafe(deliver)

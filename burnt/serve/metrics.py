@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -18,44 +18,24 @@ class Metrics:
 
     def __init__(self, waiting: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "burnt_serve_requests", "Answered requests by HTTP status.", ["model", "code"], registry=registry
-        )
-        self.seconds = Histogram(
-            "burnt_serve_request_seconds",
-            "Time from the first byte of a prediction's request to its answer.",
-            ["model"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.batch_rows = Histogram(
-            "burnt_serve_batch_items",
-            "Items that were run together.",
-            ["model"],
-            buckets=_ROWS,
-            registry=registry,
-        )
-        self.device_seconds = Counter(
-            "burnt_serve_device_seconds", "Time in which a model ran.", ["model"], registry=registry
-        )
-        self.failed_batches = Counter(
-            "burnt_serve_failed_batches",
-            "Batches that failed; their requests were run one by one.",
-            ["model"],
-            registry=registry,
-        )
-        self.nonfinite_answers = Counter(
-            "burnt_serve_nonfinite_answers", "Answers with NaN or infinity.", ["model"], registry=registry
-        )
-        self.reloads = Counter(
-            "burnt_serve_reloads", "New versions that were found.", ["model", "result"], registry=registry
-        )
-        self.info = Gauge(
-            "burnt_serve_model_info",
-            "1 for the version that is served.",
-            ["model", "version"],
-            registry=registry,
-        )
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"burnt_serve_{name}", text, ["model", *labels], registry=registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"burnt_serve_{name}", text, ["model"], buckets=buckets, registry=registry)
+
+        self.requests = counter("requests", "Answered requests by HTTP status.", "code")
+        text = "Time from the first byte of a prediction's request to its answer."
+        self.seconds = histogram("request_seconds", text, _SECONDS)
+        self.batch_rows = histogram("batch_items", "Items that were run together.", _ROWS)
+        self.device_seconds = counter("device_seconds", "Time in which a model ran.")
+        text = "Batches that failed; their requests were run one by one."
+        self.failed_batches = counter("failed_batches", text)
+        self.nonfinite_answers = counter("nonfinite_answers", "Answers with NaN or infinity.")
+        self.reloads = counter("reloads", "New versions that were found.", "result")
+        text = "1 for the version that is served."
+        self.info = Gauge("burnt_serve_model_info", text, ["model", "version"], registry=registry)
         Gauge("burnt_serve_queue_requests", "Requests that wait.", registry=registry).set_function(waiting)
 
     def text(self) -> bytes:

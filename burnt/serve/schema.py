@@ -32,21 +32,13 @@ class TooLargeError(InputError):
 
 @dataclass(frozen=True)
 class TensorSchema:
-    """One tensor that a model takes or returns.
-
-    Args:
-        name: of the argument or output.
-        shape: its sizes; None for an axis of any size, such as the batch.
-        dtype: the element type.
-        batch_axis: the axis of the items; None if it has no such axis.
-        range: the lowest and highest value in the example that the model was described with, if known.
-    """
+    """One tensor that a model takes or returns."""
 
     name: str
-    shape: tuple[int | None, ...]
+    shape: tuple[int | None, ...]  # None is an axis of any size, such as the batch
     dtype: np.dtype[Any]
     batch_axis: int | None = None
-    range: tuple[float, float] | None = None
+    range: tuple[float, float] | None = None  # the lowest and highest value in the model's example, if known
 
     def shape_text(self) -> str:
         """Format the shape: ``[batch, 1, 8, 8]``, with ``any`` for further open axes."""
@@ -69,17 +61,11 @@ class TensorSchema:
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs that fit a model.
+    """Inputs that fit a model."""
 
-    Args:
-        arrays: in the order of the schema, all with their batch axis.
-        rows: the number of items.
-        is_single: whether they came without a batch axis; then the answer has none either.
-    """
-
-    arrays: Arrays
+    arrays: Arrays  # in the order of the schema, all with their batch axis
     rows: int
-    is_single: bool
+    is_single: bool  # they came without a batch axis; then the answer has none either
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -89,17 +75,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Schema:
-    """What a model takes and returns.
-
-    Args:
-        inputs: in the order in which the model takes them.
-        outputs: in the order in which it returns them.
-        classes: the names of the classes that a single output ``[batch, classes]`` scores.
-        tolerance: how far an item's outputs may differ between batches of different sizes by rounding,
-            relative to the largest one.
-        largest_integer: of random items, where an input's range is not known.
-        one_by_one: why requests are not joined although all tensors have a batch axis; found when the model
-            is first run.
+    """What a model takes and returns, in order.
 
     >>> described = {"shape": [4, 2], "dtype": "float32", "batch_axis": 0, "range": None}
     >>> schema = Schema.from_signature(
@@ -113,10 +89,10 @@ class Schema:
 
     inputs: tuple[TensorSchema, ...]
     outputs: tuple[TensorSchema, ...]
-    classes: tuple[str, ...] | None = None
-    tolerance: float = TOLERANCE
-    largest_integer: int = 1000
-    one_by_one: str | None = None
+    classes: tuple[str, ...] | None = None  # that a single output [batch, classes] scores
+    tolerance: float = TOLERANCE  # between batches of other sizes, relative to the largest output
+    largest_integer: int = 1000  # of random items, where an input's range is not known
+    one_by_one: str | None = None  # why requests are not joined, found when the model is first run
 
     @classmethod
     def from_signature(cls, document: Mapping[str, Any], classes: Sequence[str] | None = None) -> Schema:
@@ -153,10 +129,7 @@ class Schema:
         )
 
     def labels(self, outputs: Arrays) -> list[str] | None:
-        """Return the name of the class with the highest score, for each item.
-
-        None if the model is not known to score classes: the only output is ``[batch, classes]``.
-        """
+        """Return each item's class with the highest score; None unless the only output is such scores."""
         if self.classes is None or len(self.outputs) != 1 or self.outputs[0].batch_axis != 0:
             return None
         if outputs[0].ndim != 2 or outputs[0].shape[1] != len(self.classes):
@@ -279,15 +252,11 @@ class Schema:
         largest_integer: int = 1,
         is_padded: bool = False,
     ) -> Arrays:
-        """Return random inputs for one item.
+        """Return random inputs for one item, with open axes other than the batch of one size.
 
-        Args:
-            generator: of the random numbers.
-            scale: a factor for floating-point numbers. With more than 1 integers are the largest of their
-                range, and booleans true: the sums of many random ones would hardly differ between items.
-            open_size: the size of open axes other than the batch.
-            largest_integer: of integers of more than 8 bits whose range is not known.
-            is_padded: whether integers and booleans end with zeros, where 0 is in their range.
+        With a `scale` above 1, integers are the largest of their range, or `largest_integer` if that is not
+        known, and booleans true: the sums of many random ones would hardly differ between items. If padded,
+        integers and booleans end with zeros, where 0 is in their range.
         """
         arrays: Arrays = []
         for tensor in self.inputs:

@@ -99,11 +99,8 @@ def _decode_in_pieces(text: bytes, depth: int, dtype: np.dtype[Any]) -> np.ndarr
     """Return the numbers in nested lists, in JSON without spaces.
 
     Python's lock is held while a piece is decoded, about 2 ms: a thread that does this leaves time for
-    others. There is one list of Python's numbers at a time, which takes little memory.
-
-    Raises:
-        ValueError: lists are of different lengths or depths.
-        msgspec.MsgspecError, OverflowError: a value does not fit the dtype.
+    others. There is one list of Python's numbers at a time, which takes little memory. Raises what
+    `_decode` turns into errors.
     """
     shape = _nested_shape(text, depth)
     array = np.empty(math.prod(shape), dtype)
@@ -126,13 +123,10 @@ def _decode_in_pieces(text: bytes, depth: int, dtype: np.dtype[Any]) -> np.ndarr
 
 
 def _nested_shape(text: bytes, depth: int) -> tuple[int, ...]:
-    """Return the shape of nested lists in JSON without spaces.
+    """Return the shape of nested lists in JSON without spaces; a ValueError if their lengths differ.
 
     >>> _nested_shape(b"[[1,2,3],[4,5,6]]", 2)
     (2, 3)
-
-    Raises:
-        ValueError: lists are of different lengths or depths.
     """
     nesting = text.translate(None, _NOT_NESTING)  # such as b"[[,,],[,,]]"
     shape: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -29,6 +30,92 @@ def runs(tmp_path: Path) -> Path:
     run.log(1, 1, {"loss": 0.5})
     run.close("finished")
     return tmp_path / "runs"
+
+
+def write(folder: Path, end: str = "finished", reason: str | None = None) -> None:
+    run = RunWriter.create(folder, config={"lr": 0.1})
+    for step in range(1, 11):
+        run.log(step, 1, {"loss": 1 / step, "accuracy": step / 10})
+    run.log(11, 1, {"loss": float("nan")})
+    run.progress(11, 2, total_steps=20, total_epochs=4)
+    run.close(end, reason)  # type: ignore[arg-type]
+
+
+def test_several_runs_are_a_line_each_the_newest_first(tmp_path: Path, capsys: Capture) -> None:
+    write(tmp_path / "old")
+    write(tmp_path / "new", "crashed", "ValueError: no\nsecond line")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "run.db").write_bytes(b"nothing")
+    head, first, second, third = printed(capsys, "monitor", str(tmp_path), "--once").splitlines()
+    assert head.split()[:3] == ["run", "state", "progress"]
+    assert first.split()[1:5] == ["crashed", "epoch", "2/4", "55%"]
+    assert first.endswith("ValueError: no")
+    assert second.split()[:2] == [f"{tmp_path}/old", "finished"]
+    assert "nan" in second
+    assert "0.1000" in second
+    assert third.split()[:2] == [f"{tmp_path}/odd", "unreadable"]
+    found = json.loads(printed(capsys, "monitor", str(tmp_path), "--json"))
+    assert [run["state"] for run in found] == ["crashed", "finished", "unreadable"]
+    last = {entry["name"]: entry for entry in found[1]["last"]}
+    assert (last["accuracy"]["value"], last["accuracy"]["step"]) == (1.0, 10)
+    assert last["loss"]["value"] == "NaN"
+    assert found[1]["best"]["value"] == 0.1
+    assert "run.db" in found[2]["error"]
+
+
+def test_a_run_that_goes_on_has_an_activity_and_an_end_in_sight(tmp_path: Path, capsys: Capture) -> None:
+    for name in ("run", "other"):
+        run = RunWriter.create(tmp_path / name)
+        run.progress(5, 1, total_steps=10, activity="validating")
+        run.flush()
+    document, _ = json.loads(printed(capsys, "monitor", str(tmp_path), "--json"))
+    assert (document["state"], document["activity"]) == ("running", "validating")
+    assert document["progress"]["fraction"] == 0.5
+    assert document["progress"]["eta"] > 0
+    assert "running (validating)" in printed(capsys, "monitor", str(tmp_path), "--once")
+
+
+def test_a_snapshot_of_a_single_run_is_what_runs_show_prints(tmp_path: Path, capsys: Capture) -> None:
+    run = RunWriter.create(tmp_path / "run")
+    run.event("stopping", 8, waited=1)
+    values = {"valid/loss": 0.29855883041083864}
+    run.event("checkpoint", 8, path="step-00000008", values=values, bytes=1231200)
+    run.event("command", 9, command="lr", value=0.001, status="done", reason=None, sender="me", id="x")
+    run.event("learning_rate", 9, value=None)
+    run.event("error", 9, error="ValueError", message="no\n  hint\x1b[31m", traceback="long")
+    run.log_line("a line of the log")
+    run.close("crashed", "ValueError: no")
+    text = printed(capsys, "monitor", str(tmp_path), "--once")
+    for words in (
+        "checkpoint     step-00000008  valid/loss 0.2986  1.2 MiB",
+        "command        lr 0.0010: done",
+        "learning rate  follows the schedule",
+        "error          ValueError: no; hint\\x1b[31m",
+        "end            crashed: ValueError: no",
+        "a line of the log",
+    ):
+        assert words in text
+    assert "stopping" not in text
+    assert text == printed(capsys, "runs", "show", str(tmp_path / "run"))
+
+
+def test_an_empty_folder_has_no_runs(tmp_path: Path, capsys: Capture) -> None:
+    assert f"no runs in {tmp_path}" in printed(capsys, "monitor", str(tmp_path), "--once")
+    assert json.loads(printed(capsys, "monitor", str(tmp_path), "--json")) == []
+
+
+def test_a_snapshot_needs_neither_textual_nor_torch(runs: Path, capsys: Capture, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['textual'] = sys.modules['torch'] = None;"
+        "from burnt.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    )
+    for option in (["--once"], ["--svg", str(tmp_path / "x.svg")]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "monitor", str(runs), *option], capture_output=True, text=True
+        )
+        assert done.returncode == ("--svg" in option), done.stderr
+        assert "finished" in done.stdout or 'pip install "burnt[tui]"' in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_into_a_pipe_goes_a_snapshot_with_a_line_that_says_so(runs: Path) -> None:
@@ -99,8 +186,8 @@ def test_the_monitor_takes_the_lowest_priority(runs: Path, tmp_path: Path) -> No
     ("words", "message"),
     [
         (["no-such"], "there is no folder 'no-such'"),
-        ([".", "--fps", "1000"], "update rate is out of range"),
-        ([".", "--svg", "x.svg", "--size", "big"], "size of the screenshot is invalid"),
+        ([".", "--fps", "1000"], "--fps is invalid"),
+        ([".", "--svg", "x.svg", "--size", "big"], "--size is invalid"),
         ([".", "--svg", "x.svg", "--once"], "--svg cannot be combined with --once"),
     ],
 )

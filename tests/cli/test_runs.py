@@ -234,7 +234,7 @@ def test_show_tells_all(capsys):
         r"0       90   10",
         r"1        5  NaN",
         r"sample at step 20\nOnce upon\n  a time\\x1b",
-        r"\S+  20  checkpoint  path step-00000020  valid/loss 0\.2500  x Infinity",
+        r"\S+  20  checkpoint  step-00000020  valid/loss 0\.2500  x Infinity",
         r"\S+  warning  \\x1b\[31mred\\x1b\[0m (long )+long",
     ):
         assert re.search(f"^{line}$", out, re.MULTILINE), f"{line}\n{out}"

@@ -261,7 +261,7 @@ def test_which_steps_are_replayed(capsys):
     assert capsys.readouterr().out.startswith("step 2, ")
     assert "a step from 1 to 4" in refused(capsys, "replay", "net", "--step", "5", code=1)
     for text in ("x", "0", "3-2", "-1"):
-        assert "no such steps" in refused(capsys, "replay", "net", f"--step={text}")
+        assert "--step is invalid" in refused(capsys, "replay", "net", f"--step={text}")
 
 
 @pytest.mark.full

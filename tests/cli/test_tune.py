@@ -64,9 +64,7 @@ def test_rows_that_run_prints_have_a_time(capsys, example):
 
 @pytest.mark.parametrize("seconds", ["-1", "nan"])
 def test_run_refuses_a_time_that_is_none(capsys, seconds):
-    assert f"--seconds {seconds} is not a valid time" in refused(
-        capsys, "tune", "run", "silu", "--seconds", seconds
-    )
+    assert "--seconds is invalid" in refused(capsys, "tune", "run", "silu", "--seconds", seconds)
 
 
 def test_run_says_why_there_was_nothing_to_measure(capsys, example, monkeypatch):

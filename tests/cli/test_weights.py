@@ -201,7 +201,7 @@ WRONG = {
     "source": (["convert", "no.pt", "a.npz"], 2, "there is no such file or folder"),
     "force": (["convert", "net.pt", "net.npz"], 1, "overwrite=True (--force) replaces what is there"),
     "format": (["convert", "net.pt", "net.gguf"], 1, "found     a name that ends in .gguf"),
-    "shard": (["convert", "net.pt", "out/", "--shard", "2 apples"], 2, "a size such as 2GB, 500MB or 1GiB"),
+    "shard": (["convert", "net.pt", "out/", "--shard", "2 apples"], 2, "a size such as 64k, 500MB or 1GiB"),
     "no shard": (["convert", "net.pt", "out/", "--shard", "0"], 2, "--shard is invalid"),
     "rename": (["convert", "net.pt", "a.npz", "--rename", "bert"], 2, "REGEX=REPLACEMENT"),
     "rename nothing": (["convert", "net.pt", "a.npz", "--rename", "=x"], 2, "found     '=x'"),

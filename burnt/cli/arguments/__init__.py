@@ -1,14 +1,7 @@
 """The arguments of all commands, and the function that runs each of them.
 
-============  ===============================================================
-`training`    `burnt train`, `replay`, `fork`, `check`, `evaluate`
-`runs`        `burnt monitor`, `runs ...`, `ctl`
-`shipping`    `burnt export`, `page`, `c`, `serve`, `quantize`, `show`, `convert`
-`kernels`     `burnt tune`, `bench`, `info`
-`parser`      what they share
-============  ===============================================================
-
-These modules import a command's module only when it runs, so that `burnt --help` is fast.
+`training`, `runs`, `shipping` and `kernels` hold those of related commands, `parser` how they are declared.
+They do not import the modules of commands, so that `burnt --help` is fast.
 """
 
 from __future__ import annotations
@@ -20,7 +13,7 @@ from collections.abc import Sequence
 
 from burnt import __version__
 from burnt.cli.arguments import kernels, runs, shipping, training
-from burnt.cli.arguments.parser import add_parser
+from burnt.cli.arguments.parser import Parser
 
 __all__ = ["parse"]
 
@@ -38,11 +31,9 @@ examples:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse a command line; ``home`` of the result says which function runs the command.
 
-    Args:
-        argv: the arguments after `burnt`; by default those of the process.
-
     Raises:
-        SystemExit: the arguments are invalid, or help was asked for.
+        SystemExit: a command or an option is missing or unknown, or help was asked for.
+        UsageError: the value of an option is invalid.
     """
     parser = _build_parser()
     words = list(sys.argv[1:] if argv is None else argv)
@@ -65,10 +56,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _build_parser() -> argparse.ArgumentParser:
-    parser = add_parser(None, "burnt", "Train models, and inspect and control training runs.", _EXAMPLES)
-    parser.add_argument("--version", action="version", version=f"burnt {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+def _build_parser() -> Parser:
+    description = "Train models, and inspect and control training runs."
+    burnt = Parser(prog="burnt", description=description, epilog=_EXAMPLES)
+    burnt.add_argument("--version", action="version", version=f"burnt {__version__}")
+    burnt.start_commands("command")
     for group in (training, runs, shipping, kernels):
-        group.add(commands)
-    return parser
+        group.add(burnt)
+    return burnt

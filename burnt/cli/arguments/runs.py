@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from burnt.cli.arguments.parser import add_json, add_parser, add_repeated, add_run, add_trust
+from burnt.cli.arguments.parser import SCREEN, Parser, real
 
 _MONITOR_EXAMPLES = """\
 examples:
@@ -67,129 +67,69 @@ the run has ended, 2 no such command, value or run, 3 not answered yet.
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(burnt: Parser) -> None:
     """Add the parsers."""
-    monitor = add_parser(
-        commands,
-        "monitor",
-        "watch, compare and control runs in a full-screen app",
-        _MONITOR_EXAMPLES,
-        "monitor",
-    )
-    monitor.add_argument(
-        "folders",
-        nargs="*",
-        default=["runs"],
-        metavar="FOLDER",
-        help="a run's folder, a run's name in runs/, or a folder of runs; default: runs",
-    )
-    monitor.add_argument("--once", action="store_true", help="print a snapshot as plain text and exit")
-    monitor.add_argument("--svg", metavar="FILE", help="save a screenshot of the app and exit")
-    monitor.add_argument(
-        "--size", default="120x40", metavar="WxH", help="size of the screenshot, default: 120x40"
-    )
-    monitor.add_argument("--fps", type=float, default=2.0, help="updates per second, default: 2")
-    monitor.add_argument("--attached", type=int, metavar="PID", help=argparse.SUPPRESS)
-    monitor.add_argument("--pulse", type=int, metavar="FD", help=argparse.SUPPRESS)
-    add_json(monitor)
+    text = "watch, compare and control runs in a full-screen app"
+    monitor = burnt.command("monitor", text, _MONITOR_EXAMPLES, "monitor")
+    text = "a run's folder, a run's name in runs/, or a folder of runs; default: runs"
+    monitor.words("folders", "FOLDER", text, nargs="*", default=["runs"])
+    monitor.flag("--once", "print a snapshot as plain text and exit")
+    monitor.option("--svg", "FILE", "save a screenshot of the app and exit")
+    monitor.option("--size", "WxH", "size of the screenshot, default: 120x40", SCREEN)
+    monitor.option("--fps", "N", "updates per second", real(0.1, 30.0, open=False), 2.0)
+    for name in ("--attached", "--pulse"):  # for a training that shows the monitor
+        monitor.add_argument(name, type=int, help=argparse.SUPPRESS)
 
-    runs = add_parser(
-        commands, "runs", "list, show, compare, search, tag and remove runs", "example: burnt runs list"
-    )
-    of_runs = runs.add_subparsers(dest="action", required=True, metavar="COMMAND")
-    listing = add_parser(
-        of_runs, "list", "list the runs in a folder", "example: burnt runs list runs --json", "runs_list"
-    )
-    listing.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="default: runs")
-    show = add_parser(
-        of_runs, "show", "show one run in detail", "example: burnt runs show runs/digits", "runs_show"
-    )
-    add_run(show)
-    export = add_parser(
-        of_runs,
-        "export",
-        "export a run for other tools",
-        "example: burnt runs export runs/digits --format jsonl --follow",
-        "runs_export",
-    )
-    add_run(export)
+    text = "list, show, compare, search, tag and remove runs"
+    runs = burnt.command("runs", text, "example: burnt runs list")
+    runs.start_commands("action")
+    example = "example: burnt runs list runs --json"
+    listing = runs.command("list", "list the runs in a folder", example, "runs_list")
+    listing.words("folder", "FOLDER", "default: runs", nargs="?", default="runs")
+    example = "example: burnt runs show runs/digits"
+    show = runs.command("show", "show one run in detail", example, "runs_show")
+    example = "example: burnt runs export runs/digits --format jsonl --follow"
+    export = runs.command("export", "export a run for other tools", example, "runs_export")
     export.add_argument("--format", required=True, choices=["csv", "jsonl", "tensorboard"])
-    export.add_argument(
-        "--out",
-        metavar="PATH",
-        help="output file, default: standard output; for tensorboard a folder, default: RUN/tensorboard",
-    )
-    export.add_argument("--follow", action="store_true", help="jsonl: continue until the run ends")
-
-    reproduced = add_parser(
-        of_runs,
-        "reproduce",
+    text = "output file, default: standard output; for tensorboard a folder, default: RUN/tensorboard"
+    export.option("--out", "PATH", text)
+    export.flag("--follow", "jsonl: continue until the run ends")
+    text, example = (
         "run a run again in a new folder, and compare every value",
         "example: burnt runs reproduce digits",
-        "runs_reproduce",
     )
-    add_run(reproduced)
-    reproduced.add_argument("--out", metavar="FOLDER", help="the new run's folder, default: RUN-reproduced")
-    add_trust(reproduced)
-    _add_selection(of_runs)
-    for command in (listing, show, reproduced):
-        add_json(command)
+    reproduced = runs.command("reproduce", text, example, "runs_reproduce")
+    reproduced.option("--out", "FOLDER", "the new run's folder, default: RUN-reproduced")
+    reproduced.trust()
 
-    ctl = add_parser(
-        commands,
-        "ctl",
-        "control a running training: pause, resume, stop, save, lr, note",
-        _CTL_EXAMPLES,
-        "ctl",
-    )
-    add_run(ctl)
-    ctl.add_argument("order", metavar="COMMAND", help="pause, resume, stop, save, lr or note")
-    ctl.add_argument(
-        "value", nargs="*", default=[], metavar="VALUE", help="for lr a number or auto, for note the text"
-    )
-    ctl.add_argument(
-        "--timeout",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="maximum time to wait for the answer, default: 10",
-    )
-    ctl.add_argument("--no-wait", action="store_true", help="send the command without waiting for the answer")
-
-
-def _add_selection(of_runs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the parsers of the commands on several runs."""
-    runs_help = "folders, names in runs/, or patterns such as 'digits-*'"
-    compare = add_parser(of_runs, "compare", "show runs side by side", _COMPARE_EXAMPLES, "runs_compare")
-    compare.add_argument("runs", nargs="+", metavar="RUN", help=runs_help)
-    add_repeated(compare, "--metric", "NAME", "also draw its curves; a pattern")
-    search = add_parser(
-        of_runs, "search", "list the runs that a query matches", _SEARCH_EXAMPLES, "runs_search"
-    )
-    search.add_argument("query", nargs="+", metavar="QUERY", help="terms, as in the examples below")
-    search.add_argument(
-        "--in", dest="folder", default="runs", metavar="FOLDER", help="the folder to search, default: runs"
-    )
-    search.add_argument("--paths", action="store_true", help="print only the folders")
-    tag = add_parser(of_runs, "tag", "add tags to runs, or remove them", _TAG_EXAMPLES, "runs_tag:tag")
-    tag.add_argument("words", nargs="+", metavar="RUN|+TAG|-TAG", help=f"{runs_help}; then the tags")
-    note = add_parser(
-        of_runs,
-        "note",
-        "add a note to a run",
-        'example: burnt runs note digits "the rate was too high"',
-        "runs_tag:note",
-    )
-    add_run(note)
-    note.add_argument("text", nargs="+", metavar="TEXT", help="the note")
-    remove = add_parser(
-        of_runs,
-        "rm",
+    text, runs_help = "show runs side by side", "folders, names in runs/, or patterns such as 'digits-*'"
+    compare = runs.command("compare", text, _COMPARE_EXAMPLES, "runs_compare")
+    compare.words("runs", "RUN", runs_help, nargs="+")
+    compare.repeated("--metric", "NAME", "also draw its curves; a pattern")
+    search = runs.command("search", "list the runs that a query matches", _SEARCH_EXAMPLES, "runs_search")
+    search.words("query", "QUERY", "terms, as in the examples below", nargs="+")
+    search.option("--in", "FOLDER", "the folder to search", default="runs", dest="folder")
+    search.flag("--paths", "print only the folders")
+    tag = runs.command("tag", "add tags to runs, or remove them", _TAG_EXAMPLES, "runs_tag:tag")
+    tag.words("words", "RUN|+TAG|-TAG", f"{runs_help}; then the tags", nargs="+")
+    example = 'example: burnt runs note digits "the rate was too high"'
+    note = runs.command("note", "add a note to a run", example, "runs_tag:note")
+    text, example = (
         "remove runs that have ended, with their checkpoints",
         "example: burnt runs rm digits-a 'runs/old-*'",
-        "runs_rm",
     )
-    remove.add_argument("runs", nargs="+", metavar="RUN", help=runs_help)
-    remove.add_argument("-y", "--yes", action="store_true", help="remove without asking")
-    for command in (compare, search, tag):
-        add_json(command)
+    remove = runs.command("rm", text, example, "runs_rm")
+    remove.words("runs", "RUN", runs_help, nargs="+")
+    remove.flag("-y --yes", "remove without asking")
+
+    text = "control a running training: pause, resume, stop, save, lr, note"
+    ctl = burnt.command("ctl", text, _CTL_EXAMPLES, "ctl")
+    for command in (show, export, reproduced, note, ctl):
+        command.run()
+    note.words("text", "TEXT", "the note", nargs="+")
+    ctl.words("order", "COMMAND", "pause, resume, stop, save, lr or note")
+    ctl.words("value", "VALUE", "for lr a number or auto, for note the text", nargs="*", default=[])
+    ctl.option("--timeout", "SECONDS", "maximum time to wait for the answer", real(open=False), 10.0)
+    ctl.flag("--no-wait", "send the command without waiting for the answer")
+    for command in (monitor, listing, show, reproduced, compare, search, tag):
+        command.json()

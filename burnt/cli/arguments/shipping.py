@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-
-from burnt.cli.arguments.parser import RUN_HELP, add_json, add_model, add_parser, add_repeated, add_run
+from burnt.cli.arguments.parser import RUN_HELP, SIZE, Parser, pair, real, whole
 
 _EXPORT_EXAMPLES = """\
 examples:
@@ -105,227 +103,134 @@ stored once. With --dtype float16 or bfloat16, modules with running statistics
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(burnt: Parser) -> None:
     """Add the parsers."""
-    shipped = add_parser(
-        commands, "export", "write a run's model as an ONNX file", _EXPORT_EXAMPLES, "export"
-    )
-    _add_run_model(shipped)
-    shipped.add_argument("-o", "--out", required=True, metavar="FILE", help="the .onnx file to write")
-    shipped.add_argument(
-        "--batch", type=int, metavar="N", help="a fixed number of items; by default the batch axis is open"
-    )
-    add_repeated(
-        shipped, "--open-axis", "INPUT:AXIS=NAME", "a further axis of any size, such as tokens:1=length"
-    )
-    shipped.add_argument(
-        "--opset",
-        type=int,
-        metavar="N",
-        help="the version of ONNX's operators, 18 to 25; default: 20, or 21 where weights need it",
-    )
-    shipped.add_argument(
-        "--no-fold", action="store_true", help="do not fold batch norms and other constants into weights"
-    )
-    shipped.add_argument(
-        "--tolerance",
-        type=float,
-        metavar="ERROR",
-        help="largest accepted error, relative to the largest output; "
-        "default: 1e-4, or 0.02 with quantized inputs",
-    )
-    add_json(shipped)
-    imported = add_parser(
-        commands, "import", "write an ONNX model as a Python module", _IMPORT_EXAMPLES, "import_onnx"
-    )
-    imported.add_argument("file", metavar="FILE", help="the .onnx file")
-    imported.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the package to write")
-    imported.add_argument("--name", help="of the class; default: one like the file's")
-    imported.add_argument("--force", action="store_true", help="replace an earlier import")
-    _add_constant_limit(imported)
-    add_json(imported)
-    page = add_parser(
-        commands, "page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, "page"
-    )
-    _add_run_model(page)
-    page.add_argument("-o", "--out", required=True, metavar="FILE", help="the .html file to write")
-    page.add_argument("--title", help="the page's title, default: the run's name")
-    page.add_argument(
-        "--classes", metavar="A,B", help="the names of the classes, default: those of the run's dataset"
-    )
-    page.add_argument("--fields", metavar="A,B", help="the names of the input's numbers, in order")
-    page.add_argument(
-        "--table", action="store_true", help="show several outputs as numbers, not as bars of classes"
-    )
-    page.add_argument(
-        "--onnxruntime-web",
-        metavar="PATH",
-        help="the npm package, for ops that the C generator lacks: a folder or archive; default: fetch it",
-    )
-    for command in (shipped, page):
-        command.add_argument(
-            "--weights",
-            choices=["float32", "float16", "bfloat16"],
-            default="float32",
-            help="how matrices are stored, default: float32",
-        )
-
-    firmware = add_parser(commands, "c", "write a run's model as C for a microcontroller", _C_EXAMPLES, "c")
-    _add_run_model(firmware)
-    firmware.add_argument("-o", "--out", required=True, metavar="FOLDER", help="the folder to write to")
-    firmware.add_argument("--name", help="the C function, default: model")
-    for option in ("ram", "flash"):
-        firmware.add_argument(
-            f"--{option}", metavar="BYTES", help=f"refuse a model that needs more {option}, such as 64k"
-        )
-    _add_serve(commands)
-    _add_quantize(commands)
-    _add_weights(commands)
+    _add_run_models(burnt)
+    _add_serve(burnt)
+    _add_quantize(burnt)
+    _add_files(burnt)
 
 
-def _add_run_model(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose a run's model: `run_model.arguments` reads them."""
-    add_run(parser)
-    _add_model_options(parser)
+def _add_run_models(burnt: Parser) -> None:
+    """Add the commands that write a run's model: `load_run_model` reads what they share."""
+    export = burnt.command("export", "write a run's model as an ONNX file", _EXPORT_EXAMPLES, "export")
+    text = "a fixed number of items; by default the batch axis is open"
+    export.option("--batch", "N", text, whole(1))
+    text = "a further axis of any size, such as tokens:1=length"
+    export.repeated("--open-axis", "INPUT:AXIS=NAME", text)
+    text = "the version of ONNX's operators, 18 to 25; default: 20, or 21 where weights need it"
+    export.option("--opset", "N", text, whole(18, 25))
+    export.flag("--no-fold", "do not fold batch norms and other constants into weights")
+    text = (
+        "largest accepted error, relative to the largest output; default: 1e-4, or 0.02 with quantized inputs"
+    )
+    export.option("--tolerance", "ERROR", text, real())
+
+    page = burnt.command("page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, "page")
+    page.option("--title", "TITLE", "the page's title, default: the run's name")
+    page.option("--classes", "A,B", "the names of the classes, default: those of the run's dataset")
+    page.option("--fields", "A,B", "the names of the input's numbers, in order")
+    page.flag("--table", "show several outputs as numbers, not as bars of classes")
+    text = "the npm package, for ops that the C generator lacks: a folder or archive; default: fetch it"
+    page.option("--onnxruntime-web", "PATH", text)
+    for command in (export, page):
+        dtypes = ["float32", "float16", "bfloat16"]
+        command.choice("--weights", dtypes, "how matrices are stored", "float32")
+
+    firmware = burnt.command("c", "write a run's model as C for a microcontroller", _C_EXAMPLES, "c")
+    firmware.option("--name", "NAME", "the C function", default="model")
+    for memory in ("ram", "flash"):
+        firmware.option(f"--{memory}", "BYTES", f"refuse a model that needs more {memory}, such as 64k", SIZE)
+
+    written = (("FILE", "the .onnx file"), ("FILE", "the .html file"), ("FOLDER", "the folder"))
+    for command, (metavar, what) in zip((export, page, firmware), written, strict=True):
+        command.run()
+        command.model()
+        command.example()
+        command.option("-o --out", metavar, f"{what} to write", required=True)
+    export.json()
 
 
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    add_model(parser)
-    add_repeated(
-        parser,
-        "--example",
-        "SHAPE[:DTYPE[:VALUES]]",
-        "an input of the model, batch axis first, for runs that do not know it",
-    )
+def _add_serve(burnt: Parser) -> None:
+    serve = burnt.command("serve", "serve models over HTTP, in batches", _SERVE_EXAMPLES, "serve")
+    text = "a run's folder, its name in runs/, or an .onnx file; the first one is at /v1/predict too"
+    serve.words("models", "[NAME=]RUN|FILE", text, nargs="+")
+    serve.option("--host", "HOST", "the address to listen at", default="127.0.0.1")
+    serve.repeated("--allowed-host", "NAME", "answer requests for this name only, in their Host header")
+    serve.option("--port", "PORT", "0 takes any that is free", whole(0), 8000)
+    serve.option("--max-batch", "N", "most items that are run together", whole(1), 32)
+    serve.option("--queue", "N", "most requests that wait", whole(1), 256)
+    text = "limit for one request, and for each wait for a client"
+    serve.option("--timeout", "SECONDS", text, real(), 30.0)
+    serve.option("--max-body", "MB", "largest body of a request", real(), 16.0)
+    serve.option("--drain", "SECONDS", "time for accepted requests after SIGTERM", real(), 30.0)
+    serve.flag("--reload", "look for new checkpoints and changed files every 2 seconds")
+    serve.flag("--access-log", "log every request")
+    serve.option("--container", "DIR", "write what a container image is built from, and exit")
+    serve.model()
+    serve.example()
 
 
-def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the parser of `burnt serve`."""
-    serve = add_parser(commands, "serve", "serve models over HTTP, in batches", _SERVE_EXAMPLES, "serve")
-    serve.add_argument(
-        "models",
-        nargs="+",
-        metavar="[NAME=]RUN|FILE",
-        help="a run's folder, its name in runs/, or an .onnx file; the first one is at /v1/predict too",
-    )
-    serve.add_argument("--host", default="127.0.0.1", help="the address to listen at, default: 127.0.0.1")
-    add_repeated(serve, "--allowed-host", "NAME", "answer requests for this name only, in their Host header")
-    serve.add_argument("--port", type=int, default=8000, help="default: 8000; 0 takes any that is free")
-    serve.add_argument(
-        "--max-batch", type=int, default=32, metavar="N", help="most items that are run together, default: 32"
-    )
-    serve.add_argument(
-        "--queue", type=int, default=256, metavar="N", help="most requests that wait, default: 256"
-    )
-    serve.add_argument(
-        "--timeout",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="limit for one request, and for each wait for a client, default: 30",
-    )
-    serve.add_argument(
-        "--max-body", type=float, default=16.0, metavar="MB", help="largest body of a request, default: 16"
-    )
-    serve.add_argument(
-        "--drain",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="time for accepted requests after SIGTERM, default: 30",
-    )
-    serve.add_argument(
-        "--reload", action="store_true", help="look for new checkpoints and changed files every 2 seconds"
-    )
-    serve.add_argument("--access-log", action="store_true", help="log every request")
-    serve.add_argument(
-        "--container", metavar="DIR", help="write what a container image is built from, and exit"
-    )
-    _add_model_options(serve)
+def _add_quantize(burnt: Parser) -> None:
+    text = "write a model with quantized weights"
+    quantize = burnt.command("quantize", text, _QUANTIZE_EXAMPLES, "quantize")
+    quantize.words("source", "RUN|FILE", f"{RUN_HELP}, or a file of weights")
+    quantize.option("--scheme", "SCHEME", "how weights are quantized", default="int8")
+    quantize.option("--data", "MODULE:NAME", "the data to calibrate on")
+    quantize.option("--batches", "N", "of the data, at most", whole(1), 32)
+    quantize.option("--batch-size", "N", "for datasets", whole(1), 64)
+    quantize.model()
+    quantize.repeated("--only", "PATTERN", "quantize these layers alone")
+    quantize.repeated("--skip", "PATTERN", "leave these layers as they are")
+    text = "another scheme for these layers, the first match counts"
+    quantize.repeated("--override", "PATTERN=SCHEME", text, pair("PATTERN=SCHEME, such as 'head=int8'"))
+    text = "how the range of weights is found, by default mse below 8 bits"
+    quantize.choice("--weights", ["minmax", "mse", "percentile", "absmean"], text)
+    text = "how the range of inputs is found for static schemes, default: minmax"
+    methods = ["minmax", "moving_average", "percentile", "mse", "absmean"]
+    quantize.choice("--activations", methods, text)
+    text = "SmoothQuant before it, such as 0.5; default: without"
+    quantize.option("--smooth", "ALPHA", text, real(open=False))
+    text = "relative output error that auto allows, default: 0.02"
+    quantize.option("--bound", "ERROR", text, real())
+    quantize.option("--device", "DEVICE", "a torch device, default: the fastest")
+    text = "the .safetensors file to write, default: NAME-SCHEME.safetensors"
+    quantize.option("-o --out", "FILE", text)
+    quantize.option("--plot", "FILE", "draw error against size per layer, as SVG")
+    quantize.flag("--force", "replace what is there")
+    quantize.json()
 
 
-def _add_weights(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the parsers of `burnt show` and `burnt convert`."""
-    show = add_parser(commands, "show", "show a file of weights or an ONNX model", _SHOW_EXAMPLES, "show")
-    show.add_argument("file", metavar="FILE", help="a file or folder of weights, or an ONNX model")
-    show.add_argument(
-        "--check",
-        action="store_true",
-        help="compare the values with their checksums, also of a checkpoint or a run; exit code 1: damaged",
+def _add_files(burnt: Parser) -> None:
+    """Add the commands on files: `burnt import`, `show` and `convert`."""
+    load = burnt.command("import", "write an ONNX model as a Python module", _IMPORT_EXAMPLES, "import_onnx")
+    load.words("file", "FILE", "the .onnx file")
+    load.option("-o --out", "FOLDER", "the package to write", required=True)
+    load.option("--name", "NAME", "of the class; default: one like the file's")
+    load.flag("--force", "replace an earlier import")
+    show = burnt.command("show", "show a file of weights or an ONNX model", _SHOW_EXAMPLES, "show")
+    show.words("file", "FILE", "a file or folder of weights, or an ONNX model")
+    text = "compare the values with their checksums, also of a checkpoint or a run; exit code 1: damaged"
+    show.flag("--check", text)
+    show.flag("--values", "also read the values, and show min, max, mean, NaN")
+    for command in (load, show):
+        text = "limit of the constants that an ONNX model makes, default: 16 times the file, at least 64 MiB"
+        command.option("--max-constant-bytes", "N", text, whole(0))
+    convert = burnt.command(
+        "convert", "write weights in another format or dtype", _CONVERT_EXAMPLES, "convert"
     )
-    show.add_argument(
-        "--values", action="store_true", help="also read the values, and show min, max, mean, NaN"
-    )
-    _add_constant_limit(show)
-    convert = add_parser(
-        commands, "convert", "write weights in another format or dtype", _CONVERT_EXAMPLES, "convert"
-    )
-    convert.add_argument("source", metavar="SOURCE", help="a file or folder of weights")
-    convert.add_argument("target", metavar="TARGET", help="the file to write, or a folder")
+    convert.words("source", "SOURCE", "a file or folder of weights")
+    convert.words("target", "TARGET", "the file to write, or a folder")
     for command in (show, convert):
-        add_json(command)
-        add_repeated(command, "--only", "PATTERN", "only tensors of these names or in these modules")
-    add_repeated(convert, "--skip", "PATTERN", "leave these tensors out")
-    add_repeated(
-        convert, "--rename", "REGEX=REPLACEMENT", "change names, in the order given; before --only and --skip"
-    )
-    convert.add_argument(
-        "--dtype",
-        choices=["float64", "float32", "float16", "bfloat16"],
-        help="convert floating-point tensors",
-    )
-    add_repeated(convert, "--keep", "PATTERN", "tensors that --dtype does not convert")
-    convert.add_argument(
-        "--shard", metavar="SIZE", help="the largest file in a folder, such as 2GB; default: 5GB"
-    )
-    convert.add_argument("--force", action="store_true", help="replace what is there")
-
-
-def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    quantize = add_parser(
-        commands, "quantize", "write a model with quantized weights", _QUANTIZE_EXAMPLES, "quantize"
-    )
-    quantize.add_argument("source", metavar="RUN|FILE", help=f"{RUN_HELP}, or a file of weights")
-    quantize.add_argument("--scheme", default="int8", metavar="SCHEME", help="default: int8")
-    quantize.add_argument("--data", metavar="MODULE:NAME", help="the data to calibrate on")
-    quantize.add_argument(
-        "--batches", type=int, default=32, metavar="N", help="of the data, at most; default: 32"
-    )
-    quantize.add_argument("--batch-size", type=int, default=64, metavar="N", help="for datasets, default: 64")
-    add_model(quantize)
-    for option, text in (("only", "quantize these layers alone"), ("skip", "leave these layers as they are")):
-        add_repeated(quantize, f"--{option}", "PATTERN", text)
-    add_repeated(
-        quantize, "--override", "PATTERN=SCHEME", "another scheme for these layers, the first match counts"
-    )
-    methods = ["minmax", "mse", "percentile", "absmean"]
-    quantize.add_argument(
-        "--weights", choices=methods, help="how the range of weights is found, by default mse below 8 bits"
-    )
-    quantize.add_argument(
-        "--activations",
-        choices=["minmax", "moving_average", "percentile", "mse", "absmean"],
-        help="how the range of inputs is found for static schemes, default: minmax",
-    )
-    quantize.add_argument(
-        "--smooth", type=float, metavar="ALPHA", help="SmoothQuant before it, such as 0.5; default: without"
-    )
-    quantize.add_argument(
-        "--bound", type=float, metavar="ERROR", help="relative output error that auto allows, default: 0.02"
-    )
-    quantize.add_argument("--device", help="a torch device, default: the fastest")
-    quantize.add_argument(
-        "-o", "--out", metavar="FILE", help="the .safetensors file to write, default: NAME-SCHEME.safetensors"
-    )
-    quantize.add_argument("--plot", metavar="FILE", help="draw error against size per layer, as SVG")
-    quantize.add_argument("--force", action="store_true", help="replace what is there")
-    add_json(quantize)
-
-
-def _add_constant_limit(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--max-constant-bytes",
-        type=int,
-        metavar="N",
-        help="limit of the constants that an ONNX model makes, default: 16 times the file, at least 64 MiB",
-    )
+        command.repeated("--only", "PATTERN", "only tensors of these names or in these modules")
+    convert.repeated("--skip", "PATTERN", "leave these tensors out")
+    text = "change names, in the order given; before --only and --skip"
+    expected = "REGEX=REPLACEMENT, such as '^bert\\.=' or '^layers=blocks'"
+    convert.repeated("--rename", "REGEX=REPLACEMENT", text, pair(expected))
+    dtypes = ["float64", "float32", "float16", "bfloat16"]
+    convert.choice("--dtype", dtypes, "convert floating-point tensors")
+    convert.repeated("--keep", "PATTERN", "tensors that --dtype does not convert")
+    convert.option("--shard", "SIZE", "the largest file in a folder, such as 2GB; default: 5GB", SIZE)
+    convert.flag("--force", "replace what is there")
+    for command in (load, show, convert):
+        command.json()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from burnt.cli.arguments.parser import add_json, add_model, add_parser, add_run, add_trust
+from burnt.cli.arguments.parser import STEPS, Parser, whole
 
 _TRAIN_EXAMPLES = """\
 examples:
@@ -66,89 +66,54 @@ that returns one; it may take the run's Config. The code is imported. With
 """
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(burnt: Parser) -> None:
     """Add the parsers."""
-    train = add_parser(
-        commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES, "train"
-    )
-    train.add_argument(
-        "target",
-        nargs="?",
-        metavar="MODULE:FUNCTION",
-        help="the function to call; the module may be a file",
-    )
-    train.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="configuration fields; nested fields are dotted"
-    )
-    train.add_argument(
-        "--config",
-        metavar="FILE",
-        help="load the configuration from a run's folder or config.json, or a file of Config.save",
-    )
-    train.add_argument("--show", action="store_true", help="print the configuration as JSON and exit")
-    train.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="go on with a run, its folder or its name in runs/, by the function that started it",
-    )
-    add_trust(train)
-    _add_monitor_choice(train)
+    train = burnt.command("train", "run a training function with a configuration", _TRAIN_EXAMPLES, "train")
+    train.words("target", "MODULE:FUNCTION", "the function to call; the module may be a file", nargs="?")
+    text = "configuration fields; nested fields are dotted"
+    train.words("overrides", "KEY=VALUE", text, nargs="*")
+    text = "load the configuration from a run's folder or config.json, or a file of Config.save"
+    train.option("--config", "FILE", text)
+    train.flag("--show", "print the configuration as JSON and exit")
+    text = "go on with a run, its folder or its name in runs/, by the function that started it"
+    train.option("--resume", "RUN", text)
 
-    replay = add_parser(
-        commands, "replay", "run a step of a run again and look into it", _REPLAY_EXAMPLES, "replay"
-    )
-    add_run(replay)
-    replay.add_argument(
-        "--step",
-        required=True,
-        metavar="K",
-        help="the step, or K-L for the first of these that is not finite",
-    )
-    replay.add_argument("--pdb", action="store_true", help="stop in the debugger in the training step")
-    _add_yes(replay)
-    add_trust(replay)
-    add_json(replay)
+    replay = burnt.command("replay", "run a step of a run again and look into it", _REPLAY_EXAMPLES, "replay")
+    replay.run()
+    text = "the step, or K-L for the first of these that is not finite"
+    replay.option("--step", "K", text, STEPS, required=True)
+    replay.flag("--pdb", "stop in the debugger in the training step")
 
-    fork = add_parser(
-        commands, "fork", "start a run at a step of another one, with changes", _FORK_EXAMPLES, "fork"
-    )
-    fork.add_argument(
-        "point", metavar="RUN@STEP", help="the run's folder, or its name in runs/, and the step"
-    )
-    fork.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="changes; folder= is the folder of the new run"
-    )
-    _add_yes(fork)
-    add_trust(fork)
-    _add_monitor_choice(fork)
+    text = "start a run at a step of another one, with changes"
+    fork = burnt.command("fork", text, _FORK_EXAMPLES, "fork")
+    fork.words("point", "RUN@STEP", "the run's folder, or its name in runs/, and the step")
+    text = "changes; folder= is the folder of the new run"
+    fork.words("overrides", "KEY=VALUE", text, nargs="*")
+    for command in (replay, fork):
+        command.flag("--yes", "do not ask, however long it takes to get to the step")
+    for command in (train, fork):
+        text = "how progress is shown, unless the function sets it; by default what the terminal supports"
+        command.choice("--monitor", ["tui", "live", "plain", "off"], text)
 
-    check = add_parser(
-        commands, "check", "check training functions without training", _CHECK_EXAMPLES, "check"
-    )
-    check.add_argument(
-        "words",
-        nargs="+",
-        metavar="MODULE:FUNCTION [KEY=VALUE ...]",
-        help="functions as for `burnt train`, each followed by its settings",
-    )
-    add_json(check)
+    check = burnt.command("check", "check training functions without training", _CHECK_EXAMPLES, "check")
+    text = "functions as for `burnt train`, each followed by its settings"
+    check.words("words", "MODULE:FUNCTION [KEY=VALUE ...]", text, nargs="+")
 
-    evaluate = add_parser(
-        commands, "evaluate", "compute metrics of a run's model on other data", _EVALUATE_EXAMPLES, "evaluate"
-    )
-    add_run(evaluate)
-    evaluate.add_argument("--data", required=True, metavar="MODULE:NAME", help="the data to evaluate on")
-    add_model(evaluate)
-    evaluate.add_argument(
-        "--metrics", metavar="A,B", help="metrics by name or as MODULE:NAME, default: those of the run"
-    )
-    evaluate.add_argument("--step", metavar="MODULE:NAME", help="the step, for a model without one")
-    evaluate.add_argument(
-        "--batch-size", type=int, default=256, metavar="N", help="for datasets, default: 256"
-    )
-    evaluate.add_argument("--device", help="a torch device, default: the fastest")
-    evaluate.add_argument("--record", action="store_true", help="add the results to the run")
-    add_json(evaluate)
+    text = "compute metrics of a run's model on other data"
+    evaluate = burnt.command("evaluate", text, _EVALUATE_EXAMPLES, "evaluate")
+    evaluate.run()
+    evaluate.option("--data", "MODULE:NAME", "the data to evaluate on", required=True)
+    evaluate.model()
+    text = "metrics by name or as MODULE:NAME, default: those of the run"
+    evaluate.option("--metrics", "A,B", text)
+    evaluate.option("--step", "MODULE:NAME", "the step, for a model without one")
+    evaluate.option("--batch-size", "N", "for datasets", whole(1), 256)
+    evaluate.option("--device", "DEVICE", "a torch device, default: the fastest")
+    evaluate.flag("--record", "add the results to the run")
+    for command in (train, replay, fork):
+        command.trust()
+    for command in (replay, check, evaluate):
+        command.json()
 
 
 def check_train(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -167,17 +132,3 @@ def check_train(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
         parser.error("the following arguments are required: MODULE:FUNCTION, or --resume RUN")
     elif args.trust:
         parser.error("--trust is about the code that a run names: it needs --resume RUN")
-
-
-def _add_monitor_choice(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--monitor",
-        choices=["tui", "live", "plain", "off"],
-        help="how progress is shown, unless the function sets it; by default what the terminal supports",
-    )
-
-
-def _add_yes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--yes", action="store_true", help="do not ask, however long it takes to get to the step"
-    )

@@ -11,10 +11,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.cells import cell_len, chop_cells
 
 from burnt.errors import clean
 from burnt.monitor.artefacts.png import Image, fit
+from burnt.monitor.format import truncate
 from burnt.plot.ticks import linear_ticks, number_text
 
 _SHADES = " ░▒▓█"
@@ -112,7 +113,7 @@ def _draw_shaded_matrix(counts: list[list[float]], width: int, colors: bool) -> 
     title = "rows: true, columns: predicted" + f", {classes_per_cell} classes per cell" * (
         classes_per_cell > 1
     )
-    lines: Lines = [[StyledText(_truncate(title, width), "$dim")]]
+    lines: Lines = [[StyledText(truncate(title, width), "$dim")]]
     for top in range(0, size, classes_per_cell):
         total = sum(sum(row) for row in counts[top : top + classes_per_cell])
         line = []
@@ -147,7 +148,7 @@ def _draw_most_confused(
         text = f"  {names[i]} predicted as {names[j]}"
         lines.append(
             [
-                StyledText(_truncate(text, max(width - 24, 8))),
+                StyledText(truncate(text, max(width - 24, 8))),
                 StyledText(f"  {_count_text(n)} of {_count_text(targets[i])}", bold=True),
             ]
         )
@@ -232,7 +233,7 @@ def draw_histogram(
     lines.append([StyledText(" " * label_width + facts, "$dim")])
     if num_lines_below:
         lines.append(
-            [StyledText(_truncate(f"{'step':>{label_width - 1}} all steps, one line each", width), "$dim")]
+            [StyledText(truncate(f"{'step':>{label_width - 1}} all steps, one line each", width), "$dim")]
         )
         # The steps around the selected one.
         first = min(max(selected - num_lines_below // 2, 0), len(parsed) - num_lines_below)
@@ -350,12 +351,8 @@ def _bar_text(share: float, width: int) -> str:
     return "█" * (eighths // 8) + (_LEFT_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
-def _truncate(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
-
-
 def _pad(text: str, width: int, *, right: bool = False) -> str:
-    text = _truncate(text, width)
+    text = truncate(text, width)
     space = " " * (width - cell_len(text))
     return space + text if right else text + space
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from burnt.errors import BurntError
 from burnt.monitor.data.runs import RunView
+from burnt.monitor.format import error_text
 from burnt.store.control import send
 from burnt.train.format import value_text
 
@@ -45,8 +46,7 @@ class CommandSender:
         try:
             id = send(self.view.folder, kind, value)
         except BurntError as error:
-            detail = f": {error.found}" if error.found else ""
-            request = self.requests[index]._replace(status="refused", reason=f"{error.what}{detail}")
+            request = self.requests[index]._replace(status="refused", reason=error_text(error))
         else:
             request = self.requests[index]._replace(status="sent", id=id)
         self.requests[index] = request

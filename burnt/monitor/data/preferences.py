@@ -33,10 +33,9 @@ class _Document(msgspec.Struct):
 
 
 class Preferences:
-    """The remembered settings; each change is written at once.
+    """The remembered settings; without a path, only as long as this object.
 
-    Args:
-        path: the file; None remembers nothing beyond this object.
+    Each change is written at once; an OSError says that the file cannot be written.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -45,15 +44,9 @@ class Preferences:
 
     @property
     def theme(self) -> str | None:
-        """The name of the theme; None if none was chosen."""
         return self._document.theme
 
     def set_theme(self, name: str) -> None:
-        """Remember the theme.
-
-        Raises:
-            OSError: the file cannot be written; this object remembers it nevertheless.
-        """
         self._document.theme = name
         self._write()
 
@@ -62,11 +55,6 @@ class Preferences:
         return self._document.lists.get(_key(folders), ListPreferences())
 
     def set_list(self, folders: Sequence[os.PathLike[str]], shown: ListPreferences) -> None:
-        """Remember how a list is shown.
-
-        Raises:
-            OSError: the file cannot be written; this object remembers it nevertheless.
-        """
         lists = self._document.lists
         lists.pop(_key(folders), None)
         lists[_key(folders)] = shown

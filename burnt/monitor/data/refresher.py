@@ -21,13 +21,9 @@ class DataScreen(Protocol):
     """A screen whose data is read in the reader thread."""
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
-        """Read new data in the reader thread.
+        """In the reader thread: read new data, if a run has changed since the last call or for other reasons.
 
-        Args:
-            changed: whether a run has changed since the last call.
-
-        Returns:
-            A function that displays the data, to be called in the app's thread; None if nothing is new.
+        Returns a function that shows the data, to be called in the app's thread; None if nothing is new.
         """
 
 

@@ -21,6 +21,7 @@ from burnt.errors import BurntError, RunError
 from burnt.monitor.data.downsampled_series import DownsampledSeries
 from burnt.monitor.format import (
     better_direction,
+    error_text,
     fork_text,
     fraction,
     main_metric,
@@ -80,12 +81,8 @@ class Checkpoint(NamedTuple):
 class RunView:
     """A cached view of one run, updated by `refresh`.
 
-    Args:
-        folder: the run's folder.
-        label: the run's name in lists; by default the folder's path.
-        style_index: index of its line style in `burnt.monitor.plotting.curves.RUN_STYLES`.
-
-    The attributes hold the state at the last `refresh`. `refresh` and the reading methods (`points`, `best`,
+    The attributes hold the state at the last `refresh`; `label` is the run's name in lists, `style_index`
+    that of its line style in `curves.RUN_STYLES`. `refresh` and the reading methods (`points`, `best`,
     `reading`, `log_lines`, `system_samples`, `checkpoints`) are thread-safe; call them in a worker. They
     raise `RunError` if the run cannot be read, and `MetricError` if there is no such series.
 
@@ -162,10 +159,9 @@ class RunView:
     def problem(self) -> str:
         """One line on why the run cannot be read or did not finish normally; empty if neither."""
         if self.error is not None:
-            return f"{self.error.what}: {self.error.found}" if self.error.found else self.error.what
-        return (
-            problem_text(self.state, self.attempts[-1].end_reason, self.attempts[-1]) if self.attempts else ""
-        )
+            return error_text(self.error)
+        newest = self.attempts[-1] if self.attempts else None
+        return "" if newest is None else problem_text(self.state, newest.end_reason, newest)
 
     @property
     def fraction(self) -> float | None:
@@ -267,9 +263,14 @@ class RunView:
         with self._lock:
             try:
                 self._refresh()
+            except RunError as error:
+                self._set_error(error)
             except Exception as error:
                 # Other programs may write to a run's file, so its content can be invalid in unforeseen ways.
                 self._set_error(_unexpected_error(self.label, error))
+            self.parentage = "" if self.parent is None else fork_text(self.parent)
+            if self._reader is not None and not self.is_live and not self._was_followed:
+                self.close()
             state = (
                 self.state,
                 None if self.error is None else str(self.error),
@@ -289,29 +290,23 @@ class RunView:
 
     def _refresh(self) -> None:
         self._refresh_tags()
-        self.parentage = "" if self.parent is None else fork_text(self.parent)
         if self._was_followed != bool(self._num_followers):
             self._was_followed = bool(self._num_followers)
             if self._was_followed:
                 self._stamp = None
             else:
                 self._clear_cache()
-                if not self.is_live:
-                    self.close()
         now = time.monotonic()
         try:
             stamp = _database_stamp(self.folder)
         except PermissionError as error:
-            self.close()
-            self._set_error(unreadable(self.folder / DATABASE, error))
-            return
+            raise unreadable(self.folder / DATABASE, error) from None
         if stamp is None:
             self.close()
             # Only a run that was seen before counts as deleted; otherwise it does not exist yet.
-            if self.attempts or self._stamp is not None:
-                self.state, self.error = "deleted", RunError(f"{self.label} was deleted")
-            else:
-                self._set_error(RunError(f"{self.label} holds no run", expected=DATABASE))
+            if not self.attempts and self._stamp is None:
+                raise RunError(f"{self.label} holds no run", expected=DATABASE)
+            self.state, self.error = "deleted", RunError(f"{self.label} was deleted")
             return
         if stamp == self._stamp and not self._should_reread(now):
             if self.is_live:
@@ -320,8 +315,7 @@ class RunView:
                     self._read(stamp, now)  # it may have closed the run just before it exited
             return
         if self._stamp is not None and isinstance(self._stamp, tuple) and stamp[0][0] != self._stamp[0][0]:
-            self._clear_cache()  # the file was replaced by another one
-            self._event_notes, self._newest_note_event = [], 0
+            self._forget()  # the file was replaced by another one
             self.close()
         self._read(stamp, now)
 
@@ -344,57 +338,50 @@ class RunView:
         return is_silent and now - self._read_at > 1.0
 
     def _read(self, stamp: object, now: float) -> None:
-        self._read_at = now
-        try:
-            reader = self.reader
-            attempts = reader.attempts()
-            if self.attempts and _attempt_identity(attempts[0]) != _attempt_identity(self.attempts[0]):
-                # Another run replaced this one; the new file may even have the same inode.
-                self._clear_cache()
-                self._event_notes, self._newest_note_event = [], 0
-                self.attempts = ()
-            if len(attempts) != len(self.attempts):
-                self._best_cache.clear()
-                self.name, self.created, self.config = reader.name, reader.created, reader.config()
-                if self.config is not None:
-                    self.config = _as_mapping(self.config)
-                    self.config.pop("load", None)  # for building the model again, not for people
-                self.settings, self.parent = settings_of(self.config), reader.parent()
-                self.parentage = "" if self.parent is None else fork_text(self.parent)
-            self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
-            if self.progress is not None:
-                self.progress = self.progress._replace(data=_as_mapping(self.progress.data))
-            self.attempts = attempts
-            self.metric = main_metric(list(self.heads), self.config)
-            self.metric_best = None if self.metric is None else self._find_best(self.metric)
-            if self.newest.event > self._newest_note_event:
-                self._event_notes += event_notes(reader.events("note", after=self._newest_note_event))
-                self._newest_note_event = self.newest.event
-                self._merge_notes()
-            if self._was_followed and self.newest.event:
-                after = self.events[-1].id if self.events else 0
-                if self.newest.event > after:
-                    new_events = [
-                        event._replace(data=_as_mapping(event.data)) for event in reader.events(after=after)
-                    ]
-                    self.events = [*self.events, *new_events]
-            # Read last: a process that closed the run during this read must not look crashed.
-            self.state = reader.state()
-            self.error, self._stamp = None, stamp
-        except RunError as error:
-            self._set_error(error)
-            self._stamp = stamp
-        except Exception as error:
-            self._set_error(_unexpected_error(self.label, error))
-            self._stamp = stamp
-        if not self.is_live and not self._was_followed:
-            self.close()
+        self._read_at, self._stamp = now, stamp
+        reader = self.reader
+        attempts = reader.attempts()
+        if self.attempts and _attempt_identity(attempts[0]) != _attempt_identity(self.attempts[0]):
+            # Another run replaced this one; the new file may even have the same inode.
+            self._forget()
+            self.attempts = ()
+        if len(attempts) != len(self.attempts):
+            self._best_cache.clear()
+            self.name, self.created, self.config = reader.name, reader.created, reader.config()
+            if self.config is not None:
+                self.config = _as_mapping(self.config)
+                self.config.pop("load", None)  # for building the model again, not for people
+            self.settings, self.parent = settings_of(self.config), reader.parent()
+        self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
+        if self.progress is not None:
+            self.progress = self.progress._replace(data=_as_mapping(self.progress.data))
+        self.attempts = attempts
+        self.metric = main_metric(list(self.heads), self.config)
+        self.metric_best = None if self.metric is None else self._find_best(self.metric)
+        if self.newest.event > self._newest_note_event:
+            self._event_notes += event_notes(reader.events("note", after=self._newest_note_event))
+            self._newest_note_event = self.newest.event
+            self._merge_notes()
+        after = self.events[-1].id if self.events else 0
+        if self._was_followed and self.newest.event > after:
+            new_events = (
+                event._replace(data=_as_mapping(event.data)) for event in reader.events(after=after)
+            )
+            self.events = [*self.events, *new_events]
+        # Read last: a process that closed the run during this read must not look crashed.
+        self.state = reader.state()
+        self.error = None
 
     def _set_error(self, error: RunError) -> None:
         self.close()
         if error.__cause__ is not None and str(error) != str(self.error):
             _LOG.error("%s", error, exc_info=error)
         self.state, self.error = "unreadable", error
+
+    def _forget(self) -> None:
+        """Drop what was read of another run in this folder."""
+        self._clear_cache()
+        self._event_notes, self._newest_note_event = [], 0
 
     def _clear_cache(self) -> None:
         self._series_cache.clear()
@@ -419,25 +406,19 @@ class RunView:
     def points(
         self, name: str, split: str = "train", *, means: bool = False, steps: tuple[int, int] | None = None
     ) -> Points:
-        """Return a series downsampled to a few thousand points.
+        """Return a series downsampled to a few thousand points, or only some steps of it in more detail.
 
-        Args:
-            means: return the means of at most 1,024 buckets instead of both ends and the extremes. Smoothed
-                curves need them: the average of extremes depends on the noise, not on the mean.
-            steps: read only these steps, first and last, in more detail.
+        With `means` they are the means of at most 1,024 buckets instead of both ends and the extremes.
+        Smoothed curves need them: the average of extremes depends on the noise, not on the mean.
         """
         with self.reading() as reader:
             if steps is None:
-                series = self._refresh_series(Series(name, split), reader)
+                key = Series(name, split)
+                series = self._series_cache.setdefault(key, DownsampledSeries(key))
+                series.refresh(reader)
                 return series.means() if means else series.points()
             buckets = reader.outline(name, split, _DETAIL_BUCKETS, steps=steps).buckets
         return mean_points(buckets) if means else marked_points(buckets, None, None)
-
-    def _refresh_series(self, series: Series, reader: RunReader) -> DownsampledSeries:
-        downsampled = self._series_cache.get(series) or DownsampledSeries(series)
-        downsampled.refresh(reader)
-        self._series_cache[series] = downsampled
-        return downsampled
 
     def best(self, series: Series) -> Extreme | None:
         """Return the best value of a series; None if its better direction is unknown."""
@@ -628,11 +609,7 @@ def _unexpected_error(label: str, error: Exception) -> RunError:
 
 
 def _database_stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:
-    """Return the file stamps of a run's database and its WAL, which change on every write; None if missing.
-
-    Raises:
-        PermissionError: the folder is not accessible.
-    """
+    """Return the stamps of a run's database and its WAL, which change on every write; None if missing."""
     path = os.path.join(folder, DATABASE)
     try:
         database = _file_stamp(path)

@@ -31,8 +31,8 @@ def metrics_in_order(series: Sequence[Series]) -> list[str]:
     return sorted({one.name for one in series}, key=rank)
 
 
-def series_in_order(series: Iterable[Series]) -> list[Series]:
-    """Return series in display order: by metric, then by split.
+def series_in_order(series: Iterable[Series], *, train_last: bool = False) -> list[Series]:
+    """Return series in display order: by metric, then by split, with that of training first or last.
 
     >>> pairs = [("norm/10", "train"), ("norm/9", "train"), ("loss", "valid"), ("loss", "train")]
     >>> [f"{one.split}/{one.name}" for one in series_in_order([Series(*pair) for pair in pairs])]
@@ -41,6 +41,8 @@ def series_in_order(series: Iterable[Series]) -> list[Series]:
     series = list(series)
     names = {name: number for number, name in enumerate(metrics_in_order(series))}
     splits = {split: number for number, split in enumerate(splits_in_order(series))}
+    if train_last and "train" in splits:
+        splits["train"] = len(splits)
     return sorted(series, key=lambda one: (names[one.name], splits[one.split]))
 
 

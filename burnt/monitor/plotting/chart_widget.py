@@ -89,12 +89,7 @@ class Chart(Widget, can_focus=True):
     # --- called by the app
 
     def show(self, view: ChartView) -> None:
-        """Show curves; keeps zoom and crosshair, and does not redraw if nothing changed.
-
-        Args:
-            view: its ranges and crosshair are ignored. Another x axis resets zoom and crosshair. A
-                few points per column suffice; more cost time without being visible.
-        """
+        """Show curves; keeps zoom and crosshair unless the x axis changes, and redraws only what changed."""
         old = self._view
         is_same_x = view.x == old.x
         self._set_view(

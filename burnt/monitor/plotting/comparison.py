@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.data.series_order import metrics_in_order, splits_in_order
+from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import better_direction
 from burnt.monitor.plotting.curves import RUN_STYLES, Curve
 from burnt.monitor.plotting.run_curves import curve_on_axis, history_curve
@@ -23,11 +23,7 @@ MAX_RUNS = 8  # in one chart: as many as there are distinguishable colours
 
 def all_metrics(views: Sequence[RunView]) -> list[Series]:
     """Return the metrics that at least one run has, in display order, validation before training."""
-    series_set = {series for view in views for series in view.series()}
-    names = {name: number for number, name in enumerate(metrics_in_order(list(series_set)))}
-    splits = {split: number for number, split in enumerate(splits_in_order(series_set))}
-    splits["train"] = len(splits)
-    return sorted(series_set, key=lambda series: (names[series.name], splits[series.split]))
+    return series_in_order({series for view in views for series in view.heads}, train_last=True)
 
 
 def assign_styles(views: Sequence[RunView]) -> list[tuple[str, str]]:
@@ -51,11 +47,8 @@ def compared_curves(
     """Read a metric as one curve per run, whose tag is the run's number.
 
     A fork begins at its step, on top of its parent. If the parent is not one of the runs, its curve up to
-    that step is drawn before the fork's, dimmed and in the fork's colour.
-
-    Returns:
-        The dimmed curves and then a curve for each run, without points where it lacks the metric; and for
-        runs that cannot be read, by index, why.
+    that step is drawn before the fork's, dimmed and in the fork's colour. A run that lacks the metric has a
+    curve without points. Also returns, by index, why runs cannot be read.
     """
     styles, folders = assign_styles(views), {view.folder.absolute() for view in views}
     histories, curves, errors = [], [], {}

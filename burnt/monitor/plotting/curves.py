@@ -87,18 +87,12 @@ def _column_points(ys: Sequence[float], start: int, stop: int) -> list[int]:
 def smooth(ys: Sequence[float], weight: float) -> list[float]:
     """Return the debiased exponential moving average, as TensorBoard computes it.
 
-    Args:
-        ys: values; non-finite ones are returned unchanged and do not enter the average.
-        weight: weight of the past, from 0 (no smoothing) to less than 1.
-
-    Raises:
-        ValueError: the weight is outside of that range.
+    `weight` is that of the past, from 0 (no smoothing) to less than 1. Values that are not finite are
+    returned unchanged and do not enter the average.
 
     >>> smooth([1.0, 2.0, float("nan"), 3.0], 0.5)
     [1.0, 1.6666666666666667, nan, 2.4285714285714284]
     """
-    if not 0 <= weight < 1:
-        raise ValueError(f"the smoothing weight must be from 0 to less than 1, not {weight}")
     smoothed: list[float] = []
     mean, bias = 0.0, 1.0
     for y in ys:
@@ -139,15 +133,10 @@ def nearest_index(xs: Sequence[float], x: float) -> int | None:
 
 
 def steps_to_epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]]) -> list[float]:
-    """Convert steps to fractional epochs.
+    """Convert steps to fractional epochs; to themselves if no epoch was completed.
 
-    Args:
-        steps: numbers of completed steps.
-        ends: (step, epoch) pairs at which epochs were completed, ascending. Steps in between are
-            interpolated, steps after the last extrapolated by the length of the last epoch.
-
-    Returns:
-        The epoch of each step; the step itself if no epoch was completed.
+    `ends` are the (step, epoch) pairs at which epochs were completed, ascending. Steps in between are
+    interpolated, steps after the last extrapolated by the length of the last epoch.
 
     >>> steps_to_epochs([0, 50, 100, 300, 400], [(100, 1), (300, 2)])
     [0.0, 0.5, 1.0, 2.0, 2.5]
@@ -165,11 +154,7 @@ def steps_to_epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]])
 
 
 def times_to_active_seconds(times: Sequence[float], attempts: Sequence[tuple[float, float]]) -> list[float]:
-    """Convert Unix times to seconds of training, without the gaps between attempts.
-
-    Args:
-        times: Unix times in seconds.
-        attempts: (start, end) of each attempt of the run, ascending; the last may still be running.
+    """Convert Unix times to seconds of training, without the gaps between attempts, (start, end) pairs.
 
     >>> times_to_active_seconds([10, 12, 105, 120], [(10, 15), (105, 110)])
     [0.0, 2.0, 5.0, 20.0]

@@ -56,9 +56,7 @@ def history_curve(
 ) -> Curve | None:
     """Read a metric of the runs that a run was forked from as one dimmed curve; None without one.
 
-    Args:
-        until_fork: whether the parent's curve ends at the step of the fork; its own parents' always do.
-        with_means: whether to read the means, which smoothing needs.
+    With `until_fork` the parent's curve ends at the step of the fork; its own parents' always do.
     """
     xs: list[float] = []
     ys: list[float] = []

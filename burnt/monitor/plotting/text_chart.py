@@ -16,7 +16,7 @@ from burnt.errors import clean
 from burnt.monitor.plotting.curves import Curve, extreme_indices, nearest_index, reduce_points, smooth
 from burnt.plot.braille import CHARACTERS, line_masks, line_sample
 from burnt.plot.styles import DASH_PATTERNS
-from burnt.plot.ticks import Tick, linear_ticks, log_ticks, number_text, span_text, time_ticks
+from burnt.plot.ticks import Tick, linear_ticks, log10_ticks, number_text, span_text, time_ticks
 
 Range = tuple[float, float]
 XAxis = Literal["step", "epoch", "time"]
@@ -333,12 +333,7 @@ class TextChart:
 
     def _compute_y_ticks(self) -> list[Tick]:
         max_ticks = max(self.rows // 2 + 1, 2) if self.rows < 10 else self.rows // 3 + 2
-        low, high = self.range_y
-        if self.view.log_y:
-            if not (-307 < low < high < 308):
-                return []
-            return [Tick(math.log10(t.at), t.text) for t in log_ticks(10**low, 10**high, max_ticks)]
-        return linear_ticks(low, high, max_ticks)
+        return (log10_ticks if self.view.log_y else linear_ticks)(*self.range_y, max_ticks)
 
     def _x_text(self, x: float) -> str:
         if self.view.x == "time":

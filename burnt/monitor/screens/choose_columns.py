@@ -13,8 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from burnt.monitor.screens.list_columns import Candidate
-from burnt.monitor.ui.filter_input import FilterInput
-from burnt.monitor.ui.filter_match import matcher
+from burnt.monitor.ui.filter_input import Filtered, FilterInput
 from burnt.monitor.ui.keymap import CHOOSE_COLUMNS, bindings
 from burnt.monitor.ui.table import Column, Table, cell
 
@@ -27,7 +26,7 @@ _COLUMNS = (
 )
 
 
-class ChooseColumnsScreen(ModalScreen[None]):
+class ChooseColumnsScreen(ModalScreen[None], Filtered):
     """The columns that the list of runs can have; a change is shown behind the window at once.
 
     Args:
@@ -48,7 +47,6 @@ class ChooseColumnsScreen(ModalScreen[None]):
     ) -> None:
         super().__init__()
         self._candidates, self._chosen, self._changed, self._reset = candidates, list(chosen), changed, reset
-        self._matches = matcher("")
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="window"):
@@ -66,6 +64,9 @@ class ChooseColumnsScreen(ModalScreen[None]):
         lines = min(len(self._candidates) + 1, max(event.size.height // 2, _MIN_LINES))
         self.query_one(Table).styles.height = lines
 
+    def on_filter(self) -> None:
+        self._show()
+
     def _show(self) -> None:
         by_key = {candidate.key: candidate for candidate in self._candidates}
         order = [by_key.get(key, Candidate(key, key.partition(":")[2], "", "")) for key in self._chosen]
@@ -82,7 +83,7 @@ class ChooseColumnsScreen(ModalScreen[None]):
                     ),
                 )
                 for one in order
-                if self._matches(one.name)
+                if self.matches(one.name)
             ]
         )
 
@@ -121,23 +122,7 @@ class ChooseColumnsScreen(ModalScreen[None]):
     def action_close(self) -> None:
         self.dismiss()
 
-    def action_filter(self) -> None:
-        self.query_one(FilterInput).open()
-
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
         message.stop()
         self.action_toggle_column()
-
-    @on(FilterInput.Changed)
-    def filter_changed(self, message: FilterInput.Changed) -> None:
-        message.stop()
-        matches = self.query_one(FilterInput).current_matcher()
-        if matches is not None:
-            self._matches = matches
-            self._show()
-
-    @on(FilterInput.Closed)
-    def filter_closed(self, message: FilterInput.Closed) -> None:
-        message.stop()
-        self.query_one(Table).focus()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -17,7 +17,7 @@ from textual.widgets import Static
 
 from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import main_metric, series_label
+from burnt.monitor.format import main_metric, series_label, truncate
 from burnt.monitor.plotting.chart_grid import ChartGrid, CurveKeys
 from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
 from burnt.monitor.plotting.comparison import (
@@ -32,7 +32,7 @@ from burnt.monitor.plotting.comparison import (
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.text_chart import ChartView, XAxis
 from burnt.monitor.ui.app_protocol import app_of
-from burnt.monitor.ui.filter_input import FilterInput
+from burnt.monitor.ui.filter_input import FilterInput, matcher
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import COMPARE, bindings
 from burnt.monitor.ui.status_line import update_if_changed
@@ -253,16 +253,15 @@ class CompareScreen(Screen[None], CurveKeys):
         rows: list[tuple[object, Sequence[Cell]]] = []
         self._differing = differing
         key_width = min(max(map(cell_len, differing), default=0), self.size.width // 2)
-        value_width = (self.size.width - key_width) // len(self.views) - 3
+        value_width = max((self.size.width - key_width) // len(self.views) - 3, _MIN_VALUE_WIDTH)
         for key, values in differing.items():
             most_common = Counter(values).most_common(1)[0]
             cells = [cell(key, "$dim")]
             for value in values:
                 # Values that most runs share are dimmed, so that the exceptions stand out.
                 is_dim = value is None or (most_common[1] > len(values) / 2 and value == most_common[0])
-                cells.append(
-                    cell("-" if value is None else _shorten(value, value_width), "$dim" if is_dim else "")
-                )
+                text = "-" if value is None else truncate(value, value_width)
+                cells.append(cell(text, "$dim" if is_dim else ""))
             rows.append((key, cells))
         table = self.query_one("#configs", Table)
         if not any(view.config for view in self.views):
@@ -305,7 +304,7 @@ class CompareScreen(Screen[None], CurveKeys):
     def filter_changed(self, message: FilterInput.Changed) -> None:
         message.stop()
         field = self.query_one(FilterInput)
-        matches = field.current_matcher()
+        matches = field.parsed(matcher)
         if matches is None:
             return
         match = next((metric for metric in all_metrics(self.views) if matches(series_label(metric))), None)
@@ -355,8 +354,3 @@ class CompareScreen(Screen[None], CurveKeys):
             start = max(start, 0)
             if start < len(all_series):
                 self._select_metric(all_series[start])
-
-
-def _shorten(value: str, width: int) -> str:
-    width = max(width, _MIN_VALUE_WIDTH)
-    return value if cell_len(value) <= width else set_cell_size(value, width - 1) + "…"

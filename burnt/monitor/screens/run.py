@@ -21,18 +21,23 @@ from burnt.errors import BurntError, clean
 from burnt.monitor.data.commands import CommandSender, Request, request_text, unavailable_reason
 from burnt.monitor.data.event_text import early_stopping_text, end_reason_text, manual_learning_rate
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import age_text, highest_scheduled_rate, rate_change_warning, series_label
+from burnt.monitor.format import (
+    age_text,
+    error_text,
+    highest_scheduled_rate,
+    rate_change_warning,
+    series_label,
+)
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.checkpoints import CheckpointsPane
 from burnt.monitor.screens.panes.config import ConfigPane
 from burnt.monitor.screens.panes.events import EventsPane
-from burnt.monitor.screens.panes.kernels import KernelsPane
 from burnt.monitor.screens.panes.log import LogPane
-from burnt.monitor.screens.panes.model import ModelPane
 from burnt.monitor.screens.panes.numbers import NumbersPane
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.plots import PlotsPane
 from burnt.monitor.screens.panes.system import SystemPane
+from burnt.monitor.screens.panes.tables import KernelsPane, ModelPane
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
 from burnt.monitor.ui.keybar import KeyBar
@@ -378,8 +383,7 @@ class RunScreen(Screen[None]):
         try:
             add_note(self.view.folder, text, None if progress is None else progress.step)
         except BurntError as error:
-            message = clean(f"{error.what}: {error.found}" if error.found else error.what)
-            self.app.call_from_thread(self.notify, message, severity="error", markup=False)
+            self.app.call_from_thread(self.notify, error_text(error), severity="error", markup=False)
         self.view.refresh()
         app_of(self).refresher.wake()
 

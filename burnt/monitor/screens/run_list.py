@@ -19,32 +19,29 @@ from textual.widgets import Static
 from burnt.errors import BurntError, clean, quantity
 from burnt.monitor.data.preferences import ListPreferences
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import clock_text, series_label, size_text
+from burnt.monitor.format import clock_text, error_text, series_label, size_text
 from burnt.monitor.plotting.comparison import MAX_RUNS
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.run_curves import curves_of
 from burnt.monitor.plotting.text_chart import ChartView
 from burnt.monitor.screens.choose_columns import ChooseColumnsScreen
 from burnt.monitor.screens.list_columns import (
-    Candidate,
-    automatic_columns,
-    candidates,
-    headings,
-    is_column,
-)
-from burnt.monitor.screens.list_rows import (
     FIRST_COLUMNS,
     SORT_KEYS,
     USUAL_COLUMNS,
     USUAL_HELP,
+    Candidate,
     age_cell_text,
+    automatic_columns,
+    candidates,
+    headings,
+    is_column,
     row_cells,
     sort_views,
 )
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
-from burnt.monitor.ui.filter_input import FilterInput
-from burnt.monitor.ui.filter_match import run_matcher
+from burnt.monitor.ui.filter_input import FilterInput, run_matcher
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUNS, bindings
 from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
@@ -480,8 +477,7 @@ class RunsScreen(Screen[None]):
 
     def _notify_error(self, error: BurntError) -> None:
         """Show an error, from a thread."""
-        text = f"{error.what}: {error.found}" if error.found else error.what
-        self.app.call_from_thread(self.notify, clean(text), severity="error", markup=False)
+        self.app.call_from_thread(self.notify, error_text(error), severity="error", markup=False)
 
     def action_clear(self) -> None:
         """Clear the filter; if there is none, clear the marks."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from textual.binding import Binding
+from textual.keys import format_key
 
 
 class Key(NamedTuple):
@@ -159,26 +160,7 @@ def bindings(keys: Sequence[Key]) -> list[Binding]:
     return result
 
 
-_NAMES = {
-    "question_mark": "?",
-    "slash": "/",
-    "left_square_bracket": "[",
-    "right_square_bracket": "]",
-    "escape": "esc",
-    "pageup": "page up",
-    "pagedown": "page down",
-    "plus": "+",
-    "minus": "-",
-    "equals_sign": "=",
-    "less_than_sign": "<",
-    "comma": ",",
-    "full_stop": ".",
-    "greater_than_sign": ">",
-    "up": "↑",
-    "down": "↓",
-    "left": "←",
-    "right": "→",
-}
+_NAMES = {"pageup": "page up", "pagedown": "page down", "enter": "enter", "delete": "delete"}
 
 
 def key_text(keys: str) -> str:
@@ -187,4 +169,5 @@ def key_text(keys: str) -> str:
     >>> key_text("up,k"), key_text("shift+left"), key_text("slash")
     ('↑ k', 'shift ←', '/')
     """
-    return " ".join(" ".join(_NAMES.get(part, part) for part in key.split("+")) for key in keys.split(","))
+    keyboard = [[_NAMES.get(part) or format_key(part) for part in key.split("+")] for key in keys.split(",")]
+    return " ".join(" ".join(parts) for parts in keyboard)

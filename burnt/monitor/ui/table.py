@@ -23,6 +23,9 @@ from burnt.monitor.ui.keymap import LIST, bindings
 Cell = tuple[tuple[str, str], ...]
 """Styled texts side by side, as (text, Textual style) pairs."""
 
+Row = tuple[object, Sequence[Cell]]
+"""A key, which messages carry, and the cells."""
+
 _GAP = 2
 
 
@@ -62,14 +65,7 @@ class _RowMessage(_TableMessage):
 
 
 class Table(ScrollView, can_focus=True):
-    """A table with a fixed header line.
-
-    Args:
-        columns: the columns; `show` may replace them.
-        empty_text: text shown when there are no rows.
-        header: whether there is a header line.
-        id: the widget's id.
-    """
+    """A table with a fixed header line; `empty_text` is shown when there are no rows."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(LIST),
@@ -123,7 +119,7 @@ class Table(ScrollView, can_focus=True):
 
     def show(
         self,
-        rows: Sequence[tuple[object, Sequence[Cell]]],
+        rows: Sequence[Row],
         *,
         columns: Sequence[Column] | None = None,
         sorted_by: tuple[str, bool] | None = None,
@@ -131,8 +127,7 @@ class Table(ScrollView, can_focus=True):
         """Replace the rows; the cursor stays on the row with its key, and only changed rows are repainted.
 
         Args:
-            rows: (key, cells) pairs with unique keys, which messages carry. Cells that are the same object as
-                before are not measured again.
+            rows: with unique keys. Cells that are the same object as before are not measured again.
             columns: new columns, if they change.
             sorted_by: the column to mark as sorted, and whether the order is descending.
         """

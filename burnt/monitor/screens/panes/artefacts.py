@@ -31,9 +31,8 @@ from burnt.monitor.artefacts.widgets import DrawFunction, Picture, Slider
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import splits_in_order
 from burnt.monitor.format import natural_key
-from burnt.monitor.screens.panes.kernels import TABLES as KERNEL_TABLES
 from burnt.monitor.screens.panes.pane import FilterPane
-from burnt.monitor.screens.panes.tables import table_rows
+from burnt.monitor.screens.panes.tables import KernelsPane, ModelPane, table_rows
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keymap import ARTEFACTS, bindings
@@ -43,7 +42,7 @@ from burnt.store import ArtefactName
 from burnt.store.reader import text_of
 from burnt.store.search import setting_text
 
-_SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
+_SHOWN_ELSEWHERE = (*ModelPane.TABLES, *KernelsPane.TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")
 _COUNT_WIDTH, _MIN_NAME_WIDTH = 9, 10  # cells next to a name for the number of steps, and for the name
 _MAX_HISTOGRAMS = 200  # drawn together for one name

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 from textual import on
 from textual.app import ComposeResult
@@ -14,21 +12,14 @@ from textual.widgets import Static
 from burnt.monitor.data.event_text import command_text, early_stopping_text, event_text, note_events
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clock_text
-from burnt.monitor.screens.panes.pane import FilterPane
+from burnt.monitor.screens.panes.pane import TablePane
 from burnt.monitor.ui.dialogs import TextScreen
-from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.status_line import update_if_changed
-from burnt.monitor.ui.table import Cell, Column, Table, cell
+from burnt.monitor.ui.table import Column, Row, Table, cell
 from burnt.store import Event
 from burnt.store.control import Command, waiting
 from burnt.store.search import setting_text
 
-_COLUMNS = (
-    Column("time"),
-    Column("step", align_right=True),
-    Column("event"),
-    Column("", expands=True),
-)
 _STYLES = {
     "error": "bold $error",
     "signal": "$warning",
@@ -47,19 +38,21 @@ _MAX_TEXT_LENGTH = 1_000  # characters of an event in its row; enter shows the f
 _HIDDEN_KINDS = ("stopping",)  # logged after each validation; the line above the table shows the newest
 
 
-class EventsPane(FilterPane):
+class EventsPane(TablePane):
     """The table of events."""
 
     TITLE = "Events"
+    COLUMNS = (Column("time"), Column("step", align_right=True), Column("event"), Column("", expands=True))
+    EMPTY = "No events have been logged yet."
+    NO_MATCH = "No event matches the filter."
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
-        self._row_cache: dict[int, tuple[str, Sequence[Cell]]] = {}  # (filtered text, cells) by event id
+        self._row_cache: dict[int, tuple[str, Row]] = {}  # by event id
 
     def compose(self) -> ComposeResult:
         yield Static(classes="facts")
-        yield Table(_COLUMNS, empty_text="reading ...")
-        yield FilterInput(self.FILTER_HINT)
+        yield from super().compose()
 
     def token(self) -> object:
         events = self.view.events
@@ -72,14 +65,6 @@ class EventsPane(FilterPane):
         if not self.view.file_notes:
             return self.view.events
         return sorted([*self.view.events, *note_events(self.view.file_notes)], key=lambda event: event.time)
-
-    def read(self) -> Callable[[], Any]:
-        """Build the rows; events are read with the run, waiting commands are files in its folder."""
-        events = self._events()
-        countdown_text = early_stopping_text(events) if self.view.is_live else ""
-        return partial(
-            self._show, self._build_rows(events, self._waiting_commands()), bool(events), countdown_text
-        )
 
     def _waiting_commands(self) -> Sequence[Command]:
         return waiting(self.view.folder) if self.view.is_live else []
@@ -98,71 +83,56 @@ class EventsPane(FilterPane):
                 TextScreen(f"{event.kind}{at}, {_date_time_text(event.time)}", "\n".join(lines))
             )
 
-    def _build_rows(
-        self, events: Sequence[Event], waiting: Sequence[Command]
-    ) -> list[tuple[object, Sequence[Cell]]]:
-        rows: list[tuple[object, Sequence[Cell]]] = [
-            (
-                command.id,
-                (
-                    cell(_date_time_text(command.time), "$dim"),
-                    cell(""),
-                    cell("command", "$primary"),
-                    cell(f"{asked}: sent by {command.sender}, waiting for an answer"),
-                ),
-            )
-            for command, asked in ((one, command_text(one.kind, one.value)) for one in reversed(waiting))
-        ]
-        if (crash_row := self._crash_row()) is not None and self.matches(f"crashed {self.view.problem}"):
-            rows.append((None, crash_row))
+    def rows(self) -> Sequence[tuple[str, Row]]:
+        """Return commands that wait for an answer, and events; cells are built for new events only."""
+        rows: list[tuple[str, Row]] = []
+        for command in reversed(self._waiting_commands()):
+            text = command_text(command.kind, command.value)
+            text += f": sent by {command.sender}, waiting for an answer"
+            rows.append((text, _row(command.id, command.time, None, "command", text, _STYLES["command"])))
+        if (crash := self._crash_row()) is not None:
+            rows.append((f"crashed {self.view.problem}", crash))
         cached, self._row_cache = self._row_cache, {}
-        for event in reversed(events[-_MAX_EVENTS:]):
-            if event.kind in _HIDDEN_KINDS:
-                continue
-            # Cells are built for new events only, of which there are few.
-            text, cells = self._row_cache[event.id] = cached.get(event.id) or _event_row(event)
-            if self.matches(text):
-                rows.append((event.id, cells))
-        return rows
+        for event in reversed(self._events()[-_MAX_EVENTS:]):
+            if event.kind not in _HIDDEN_KINDS:
+                self._row_cache[event.id] = cached.get(event.id) or _event_row(event)
+        return [*rows, *self._row_cache.values()]
 
-    def _crash_row(self) -> Sequence[Cell] | None:
+    def _crash_row(self) -> Row | None:
         """Return the row of a training that was killed and could not log its end; None otherwise."""
         if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
             return None
-        return (
-            cell(_date_time_text(self.view.attempts[-1].heartbeat), "$dim"),
-            cell(""),
-            cell("crashed", _STYLES["error"]),
-            cell(self.view.problem, _STYLES["error"]),
-        )
+        style = _STYLES["error"]
+        return _row(None, self.view.attempts[-1].heartbeat, None, "crashed", self.view.problem, style, style)
 
-    def _show(
-        self, rows: Sequence[tuple[object, Sequence[Cell]]], has_events: bool, countdown_text: str
-    ) -> None:
+    def show_rows(self, rows: Sequence[Row], has_any: bool) -> None:
         table = self.query_one(Table)
         is_on_newest = table.cursor == 0
-        table.empty_text = (
-            "No events have been logged yet." if not has_events else "No event matches the filter."
-        )
-        table.show(rows)
+        super().show_rows(rows, has_any)
         if is_on_newest:  # keep following the newest event
             table.action_first()
+        countdown = early_stopping_text(self.view.events) if self.view.is_live else ""
         facts = self.query_one(Static)
-        update_if_changed(
-            facts, Content.assemble((f" {countdown_text}", "$dim")) if countdown_text else Content("")
-        )
-        facts.display = bool(countdown_text)
+        update_if_changed(facts, Content.assemble((f" {countdown}", "$dim")))
+        facts.display = bool(countdown)
 
 
-def _event_row(event: Event) -> tuple[str, Sequence[Cell]]:
-    """Return the text that filters search, and the cells."""
+def _event_row(event: Event) -> tuple[str, Row]:
+    """Return the text that filters search, and the row."""
     text, kind = event_text(event.kind, event.data), event.kind.replace("_", " ")
     style = _STYLES.get(event.kind, "")
-    return f"{kind} {text}", (
-        cell(_date_time_text(event.time), "$dim"),
-        cell("" if event.step is None else f"{event.step:,}", "$dim"),
+    text_style = style if event.kind == "error" else ""
+    return f"{kind} {text}", _row(event.id, event.time, event.step, kind, text, style, text_style)
+
+
+def _row(
+    key: object, time: float, step: int | None, kind: str, text: str, style: str, text_style: str = ""
+) -> Row:
+    return key, (
+        cell(_date_time_text(time), "$dim"),
+        cell("" if step is None else f"{step:,}", "$dim"),
         cell(kind, style),
-        cell(text[:_MAX_TEXT_LENGTH], style if event.kind == "error" else ""),
+        cell(text[:_MAX_TEXT_LENGTH], text_style),
     )
 
 

@@ -8,17 +8,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from textual import on
+from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 
 from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.ui.app_protocol import app_of
-from burnt.monitor.ui.filter_input import FilterInput
-from burnt.monitor.ui.filter_match import matcher
+from burnt.monitor.ui.filter_input import Filtered, FilterInput
 from burnt.monitor.ui.keymap import FILTER, Key, bindings
-from burnt.monitor.ui.table import Table
+from burnt.monitor.ui.table import Column, Row, Table
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,30 +93,40 @@ class Pane(Vertical):
         self.screen.set_focus(parts.first() if parts else None)
 
 
-class FilterPane(Pane):
+class FilterPane(Pane, Filtered):
     """A pane with a `FilterInput`, whose text selects what is read."""
 
     KEYS: ClassVar[Sequence[Key]] = FILTER
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
     FILTER_HINT = "words, or /regular expression/"
 
-    def __init__(self, view: RunView) -> None:
-        super().__init__(view)
-        self.matches = matcher("")
+    def on_filter(self) -> None:
+        self.request_read()
 
-    def action_filter(self) -> None:
-        self.query_one(FilterInput).open()
-
-    @on(FilterInput.Changed)
-    def filter_changed(self, message: FilterInput.Changed) -> None:
-        message.stop()
-        matches = self.query_one(FilterInput).current_matcher()
-        if matches is not None:
-            self.matches = matches
-            self.request_read()
-
-    @on(FilterInput.Closed)
-    def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Return the focus to the table or chart; the filter stays."""
-        message.stop()
+    def focus_filtered(self) -> None:
         self.take_focus()
+
+
+class TablePane(FilterPane):
+    """A pane with a table whose rows a text filters."""
+
+    COLUMNS: ClassVar[Sequence[Column]]
+    EMPTY: ClassVar[str]  # shown if there are no rows at all
+    NO_MATCH: ClassVar[str]
+
+    def compose(self) -> ComposeResult:
+        yield Table(self.COLUMNS, empty_text=self.EMPTY)
+        yield FilterInput(self.FILTER_HINT)
+
+    @abstractmethod
+    def rows(self) -> Sequence[tuple[str, Row]]:
+        """In the reader thread: return the text that filters match and the table's row, of each entry."""
+
+    def read(self) -> Callable[[], Any]:
+        matches, rows = self.matches, self.rows()
+        return partial(self.show_rows, [row for text, row in rows if matches(text)], bool(rows))
+
+    def show_rows(self, rows: Sequence[Row], has_any: bool) -> None:
+        table = self.query_one(Table)
+        table.empty_text = self.NO_MATCH if has_any else self.EMPTY
+        table.show(rows)
