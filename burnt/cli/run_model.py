@@ -100,7 +100,7 @@ def named_model(target: str, problem: str = "--model names no model", *, with_ba
 
     from burnt import Module
 
-    value, batch = load_attribute(*split_target(target, problem, "model")), None
+    value, batch = load_attribute(*split_target(target, problem)), None
     expected = "a torch.nn.Module, a class of burnt.Module, or a function without arguments that builds one"
     if not with_batch and inspect.isclass(value) and issubclass(value, Module):
         return value

@@ -14,7 +14,7 @@ from burnt.cli.runs_select import read_view, select_runs
 from burnt.errors import quantity
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import series_label, truncate
-from burnt.monitor.plotting.comparison import (
+from burnt.monitor.plotting.run_curves import (
     all_metrics,
     best_indices,
     best_of,

@@ -18,7 +18,6 @@ from textual._callback import invoke
 from textual._wait import wait_for_idle
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
-from textual.geometry import Size
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.screen import Screen
@@ -35,8 +34,6 @@ from burnt.monitor.ui.theme import DARK, LIGHT, PLAIN
 if TYPE_CHECKING:
     from burnt.monitor.terminal_handoff import Attachment  # POSIX only
 
-
-MIN_WIDTH, MIN_HEIGHT = 80, 24
 
 # A key waits until the previous one is handled, but at most this long: if the widget that received the
 # previous key was removed, and if it is still there. Keys are slow while a training keeps every core busy.
@@ -91,7 +88,6 @@ class MonitorApp(App[None]):
         self.library = library
         self.training_pid = training_pid
         self.attachment = attachment
-        self.min_size = Size(MIN_WIDTH, MIN_HEIGHT)  # below this, a "terminal too small" message is shown
         self.refresher = Refresher(
             library,
             1.0 / fps,
@@ -101,7 +97,6 @@ class MonitorApp(App[None]):
         self._is_first_read_done = False
         self._reported_errors: set[str] = set()
         self._was_live = self._is_ending = False
-        self._too_small_screen: Screen[None] | None = None
         self._pending_keys: deque[events.Key] = deque()
         self._key_sent_at = -math.inf
         self._key_target: MessagePump = self
@@ -114,7 +109,6 @@ class MonitorApp(App[None]):
         if self.training_pid is not None:
             self.library.refresh(rescan=True)  # read now, so that the list never flashes first
             self._open_only_run()
-        self._check_size(self.size)
         self.refresher.start()
         if self.attachment is not None:
             self.attachment.start(self)
@@ -150,8 +144,7 @@ class MonitorApp(App[None]):
             self._report_error(error, "cannot show data")
         finally:
             self.refresher.mark_shown()
-        # Nothing may cover the "terminal too small" message; the list is read again when it closes.
-        if not self._is_first_read_done and self._too_small_screen is None:
+        if not self._is_first_read_done:
             self._open_only_run()
             self._is_first_read_done = True
         views = self.library.views
@@ -186,28 +179,7 @@ class MonitorApp(App[None]):
             from burnt.monitor.ui.dialogs import EndScreen
 
             self._is_ending = True
-            self._close_too_small_screen()
-            self.push_screen(EndScreen(view))  # fits any terminal size
-
-    def on_resize(self, event: events.Resize) -> None:
-        # The first resize event precedes the first screen; the message must not end up below it.
-        if any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
-            self._check_size(event.size)
-
-    def _check_size(self, size: Size) -> None:
-        if size.width >= self.min_size.width and size.height >= self.min_size.height:
-            self._close_too_small_screen()
-        elif self._too_small_screen is None and not self._is_ending:
-            from burnt.monitor.ui.dialogs import TooSmallScreen
-
-            self._too_small_screen = TooSmallScreen()
-            self.push_screen(self._too_small_screen)
-
-    def _close_too_small_screen(self) -> None:
-        """Close the "terminal too small" message; it is always the top screen."""
-        if self._too_small_screen is not None:
-            self._too_small_screen = None
-            self.pop_screen()
+            self.push_screen(EndScreen(view))
 
     async def wait_until_idle(self, timeout: float) -> None:
         """Wait until everything on the screen has been read and shown, or raise a TimeoutError."""

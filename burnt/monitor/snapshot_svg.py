@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from textual.geometry import Size
 from textual.pilot import Pilot
 
 from burnt.errors import RunError
@@ -22,7 +21,6 @@ def write_screenshot(
 ) -> None:
     """Run the app headless, press keys, and save a screenshot; raises a RunError if that takes over 30 s."""
     app = MonitorApp(library)
-    app.min_size = Size(0, 0)  # screenshots may be smaller than a usable terminal
     screenshots: list[str] = []
 
     async def draw(pilot: Pilot[Any]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from burnt.cli import main
 from burnt.monitor.data.series_order import series_in_order
-from burnt.monitor.plotting.comparison import all_metrics
+from burnt.monitor.plotting.run_curves import all_metrics
 from burnt.store import RunReader, RunWriter, Series
 
 SIZES = (4, 8, 16)

@@ -72,7 +72,7 @@ def test_paths_that_are_no_model(model, capsys):
     file = folder / "file"
     file.touch()
     error = refused(capsys, "import", str(model), "--out", str(file / "deep" / "net"))
-    assert "--out is below a file" in error
+    assert "the path is below a file" in error
     assert f"found     {file}\n" in error
 
 

@@ -174,7 +174,7 @@ def clocked(monkeypatch):
     def run(seconds, **other):
         takes.update(other)
         order.clear()
-        assert main(["tune", "run", *takes, "--seconds", str(seconds)]) == 0
+        assert main(["tune", "run", *takes, *(() if seconds is None else ("--seconds", str(seconds)))]) == 0
         return list(order)
 
     for name, count in (("greedy", 8), ("second", 2), ("third", 2)):
@@ -195,7 +195,7 @@ def test_an_op_has_no_more_than_its_share_of_the_time(capsys, clocked):
     assert "skipped because of the time limit: greedy" in capsys.readouterr().err
     # What the others do not need goes back to the first.
     assert clocked(90) == ["greedy"] * 3 + ["second"] * 2 + ["third"] * 2 + ["greedy"] * 2
-    assert clocked(float("inf")) == ["greedy"] * 8 + ["second"] * 2 + ["third"] * 2
+    assert clocked(None) == ["greedy"] * 8 + ["second"] * 2 + ["third"] * 2
     assert "skipped" not in capsys.readouterr().err.splitlines()[-1]
     # One that takes all of it has begun before, and one example of each is begun while there is time.
     assert clocked(60, greedy=50.0) == ["greedy", "second"]
@@ -234,9 +234,7 @@ def test_export_of_a_device(capsys, desk):
 
 def test_export_says_what_is_not_there(capsys, desk):
     TuningDatabase().add(ROWS)
-    assert "the folder 'nowhere' of nowhere/out.json does not exist" in refused(
-        capsys, "tune", "export", "nowhere/out.json"
-    )
+    assert "there is no folder for the file" in refused(capsys, "tune", "export", "nowhere/out.json")
     assert "torch cannot use the device 'toaster'" in (
         err := refused(capsys, "tune", "export", "out.json", "--device", "toaster")
     )

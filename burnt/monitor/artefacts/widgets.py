@@ -131,7 +131,6 @@ class Slider(Widget, can_focus=False):
         super().__init__()
         self._state = (0, 0, "")
         self._bar = (0, 1)  # start column and length of the line
-        self._is_dragging = False
 
     def show(self, position: int, count: int, label: str) -> None:
         if (position, count, label) != self._state:
@@ -155,19 +154,6 @@ class Slider(Widget, can_focus=False):
         )
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        self._is_dragging = True
-        self.capture_mouse()
-        self._move(event)
-
-    def on_mouse_up(self) -> None:
-        self._is_dragging = False
-        self.release_mouse()
-
-    def on_mouse_move(self, event: events.MouseMove) -> None:
-        if self._is_dragging:
-            self._move(event)
-
-    def _move(self, event: events.MouseEvent) -> None:
         position, count, _ = self._state
         start, length = self._bar
         fraction = (event.x - self.gutter.left - start) / max(length - 1, 1)

@@ -1,4 +1,4 @@
-"""`Chart`: a widget that shows a `TextChart`, with zoom, pan and crosshair by key and mouse.
+"""`Chart`: a widget that shows a `TextChart`, with zoom, pan and crosshair by key and mouse; grids of charts.
 
 The rest of the monitor draws curves through `Chart.show` only. It is a widget of our own because existing
 ones cost too much (docs/decisions/training.md): six charts at 2 redraws per second take 3.8 % of a core, with
@@ -7,23 +7,28 @@ textual-plot or textual-plotext 16 % (``python benchmarks/chart_widgets.py``).
 
 from __future__ import annotations
 
-from typing import ClassVar
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, get_args
 
 from rich.segment import Segment
 from rich.style import Style
-from textual import events
+from textual import events, on
 from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.color import Color, ColorParseError
+from textual.containers import Grid
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
 from burnt.errors import clean
-from burnt.monitor.plotting.text_chart import ChartView, Range, Span, TextChart
+from burnt.monitor.plotting.text_chart import ChartView, Range, Span, TextChart, XAxis
 from burnt.monitor.ui.keymap import CHART, bindings
 
+AXIS_NAMES: dict[XAxis, str] = {"step": "steps", "epoch": "epochs", "time": "training time"}
+_SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _ZOOM_FACTOR = 1.25  # per notch of the wheel; a key zooms by two notches
 _MIN_CONTRAST = 3.0  # of a line to its background, as WCAG requires for graphics
 _FAINT_BLEND = 0.6  # how far raw values below a smoothed line are blended towards the background
@@ -34,8 +39,6 @@ class Chart(Widget, can_focus=True):
 
     Keys: `burnt.monitor.ui.keymap.CHART`. Mouse: the wheel zooms the x axis around the pointer (with ctrl the
     y axis), dragging pans, a double click resets the zoom, and the crosshair follows the pointer.
-
-    `burnt.monitor.plotting.chart_grid` synchronizes several charts.
     """
 
     class CrosshairMoved(Message):
@@ -349,3 +352,76 @@ def _contrast_ratio(one: Color, other: Color) -> float:
 def _luminance(color: Color) -> float:
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color.normalized)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+class ChartGrid(Grid):
+    """A grid of charts. `Chart.Zoomed` bubbles up, so that its parent can read the range in more detail."""
+
+    @property
+    def charts(self) -> list[Chart]:
+        return list(self.query(Chart))
+
+    async def show(self, views: Sequence[ChartView], num_columns: int, x_range: Range | None) -> None:
+        """Show a chart for each view, in at most `num_columns` columns; `x_range` None shows everything."""
+        for chart in self.charts[len(views) :]:
+            await chart.remove()
+        await self.mount_all(Chart() for _ in range(len(views) - len(self.charts)))
+        num_columns = min(num_columns, len(views)) or 1
+        self.styles.grid_size_columns = num_columns
+        self.styles.grid_size_rows = -(-len(views) // num_columns) or None
+        for chart, view in zip(self.charts, views, strict=True):
+            chart.show(view)
+            chart.zoom(x_range)
+
+    @on(Chart.Zoomed)
+    def zoom_all(self, message: Chart.Zoomed) -> None:
+        for chart in self.charts:
+            chart.zoom(message.range)
+
+    @on(Chart.CrosshairMoved)
+    def move_crosshairs(self, message: Chart.CrosshairMoved) -> None:
+        message.stop()
+        for chart in self.charts:
+            chart.move_crosshair(message.x)
+
+
+class CurveKeys:
+    """The keys of `keymap.AXES` and for smoothing, for a screen or pane with a `ChartGrid`."""
+
+    axis: XAxis = "step"
+    log_y = False
+    smoothing = 0.0
+    x_range: Range | None = None
+
+    def on_chart_zoomed(self, message: Chart.Zoomed) -> None:
+        self.x_range = message.range
+        self.request_read()
+
+    @abstractmethod
+    def has_epochs(self) -> bool:
+        """Whether an epoch has finished in every run, so that the x axis can show epochs."""
+
+    @abstractmethod
+    def request_read(self) -> None:
+        """Read again soon."""
+
+    def action_axis(self) -> None:
+        axes = get_args(XAxis)
+        self.axis = axes[(axes.index(self.axis) + 1) % len(axes)]
+        if self.axis == "epoch" and not self.has_epochs():
+            self.axis = "time"
+            self.notify("The x axis cannot show epochs: not every run has finished one.")  # type: ignore[attr-defined]
+        self.x_range = None
+        self.request_read()
+
+    def action_log(self) -> None:
+        self.log_y = not self.log_y
+        self.request_read()
+
+    def action_smooth(self) -> None:
+        self.smoothing = _SMOOTHING[(_SMOOTHING.index(self.smoothing) + 1) % len(_SMOOTHING)]
+        self.request_read()
+
+    def axes_text(self) -> list[str]:
+        """Return the units of the axes, for people."""
+        return [f"x {AXIS_NAMES[self.axis]}", "log y" if self.log_y else "linear y"]

@@ -18,9 +18,9 @@ from textual.widgets import Static
 from burnt.errors import BurntError, clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import main_metric, series_label, truncate
-from burnt.monitor.plotting.chart_grid import ChartGrid, CurveKeys
-from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
-from burnt.monitor.plotting.comparison import (
+from burnt.monitor.plotting.chart_widget import Chart, ChartGrid, CurveKeys, ensure_contrast
+from burnt.monitor.plotting.curves import Curve
+from burnt.monitor.plotting.run_curves import (
     MAX_RUNS,
     all_metrics,
     assign_styles,
@@ -29,7 +29,6 @@ from burnt.monitor.plotting.comparison import (
     compared_curves,
     differences,
 )
-from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.text_chart import ChartView, XAxis
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.filter_input import FilterInput, matcher
@@ -317,11 +316,6 @@ class CompareScreen(Screen[None], CurveKeys):
         message.stop()
         self.query_one(FilterInput).close()
         self.selected_chart.focus()
-
-    @on(Chart.Zoomed)
-    def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        self.x_range = message.range
-        self.request_read()
 
     def has_epochs(self) -> bool:
         return all(view.epoch_ends for view in self.views)

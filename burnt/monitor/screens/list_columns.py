@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import age_text, better_direction, natural_key, series_label, truncate
-from burnt.monitor.plotting.comparison import all_metrics
 from burnt.monitor.plotting.curves import RUN_STYLES
+from burnt.monitor.plotting.run_curves import all_metrics
 from burnt.monitor.ui.table import Cell, Column, cell
 from burnt.monitor.ui.theme import progress_bar, state_cell
 from burnt.plot.styles import DASH_PATTERNS

@@ -20,9 +20,8 @@ from burnt.errors import BurntError, clean, quantity
 from burnt.monitor.data.preferences import ListPreferences
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import clock_text, error_text, series_label, size_text
-from burnt.monitor.plotting.comparison import MAX_RUNS
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.run_curves import curves_of
+from burnt.monitor.plotting.run_curves import MAX_RUNS, curves_of
 from burnt.monitor.plotting.text_chart import ChartView
 from burnt.monitor.screens.choose_columns import ChooseColumnsScreen
 from burnt.monitor.screens.list_columns import (

@@ -1,4 +1,4 @@
-"""Modal screens: help, texts, confirmation and input of commands, end of a training, terminal too small."""
+"""Modal screens: help, texts, confirmation and input of commands, end of a training."""
 
 from __future__ import annotations
 
@@ -239,20 +239,3 @@ class EndScreen(ModalScreen[None]):
 
     def on_click(self) -> None:
         self.app.exit()
-
-
-class TooSmallScreen(ModalScreen[None]):
-    """Says that the terminal is too small; the previous screen returns when it is large enough."""
-
-    # A modal screen blocks the app's own bindings, so they are repeated here.
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "app.leave", "Leave", show=False),
-        Binding("ctrl+c", "app.interrupt", "Interrupt", show=False),
-        Binding("ctrl+z", "app.suspend", "Suspend", show=False),
-    ]
-
-    def compose(self) -> ComposeResult:
-        yield Static(
-            "burnt monitor needs a terminal of at least 80x24.\nMake it larger, or press q to quit.",
-            id="small",
-        )

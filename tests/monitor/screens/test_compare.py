@@ -13,8 +13,8 @@ from textual.pilot import Pilot
 
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.plotting.chart_widget import Chart
-from burnt.monitor.plotting.comparison import assign_styles, differences
 from burnt.monitor.plotting.curves import RUN_STYLES
+from burnt.monitor.plotting.run_curves import assign_styles, differences
 from burnt.monitor.screens.compare import CompareScreen
 from burnt.monitor.ui.table import Table
 from burnt.plot.styles import PALETTE

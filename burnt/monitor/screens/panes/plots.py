@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from textual import events, on
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -15,8 +15,7 @@ from textual.widgets import Static
 from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import metrics_in_order
-from burnt.monitor.plotting.chart_grid import ChartGrid, CurveKeys
-from burnt.monitor.plotting.chart_widget import Chart
+from burnt.monitor.plotting.chart_widget import ChartGrid, CurveKeys
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.run_curves import curves_of
 from burnt.monitor.plotting.text_chart import ChartView, XAxis
@@ -119,11 +118,6 @@ class PlotsPane(FilterPane, CurveKeys):
             first, last = self._first_index + 1, self._first_index + count
             facts.append(f"charts {first} to {last} of {total}, page down for more")
         return Content.assemble((" " + clean("   ".join(facts)), "$dim"))
-
-    @on(Chart.Zoomed)
-    def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        self.x_range = message.range
-        self.request_read()
 
     def has_epochs(self) -> bool:
         return bool(self.view.epoch_ends)

@@ -15,8 +15,7 @@ from textual.widgets import Static
 from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import parse_number, size_text
-from burnt.monitor.plotting.chart_grid import ChartGrid
-from burnt.monitor.plotting.chart_widget import Chart
+from burnt.monitor.plotting.chart_widget import Chart, ChartGrid
 from burnt.monitor.plotting.curves import Curve, times_to_active_seconds
 from burnt.monitor.plotting.text_chart import ChartView, Range
 from burnt.monitor.screens.panes.pane import Pane
