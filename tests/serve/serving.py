@@ -96,6 +96,13 @@ class Gate:
     async def wait_until_entered(self) -> None:
         assert await asyncio.to_thread(self.entered.acquire, timeout=PATIENCE)
 
+    async def hold(self, client: httpx2.AsyncClient) -> asyncio.Task[Any]:
+        """Shut the gate, and return a request that waits at it."""
+        self.is_shut = True
+        task = asyncio.create_task(ask(client, [0, 0]))
+        await self.wait_until_entered()
+        return task
+
     def let_pass(self, calls: int = 1) -> None:
         self._pass.release(calls)
 

@@ -16,9 +16,7 @@ async def test_a_request_runs_at_once_and_those_that_arrive_meanwhile_run_togeth
     gate = Gate()
     model = Fake(gate)
     async with served(model) as (client, service):
-        gate.is_shut = True
-        first = asyncio.create_task(ask(client, [0, 0]))
-        await gate.wait_until_entered()
+        first = await gate.hold(client)
         assert model.calls == [(1, 2)]
         others = [asyncio.create_task(ask(client, [i, -i])) for i in range(1, 6)]
         await queued(service, 5)
@@ -34,9 +32,7 @@ async def test_batches_are_as_large_as_they_may_be_and_keep_requests_whole_and_i
     gate = Gate()
     model = Fake(gate)
     async with served(model, max_batch=8) as (client, service):
-        gate.is_shut = True
-        first = asyncio.create_task(ask(client, [0, 0]))
-        await gate.wait_until_entered()
+        first = await gate.hold(client)
         tasks = []
         for i, rows in enumerate([3, 4, 2, 8, 1]):
             tasks.append(asyncio.create_task(ask(client, [[i, i]] * rows)))
@@ -106,9 +102,7 @@ async def test_a_request_that_fails_fails_alone() -> None:
     gate = Gate(fail_on_13)
     model = Fake(gate)
     async with served(model) as (client, service):
-        gate.is_shut = True
-        first = asyncio.create_task(ask(client, [0, 0]))
-        await gate.wait_until_entered()
+        first = await gate.hold(client)
         tasks = [asyncio.create_task(ask(client, [i, i])) for i in (12, 13, 14)]
         await queued(service, 3)
         gate.open()
@@ -127,9 +121,7 @@ async def test_an_output_with_another_number_of_items_is_not_divided_among_reque
     gate = Gate(lambda x: x[:1])
     model = Fake(gate, sizes=(1,))
     async with served(model) as (client, service):
-        gate.is_shut = True
-        first = asyncio.create_task(ask(client, [0, 0]))
-        await gate.wait_until_entered()
+        first = await gate.hold(client)
         tasks = [asyncio.create_task(ask(client, [i, i])) for i in (1, 2)]
         await queued(service, 2)
         gate.open()
@@ -155,9 +147,7 @@ async def test_a_model_without_a_batch_axis_runs_requests_one_by_one() -> None:
 async def test_a_full_queue_is_said_and_empties_again() -> None:
     gate = Gate()
     async with served(Fake(gate), max_queue=2) as (client, service):
-        gate.is_shut = True
-        first = asyncio.create_task(ask(client, [0, 0]))
-        await gate.wait_until_entered()
+        first = await gate.hold(client)
         waiting = [asyncio.create_task(ask(client, [i, i])) for i in (1, 2)]
         await queued(service, 2)
         refused = await ask(client, [3, 3])
@@ -175,9 +165,7 @@ async def test_a_request_that_waits_too_long_is_answered_and_never_run() -> None
     gate = Gate()
     model = Fake(gate)
     async with served(model, timeout=0.05) as (client, service):
-        gate.is_shut = True
-        running = asyncio.create_task(ask(client, [0, 0]))
-        await gate.wait_until_entered()
+        running = await gate.hold(client)
         waiting = asyncio.create_task(ask(client, [1, 1]))
         assert [(await task).status_code for task in (running, waiting)] == [504, 504]
         assert service.device.waiting() == 0
@@ -192,9 +180,7 @@ async def test_what_waits_is_answered_when_the_server_stops() -> None:
     model = Fake(gate)
     async with contextlib.AsyncExitStack() as stack:
         client, service = await stack.enter_async_context(served(model))
-        gate.is_shut = True
-        tasks = [asyncio.create_task(ask(client, [0, 0]))]
-        await gate.wait_until_entered()
+        tasks = [await gate.hold(client)]
         tasks += [asyncio.create_task(ask(client, [i, i])) for i in range(1, 4)]
         await queued(service, 3)
         stopping = asyncio.create_task(asyncio.to_thread(service.device.stop))

@@ -285,9 +285,7 @@ async def test_versions_change_between_batches() -> None:
     old, new = Fake(gate), Fake(lambda x: x + 2, version="second")
     async with served(old) as (http, service):
         old.next = new
-        gate.is_shut = True
-        first = asyncio.create_task(ask(http, [0, 0]))
-        await gate.wait_until_entered()
+        first = await gate.hold(http)
         reloading = asyncio.create_task(service.reload(service.default))
         second = asyncio.create_task(ask(http, [0, 0]))
         await queued(service, 1)
