@@ -98,13 +98,12 @@ def test_a_learning_rate_far_from_the_former_one_is_remarked_on(answering, capsy
     message = "learning rate 1e+09 after step 7: 1e+12 times the previous 0.001"
     assert ctl(capsys, "runs/digits", "lr", "1e9") == (0, f"runs/digits: {message}\n", "")
     assert ctl(capsys, "runs/digits", "lr", "2e-3")[1] == "runs/digits: learning rate 0.002 after step 7\n"
-
-
-def test_a_rate_that_a_warm_up_leads_to_is_not_remarked_on(answering, capsys):
-    run = answering("runs/digits", config={"schedule": "Warmup(steps=9, then=Constant(lr=0.003), start=0.0)"})
-    run.writer.log(1, 1, {"learning_rate": 1e-5})
-    run.writer.flush()
-    assert ctl(capsys, "runs/digits", "lr", "2e-3")[1] == "runs/digits: learning rate 0.002 after step 7\n"
+    warming_up = answering(
+        "runs/warm", config={"schedule": "Warmup(steps=9, then=Constant(lr=0.003), start=0.0)"}
+    )
+    warming_up.writer.log(1, 1, {"learning_rate": 1e-5})
+    warming_up.writer.flush()
+    assert ctl(capsys, "warm", "lr", "2e-3")[1] == "runs/warm: learning rate 0.002 after step 7\n"
 
 
 @pytest.mark.parametrize(
