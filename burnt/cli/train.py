@@ -22,7 +22,7 @@ from typing import Any
 from burnt._modules import import_file
 from burnt.cli.output import UsageError, closest_path, usage_errors
 from burnt.config import Config
-from burnt.errors import ConfigError, did_you_mean, nearest
+from burnt.errors import ConfigError, did_you_mean
 
 _MAX_DEPTH = 4  # depth of the search for names similar to a mistyped one
 _MAX_FILES = 2000
