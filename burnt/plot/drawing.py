@@ -122,7 +122,7 @@ class Plot:
                     (frame.x_at(x_range.share(self._x_at(x))), frame.y_at(y_range.share(y)))
                     for x, y in segment
                 ]
-                text = " ".join(f"{x:.5g},{y:.5g}" for x, y in points)
+                text = " ".join(f"{x:.5g},{y:.5g}" for x, y in _without_collinear(points))
                 parts.append(f'<polyline stroke="{color}" points="{text}"/>')
             at = TOP + LEGEND_HEIGHT * number
             parts.append(f'<polyline stroke="{color}" points="{margin},{at} {margin + 22},{at}"/>')
@@ -160,3 +160,16 @@ def _segments(line: Line) -> Iterator[list[tuple[float, float]]]:
             segment = []
     if segment:
         yield segment
+
+
+def _without_collinear(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Omit points that lie on the line between those kept around them, to a tenth of a pixel."""
+    kept = list(points[:1])
+    skipped: list[tuple[float, float]] = []
+    for point in points[1:]:
+        (x0, y0), (x1, y1) = kept[-1], point
+        if any(abs(y0 + (y1 - y0) * (x - x0) / (x1 - x0) - y) > 0.1 for x, y in skipped):
+            kept.append(skipped[-1])
+            skipped = []
+        skipped.append(point)
+    return kept + skipped[-1:]
