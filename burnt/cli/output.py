@@ -194,15 +194,10 @@ class Page:
         droppable: Sequence[str] = (),
         header: bool = True,
     ) -> None:
-        """Print a table.
+        """Print a table; empty cells are shown as ``-``.
 
-        Args:
-            columns: the headings.
-            rows: one cell per column; empty cells are shown as ``-``.
-            align_right: the columns that are right-aligned.
-            fold_column: the column that wraps in a narrow terminal, by default the last.
-            droppable: columns to omit in a narrow terminal, in this order; others are ignored.
-            header: whether to print the headings.
+        In a narrow terminal, `fold_column` wraps, by default the last one, and columns that are `droppable` are
+        omitted in this order.
         """
         columns, align_right, droppable = (list(map(clean, it)) for it in (columns, align_right, droppable))
         cells = [[_to_cell(cell) for cell in row] for row in rows]

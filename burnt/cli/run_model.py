@@ -28,23 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunModel:
-    """A run's model, ready to be shipped.
+    """A run's model, ready to be shipped."""
 
-    Args:
-        model: the module, in evaluation mode.
-        signature: what it takes and returns.
-        folder: the run folder.
-        checkpoint: the name of the checkpoint.
-        classes: the names of the classes, where the dataset had them.
-        metadata: texts for files: the run's name, the checkpoint and the Config as JSON.
-    """
-
-    model: torch.nn.Module
+    model: torch.nn.Module  # in evaluation mode
     signature: Signature
     folder: Path
-    checkpoint: str
-    classes: Sequence[str] | None
-    metadata: Mapping[str, str]
+    checkpoint: str  # its name
+    classes: Sequence[str] | None  # their names, where the dataset had them
+    metadata: Mapping[str, str]  # texts for files: the run's name, the checkpoint and the Config as JSON
 
 
 def load_run_model(args: argparse.Namespace, run: str | None = None) -> RunModel:

@@ -13,7 +13,7 @@ from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, check_target, print_json, usage_errors
 from burnt.cli.train import load_module
-from burnt.errors import BurntError, CacheError, did_you_mean, nearest, quantity
+from burnt.errors import BurntError, CacheError, did_you_mean, quantity
 from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
 from burnt.monitor.format import age_text
 from burnt.swapping import kept
@@ -26,15 +26,10 @@ def run(args: argparse.Namespace) -> int:
     modules_without_ops = [module for module in args.modules if not _import_ops(module)]
     for name in args.ops:
         if name not in OPS:
-            close = nearest(name, OPS)
-            raise UsageError(
-                f"there is no op {name!r}",
-                hint=f"did you mean {close}?"
-                if close
-                else f"{modules_without_ops[0]} registers no op"
-                if modules_without_ops
-                else f"add --import MODULE for an op of your own; the ops are {', '.join(sorted(OPS))}",
-            )
+            other = f"add --import MODULE for an op of your own; the ops are {', '.join(sorted(OPS))}"
+            if modules_without_ops:
+                other = f"{modules_without_ops[0]} registers no op"
+            raise UsageError(f"there is no op {name!r}", hint=did_you_mean(name, OPS, other))
         if OPS[name].examples is None:
             raise UsageError(
                 f"the op {name} has no examples to measure",

@@ -140,7 +140,7 @@ def test_rows_of_sources_that_are_no_more_are_marked(capsys, example):
 
 def test_run_refuses_what_it_does_not_know(capsys):
     assert "there is no op 'sofmax'" in (err := refused(capsys, "tune", "run", "sofmax"))
-    assert "softmax?" in err
+    assert "did you mean 'softmax'?" in err
     assert "torch cannot use the device 'toaster'" in refused(
         capsys, "tune", "run", "silu", "--device", "toaster"
     )
@@ -259,7 +259,7 @@ def test_export_says_what_is_not_there(capsys, desk):
 def test_an_unknown_op_is_named_with_the_nearest(capsys, command):
     TuningDatabase().add([*ROWS, ROWS[0]._replace(key="of_mine|a|cpu|inference|x=float32 1d row 1x64")])
     assert "there is no op 'sofmax'" in (err := refused(capsys, "tune", *command, "sofmax"))
-    assert "softmax?" in err
+    assert "did you mean 'softmax'?" in err
     assert main(["tune", *command, "of_min"]) == 2
     assert "of_mine?" in capsys.readouterr().err  # it was measured, and is not imported now
     assert main(["tune", *command, "of_mine"]) == 0
