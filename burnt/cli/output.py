@@ -196,7 +196,7 @@ class Page:
     ) -> None:
         """Print a table; empty cells are shown as ``-``.
 
-        In a narrow terminal, `fold_column` wraps, by default the last one, and columns that are `droppable` are
+        In a narrow terminal, `fold_column` wraps, by default the last one, and the `droppable` columns are
         omitted in this order.
         """
         columns, align_right, droppable = (list(map(clean, it)) for it in (columns, align_right, droppable))
