@@ -261,7 +261,7 @@ def test_an_unknown_op_is_named_with_the_nearest(capsys, command):
     assert "there is no op 'sofmax'" in (err := refused(capsys, "tune", *command, "sofmax"))
     assert "did you mean 'softmax'?" in err
     assert main(["tune", *command, "of_min"]) == 2
-    assert "of_mine?" in capsys.readouterr().err  # it was measured, and is not imported now
+    assert "'of_mine'?" in capsys.readouterr().err  # it was measured, and is not imported now
     assert main(["tune", *command, "of_mine"]) == 0
 
 
