@@ -61,19 +61,6 @@ SupervisedTraining(folder, **settings, check=False).run(learner)
 print("the program ends")
 """
 
-WRITER = """\
-import sys, time
-from burnt.store import RunWriter
-
-run = RunWriter.create(sys.argv[1])
-step = 0
-while True:
-    step += 1
-    run.log(step, 1, {"loss": 1 / step, "accuracy": 1 - 1 / step})
-    run.progress(step, 1, total_steps=100_000, total_epochs=1)
-    time.sleep(0.01)
-"""
-
 
 class Tmux:
     """A server of tmux of its own; each window is a shell."""
@@ -410,22 +397,6 @@ def test_a_killed_training_gives_the_terminal_back(training, tmp_path: Path) -> 
     assert state(folder) == "crashed"
 
 
-def test_a_killed_training_is_seen_as_crashed_within_ten_seconds(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    program = tmp_path / "writer.py"
-    program.write_text(WRITER)
-    with subprocess.Popen([sys.executable, program, folder], env=environment()) as writer:
-        wait_until(lambda: (folder / "run.db").exists())
-        with Emulator([*BURNT, "monitor", folder]) as terminal:
-            terminal.wait_for_screen("● running", "loss")
-            writer.kill()
-            writer.wait()
-            terminal.wait_for(lambda: "crashed" in terminal.text(), patience=10)
-            terminal.type("q")
-            assert terminal.wait_for_end() == 0
-            assert terminal.leftovers() == []
-
-
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     with RunWriter.create(tmp_path / "digits") as run:
@@ -462,13 +433,6 @@ def test_no_colour(finished: Path) -> None:
             assert bool(COLOUR.search(terminal.raw())) == coloured
 
 
-def test_a_terminal_that_can_do_nothing(finished: Path) -> None:
-    with Emulator([*BURNT, "monitor", finished], env={"TERM": "dumb"}) as terminal:
-        assert terminal.wait_for_end() == 0
-        assert "this is a snapshot" in terminal.written()
-        assert "\x1b[?1049h" not in terminal.raw().decode()
-
-
 @pytest.mark.full
 def test_a_training_in_a_terminal_that_can_do_nothing(training, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
@@ -476,21 +440,6 @@ def test_a_training_in_a_terminal_that_can_do_nothing(training, tmp_path: Path) 
         assert terminal.wait_for_end() == 0
         assert "\x1b[" not in terminal.raw().decode()
         assert terminal.text().splitlines()[-1] == "the program ends"
-
-
-def test_over_a_pipe(finished: Path) -> None:
-    done = subprocess.run(
-        [*BURNT, "monitor", finished],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert "finished" in done.stdout
-    assert done.stderr == ""
 
 
 def test_a_session_that_is_closed(tmux: Tmux, tmp_path: Path) -> None:
