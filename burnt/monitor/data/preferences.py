@@ -51,7 +51,6 @@ class Preferences:
         self._write()
 
     def list_of(self, folders: Sequence[os.PathLike[str]]) -> ListPreferences:
-        """Return how the list of the runs in these folders is shown."""
         return self._document.lists.get(_key(folders), ListPreferences())
 
     def set_list(self, folders: Sequence[os.PathLike[str]], shown: ListPreferences) -> None:

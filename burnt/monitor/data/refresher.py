@@ -92,7 +92,6 @@ class Refresher:
         self._wake_event.set()
 
     def mark_shown(self) -> None:
-        """Tell the thread that the delivered data is displayed."""
         self._shown_event.set()
 
     def _run(self) -> None:

@@ -219,7 +219,6 @@ class RunView:
 
     @property
     def reader(self) -> RunReader:
-        """The run's reader; opens the database if needed."""
         with self._lock:
             if self._reader is None:
                 self._reader = RunReader(self.folder)
@@ -245,11 +244,9 @@ class RunView:
 
     @property
     def is_followed(self) -> bool:
-        """Whether a screen shows the run."""
         return self._num_followers > 0
 
     def close(self) -> None:
-        """Close the database; the next read opens it again."""
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
@@ -421,7 +418,6 @@ class RunView:
         return mean_points(buckets) if means else marked_points(buckets, None, None)
 
     def best(self, series: Series) -> Extreme | None:
-        """Return the best value of a series; None if its better direction is unknown."""
         with self.reading():
             return self._find_best(series)
 
@@ -574,7 +570,6 @@ class RunLibrary:
         self.views = [view for view in self.views if view.state != "deleted"]
 
     def close(self) -> None:
-        """Close all databases."""
         for view in self.views:
             view.close()
 

@@ -141,7 +141,6 @@ class Chart(Widget, can_focus=True):
 
     @property
     def plot(self) -> TextChart:
-        """The view drawn for the widget's size."""
         if self._plot is None or (self._plot.width, self._plot.height) != self.size:
             return self._paint()
         return self._plot
@@ -210,7 +209,6 @@ class Chart(Widget, can_focus=True):
         self._set_crosshair(min(max(at, low), high))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Let escape hide the crosshair; without one, the screen handles escape."""
         return action != "hide_crosshair" or self._view.crosshair is not None
 
     def action_hide_crosshair(self) -> None:
@@ -250,7 +248,6 @@ class Chart(Widget, can_focus=True):
             self._set_view(self._view._replace(range_y=(low, high)))
 
     def _pan(self, by: float) -> None:
-        """Pan the x axis, limited to the range of the values."""
         if self._view.range_x is None:
             return
         low, high = self._view.range_x
@@ -297,7 +294,6 @@ class Chart(Widget, can_focus=True):
             self.release_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Pan while dragging; otherwise move the crosshair to the pointer."""
         plot = self.plot
         if self._drag_start is None:
             at = self._plot_position(event)
@@ -423,5 +419,4 @@ class CurveKeys:
         self.request_read()
 
     def axes_text(self) -> list[str]:
-        """Return the units of the axes, for people."""
         return [f"x {AXIS_NAMES[self.axis]}", "log y" if self.log_y else "linear y"]

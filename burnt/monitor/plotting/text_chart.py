@@ -255,7 +255,6 @@ class TextChart:
                 self._overlays[row, column] = ("!" if math.isnan(y) else "∞", str(i))
 
     def _non_finite(self, curve: Curve) -> Iterator[tuple[float, float]]:
-        """Yield the visible points of a curve that are NaN or infinite."""
         low, high = self.range_x
         if not all(map(math.isfinite, curve.ys)):
             for x, y in zip(curve.xs, curve.ys, strict=True):
@@ -420,7 +419,6 @@ class TextChart:
         return lines
 
     def _notes(self) -> list[str]:
-        """Return notes on what the curves do not show."""
         notes = [f"smoothed {self.view.smoothing:g}"] if self.view.smoothing else []
         if self.view.log_y:
             notes.append("log")
@@ -432,7 +430,6 @@ class TextChart:
         return list(dict.fromkeys(notes))
 
     def _legend_entry(self, number: int, curve: Curve) -> list[Span] | None:
-        """Return a curve's entry; None for one that needs none."""
         if curve.faint:
             labels = [other.label for other in self.view.curves[:number] if other.faint]
             if self.view.short_legend or curve.label in labels:

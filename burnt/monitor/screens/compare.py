@@ -111,7 +111,6 @@ class CompareScreen(Screen[None], CurveKeys):
         self._fit_grid()
 
     def on_unmount(self) -> None:
-        """Stop following the runs."""
         for view in self.views:
             view.unfollow()
 
@@ -121,7 +120,6 @@ class CompareScreen(Screen[None], CurveKeys):
         self.call_after_refresh(self._fit_grid)
 
     def _fit_grid(self) -> None:
-        """Show as many charts as there is room for."""
         width, height = self.query_one(ChartGrid).size
         columns = max(width // _CHART_WIDTH, 2) if width >= _TWO_COLUMNS_WIDTH else 1
         rows = min(max(height // _MIN_CHART_LINES, 1), _MAX_CHART_ROWS)
@@ -335,7 +333,6 @@ class CompareScreen(Screen[None], CurveKeys):
             self._select_chart(chart)
 
     def action_several(self) -> None:
-        """Show several metrics at once, or only the selected one."""
         self._shows_several = not self._shows_several
         self.request_read()
 

@@ -138,7 +138,6 @@ class RunScreen(Screen[None]):
         self._show_header()
 
     def on_unmount(self) -> None:
-        """Stop following the run."""
         self.view.unfollow()
 
     def on_screen_resume(self) -> None:
@@ -317,7 +316,6 @@ class RunScreen(Screen[None]):
         return rate_change_warning(rate, self._current_rate(), highest_scheduled_rate(self.view.config))
 
     def _current_rate(self) -> float | None:
-        """The learning rate of the newest step."""
         head = self.view.heads.get(Series("learning_rate", "train"))
         return None if head is None else head.point.value
 

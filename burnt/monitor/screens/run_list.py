@@ -130,7 +130,6 @@ class RunsScreen(Screen[None]):
             self._automatic_for, self._automatic = settings, automatic_columns(views)
 
     def _curves(self, view: RunView | None) -> list[Curve]:
-        """Read the curves of a run's main metric."""
         metric = None if view is None else view.metric
         if view is None or metric is None or view.error is not None:
             return []
@@ -155,7 +154,6 @@ class RunsScreen(Screen[None]):
         container.query_one(Chart).show(ChartView(curves, title="" if metric is None else metric.name))
 
     def on_resize(self) -> None:
-        """Show the preview only if the screen is high enough."""
         self._has_preview = self.size.height >= _MIN_PREVIEW_LINES
         if not self._has_preview:
             self.query_one("#preview").display = False
@@ -190,7 +188,6 @@ class RunsScreen(Screen[None]):
         self._update_preview()
 
     def _shown_columns(self, views: Sequence[RunView]) -> dict[str, Column]:
-        """Return the columns after the run's name, by key."""
         columns = dict(USUAL_COLUMNS)
         if self._columns is None:
             if not any(view.tags for view in self.library.views):
@@ -475,7 +472,6 @@ class RunsScreen(Screen[None]):
         app_of(self).refresher.wake(rescan=True)
 
     def _notify_error(self, error: BurntError) -> None:
-        """Show an error, from a thread."""
         self.app.call_from_thread(self.notify, error_text(error), severity="error", markup=False)
 
     def action_clear(self) -> None:

@@ -47,14 +47,12 @@ class _TextDialog(ModalScreen[None]):
                 yield Static(self.text())
 
     def on_mount(self) -> None:
-        """Focus the text, so that keys scroll it."""
         scroll = self.query_one(VerticalScroll)
         scroll.focus()
         self.watch(scroll, "scroll_y", self._show_scroll_hint)
         self.watch(scroll, "virtual_size", self._show_scroll_hint)
 
     def on_resize(self) -> None:
-        """Limit the text's height to the screen."""
         self.query_one(VerticalScroll).styles.max_height = max(self.size.height - _WINDOW_LINES, 1)
         self.call_after_refresh(self._show_scroll_hint)
 
@@ -126,7 +124,6 @@ class _Question(ModalScreen[T]):
                 yield Button("Cancel (esc)", id="no", compact=True)
 
     def inputs(self) -> ComposeResult:
-        """Yield the widgets above the buttons."""
         yield from ()
 
 
@@ -175,7 +172,6 @@ class PromptScreen(_Question[str | None]):
         self.set_focus(self.query_one(Input))  # before the next key
 
     def action_cancel(self) -> None:
-        """Close the window without a text."""
         self.dismiss(None)
 
     @on(Input.Submitted)

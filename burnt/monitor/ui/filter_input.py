@@ -90,7 +90,6 @@ class FilterInput(Input):
         self.refresh()
 
     def show_remark(self, text: str) -> None:
-        """Show a remark at the end of the line; an empty text clears it."""
         if text != self._remark:
             self._remark = text
             self.refresh()
@@ -107,7 +106,6 @@ class FilterInput(Input):
         return Strip([*strip.crop(0, width), Segment(message, self.rich_style)])
 
     def open(self) -> None:
-        """Show and focus the input."""
         self.add_class("open")
         self.focus()
 

@@ -169,7 +169,6 @@ class Table(ScrollView, can_focus=True):
         return self.row_keys[self.cursor] if self.cursor < len(self.row_keys) else None
 
     def move_to(self, key: object) -> None:
-        """Move the cursor to the row with a key, if it exists."""
         if key in self.row_keys:
             self.cursor = self.row_keys.index(key)
 
@@ -180,7 +179,6 @@ class Table(ScrollView, can_focus=True):
         self._scroll_to_cursor()
 
     def _lay_out_columns(self) -> None:
-        """Compute which columns are shown and how wide they are."""
         self.virtual_size = Size(self.size.width, len(self._rows) + self.header_height)
         available = self.scrollable_content_region.width - 2
         names = [

@@ -235,7 +235,6 @@ class ArtefactsPane(FilterPane):
 
     @on(Table.RowOpened, "#table")
     def row_opened(self, message: Table.RowOpened) -> None:
-        """Show the values of a row in full, such as a long text."""
         message.stop()
         if self._table is not None and isinstance(message.key, int):
             pairs = zip(self._table["columns"], self._table["rows"][message.key], strict=False)

@@ -125,7 +125,6 @@ class PlotsPane(FilterPane, CurveKeys):
     # --- keys
 
     def action_focus_one(self) -> None:
-        """Show only the focused chart, or all again."""
         if self._single_metric is not None:
             self._single_metric = None
         else:
@@ -147,7 +146,6 @@ class PlotsPane(FilterPane, CurveKeys):
             charts[0 if focused is None else focused + direction].focus()
 
     def action_page(self, direction: int) -> None:
-        """Show the next (1) or previous (-1) page of charts."""
         self._first_index = max(self._first_index + direction * self._grid_shape[0] * self._grid_shape[1], 0)
         self.request_read()
 

@@ -59,7 +59,6 @@ class SystemPane(Pane):
         return self.view.newest.system_sample, self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """Read the samples as curves."""
         samples = self.view.system_samples()
         xs = times_to_active_seconds([sample.time for sample in samples], self.view.attempt_spans)
         curves = {}

@@ -118,7 +118,6 @@ class _TablesPane(Pane):
 
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
-        """Show a row in full, as recorded."""
         table = self._tables.get(str(message.table.id))
         if table is not None and isinstance(message.key, int):
             row = zip(table.data["columns"], table.data["rows"][message.key], strict=False)
