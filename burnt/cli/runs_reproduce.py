@@ -14,6 +14,7 @@ from burnt.cli.output import Cell, Page, UsageError, print_json
 from burnt.cli.runs_select import open_run, run_folder
 from burnt.cli.stored_target import StoredTarget
 from burnt.errors import clean
+from burnt.store import RunReader
 from burnt.store.schema import DATABASE
 
 _INSTEAD = "run the program again in another folder, and compare"
@@ -41,9 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
         past = Past.read(parent.folder, parent.step, before=parent.step)
         start_fork(past, StoredTarget.read(parent.folder, past.config, _INSTEAD), target, again, yes=True)
-    open_run(str(again)).close()  # raises if the function trained elsewhere
-    circumstances = _circumstances(folder, document, again)
-    compared, difference = _compare(folder, again)
+    # This raises if the function trained elsewhere.
+    with open_run(str(folder)) as run, open_run(str(again)) as reproduction:
+        circumstances = _circumstances(run, reproduction)
+        compared, difference = _compare(run, reproduction)
     if args.json:
         print_json(
             {
@@ -68,20 +70,18 @@ def _new_folder(folder: Path, out: str | None) -> Path:
     return free_folder(folder.with_name(f"{folder.name}-reproduced"))
 
 
-def _circumstances(folder: Path, before: dict[str, Any], again: Path) -> dict[str, dict[str, Any]]:
+def _circumstances(run: RunReader, reproduction: RunReader) -> dict[str, dict[str, Any]]:
     """Return what a difference may come from, in the run and in its reproduction."""
-    with open_run(str(again)) as reader:
-        now = reader.config() or {}
-    versions = before.get("load", {}).get("versions", {})
-    here = now.get("load", {}).get("versions", {})
+    before, now = run.config() or {}, reproduction.config() or {}
+    versions, here = (document.get("load", {}).get("versions", {}) for document in (before, now))
     pairs = {
         "code": tuple(d.get("load", {}).get("source", {}).get("sha256") for d in (before, now)),
         "seed": (before.get("seed"), now.get("seed")),
         "device": (before.get("device"), now.get("device")),
         **{name: (versions.get(name), here.get(name)) for name in ("burnt", "torch", "python")},
-        "kernels": (_kernels(folder), _kernels(again)),
-        "host": (_host(folder), platform.node()),
-        "interventions": (_interventions(folder), "none"),
+        "kernels": (_kernels(run.folder), _kernels(reproduction.folder)),
+        "host": (run.attempts()[-1].host, platform.node()),
+        "interventions": (_interventions(run), "none"),
     }
     return {
         name: {"run": old, "reproduction": new, "equal": old == new} for name, (old, new) in pairs.items()
@@ -101,28 +101,22 @@ def _kernels(folder: Path) -> dict[str, str]:
     return kernels
 
 
-def _host(folder: Path) -> str:
-    with open_run(str(folder)) as reader:
-        return reader.attempts()[-1].host
-
-
-def _interventions(folder: Path) -> str:
+def _interventions(run: RunReader) -> str:
     """Return what was changed while the run went on, which a reproduction does not repeat."""
     from burnt.train.code.source import settings_in
 
-    with open_run(str(folder)) as reader:
-        settings = [
-            (attempt.resumed_from_step or 0, settings_in(config))
-            for attempt in reader.attempts()
-            if (config := reader.config(attempt.id)) is not None
-        ]
-        found = [
-            (step, f"{name} changed")
-            for (_, before), (step, after) in itertools.pairwise(settings)
-            for name in before.keys() | after.keys()
-            if before.get(name) != after.get(name)
-        ]
-        rates = {(e.step, e.data.get("value")) for e in reader.events("learning_rate") if e.step is not None}
+    settings = [
+        (attempt.resumed_from_step or 0, settings_in(config))
+        for attempt in run.attempts()
+        if (config := run.config(attempt.id)) is not None
+    ]
+    found = [
+        (step, f"{name} changed")
+        for (_, before), (step, after) in itertools.pairwise(settings)
+        for name in before.keys() | after.keys()
+        if before.get(name) != after.get(name)
+    ]
+    rates = {(e.step, e.data.get("value")) for e in run.events("learning_rate") if e.step is not None}
     found += [
         (step, "learning rate as scheduled" if rate is None else f"learning rate {rate:.4g}")
         for step, rate in rates
@@ -130,24 +124,21 @@ def _interventions(folder: Path) -> str:
     return ", ".join(f"{text} at step {step}" for step, text in sorted(found)) or "none"
 
 
-def _compare(folder: Path, again: Path) -> tuple[int, dict[str, Any] | None]:
+def _compare(run: RunReader, reproduction: RunReader) -> tuple[int, dict[str, Any] | None]:
     """Compare the values that both recorded; return how many, and the first that differs by step."""
     from burnt.train.rewind.replaying import is_timed, same_bits
 
     compared = 0
     differences: list[dict[str, Any]] = []
-    with open_run(str(folder)) as run, open_run(str(again)) as reproduction:
-        common = set(run.series()) & set(reproduction.series())
-        for series in sorted(series for series in common if not is_timed(series)):
-            old, new = (
-                dict(zip(*reader.points(*series)[::2], strict=True)) for reader in (run, reproduction)
-            )
-            steps = sorted(old.keys() & new.keys())
-            compared += len(steps)
-            step = next((step for step in steps if not same_bits(old[step], new[step])), None)
-            if step is not None:
-                found = {"step": step, "metric": f"{series.split}/{series.name}"}
-                differences.append(found | {"run": old[step], "reproduction": new[step]})
+    common = set(run.series()) & set(reproduction.series())
+    for series in sorted(series for series in common if not is_timed(series)):
+        old, new = (dict(zip(*reader.points(*series)[::2], strict=True)) for reader in (run, reproduction))
+        steps = sorted(old.keys() & new.keys())
+        compared += len(steps)
+        step = next((step for step in steps if not same_bits(old[step], new[step])), None)
+        if step is not None:
+            found = {"step": step, "metric": f"{series.split}/{series.name}"}
+            differences.append(found | {"run": old[step], "reproduction": new[step]})
     return compared, min(differences, key=lambda found: found["step"], default=None)
 
 

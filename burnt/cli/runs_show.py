@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from typing import Any
@@ -25,6 +24,7 @@ from burnt.monitor.format import (
 )
 from burnt.store import Artefact, Attempt, Points, RunReader, Series
 from burnt.store.reader import text_of
+from burnt.store.search import setting_text
 from burnt.train.format import duration_text, value_text
 
 _EVENTS, _LOG_LINES = 8, 10
@@ -71,7 +71,7 @@ def print_run(page: Page, view: RunView) -> None:
         )
     if view.settings:
         page.heading("config")
-        page.pairs({key: _exact_text(value) for key, value in view.settings.items()})
+        page.pairs({key: setting_text(value) for key, value in view.settings.items()})
     with view.reading() as reader:
         if series := series_in_order(view.heads):
             page.heading("metrics")
@@ -209,12 +209,8 @@ def _series_json(view: RunView, reader: RunReader, series: Series) -> dict[str, 
     return {**series._asdict(), **{name: end and end._asdict() for name, end in ends.items()}}
 
 
-def _exact_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _rounded_text(value: Any) -> str:
-    return value_text(value) if isinstance(value, float) else _exact_text(value)
+    return value_text(value) if isinstance(value, float) else setting_text(value)
 
 
 def _values_text(values: dict[str, Any]) -> str:

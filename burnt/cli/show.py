@@ -22,6 +22,7 @@ from burnt.record.statistics import Statistics, statistics_of
 from burnt.record.stored import StoredTensor
 from burnt.scheme import QuantScheme
 from burnt.store.schema import DATABASE
+from burnt.store.search import setting_text
 from burnt.train.format import value_text
 
 _LONGEST_METADATA = 200  # characters of a value; --json has all
@@ -104,7 +105,7 @@ def _print(
     metadata = {key: value for key, value in source.metadata.items() if key not in record.aliases}
     if metadata:
         page.heading("metadata")
-        page.pairs({key: _short(_text(value)) for key, value in metadata.items()})
+        page.pairs({key: _short(setting_text(value)) for key, value in metadata.items()})
     page.line("")
     columns = ["tensor", "dtype", "shape", "size"]
     # Names get what room there is: the file is shown where the statistics are not.
@@ -209,10 +210,6 @@ def _value_cells(stored: StoredTensor, statistics: Statistics) -> list[str | Cel
 
 def _dtype(stored: StoredTensor) -> str:
     return str(stored.dtype).removeprefix("torch.")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _short(text: str) -> str:
