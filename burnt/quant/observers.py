@@ -50,13 +50,11 @@ class Reservoir:
     def add(self, items: Tensor) -> None:
         """Add items ``[count, *shape]``; their shape may differ from that of others."""
         keys = torch.rand(len(items), generator=self._generator)
-        chosen = (keys < self._limit).nonzero().flatten()
         shape = tuple(items.shape[1:])
         most = max(1, min(self._max_items, self._max_elements // max(1, math.prod(shape))))
-        if len(chosen) > most:
-            order = keys[chosen].argsort()
-            self._limit = float(keys[chosen[order[most]]])
-            chosen = chosen[order[:most]]
+        if len(keys) > most:
+            self._limit = min(self._limit, float(keys.kthvalue(most + 1).values))
+        chosen = (keys < self._limit).nonzero().flatten()
         if not len(chosen):
             return
         new = keys[chosen], items.detach()[chosen.to(items.device)]

@@ -101,12 +101,9 @@ class Buckets:
     def arrange(
         self, order: Integers, batch_size: int, generator: np.random.Generator | None
     ) -> tuple[Integers, Integers]:
-        """Return the items of an epoch in a new order, and where in it the batches start.
+        """Return the items of an epoch, ``[n]``, in a new order, and where in it the batches start.
 
-        Args:
-            order: ``[n]``, the items of the epoch; those of a bucket stay in this order.
-            batch_size: the number of items in a batch.
-            generator: shuffles the batches; None leaves them sorted by length.
+        Those of a bucket stay in the order given. A generator shuffles the batches; None leaves them sorted.
         """
         items = order[np.argsort(self._bucket[order], kind="stable")]
         starts = np.arange(0, len(items), batch_size) if self.tokens is None else self._starts

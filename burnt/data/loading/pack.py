@@ -90,15 +90,10 @@ class Pack:
         self.num_rows = int(self._row_of_rank.max()) + 1
 
     def arrange(self, order: Integers, generator: np.random.Generator | None) -> tuple[Tensor, Integers]:
-        """Arrange the documents of an epoch in rows.
+        """Arrange the documents of an epoch, ``[n]`` in its order, in rows; a generator shuffles whole ones.
 
-        Args:
-            order: ``[n]``, the documents in the order of the epoch.
-            generator: shuffles the rows of whole documents.
-
-        Returns:
-            the pieces, ``[p, 5]`` of int64: row, column, document, start in it, size; sorted by row; and the
-            first piece of each row, ``[rows]``.
+        Returns the pieces, ``[p, 5]`` of int64: row, column, document, start in it, size; sorted by row; and
+        the first piece of each row, ``[rows]``.
         """
         document, start, size = self._pieces(order, by_document=not self.split)
         if self.split:
@@ -139,15 +134,9 @@ class Pack:
         return order[of], start, stop - start
 
     def batch(self, documents: Mapping[int, Any], pieces: Tensor, rows: int) -> Batch:
-        """Put documents together to a batch.
+        """Put documents, by their index in the dataset, together to a batch of so many rows.
 
-        Args:
-            documents: by their index in the dataset.
-            pieces: those of `arrange` in these rows; the first row counts as 0.
-            rows: the number of rows.
-
-        Raises:
-            DataError: a document has another length than was said, or fields of different lengths.
+        `pieces` are those of `arrange` in these rows, the first of which counts as 0.
         """
         fields = {
             index: {name: torch.as_tensor(value) for name, value in self._document(item).items()}

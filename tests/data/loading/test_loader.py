@@ -6,10 +6,10 @@ import io
 import json
 import random
 from collections import UserDict
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 import numpy as np
@@ -443,36 +443,9 @@ def test_items_without_a_function_are_not_copied(monkeypatch) -> None:
     assert len(copied) == 4
 
 
-class Slots(MutableMapping):
-    __slots__ = ("_values",)
-
-    def __init__(self, values: Any) -> None:
-        self._values = values
-
-    def __getitem__(self, name: Any) -> Any:
-        return self._values[name]
-
-    def __setitem__(self, name: Any, value: Any) -> None:
-        self._values[name] = value
-
-    def __delitem__(self, name: Any) -> None:
-        del self._values[name]
-
-    def __iter__(self) -> Any:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
 class Doubled(tuple):
     def __new__(cls, first: int) -> "Doubled":
         return super().__new__(cls, (first, 2 * first))
-
-
-class Sum(NamedTuple("Sum", [("a", int), ("b", int), ("total", int)])):
-    def __new__(cls, a: int, b: int) -> "Sum":
-        return super().__new__(cls, a, b, a + b)
 
 
 class Uncopied:
@@ -493,9 +466,7 @@ ODD = {
     "pyarrow": (lambda: pyarrow.array([1, 2]), lambda item: item.to_pylist(), [1, 2]),
     "polars": (lambda: polars.Series([1, 2]), list, [1, 2]),
     "no copy": (Uncopied, lambda item: np.asarray(item).tolist(), [1, 1]),
-    "slots": (lambda: Slots({"a": 1}), dict, {"a": 1}),
     "tuple": (lambda: Doubled(3), list, [3, 6]),
-    "named tuple": (lambda: Sum(1, 2), list, [1, 2, 3]),
     "proxy": (lambda: MappingProxyType({"a": 1}), dict, {"a": 1}),
     "file": (lambda: Held(io.BytesIO(b"ab"), torch.ones(1)), lambda item: item.file.getvalue(), b"ab"),
     "gradient": (lambda: Batch(x=torch.ones(1, requires_grad=True) * 2), lambda item: item.x.tolist(), [2]),
