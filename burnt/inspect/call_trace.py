@@ -124,32 +124,27 @@ class CallTrace:
     def shape_error(self, error: Exception, call: Call | None) -> ShapeError | None:
         """Return a ShapeError that names the module, or None if the error is not about shapes."""
         module, line = self.locate(error)
+        problem = self._mismatch_of(module)
         if isinstance(error, ShapeError):
             if error.what.startswith("ShapeError in "):
                 return error
             # The layer's own error says what it expects, but not which layer has computed its input.
-            problem = self._mismatch_of(module)
+            what = error.found if error.found is not None else error.what
+            hint = (self._hint(problem) if problem is not None else None) or error.hint
             return self._error(
-                module,
-                call,
-                expected=error.expected,
-                found=error.found if error.found is not None else error.what,
-                origin=error.origin,
-                hint=(self._hint(problem) if problem is not None else None) or error.hint,
+                module, call, expected=error.expected, found=what, origin=error.origin, hint=hint
             )
-        problem = self._mismatch_of(module)
         if module is not None and problem is not None and isinstance(error, InputError):
             return self._mismatch_error(module, problem)
         if isinstance(error, InputError) and "device" not in error.what:
             # No value was read: shapes, dtypes and options are refused in every run. Of devices, only some
             # tensors are meta.
+            text = error.what if error.found is None else f"{error.found}: {error.what}"
             return self._error(
                 module,
                 call,
                 expected=error.expected,
-                found=error.what
-                if error.found is None
-                else f"{error.found}: {error.what}".replace(" on meta", ""),
+                found=text.replace(" on meta", ""),
                 origin=[*error.origin, line] if line else error.origin,
                 hint=error.hint,
             )
@@ -244,15 +239,9 @@ class CallTrace:
         self, module: nn.Module, problem: ShapeMismatch, detail: str | None = None
     ) -> ShapeError:
         # torch's message is added, since an unknown class may use the attributes in another sense.
-        torch_lines = [f"torch: {detail}"] if detail is not None else []
-        return self._error(
-            module,
-            None,
-            expected=problem.expected,
-            found=problem.found,
-            last=torch_lines,
-            hint=self._hint(problem),
-        )
+        last = [f"torch: {detail}"] if detail is not None else []
+        expected, found, hint = problem.expected, problem.found, self._hint(problem)
+        return self._error(module, None, expected=expected, found=found, last=last, hint=hint)
 
     def _error(
         self,

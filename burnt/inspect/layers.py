@@ -285,9 +285,7 @@ def _attention(
 
 
 def _features_norm(module: nn.Module, x: torch.Tensor, size: int) -> ShapeMismatch | None:
-    if isinstance(
-        module, InstanceNormBase
-    ):  # which also takes inputs without a batch: torch says what is wrong
+    if isinstance(module, InstanceNormBase):  # takes inputs without a batch, too: torch says what is wrong
         return None
     ranks = next((r for norm, r in _BATCH_NORM_RANKS.items() if isinstance(module, norm)), None)
     return _channels(x, size, ranks, f"{type(module).__name__}({{}})")

@@ -201,22 +201,19 @@ def _check_calibration(sites: Sequence[Site], calibrate: Iterable[Any] | None, s
     static = next((site.path for site in sites if site.is_static), None)
     auto = next((site.path for site in sites if site.is_auto and site.schemes), None)
     if static is not None:
-        what, where = "a static scheme needs a calibration set, to find the range of activations", static
-        hint = "burnt.quantize(model, 'int8-static', calibrate=loader); 'int8-dynamic' needs none"
+        what, scheme, hint = "a static scheme", "'int8-static'", "; 'int8-dynamic' needs none"
     elif auto is not None:
-        what, where = "'auto' needs a calibration set, to compute output errors", auto
-        hint = "burnt.quantize(model, 'auto', calibrate=loader)"
+        what, scheme, hint = "'auto'", "'auto'", ""
     elif smooth is not None:
-        what, where = "smooth= needs a calibration set, to find outliers of activations", None
-        hint = f"burnt.quantize(model, ..., smooth={smooth:g}, calibrate=loader)"
+        what, scheme, hint = "smooth=", f"..., smooth={smooth:g}", ""
     else:
         return
     raise QuantError(
-        what,
-        where=where,
+        f"{what} needs a calibration set",
+        where=static or auto,
         expected="calibrate=, some batches of typical inputs",
         found="calibrate=None",
-        hint=hint,
+        hint=f"burnt.quantize(model, {scheme}, calibrate=loader){hint}",
     )
 
 

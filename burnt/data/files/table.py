@@ -98,8 +98,8 @@ class Cells(Column):
     def __getitem__(self, index: int) -> Any:
         return self.cells[index].as_py() if self.read is None else self.read(self.cells[index], index)
 
-    def take(self, indices: Indices) -> list[Any]:
-        """Return the cells at indices."""
+    def take(self, indices: Indices) -> Any:
+        """Return the cells at indices, a list."""
         return self.cells.take(indices).to_pylist() if self.read is None else super().take(indices)
 
 

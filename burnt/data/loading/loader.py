@@ -165,9 +165,7 @@ class Loader(Generic[B]):
                 found=type(dataset).__name__,
                 hint="StreamLoader is for what can only be iterated",
             )
-        if not hasattr(
-            dataset, "__getitems__"
-        ):  # as datasets of Hugging Face do, whose items stay as they are
+        if not hasattr(dataset, "__getitems__"):  # datasets of Hugging Face have it; their items stay
             dataset = as_dataset(dataset)
         if len(dataset) == 0:
             raise DataError(

@@ -391,9 +391,7 @@ def _serve(connection: socket.socket, target: Target, cell: Cell) -> None:
             try:
                 seed_global_states(seed_of(*target.key(task)))
                 parts = pickled((target(task, cell), None, ""))
-            except (
-                Exception
-            ) as error:  # of the user's dataset, or of a batch that cannot be pickled: anything
+            except Exception as error:  # of the user's dataset, or of a batch that cannot be pickled
                 parts = _pickled_error(error, target.describe(task, -1))
             send(connection, parts)
 
@@ -418,9 +416,7 @@ def _global_states(is_exact: bool = False) -> tuple[Any, ...]:
     NumPy's state has a normal number that was drawn with the one before it only if `is_exact`.
     """
     numpy: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    if isinstance(
-        numpy, np.random.MT19937
-    ):  # 624 words and a position, for which `state` takes 170 microseconds
+    if isinstance(numpy, np.random.MT19937):  # 624 words and a position: `state` takes 170 microseconds
         of_numpy: Any = ctypes.string_at(numpy.ctypes.state_address, 2500)
     else:
         of_numpy = repr(numpy.state)
