@@ -103,7 +103,7 @@ def _expr(expr: Expr, results: dict[tuple[Any, ...], str]) -> str:
     """An expression as text; results of earlier steps go by their names."""
     if expr.op == "load":
         buffer, index = expr.extra
-        return f"{buffer.name}[{index}]"  # type: ignore[attr-defined]
+        return f"{buffer.name}[{index}]"
     if expr.op in ("reduced", "scanned"):
         return results[expr.extra]
     if expr.op in ("const", "index"):

@@ -25,7 +25,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -359,7 +359,7 @@ class Expr:
 
     op: str
     args: tuple[Expr, ...]
-    extra: tuple[object, ...]
+    extra: tuple[Any, ...]
     dtype: torch.dtype
 
     @staticmethod
@@ -468,13 +468,21 @@ def const(value: float, dtype: torch.dtype) -> Expr:
     return Expr.make("const", (), dtype, value)
 
 
+def extreme(dtype: torch.dtype, *, lowest: bool) -> float:
+    """Return the lowest or highest number of a dtype; infinite for floats."""
+    if dtype.is_floating_point:
+        return -math.inf if lowest else math.inf
+    if dtype == torch.bool:
+        return not lowest
+    return torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max
+
+
 def cast(expr: Expr, dtype: torch.dtype) -> Expr:
     """Convert an expression to a dtype, as torch does; constants are converted now."""
     if expr.dtype == dtype:
         return expr
     if expr.op == "const":
         value = expr.extra[0]
-        assert isinstance(value, int | float)
         if dtype == torch.bool:
             return const(bool(value), dtype)
         if dtype.is_floating_point or not isinstance(value, float):

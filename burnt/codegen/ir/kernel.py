@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from burnt.codegen.ir.expr import (
     Buffer,
@@ -27,7 +28,9 @@ from burnt.codegen.ir.expr import (
     Scan,
     Var,
     cast,
+    index_exprs,
     index_value,
+    rebuild,
     reduction_result,
     walk,
 )
@@ -144,22 +147,36 @@ class Kernel:
         return [step.body for step in self.steps]
 
     @property
+    def stores(self) -> list[Store]:
+        """The steps that store."""
+        return [step for step in self.steps if isinstance(step, Store)]
+
+    @property
+    def reductions(self) -> dict[tuple[Reduction, Index], ReductionStep]:
+        """The steps that reduce, by what they compute, in order."""
+        return {(s.reduction, s.index): s for s in self.steps if isinstance(s, ReductionStep)}
+
+    @property
+    def indices(self) -> list[IndexExpr]:
+        """The indices in its expressions, and those of its stores."""
+        used = [index for expr in walk(self.exprs) for index in index_exprs(expr)]
+        return [*used, *(step.offset for step in self.stores)]
+
+    @property
     def buffers_read(self) -> dict[Buffer, None]:
         """The buffers that the kernel reads, in order, without its scratch."""
-        loaded: list[Buffer] = [e.extra[0] for e in walk(self.exprs) if e.op == "load"]  # type: ignore[misc]
+        loaded: list[Buffer] = [e.extra[0] for e in walk(self.exprs) if e.op == "load"]
         return {buffer: None for buffer in loaded if buffer.role != "local"}
 
     @property
     def buffers_written(self) -> dict[Buffer, None]:
         """The buffers that the kernel writes, in order, without its scratch."""
-        stores = [step for step in self.steps if isinstance(step, Store)]
-        return {step.buffer: None for step in stores if step.buffer.role != "local"}
+        return {step.buffer: None for step in self.stores if step.buffer.role != "local"}
 
     @property
     def scratch(self) -> list[Buffer]:
         """The buffers of role ``local``."""
-        written = [step.buffer for step in self.steps if isinstance(step, Store)]
-        return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
+        return list(dict.fromkeys(step.buffer for step in self.stores if step.buffer.role == "local"))
 
     def passes(self) -> list[list[ReductionStep | Store]]:
         """Group adjacent steps that can share a loop: same inner loops, no dependency on one another."""
@@ -184,7 +201,7 @@ class Kernel:
             return "matmul"
         if any(isinstance(step, ScanStep) for step in self.steps):
             return "scan"
-        if self.num_chunks or any(isinstance(step, ReductionStep) for step in self.steps):
+        if self.num_chunks or self.reductions:
             return "reduction"
         if self.scratch:
             return "pooling"
@@ -193,15 +210,18 @@ class Kernel:
     @property
     def matmul(self) -> ReductionStep | None:
         """The step that is a matrix multiplication; None if there is none."""
-        return next(
-            (s for s in self.steps if isinstance(s, ReductionStep) and isinstance(s.reduction, Matmul)), None
-        )
+        return next((s for s in self.reductions.values() if isinstance(s.reduction, Matmul)), None)
 
     @property
     def checks(self) -> tuple[Check, ...]:
         """The run-time checks of its expressions, without duplicates."""
         checks = [e.extra[0] for e in walk(self.exprs) if e.op == "checked"]
-        return tuple(dict.fromkeys(checks))  # type: ignore[arg-type]
+        return tuple(dict.fromkeys(checks))
+
+
+def replace_reductions(expr: Expr, results: Mapping[tuple[Reduction, Index], Expr]) -> Expr:
+    """Replace the results of some reductions in an expression."""
+    return rebuild(expr, replace=lambda e: results.get(e.extra) if e.op == "reduced" else None)
 
 
 def depends_on(step: ReductionStep | ScanStep | Store, other: ReductionStep | ScanStep | Store) -> bool:

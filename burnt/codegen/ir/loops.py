@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
-from burnt.codegen.ir.expr import Index, IndexExpr, Split, Var, index_exprs, rebuild, walk
+from burnt.codegen.ir.expr import Index, IndexExpr, Split, Var, rebuild
 from burnt.codegen.ir.kernel import Kernel, Store
 
 
 def new_index(extents: Sequence[int]) -> Index:
     """Return an index of new loop variables with these extents."""
     return tuple(IndexExpr.of(Var(size)) for size in extents)
+
+
+def max_index(index: IndexExpr, overrun: Mapping[Var, int] = MappingProxyType({})) -> int:
+    """Return the largest absolute number that occurs while an index is computed, with loops that overrun."""
+    total = abs(index.const)
+    for atom, coefficient in index.terms.items():
+        low, high = IndexExpr({atom: coefficient}).bounds(overrun)
+        total += max(abs(low), abs(high))
+        if isinstance(atom, Split):
+            total = max(total, max_index(atom.inner, overrun))
+    return total
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -88,8 +100,7 @@ def merge_splits(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
 
 def merge_adjacent_loops(kernel: Kernel) -> None:
     """Merge adjacent loops that every access of the kernel traverses with one stride."""
-    accesses = [index_expr for expr in walk(kernel.exprs) for index_expr in index_exprs(expr)]
-    accesses += [step.offset for step in kernel.steps if isinstance(step, Store)]
+    accesses = kernel.indices
     mapping: dict[Var, IndexExpr] = {}
     merged_of: dict[tuple[Var, Var], Var] = {}
     nests = [kernel.outer, *(step.inner for step in kernel.steps)]

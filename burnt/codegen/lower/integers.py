@@ -107,7 +107,7 @@ def _lower_integer_pow(meta: torch.Tensor, a: Any, b: Any) -> Value:
 
     def element(x: Expr, n: Expr) -> Expr:
         if n.op == "const":
-            return _power_by_squaring(x, int(n.extra[0]), dtype)  # type: ignore[call-overload]
+            return _power_by_squaring(x, int(n.extra[0]), dtype)
         if not dtype.is_signed:
             return x.apply("power", n)
         # A negative power is an integer only for bases 1 and -1; torch gives 0 for others, 0 ** -1 included.
@@ -158,10 +158,10 @@ def _is_between(amount: Expr, low: int, high: int) -> bool:
     """Whether an amount that is a constant or an index is certainly in ``range(low, high)``."""
     amount = amount.args[0] if amount.op == "cast" else amount
     if amount.op == "const":
-        return low <= int(amount.extra[0]) < high  # type: ignore[call-overload, no-any-return]
+        return low <= int(amount.extra[0]) < high
     if amount.op != "index":
         return False
-    first, last = amount.extra[0].bounds()  # type: ignore[attr-defined]
+    first, last = amount.extra[0].bounds()
     return bool(low <= first and last < high)
 
 

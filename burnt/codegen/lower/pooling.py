@@ -35,6 +35,7 @@ from burnt.codegen.ir import (
     reduction_result,
     walk,
 )
+from burnt.codegen.ir.expr import extreme
 from burnt.codegen.lower.registry import (
     Unlowered,
     compute_dtype,
@@ -205,7 +206,7 @@ def materialize_if_expensive(x: Value) -> Value:
 
 
 def _lowest(dtype: torch.dtype) -> Expr:
-    return const(float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
+    return const(extreme(dtype, lowest=True), dtype)
 
 
 def _reduce_axis(
@@ -573,7 +574,7 @@ def _divisor(
     if divisor_override is not None:
         return const(divisor_override, dtype)
     counts = [_count_taps(w, ix, count_include_pad, dtype) for w, ix in zip(windows, index, strict=True)]
-    constant = math.prod(int(count.extra[0]) for count in counts if count.op == "const")  # type: ignore[call-overload]
+    constant = math.prod(int(count.extra[0]) for count in counts if count.op == "const")
     varying = [count for count in counts if count.op != "const"]
     if not varying or constant != 1:
         varying.append(const(constant, dtype))

@@ -123,7 +123,7 @@ def most_contiguous_loop(kernel: Kernel) -> Var | None:
     votes: dict[Var, int] = {}
     for step, expr in zip(kernel.steps, kernel.exprs, strict=True):
         indices: list[IndexExpr] = [step.offset] if isinstance(step, Store) else []
-        indices += [e.extra[1] for e in walk([expr]) if e.op == "load"]  # type: ignore[misc]
+        indices += [e.extra[1] for e in walk([expr]) if e.op == "load"]
         for index in indices:
             for v in (*kernel.outer, *step.inner):
                 if index.stride(v) in (1, -1):

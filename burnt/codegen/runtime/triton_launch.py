@@ -110,7 +110,7 @@ def _choose_by_alignment(
     """Return a launcher that uses tensor descriptors if all of a matmul's inputs are 16-byte aligned."""
     assert kernel.matmul is not None
     read_buffers = {e.extra[0] for e in walk([kernel.matmul.body]) if e.op == "load"}
-    read_slots = [slots[buffer] for buffer in read_buffers]  # type: ignore[index]  # a load's first is its buffer
+    read_slots = [slots[buffer] for buffer in read_buffers]
 
     def launch(slot_tensors: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
         is_aligned = not any(slot_tensors[slot].data_ptr() & 15 for slot in read_slots)  # type: ignore[union-attr]

@@ -98,14 +98,9 @@ class KernelBuilder:
         for buffer, value in pending:
             if math.prod(buffer.shape):
                 self.add_store(buffer, value, built)
-        self.num_buffers = combine_partial_sums(built, self.target.max_chunks, self.num_buffers)
-        self.num_buffers = fuse_column_sums(built, self.num_buffers)
-        num_kernels = Counter(
-            step.reduction
-            for k in (*earlier_kernels, *built)
-            for step in k.steps
-            if isinstance(step, ReductionStep)
-        )
+        combine_partial_sums(built, self.target.max_chunks, self.new_temporary)
+        fuse_column_sums(built, self.new_temporary)
+        num_kernels = Counter(reduction for k in (*earlier_kernels, *built) for reduction, _ in k.reductions)
         computed_twice = {reduction for reduction, count in num_kernels.items() if count > 1}
         for kernel in built:
             if kernel.kind not in ("scan", "matmul"):
@@ -226,7 +221,7 @@ class KernelBuilder:
         def only_reduction(expr: Expr) -> tuple[Reduction, Index] | None:
             """Return the single reduction in an expression; None if there are more, or scans or the like."""
             found = [e for e in walk([expr]) if e.op in ("reduced", "scanned", "materialized")]
-            return found[0].extra if len(found) == 1 and found[0].op == "reduced" else None  # type: ignore[return-value]
+            return found[0].extra if len(found) == 1 and found[0].op == "reduced" else None
 
         found = only_reduction(self.resolve(value.at(store_index), inline=False, keep_pooled=True))
         if found is None or not isinstance(found[0], PooledMatmul):
@@ -275,10 +270,8 @@ class KernelBuilder:
             if kernel.kind == "scan":
                 continue
             written = _written_by(kernels[i:])
-            for step in kernel.steps:
-                if not isinstance(step, Store) or step.buffer.role == "local":
-                    continue
-                if _extents(step.loops) != _extents(loops):
+            for step in kernel.stores:
+                if step.buffer.role == "local" or _extents(step.loops) != _extents(loops):
                     continue
                 if reads.keys() & written or not _same_access(
                     reads, self.access_axes([step.body], step.loops)
@@ -395,8 +388,6 @@ class KernelBuilder:
         result: dict[Buffer, set[tuple[int, ...]]] = {}
         for e in self.loads_in(exprs):
             buffer, offset = e.extra
-            assert isinstance(buffer, Buffer)
-            assert isinstance(offset, IndexExpr)
             strides = sorted(set(buffer.strides) - {0})
             split = offset.variables() - offset.terms.keys()
             axes = (-1 if v in split else bisect.bisect(strides, abs(offset.terms.get(v, 0))) for v in loops)
@@ -416,14 +407,12 @@ class KernelBuilder:
 
     def add_reductions(self, kernel: Kernel, exprs: Sequence[Expr]) -> None:
         """Add the reductions in some expressions to the kernel, each after those that it reads."""
-        known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, ReductionStep)}
         for reduction, index in reductions_of(*exprs):
-            if (reduction, index) in known:
+            if (reduction, index) in kernel.reductions:
                 continue
             inner = self.inner_loops(kernel, reduction.extents)
             body = self.resolve(reduction.body(index, tuple(map(IndexExpr.of, inner))))
             self.add_reductions(kernel, [body])
-            known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, ReductionStep)}
             kernel.steps.append(
                 ReductionStep(reduction, index, tuple(v for v in inner if v.extent > 1), body)
             )
@@ -451,11 +440,11 @@ class KernelBuilder:
             source, index = e.extra
             if source in self.buffer_of:
                 buffer = self.buffer_of[source]
-                return cast(load(buffer, buffer.at(index)), e.dtype)  # type: ignore[arg-type]
+                return cast(load(buffer, buffer.at(index)), e.dtype)
             if inline and isinstance(source, Materialized):
-                return self.resolve(source.value.at(index))  # type: ignore[arg-type]
+                return self.resolve(source.value.at(index))
             if isinstance(source, PooledMatmul) and not keep_pooled:
-                return self.resolve(source.from_memory(index), inline=inline)  # type: ignore[arg-type]
+                return self.resolve(source.from_memory(index), inline=inline)
             return None
 
         return rebuild(expr, replace=replacement)
@@ -475,8 +464,8 @@ class KernelBuilder:
         for e in walk([element]):
             if e.op != "scanned":
                 continue
-            scan: Scan = e.extra[0]  # type: ignore[assignment]
-            direction = _scan_loop(scan, e.extra[1], loops)  # type: ignore[arg-type]
+            scan: Scan = e.extra[0]
+            direction = _scan_loop(scan, e.extra[1], loops)
             if direction is None or direction != (chosen or direction):
                 self.materialize_scan(scan, kernels)
                 continue
@@ -506,9 +495,9 @@ class KernelBuilder:
         known = {(step.scan, step.index) for step in kernel.steps if isinstance(step, ScanStep)}
         for e in walk([stored]):
             if e.op == "scanned" and e.extra not in known:
-                scan, scan_index = e.extra  # type: ignore[assignment]
-                body = self.resolve(scan.body(scan_index))  # type: ignore[arg-type]
-                kernel.steps.append(ScanStep(scan, scan_index, (inner,), body))  # type: ignore[arg-type]
+                scan, scan_index = e.extra
+                body = self.resolve(scan.body(scan_index))
+                kernel.steps.append(ScanStep(scan, scan_index, (inner,), body))
         axis_loops = tuple(inner if v is scan_loop else mapping.get(v, v) for v in loops)
         kernel.steps.append(Store(buffer, (inner,), buffer.at(index), stored, axis_loops))
         return True
@@ -530,11 +519,11 @@ class KernelBuilder:
         """
         for e in walk([self.resolve(expr, inline=False)]):
             if e.op == "scanned" and e.extra[0] not in self.buffer_of:
-                self.materialize_scan(e.extra[0], kernels)  # type: ignore[arg-type]
+                self.materialize_scan(e.extra[0], kernels)
             elif e.op == "reduced":
                 self.materialize_values(_body_of(e), kernels)
             elif e.op == "materialized" and e.extra[0] not in self.buffer_of:
-                materialized: Materialized = e.extra[0]  # type: ignore[assignment]
+                materialized: Materialized = e.extra[0]
                 inside = materialized.value.at(new_index(materialized.value.shape))
                 self.materialize_values(inside, kernels)
                 is_cheap = len(self.loads_in([self.resolve(expr)])) <= _MAX_INLINE_LOADS
@@ -567,7 +556,7 @@ class KernelBuilder:
                 return None
             if materialized.value.shape[-1] * materialized.value.dtype.itemsize > self.target.scratch_bytes:
                 return None
-            value_index: Index = index  # type: ignore[assignment]
+            value_index: Index = index
             if distinct_loops(value_index[:-1]) != set(loops[:-1]) or value_index[-1].variables() != {
                 row_loop
             }:
@@ -585,7 +574,7 @@ class KernelBuilder:
         axis_loops = [mapping.get(v, v) for v in loops]
 
         def replacement(e: Expr) -> Expr | None:
-            return self.load_from_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "materialized" else None  # type: ignore[arg-type]
+            return self.load_from_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "materialized" else None
 
         index = tuple(map(IndexExpr.of, axis_loops))
         expr = rebuild(self.resolve(value.at(index), inline=False), replace=replacement)
@@ -612,10 +601,8 @@ class KernelBuilder:
 def _body_of(result: Expr) -> Expr:
     """Return the element that a reduction or scan reads for one of its results, in new inner loops."""
     node, index = result.extra
-    if isinstance(node, Scan):
-        return node.body(index)  # type: ignore[arg-type]
-    assert isinstance(node, Reduction)
-    return node.body(index, new_index(node.extents))  # type: ignore[arg-type]
+    body: Expr = node.body(index, *([] if isinstance(node, Scan) else [new_index(node.extents)]))
+    return body
 
 
 def _memory_order(buffer: Buffer) -> list[int]:
@@ -634,12 +621,12 @@ def _extents(loops: Sequence[Var]) -> list[int]:
 
 def _written_by(kernels: Sequence[Kernel]) -> set[Buffer]:
     """Return the buffers that some kernels write, their scratch included."""
-    return {step.buffer for kernel in kernels for step in kernel.steps if isinstance(step, Store)}
+    return {step.buffer for kernel in kernels for step in kernel.stores}
 
 
 def reductions_of(*exprs: Expr) -> list[tuple[Reduction, Index]]:
     """Return the reductions in some expressions, outside other reductions, each with its index."""
-    return [e.extra for e in walk(exprs) if e.op == "reduced"]  # type: ignore[misc]
+    return [e.extra for e in walk(exprs) if e.op == "reduced"]
 
 
 def _same_access(

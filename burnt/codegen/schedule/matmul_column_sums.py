@@ -10,7 +10,7 @@ LeVeque, 1979.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import NamedTuple
 
 from burnt.codegen.ir import (
@@ -36,21 +36,17 @@ from burnt.codegen.ir import (
     unravel,
     walk,
 )
+from burnt.codegen.ir.kernel import replace_reductions
 from burnt.codegen.schedule.passes import as_online_reduction
 
 ROWS_PER_CHUNK = 64
 """Rows per partial sum: no tile of such a matmul has fewer."""
 
 
-def fuse_column_sums(kernels: list[Kernel], num_buffers: int) -> int:
+def fuse_column_sums(kernels: list[Kernel], new_buffer: Callable[..., Buffer]) -> None:
     """Fuse sums over the rows of matmul results into the matmuls' kernels.
 
-    Args:
-        kernels: the kernels of a plan, in order; changed in place.
-        num_buffers: number of temporary buffers so far.
-
-    Returns:
-        The number of temporary buffers, with the new ones.
+    The kernels of a plan, in order, are changed in place; `new_buffer` is `KernelBuilder.new_temporary`.
     """
     for kernel in [k for k in kernels if k.matmul is not None]:
         for sums in kernels[kernels.index(kernel) + 1 :]:
@@ -58,8 +54,7 @@ def fuse_column_sums(kernels: list[Kernel], num_buffers: int) -> int:
             later = {b for k in kernels[kernels.index(kernel) : position] for b in k.buffers_written}
             column_sums = _match_column_sums(sums, kernel, later)
             if column_sums is not None:
-                kernels[position : position + 1], num_buffers = _fuse(sums, kernel, column_sums, num_buffers)
-    return num_buffers
+                kernels[position : position + 1] = _fuse(sums, kernel, column_sums, new_buffer)
 
 
 class _ColumnSums(NamedTuple):
@@ -77,7 +72,7 @@ def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -
 
     The buffers in `later` are not written yet when the matmul's kernel runs.
     """
-    reductions = {(s.reduction, s.index): s for s in sums.steps if isinstance(s, ReductionStep)}
+    reductions = sums.reductions
     if not reductions or sums.kind != "reduction" or sums.num_chunks or sums.scratch:
         return None
     sum_steps = [as_online_reduction(reduction, reductions) or reduction for reduction in reductions.values()]
@@ -88,8 +83,8 @@ def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -
     if not kinds <= {"sum", "squares"} or len({reduction.inner for reduction in sum_steps}) != 1:
         return None
     exprs = list(walk([reduction.body for reduction in sum_steps]))
-    read: set[tuple[Buffer, IndexExpr]] = {e.extra for e in exprs if e.op == "load"}  # type: ignore[misc]
-    stores = {s.buffer: s for s in kernel.steps if isinstance(s, Store) and not isinstance(s, PartialSum)}
+    read: set[tuple[Buffer, IndexExpr]] = {e.extra for e in exprs if e.op == "load"}
+    stores = {s.buffer: s for s in kernel.stores if not isinstance(s, PartialSum)}
     # The sums may read one element of the matmul's result, and values that are the same for all rows.
     inner = set(sum_steps[0].inner)
     varying = [(buffer, offset) for buffer, offset in read if offset.variables() & inner]
@@ -148,8 +143,8 @@ def _linear_index(loops: Sequence[Var]) -> IndexExpr:
 
 
 def _fuse(
-    sums: Kernel, kernel: Kernel, column_sums: _ColumnSums, num_buffers: int
-) -> tuple[list[Kernel], int]:
+    sums: Kernel, kernel: Kernel, column_sums: _ColumnSums, new_buffer: Callable[..., Buffer]
+) -> list[Kernel]:
     """Add partial sums to a matmul's kernel; return the kernels that replace the sums' kernel."""
     kernel.num_chunks = column_sums.rows // ROWS_PER_CHUNK
     width = math.prod(v.extent for v in column_sums.columns)
@@ -159,18 +154,13 @@ def _fuse(
     def partial_buffer(kind: str, element: Expr) -> Buffer:
         """Return the buffer of partial sums of an element; the matmul's kernel writes it."""
         if (kind, element) not in partials:
-            size, strides = (kernel.num_chunks, width), (width, 1)
-            name = f"t{num_buffers + len(partials) + 1}"
-            partial = Buffer(
-                name, "intermediate", num_buffers + len(partials) + 1, size, strides, element.dtype
-            )
+            partial = partials[kind, element] = new_buffer((kernel.num_chunks, width), element.dtype)
             kernel.steps.append(PartialSum(partial, (), offset, element, kernel.outer, kind))
-            partials[kind, element] = partial
         return partials[kind, element]
 
     loops, chunk = column_sums.loops, Var(kernel.num_chunks)
     index, shape = tuple(map(IndexExpr.of, loops)), tuple(v.extent for v in loops)
-    totals: dict[tuple[object, ...], Expr] = {}
+    totals: dict[tuple[Reduction, Index], Expr] = {}
     steps: list[ReductionStep | ScanStep | Store] = []
     for reduction, element in zip(column_sums.reductions, column_sums.elements, strict=True):
 
@@ -191,18 +181,16 @@ def _fuse(
         total_sum = Reduction("sum", shape, (kernel.num_chunks,), element.dtype, body)
         steps.append(ReductionStep(total_sum, index, (chunk,), body(index, (IndexExpr.of(chunk),))))
         totals[reduction.reduction, reduction.index] = reduction_result(total_sum, index)
-    num_buffers += len(partials)
-    stores = [step for step in sums.steps if isinstance(step, Store)]
+    stores = sums.stores
     row_stores = [step for step in stores if step.inner]
-    in_memory: dict[tuple[object, ...], Expr] = {}
+    in_memory: dict[tuple[Reduction, Index], Expr] = {}
     if row_stores:
         for key, total in totals.items():
-            num_buffers += 1
-            buffer = Buffer(f"t{num_buffers}", "intermediate", num_buffers, (width,), (1,), total.dtype)
+            buffer = new_buffer((width,), total.dtype)
             steps.append(Store(buffer, (), _linear_index(loops), total, tuple(loops)))
             in_memory[key] = load(buffer, _linear_index(loops))
     for step in stores:
-        step.body = _replace_reductions(in_memory if step.inner else totals, step.body)
+        step.body = replace_reductions(step.body, in_memory if step.inner else totals)
     steps += [step for step in stores if not step.inner]
     replacements = [Kernel("", tuple(loops), steps)]
     for inner in dict.fromkeys(step.inner for step in row_stores):
@@ -211,8 +199,4 @@ def _fuse(
         for step in same_loops:
             step.inner = ()
         replacements.append(Kernel("", tuple(outer), list(same_loops)))
-    return replacements, num_buffers
-
-
-def _replace_reductions(known: Mapping[tuple[object, ...], Expr], expr: Expr) -> Expr:
-    return rebuild(expr, replace=lambda e: known.get(e.extra) if e.op == "reduced" else None)
+    return replacements

@@ -9,11 +9,12 @@ sizes alone, so results do not depend on the number of threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from burnt.codegen.ir import (
     Buffer,
     Expr,
+    Index,
     IndexExpr,
     Kernel,
     PartialSum,
@@ -23,29 +24,23 @@ from burnt.codegen.ir import (
     Store,
     Var,
     load,
-    rebuild,
     reduction_result,
     substitute,
     walk,
 )
+from burnt.codegen.ir.kernel import replace_reductions
 
 _MIN_CHUNK_ROWS = 16  # with fewer rows per chunk, partial sums are a large part of the memory traffic
 _MAX_COLUMNS = 1 << 15  # partial sums of one chunk that fit a core's L2 cache
 
 
-def combine_partial_sums(kernels: list[Kernel], max_chunks: int, num_buffers: int) -> int:
-    """Fuse column sums into kernels that process the same rows.
+def combine_partial_sums(kernels: list[Kernel], max_chunks: int, new_buffer: Callable[..., Buffer]) -> None:
+    """Fuse column sums into kernels that process the same rows, if there may be chunks.
 
-    Args:
-        kernels: the kernels of a plan, in order; changed in place.
-        max_chunks: maximum number of chunks; 0 if unsupported.
-        num_buffers: number of temporary buffers so far.
-
-    Returns:
-        The number of temporary buffers, with the new ones.
+    The kernels of a plan, in order, are changed in place; `new_buffer` is `KernelBuilder.new_temporary`.
     """
     if not max_chunks:
-        return num_buffers
+        return
     for sums in list(kernels):
         if not _is_column_sum(sums):
             continue
@@ -55,17 +50,15 @@ def combine_partial_sums(kernels: list[Kernel], max_chunks: int, num_buffers: in
             loop_map = _map_loops(rows, sums)
             if loop_map is None:
                 continue
-            num_buffers = _fuse(sums, rows, loop_map, max_chunks, num_buffers)
+            _fuse(sums, rows, loop_map, max_chunks, new_buffer)
             kernels.remove(sums)
             kernels.insert(kernels.index(rows) + 1, sums)
             break
-    return num_buffers
 
 
 def _is_column_sum(kernel: Kernel) -> bool:
     """Whether a kernel only computes sums over the same loops and stores what follows from each sum."""
-    reductions = [step for step in kernel.steps if isinstance(step, ReductionStep)]
-    stores = [step for step in kernel.steps if isinstance(step, Store)]
+    reductions = kernel.reductions.values()
     return (
         kernel.kind == "reduction"
         and len({step.inner for step in reductions}) == 1
@@ -74,8 +67,7 @@ def _is_column_sum(kernel: Kernel) -> bool:
             step.reduction.kind == "sum" and step.reduction.dtype.is_floating_point for step in reductions
         )
         and not any(e.op == "reduced" for e in walk([step.body for step in reductions]))
-        and not any(step.inner for step in stores)
-        and not any(isinstance(step, PartialSum) for step in stores)
+        and not any(step.inner or isinstance(step, PartialSum) for step in kernel.stores)
     )
 
 
@@ -97,7 +89,7 @@ def _map_loops(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
 
     An elementwise kernel's loops are divided into rows and columns for that.
     """
-    reduction = next(step for step in sums.steps if isinstance(step, ReductionStep))
+    reduction = next(iter(sums.reductions.values()))
     over, columns = [v.extent for v in reduction.inner], [v.extent for v in sums.outer]
     if math.prod(over) < 2 * _MIN_CHUNK_ROWS or rows.scratch or rows.kind == "scan":
         return None
@@ -119,44 +111,35 @@ def _map_loops(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
     return dict(zip((*reduction.inner, *sums.outer), map(IndexExpr.of, (*iterations, *inner)), strict=True))
 
 
-def _fuse(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], max_chunks: int, num_buffers: int) -> int:
+def _fuse(
+    sums: Kernel,
+    rows: Kernel,
+    loops: dict[Var, IndexExpr],
+    max_chunks: int,
+    new_buffer: Callable[..., Buffer],
+) -> None:
     """Add partial sums to the kernel of the rows, and make the sums' kernel add them up."""
     iterations = math.prod(v.extent for v in rows.outer)
     rows.num_chunks = rows.num_chunks or min(max_chunks, iterations // _MIN_CHUNK_ROWS)
-    sizes = [v.extent for v in sums.outer]
-    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    sizes = tuple(v.extent for v in sums.outer)
     index = tuple(map(IndexExpr.of, sums.outer))
     inner = tuple(next(iter(loops[v].terms)) for v in sums.outer)
-    totals: dict[tuple[object, ...], Expr] = {}
+    totals: dict[tuple[Reduction, Index], Expr] = {}
     steps: list[ReductionStep | ScanStep | Store] = []
     for step in sums.steps:
         if isinstance(step, ReductionStep):
-            num_buffers += 1
-            shape = (rows.num_chunks, *sizes)
-            buffer = Buffer(
-                f"t{num_buffers}",
-                "intermediate",
-                num_buffers,
-                shape,
-                (math.prod(sizes), *strides),
-                step.body.dtype,
-            )
+            buffer = new_buffer((rows.num_chunks, *sizes), step.body.dtype)
             offset = buffer.at((IndexExpr(), *(loops[v] for v in sums.outer)))
             rows.steps.append(PartialSum(buffer, inner, offset, substitute(step.body, loops), inner))  # type: ignore[arg-type]
             chunk = Var(rows.num_chunks)
 
-            def body(
-                outer: tuple[IndexExpr, ...], over: tuple[IndexExpr, ...], buffer: Buffer = buffer
-            ) -> Expr:
+            def body(outer: Index, over: Index, buffer: Buffer = buffer) -> Expr:
                 return load(buffer, buffer.at((*over, *outer)))
 
-            total = Reduction("sum", tuple(sizes), (rows.num_chunks,), step.reduction.dtype, body)
+            total = Reduction("sum", sizes, (rows.num_chunks,), step.reduction.dtype, body)
             steps.append(ReductionStep(total, index, (chunk,), body(index, (IndexExpr.of(chunk),))))
             totals[step.reduction, step.index] = reduction_result(total, index)
         elif isinstance(step, Store):
-            step.body = rebuild(
-                step.body, replace=lambda e: totals.get(e.extra) if e.op == "reduced" else None
-            )
+            step.body = replace_reductions(step.body, totals)
             steps.append(step)
     sums.steps = steps
-    return num_buffers

@@ -23,7 +23,6 @@ from burnt.codegen.ir import (
     Store,
     Var,
     depends_on,
-    index_exprs,
     index_value,
     load,
     rebuild,
@@ -31,6 +30,8 @@ from burnt.codegen.ir import (
     variables,
     walk,
 )
+from burnt.codegen.ir.kernel import replace_reductions
+from burnt.codegen.ir.loops import contiguous_strides
 from burnt.codegen.lower.registry import HALF_TO_FLOAT32
 from burnt.codegen.schedule.capabilities import OnlineThresholds
 
@@ -71,20 +72,11 @@ def _order_loops(kernel: Kernel) -> None:
 
     Their result counts elements in the loops' original order.
     """
-    used_index_exprs = [
-        index_expr.without_computed() for expr in walk(kernel.exprs) for index_expr in index_exprs(expr)
-    ]
-    used_index_exprs += [step.offset.without_computed() for step in kernel.steps if isinstance(step, Store)]
-    ordered = [
-        set(step.inner)
-        for step in kernel.steps
-        if isinstance(step, ReductionStep) and step.reduction.kind.startswith("arg")
-    ]
+    used = [index.without_computed() for index in kernel.indices]
+    ordered = [set(s.inner) for s in kernel.reductions.values() if s.reduction.kind.startswith("arg")]
     for step in kernel.steps:
         if len(step.inner) > 1 and set(step.inner) not in ordered:
-            total_stride = {
-                v: sum(abs(index_expr.stride(v) or 0) for index_expr in used_index_exprs) for v in step.inner
-            }
+            total_stride = {v: sum(abs(index.stride(v) or 0) for index in used) for v in step.inner}
             step.inner = tuple(sorted(step.inner, key=lambda v: -total_stride[v]))
 
 
@@ -97,10 +89,8 @@ def lane_loop(kernel: Kernel) -> Var | None:
     votes: dict[Var | None, int] = {}
     inner = {v for step in kernel.steps for v in step.inner}
     loads = [e.extra for e in walk(kernel.exprs) if e.op == "load"]
-    stores = [(step.buffer, step.offset) for step in kernel.steps if isinstance(step, Store)]
+    stores = [(step.buffer, step.offset) for step in kernel.stores]
     for buffer, offset in (*loads, *stores):
-        assert isinstance(buffer, Buffer)
-        assert isinstance(offset, IndexExpr)
         if buffer.role == "local":
             continue
         size = math.prod(v.extent for v in offset.variables())
@@ -116,26 +106,18 @@ def simplify_one_hot_sum(kernel: Kernel) -> None:
 
     The gradient of a gather is such a sum.
     """
-    elements: dict[tuple[object, ...], Expr] = {}
-    for step in kernel.steps:
-        if isinstance(step, ReductionStep) and step.reduction.kind == "sum" and len(step.inner) == 1:
+    elements: dict[tuple[Reduction, Index], Expr] = {}
+    for key, step in kernel.reductions.items():
+        if step.reduction.kind == "sum" and len(step.inner) == 1:
             element = _one_hot_element(step.body, step.inner[0])
             if element is not None:
-                elements[step.reduction, step.index] = element
-
-    def replacement(e: Expr) -> Expr | None:
-        return elements.get(e.extra) if e.op == "reduced" else None
-
+                elements[key] = element
+                kernel.steps.remove(step)
     if elements:
-        kernel.steps = [
-            s
-            for s in kernel.steps
-            if not (isinstance(s, ReductionStep) and (s.reduction, s.index) in elements)
-        ]
         for step in kernel.steps:
-            step.body = rebuild(step.body, replace=replacement)
+            step.body = replace_reductions(step.body, elements)
         inner = {step.inner for step in kernel.steps}
-        if len(inner) == 1 and not any(isinstance(step, ReductionStep) for step in kernel.steps):
+        if len(inner) == 1 and not kernel.reductions:
             # No reduction is left: the inner loops can be outer loops.
             kernel.outer += inner.pop()
             for step in kernel.steps:
@@ -170,23 +152,22 @@ def hoist_reciprocal(kernel: Kernel) -> None:
     The sum is at least 1, because its largest term is, so the reciprocal adds one rounding error and cannot
     overflow. A vector division takes as long as ten vector multiplications.
     """
-    bodies = {(s.reduction, s.index): s.body for s in kernel.steps if isinstance(s, ReductionStep)}
-    kinds = {(s.reduction, s.index): s.reduction.kind for s in kernel.steps if isinstance(s, ReductionStep)}
+    reductions = kernel.reductions
+
+    def reduced_element(e: Expr, kind: str) -> Expr | None:
+        """Return what a reduction of this kernel and kind reduces; None if this is not its result."""
+        step = reductions.get(e.extra) if e.op == "reduced" else None
+        return step.body if step is not None and step.reduction.kind == kind else None
 
     def replacement(e: Expr) -> Expr | None:
-        if e.op != "div" or e.args[1].op != "reduced" or kinds.get(e.args[1].extra) != "sum":  # type: ignore[arg-type]
-            return None
-        body = bodies[e.args[1].extra]  # type: ignore[index]
-        if body.op != "exp" or body.args[0].op != "sub":
+        body = reduced_element(e.args[1], "sum") if e.op == "div" else None
+        if body is None or body.op != "exp" or body.args[0].op != "sub":
             return None
         x, row_max = body.args[0].args
-        if row_max.op != "reduced" or kinds.get(row_max.extra) != "max" or bodies[row_max.extra] is not x:  # type: ignore[arg-type, index]
-            return None
-        return e.args[0] * e.args[1].apply("reciprocal")
+        return e.args[0] * e.args[1].apply("reciprocal") if reduced_element(row_max, "max") is x else None
 
-    for step in kernel.steps:
-        if isinstance(step, Store):
-            step.body = rebuild(step.body, replace=replacement)
+    for step in kernel.stores:
+        step.body = rebuild(step.body, replace=replacement)
 
 
 def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
@@ -231,7 +212,8 @@ def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
         size = math.prod(v.extent for v in inner) * dtype.itemsize
         if size <= scratch_bytes:
             scratch_bytes -= size
-            buffer = _local_buffer(f"l{n}", inner, dtype)
+            shape = tuple(v.extent for v in inner)
+            buffer = Buffer(f"l{n}", "local", 0, shape, contiguous_strides(shape), dtype)
             offset = buffer.at(tuple(map(IndexExpr.of, inner)))
         else:
             result = _find_reusable_store(groups[others[-1]], inner, dtype)
@@ -261,10 +243,10 @@ def fuse_online_reductions(
     its own, as it computes them anyway. Sums in `computed_twice`, by several kernels, are not changed: all
     kernels must get the same bits, because the gradient of a maximum compares elements with it for equality.
     """
-    reductions = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, ReductionStep)}
-    for step in list(reductions.values()):
+    reductions = kernel.reductions
+    for step in reductions.values():
         online = as_online_reduction(step, reductions)
-        is_stored = any(isinstance(s, Store) and s.body is step.body for s in kernel.steps)
+        is_stored = any(s.body is step.body for s in kernel.stores)
         if online is None or is_stored or step.reduction in computed_twice:
             continue
         if _is_faster_online(online, kernel, thresholds):
@@ -308,7 +290,7 @@ def as_online_reduction(
     else:
         return None
     other = strip_casts(other)
-    reference = reductions.get(other.extra) if other.op == "reduced" else None  # type: ignore[arg-type]
+    reference = reductions.get(other.extra) if other.op == "reduced" else None
     if reference is None or reference.reduction.kind != {"exp": "max", "squares": "sum"}[kind]:
         return None
     if [v.extent for v in reference.inner] != [v.extent for v in step.inner]:
@@ -355,14 +337,6 @@ def _find_reusable_store(
         if fits and variables([load(step.buffer, step.offset)]) >= set(inner):  # type: ignore[union-attr]
             return step  # type: ignore[return-value]
     return None
-
-
-def _local_buffer(name: str, inner: tuple[Var, ...], dtype: torch.dtype) -> Buffer:
-    strides, step = [], 1
-    for var in reversed(inner):
-        strides.append(step)
-        step *= var.extent
-    return Buffer(name, "local", 0, tuple(v.extent for v in inner), tuple(reversed(strides)), dtype)
 
 
 def _is_expensive(expr: Expr, inner: tuple[Var, ...]) -> bool:

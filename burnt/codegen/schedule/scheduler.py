@@ -271,7 +271,7 @@ class _Scheduler:
         reduced_loops = index[reduced_axis].variables()
         expensive = expensive_row_parts(value.at(index), reduced_loops)
         # Reductions of a reshaped tensor have a loop for each of its axes: use the same loops here.
-        parts = split_loops(ix for e in walk(expensive) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
+        parts = split_loops(ix for e in walk(expensive) if e.op == "reduced" for ix in e.extra[1])
         if parts:
             index = tuple(ix.substitute(parts) for ix in index)
             expensive = expensive_row_parts(value.at(index), reduced_loops)

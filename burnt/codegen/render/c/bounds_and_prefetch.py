@@ -22,8 +22,6 @@ def interior_range(loop: Var, exprs: Sequence[Expr]) -> tuple[int, int, list[Exp
         if expr.op not in ("ge", "lt") or expr.args[0].op != "index" or expr.args[1].op != "const":
             continue
         index, bound = expr.args[0].extra[0], expr.args[1].extra[0]
-        assert isinstance(index, IndexExpr)
-        assert isinstance(bound, int)
         if list(index.terms) != [loop]:
             continue
         step, rest = index.terms[loop], bound - index.const
@@ -72,8 +70,6 @@ def next_pooling_rows(kernel: Kernel) -> list[tuple[Buffer, IndexExpr, int]]:
             if e.op != "load" or e.args or not step.inner:
                 continue
             (buffer, offset), along = e.extra, step.inner[-1]
-            assert isinstance(buffer, Buffer)
-            assert isinstance(offset, IndexExpr)
             long = along.extent * buffer.dtype.itemsize >= _MIN_ROW_BYTES and buffer.role != "local"
             if long and offset.stride(along) == 1 and (offset.stride(outer_loop) or 0) > 0:
                 rows_read[buffer, offset - IndexExpr.of(along)] = along.extent
@@ -110,8 +106,6 @@ def next_reduction_rows(lead: Var, last: Var, exprs: Sequence[Expr]) -> list[tup
         if e.op != "load" or e.args:
             continue
         buffer, offset = e.extra
-        assert isinstance(buffer, Buffer)
-        assert isinstance(offset, IndexExpr)
         advance = 0 if offset.computed_exprs() else offset.stride(lead) or 0
         if buffer.role != "local" and offset.stride(last) == 1 and advance > last.extent:
             rows[buffer, offset - IndexExpr.of(last) + advance] = None

@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from burnt.codegen.ir.expr import extreme
+
 C_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
     torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
@@ -16,9 +18,8 @@ MEMORY_TYPES = {**C_TYPES, torch.bfloat16: "uint16_t", torch.float16: "uint16_t"
 SIXTEEN_BIT_FLOATS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
-def constant(value: object, dtype: torch.dtype) -> str:
+def constant(value: float, dtype: torch.dtype) -> str:
     """Return a number of a dtype as a C constant."""
-    assert isinstance(value, int | float)
     if not dtype.is_floating_point:
         if dtype == torch.bool:
             return str(int(bool(value)))
@@ -35,14 +36,10 @@ def constant(value: object, dtype: torch.dtype) -> str:
 
 
 def lowest(dtype: torch.dtype) -> str:
-    """Return the lowest value of a dtype as a C constant, minus infinity for floats."""
-    if dtype.is_floating_point:
-        return "(-__builtin_inff())"
-    return "0" if dtype == torch.bool else constant(torch.iinfo(dtype).min, dtype)
+    """Return the lowest value of a dtype as a constant, minus infinity for floats."""
+    return constant(extreme(dtype, lowest=True), dtype)
 
 
 def highest(dtype: torch.dtype) -> str:
-    """Return the highest value of a dtype as a C constant, infinity for floats."""
-    if dtype.is_floating_point:
-        return "__builtin_inff()"
-    return "1" if dtype == torch.bool else constant(torch.iinfo(dtype).max, dtype)
+    """Return the highest value of a dtype as a constant, infinity for floats."""
+    return constant(extreme(dtype, lowest=False), dtype)

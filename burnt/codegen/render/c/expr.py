@@ -109,15 +109,15 @@ class ExprPrinter(LinePrinter):
             elif expr.op == "number":
                 name = f"a[{self.slots[expr.extra[0]]}].f"
             elif expr.op == "scanned":
-                name = self.define(expr, self.scan_results[expr.extra])  # type: ignore[index]
+                name = self.define(expr, self.scan_results[expr.extra])
             elif expr.op == "reduced":
-                name = self.reduction_results[expr.extra]  # type: ignore[index]
+                name = self.reduction_results[expr.extra]
             elif expr.op == "load":
                 self.index_values |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.load_text(expr, guard))
             elif expr.op == "index":
                 self.index_values |= {id(a): visit(a, guard) for a in expr.args}
-                name = self.define(expr, self.index_text(expr.extra[0]))  # type: ignore[arg-type]
+                name = self.define(expr, self.index_text(expr.extra[0]))
             elif expr.op == "checked":
                 name = self.emit_check(expr, [visit(a, guard) for a in expr.args], guard)
             else:
@@ -170,7 +170,7 @@ class ExprPrinter(LinePrinter):
         A failure is recorded by a maximum, because a branch would keep the loop from being vectorised.
         """
         test, value, otherwise, reported = arguments
-        failed = self.failure_names[expr.extra[0]]  # type: ignore[index]
+        failed = self.failure_names[expr.extra[0]]
         fails = f"{guard} & !{test}" if guard else f"!{test}"
         name = self.define(expr, f"{test} ? {value} : {otherwise}")
         self.emit(f"const uint64_t {name}_failed = {fails} ? (uint64_t){reported} << 1 | 1 : 0;")
@@ -179,8 +179,8 @@ class ExprPrinter(LinePrinter):
 
     def load_text(self, expr: Expr, guard: str) -> str:
         """Return the C of a load, converted to its compute type; 0 where the guard does not hold."""
-        buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
-        offset: IndexExpr = expr.extra[1]  # type: ignore[assignment]
+        buffer: Buffer = expr.extra[0]
+        offset: IndexExpr = expr.extra[1]
         if (buffer, offset) in self.f32_copies:
             return self.f32_copies[buffer, offset]
         text = self.transposed_loads.get(expr) or self.element_text(buffer, offset)

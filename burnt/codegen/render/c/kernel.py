@@ -230,8 +230,7 @@ class _KernelPrinter(ExprPrinter):
                     and rows * -(-extent // w) >= min_tiles
                 )
             ]
-        # The last tile overlaps the one before it, so that all tiles have the same constant width. A tile
-        # costs its number of vectors, plus about one.
+        # A tile costs its number of vectors, plus about one.
         return min(widths, key=lambda w: -(-extent // w) * (-(-w // 16) + 1))
 
     # --- loop structures ----------------------------------------------------------------------------------
@@ -239,7 +238,7 @@ class _KernelPrinter(ExprPrinter):
     def emit_elementwise_kernel(self, count: int) -> None:
         """Emit a kernel of `count` iterations that only stores."""
         loops = list(self.kernel.outer)
-        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
+        stores = self.kernel.stores
         if not loops:
             self.emit_stores(stores)
             return
@@ -281,10 +280,10 @@ class _KernelPrinter(ExprPrinter):
         """
         candidates: dict[Var, list[Expr]] = {}
         for e in unconditional_exprs([step.body for step in stores]):
-            if e.op != "load" or e.args or e.extra[1].stride(last) in (None, 0, 1):  # type: ignore[attr-defined]
+            if e.op != "load" or e.args or e.extra[1].stride(last) in (None, 0, 1):
                 continue
             for v in lead:
-                if e.extra[1].stride(v) == 1 and min(v.extent, last.extent) >= _TRANSPOSE_TILE // 2:  # type: ignore[attr-defined]
+                if e.extra[1].stride(v) == 1 and min(v.extent, last.extent) >= _TRANSPOSE_TILE // 2:
                     candidates.setdefault(v, []).append(e)
         best = max(candidates, key=lambda v: len(candidates[v]), default=None)
         if best is not None:
@@ -310,7 +309,7 @@ class _KernelPrinter(ExprPrinter):
         down = Var(transposed_loop.extent + 1)
         self.loop_names[down] = "down"
         for e, name in self.transposed_loads.items():
-            buffer: Buffer = e.extra[0]  # type: ignore[assignment]
+            buffer: Buffer = e.extra[0]
             is_float16 = buffer.dtype == torch.float16
             row, column = f"{self.loop_name(last)} - right", f"{self.loop_name(transposed_loop)} - down"
             self.emit(
@@ -319,18 +318,18 @@ class _KernelPrinter(ExprPrinter):
             )
             self.open_loop(last, "right", ends[last])
             if is_float16:
-                offset: IndexExpr = e.extra[1]  # type: ignore[assignment]
+                offset: IndexExpr = e.extra[1]
                 start = self.element_text(buffer, offset.substitute({transposed_loop: IndexExpr.of(down)}))
                 self.emit(f"f32_of_f16_row({name}[{row}], &{start}, {ends[transposed_loop]} - down);")
             else:
                 self.emit("#pragma omp simd")
                 self.open_loop(transposed_loop, "down", ends[transposed_loop])
-                self.emit(f"{name}[{row}][{column}] = {self.element_text(buffer, e.extra[1])};")  # type: ignore[arg-type]
+                self.emit(f"{name}[{row}][{column}] = {self.element_text(buffer, e.extra[1])};")
                 self.close()
             self.close()
             self.transposed_loads[e] = f"{name}[{row}][{column}]"
             if is_float16:
-                self.f32_copies[buffer, e.extra[1]] = self.transposed_loads[e]  # type: ignore[index]
+                self.f32_copies[buffer, e.extra[1]] = self.transposed_loads[e]
         self.open_loop(transposed_loop, "down", ends[transposed_loop])
         self.emit("#pragma omp simd")
         self.open_loop(last, "right", ends[last])
@@ -520,13 +519,15 @@ class _KernelPrinter(ExprPrinter):
             self.emit(f"#pragma omp parallel for collapse({count}) schedule(static)")
         self.open_loops(outer)
         if self.lane is not None:
-            size = mark_size(self.lane.extent)
-            self.open(f"for (int64_t next = 0; next < {size}; next += {self.tile_width})")
-            self.emit(
-                f"const int64_t tile = next + {self.tile_width} < {size} ? next : {size} - {self.tile_width};"
-            )
+            self.open_tiles(self.lane, self.tile_width)
         self.emit_iteration(split=split)
         self.close(count)
+
+    def open_tiles(self, lane: Var, width: int) -> None:
+        """Open a loop over tiles of one width: the last one overlaps the one before it."""
+        size = mark_size(lane.extent)
+        self.open(f"for (int64_t next = 0; next < {size}; next += {width})")
+        self.emit(f"const int64_t tile = next + {width} < {size} ? next : {size} - {width};")
 
     def emit_partial_sum_kernel(self, *, parallel: bool) -> None:
         """Emit the outer loops in chunks of consecutive iterations, each with its own partial sums."""
@@ -593,15 +594,14 @@ class _KernelPrinter(ExprPrinter):
         line = _CACHE_LINE // buffer.dtype.itemsize
         starts = [
             interior_range(step.inner[0], [step.body])[0]
-            for step in self.kernel.steps
-            if isinstance(step, Store) and step.buffer is buffer and len(step.inner) == 1
+            for step in self.kernel.stores
+            if step.buffer is buffer and len(step.inner) == 1
         ]
         return -starts[0] % line if starts and self.lane is None else 0
 
     def emit_scan_kernel(self, parallel: bool) -> None:
         """Emit a kernel of scans: the inner loop in order, for each outer iteration or a tile of them."""
         scan_steps = [step for step in self.kernel.steps if isinstance(step, ScanStep)]
-        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
         ((along,),) = {step.inner for step in self.kernel.steps}
         lane, tile_width, is_vectorized = select_scan_lane(self.kernel)
         lead = [v for v in self.kernel.outer if v is not lane]
@@ -610,10 +610,7 @@ class _KernelPrinter(ExprPrinter):
             self.emit(f"#pragma omp parallel for collapse({count}) schedule(static)")
         self.open_loops(lead)
         if lane is not None:
-            size = mark_size(lane.extent)
-            self.open(f"for (int64_t next = 0; next < {size}; next += {tile_width})")
-            # The last tile overlaps the one before it, so that all tiles have the same constant width.
-            self.emit(f"const int64_t tile = next + {tile_width} < {size} ? next : {size} - {tile_width};")
+            self.open_tiles(lane, tile_width)
         states = create_scan_states(scan_steps, tile_width if lane is not None else 0, is_vectorized)
         for state in states:
             self.emit_all(state.declarations())
@@ -632,7 +629,7 @@ class _KernelPrinter(ExprPrinter):
         for state, value in zip(states, values, strict=True):
             self.emit_all(state.update(value, self.loop_name(along)))
             self.scan_results[state.step.scan, state.step.index] = state.result_text()
-        self.emit_stores(stores)
+        self.emit_stores(self.kernel.stores)
         self.close(count + 1 + (lane is not None))
 
     # --- passes -------------------------------------------------------------------------------------------
@@ -956,7 +953,7 @@ def _find_float16_rows(
     all_accesses: list[list[tuple[Buffer, IndexExpr]]] = [[], []]
     for e in unconditional_exprs(exprs):
         if e.op == "load" and not e.args:
-            all_accesses[0].append(e.extra)  # type: ignore[arg-type]
+            all_accesses[0].append(e.extra)
     all_accesses[1] += [(step.buffer, step.offset) for step in stores if type(step) is Store]
 
     def is_row(buffer: Buffer, offset: IndexExpr) -> bool:

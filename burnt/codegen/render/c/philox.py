@@ -26,12 +26,11 @@ class RandomWords:
 
 def find_random_words(loop: Var, exprs: Sequence[Expr]) -> list[RandomWords]:
     """Return the random numbers in a loop that can be generated in blocks."""
-    groups: dict[tuple[Expr, object, IndexExpr], dict[Expr, int]] = {}
+    groups: dict[tuple[Expr, int, IndexExpr], dict[Expr, int]] = {}
     for e in walk(exprs):
         if e.op not in ("uniform", "random") or e.args[1].op != "index":
             continue
         seed, index = e.args[0], e.args[1].extra[0]
-        assert isinstance(index, IndexExpr)
         step = index.stride(loop)
         if step is not None and 0 < step <= _MAX_STEP and not index.computed_exprs() and seed.op == "load":
             groups.setdefault((seed, e.extra[0], index - index.const), {})[e] = index.const
@@ -40,7 +39,6 @@ def find_random_words(loop: Var, exprs: Sequence[Expr]) -> list[RandomWords]:
         low, high = min(counters.values()), max(counters.values())
         step = index.stride(loop)
         assert step is not None
-        assert isinstance(stream, int)
         offsets = {e: counter - low for e, counter in counters.items()}
         result.append(RandomWords(seed, stream, index + low, step, high - low, offsets))
     return result

@@ -407,6 +407,6 @@ def _is_vectorizable(step: ReductionStep) -> bool:
         return True
     last = step.inner[-1]
     for e in walk([step.body]):
-        if e.op == "masked" or (e.op == "load" and e.extra[1].stride(last) not in (0, 1)):  # type: ignore[attr-defined]
+        if e.op == "masked" or (e.op == "load" and e.extra[1].stride(last) not in (0, 1)):
             return False
     return True

@@ -76,8 +76,6 @@ def _simplify_known_tests(e: Expr) -> Expr | None:
     """Simplify an expression whose test is constant within the bounds of the loops; None if there is none."""
     if e.op in ("ge", "lt", "eq") and e.args[0].op == "index" and e.args[1].op == "const":
         (index,), (bound,) = e.args[0].extra, e.args[1].extra
-        assert isinstance(index, IndexExpr)
-        assert isinstance(bound, int)
         low, high = index.bounds()
         if e.op == "eq":
             known = True if low == high == bound else None if low <= bound <= high else False

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from burnt.codegen.ir.expr import extreme
 from burnt.codegen.render.metal import prelude
 
 METAL_TYPES = {
@@ -17,13 +18,12 @@ MEMORY_TYPES = {**METAL_TYPES, torch.bfloat16: "bfloat", torch.float16: "half"}
 SIXTEEN_BIT_FLOATS = (torch.bfloat16, torch.float16)
 
 
-def constant(value: object, dtype: torch.dtype) -> str:
+def constant(value: float, dtype: torch.dtype) -> str:
     """Return a number of a dtype as a Metal constant.
 
     >>> constant(1, torch.float32), constant(2, torch.int64), constant(-1.5, torch.bfloat16)
     ('1.0f', '2L', '(-1.5f)')
     """
-    assert isinstance(value, int | float)
     if dtype == torch.bool:
         return "true" if value else "false"
     if not dtype.is_floating_point:
@@ -41,14 +41,10 @@ def constant(value: object, dtype: torch.dtype) -> str:
 
 
 def lowest(dtype: torch.dtype) -> str:
-    """Return the lowest value of a dtype as a Metal constant, minus infinity for floats."""
-    if dtype.is_floating_point:
-        return "-INFINITY"
-    return "0" if dtype == torch.bool else constant(torch.iinfo(dtype).min, dtype)
+    """Return the lowest value of a dtype as a constant, minus infinity for floats."""
+    return constant(extreme(dtype, lowest=True), dtype)
 
 
 def highest(dtype: torch.dtype) -> str:
-    """Return the highest value of a dtype as a Metal constant, infinity for floats."""
-    if dtype.is_floating_point:
-        return "INFINITY"
-    return "1" if dtype == torch.bool else constant(torch.iinfo(dtype).max, dtype)
+    """Return the highest value of a dtype as a constant, infinity for floats."""
+    return constant(extreme(dtype, lowest=False), dtype)

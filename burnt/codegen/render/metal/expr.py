@@ -67,13 +67,13 @@ class ExprPrinter(LinePrinter):
                 name = constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
                 self.has_numbers = True
-                name = f"numbers[{self.number_slots[expr.extra[0]]}]"  # type: ignore[index]
+                name = f"numbers[{self.number_slots[expr.extra[0]]}]"
             elif expr.op == "reduced":
-                name = self.reduction_results[expr.extra]  # type: ignore[index]
-                if expr.extra[0].kind in ("argmax", "argmin") and not self.wide:  # type: ignore[attr-defined]
+                name = self.reduction_results[expr.extra]
+                if expr.extra[0].kind in ("argmax", "argmin") and not self.wide:
                     name = self.define(expr, name)  # converts the 32-bit index to int64
             elif expr.op == "scanned":
-                name = self.define(expr, self.scan_results[expr.extra])  # type: ignore[index]
+                name = self.define(expr, self.scan_results[expr.extra])
             elif expr.op == "load":
                 self.index_values |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.load_text(expr, guard))
@@ -82,7 +82,7 @@ class ExprPrinter(LinePrinter):
                 name = self.emit_check(expr, arguments, guard)
             elif expr.op == "index":
                 self.index_values |= {id(a): visit(a, guard) for a in expr.args}
-                name = self.define(expr, self.index_text(expr.extra[0]))  # type: ignore[arg-type]
+                name = self.define(expr, self.index_text(expr.extra[0]))
             else:
                 arguments = [visit(a, guard) for a in expr.args]
                 name = self.define(expr, _operation_text(expr, arguments))
@@ -111,9 +111,9 @@ class ExprPrinter(LinePrinter):
 
     def load_text(self, expr: Expr, guard: str) -> str:
         """Return the text of a load, converted to its compute type; 0 where the guard does not hold."""
-        buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
+        buffer: Buffer = expr.extra[0]
         self.buffers[buffer] = None
-        text = f"{buffer.name}[{self.index_text(expr.extra[1])}]"  # type: ignore[arg-type]
+        text = f"{buffer.name}[{self.index_text(expr.extra[1])}]"
         if buffer.dtype in SIXTEEN_BIT_FLOATS:
             text = f"float({text})"
         return f"{guard} ? {text} : 0" if guard else text
@@ -129,6 +129,11 @@ class ExprPrinter(LinePrinter):
         elif buffer.dtype == torch.bool and step.body.dtype != torch.bool:
             value = f"{name} != 0"
         self.emit(f"{buffer.name}[{self.index_text(step.offset)}] = {value};")
+
+    def emit_all_stores(self, stores: Sequence[Store]) -> None:
+        """Emit the lines that compute the values of stores, then those that store them."""
+        for step, name in zip(stores, self.emit_exprs([step.body for step in stores]), strict=True):
+            self.emit_store(step, name)
 
     def computed_text(self, atom: Computed) -> str:
         """Return the text of a computed part of an index."""

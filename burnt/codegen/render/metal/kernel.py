@@ -18,24 +18,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from burnt.codegen.ir import (
     Buffer,
     Index,
-    IndexExpr,
     Kernel,
     OnlineReduction,
     Reduction,
     ReductionStep,
     ScanStep,
-    Split,
     Store,
     Var,
-    index_exprs,
     walk,
 )
+from burnt.codegen.ir.loops import max_index
 from burnt.codegen.render.metal.dtypes import MEMORY_TYPES, METAL_TYPES
 from burnt.codegen.render.metal.expr import ExprPrinter, Scratch
 from burnt.codegen.render.metal.reduction import OnlineSum, ReductionState
@@ -89,14 +88,10 @@ def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     Raises:
         UnsupportedError: Metal lacks a dtype, or a kernel needs more buffers than Metal can bind.
     """
-    for expr in walk(kernel.exprs):
-        dtype = expr.extra[0].dtype if expr.op == "load" else expr.dtype  # type: ignore[attr-defined]
-        if dtype not in METAL_TYPES and expr.op != "number":
+    dtypes = [e.extra[0].dtype if e.op == "load" else e.dtype for e in walk(kernel.exprs) if e.op != "number"]
+    for dtype in [*dtypes, *(step.buffer.dtype for step in kernel.stores)]:
+        if dtype not in METAL_TYPES:
             raise UnsupportedError(f"Metal has no {str(dtype).removeprefix('torch.')}", where=kernel.name)
-    for step in kernel.steps:
-        if isinstance(step, Store) and step.buffer.dtype not in METAL_TYPES:
-            dtype_name = str(step.buffer.dtype).removeprefix("torch.")
-            raise UnsupportedError(f"Metal has no {dtype_name}", where=kernel.name)
     if kernel.kind == "elementwise":
         return [_ElementwisePrinter(kernel, numbers).dispatch()]
     if kernel.kind == "scan":
@@ -154,18 +149,12 @@ class _ThreadLayout:
 
 def _select_lane(kernel: Kernel) -> Var | None:
     """Return the outer loop along which most reductions' loads are contiguous; None if it is an inner one."""
-    votes: dict[Var | None, int] = {}
-    for step in kernel.steps:
-        if not isinstance(step, ReductionStep):
-            continue
+    votes: Counter[Var | None] = Counter()
+    for step in kernel.reductions.values():
         for e in walk([step.body]):
-            if e.op != "load":
-                continue
-            offset: IndexExpr = e.extra[1]  # type: ignore[assignment]
-            for v in (*step.inner[-1:], *kernel.outer):
-                if offset.stride(v) == 1:
-                    key = None if v in step.inner else v
-                    votes[key] = votes.get(key, 0) + 1
+            if e.op == "load":
+                contiguous = [v for v in (*step.inner[-1:], *kernel.outer) if e.extra[1].stride(v) == 1]
+                votes.update(None if v in step.inner else v for v in contiguous)
     best = max(votes, key=lambda v: votes[v], default=None)
     return best if best is not None and best.extent >= 8 else None
 
@@ -229,22 +218,17 @@ class _ElementwisePrinter(_DispatchPrinter):
             x = -(-x // 4)
         elif x > 1:
             self.emit(f"const {self.index_type} {self.loop_name(last)} = {self.index_type}(at.x);")
-        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
-        for step, name in zip(stores, self.emit_exprs([step.body for step in stores]), strict=True):
-            self.emit_store(step, name)
+        self.emit_all_stores(self.kernel.stores)
         if takes_four:
             self.close()
-        group_width = min(_GROUP_SIZE, max(_SIMD_WIDTH, _next_power_of_two(x)))
-        return self.build_dispatch(
-            (x, y, z), (group_width, min(_GROUP_SIZE // group_width, _next_power_of_two(y)), 1)
-        )
+        width, height = (1 << (size - 1).bit_length() for size in (x, y))
+        width = min(_GROUP_SIZE, max(_SIMD_WIDTH, width))
+        return self.build_dispatch((x, y, z), (width, min(_GROUP_SIZE // width, height), 1))
 
     def takes_four_elements(self, last: Var) -> bool:
         """Whether there are many elements and all accesses are contiguous along the last loop."""
-        index_exprs_used = [step.offset for step in self.kernel.steps if isinstance(step, Store)]
-        index_exprs_used += [p for e in walk(self.kernel.exprs) for p in index_exprs(e)]
         is_large = math.prod(v.extent for v in self.kernel.outer) >= _MANY_ELEMENTS
-        return is_large and all(offset.stride(last) in (0, 1) for offset in index_exprs_used)
+        return is_large and all(index.stride(last) in (0, 1) for index in self.kernel.indices)
 
 
 class _ReductionPrinter(_DispatchPrinter):
@@ -262,7 +246,7 @@ class _ReductionPrinter(_DispatchPrinter):
         super().__init__(kernel, numbers, name)
         self.layout = layout
         self.steps = steps
-        self.previous = [step for step in kernel.steps if isinstance(step, ReductionStep)][:num_previous]
+        self.previous = list(kernel.reductions.values())[:num_previous]
         self.shared_declarations: list[str] = []  # declarations of threadgroup memory, at the function's top
 
     def dispatch(self) -> Dispatch:
@@ -349,8 +333,7 @@ class _ReductionPrinter(_DispatchPrinter):
             self.open_loop(inner)
         elif conditions:
             self.open(f"if ({' && '.join(conditions)})")
-        for step, name in zip(stores, self.emit_exprs([step.body for step in stores]), strict=True):
-            self.emit_store(step, name)
+        self.emit_all_stores(stores)
         if inner or conditions:
             self.close()
 
@@ -502,7 +485,6 @@ class _ScanPrinter(_DispatchPrinter):
             ScanState(step, f"s{i}")
             for i, step in enumerate(s for s in kernel.steps if isinstance(s, ScanStep))
         ]
-        self.stores = [step for step in kernel.steps if isinstance(step, Store)]
         ((self.scan_loop,),) = {step.inner for step in kernel.steps}
 
     def dispatch(self) -> Dispatch:
@@ -606,8 +588,7 @@ class _ScanPrinter(_DispatchPrinter):
         """Emit the stores that use the running values."""
         for state in self.states:
             self.scan_results[state.step.scan, state.step.index] = state.result_text()
-        for step, name in zip(self.stores, self.emit_exprs([step.body for step in self.stores]), strict=True):
-            self.emit_store(step, name)
+        self.emit_all_stores(self.kernel.stores)
 
 
 def _group_steps(steps: Sequence[ReductionStep | Store]) -> list[tuple[list[Any], list[Store]]]:
@@ -628,25 +609,7 @@ def _group_steps(steps: Sequence[ReductionStep | Store]) -> list[tuple[list[Any]
 
 def _needs_64_bit_indices(kernel: Kernel) -> bool:
     """Whether an index, or a term of one, may exceed 32 bits."""
-
-    def reach(ix: IndexExpr) -> int:
-        total = abs(ix.const)
-        for atom, c in ix.terms.items():
-            if isinstance(atom, Split):
-                total = max(total, reach(atom.inner))
-            low, high = IndexExpr({atom: c}).bounds()
-            total += max(abs(low), abs(high))
-        return total
-
-    largest = [reach(p) for e in walk(kernel.exprs) for p in index_exprs(e)]
-    largest += [reach(step.offset) for step in kernel.steps if isinstance(step, Store)]
-    num_iterations = [
-        math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))
-    ]
+    nests = kernel.outer, *(step.inner for step in kernel.steps)
     # A loop variable exceeds its end by at most the team size, and chunk sizes are rounded up.
-    return max([*largest, *(t + _NUM_CHUNKS * _GROUP_SIZE for t in num_iterations)]) >= 1 << 31
-
-
-def _next_power_of_two(size: int) -> int:
-    """Return the smallest power of two that is at least `size`."""
-    return 1 << max(size - 1, 0).bit_length()
+    ends = [math.prod(v.extent for v in loops) + _NUM_CHUNKS * _GROUP_SIZE for loops in nests]
+    return max([*map(max_index, kernel.indices), *ends]) >= 1 << 31

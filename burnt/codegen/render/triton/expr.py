@@ -140,14 +140,14 @@ class ExprPrinter:
         if op == "number":
             return self.scalar_arg(expr, torch.float64)
         if op == "reduced":
-            key: tuple[Reduction, Index] = expr.extra  # type: ignore[assignment]
+            key: tuple[Reduction, Index] = expr.extra
             return self.reductions[key] if key in self.reductions else self.combine_partials(key)
         if op == "scanned":
-            return self.scans[expr.extra]  # type: ignore[index]
+            return self.scans[expr.extra]
         if op == "load":
             return self.load(expr, guard)
         if op == "index":
-            index = self.index_text(expr.extra[0], guard)  # type: ignore[arg-type]
+            index = self.index_text(expr.extra[0], guard)
             return self.define(self.index_as_dtype(index, torch.int64), index.axes)
         if op == "masked":
             condition = self.visit(expr.args[0], guard)
@@ -174,8 +174,8 @@ class ExprPrinter:
     def comparison_operand(self, expr: Expr, guard: TileValue) -> TileValue:
         """Return an index, or an integer that indices are compared with."""
         if expr.op == "index":
-            return self.index_text(expr.extra[0], guard)  # type: ignore[arg-type]
-        value = int(expr.extra[0])  # type: ignore[call-overload]
+            return self.index_text(expr.extra[0], guard)
+        value = int(expr.extra[0])
         return TileValue(self.size_arg(value), "", is_literal=abs(value) <= _MAX_LITERAL)
 
     def define(self, text: str, axes: str) -> TileValue:
@@ -185,13 +185,12 @@ class ExprPrinter:
         self.emit(f"{name} = {text}")
         return TileValue(name, axes)
 
-    def constant(self, value: object, dtype: torch.dtype) -> TileValue:
+    def constant(self, value: float, dtype: torch.dtype) -> TileValue:
         """Return a constant of the expression."""
-        assert isinstance(value, int | float)
         if value == 0 and math.copysign(1, value) < 0:
             # Triton turns the constant -0.0 into 0.0.
             return TileValue(f"{self.helper('neg')}(tl.full([], 0.0, {TL_DTYPES[dtype]}))")
-        return TileValue(_literal(value, dtype), "", is_literal=True)
+        return TileValue(literal(value, dtype), "", is_literal=True)
 
     def as_typed(self, value: TileValue, dtype: torch.dtype) -> str:
         """Return a text with a dtype of its own: Python literals have none."""
@@ -199,7 +198,7 @@ class ExprPrinter:
 
     def scalar_arg(self, expr: Expr, dtype: torch.dtype) -> TileValue:
         """Return a run-time number, converted to a dtype."""
-        position: int = expr.extra[0]  # type: ignore[assignment]
+        position: int = expr.extra[0]
         self.scalar_args[position] = self.scalar_args.get(position, False) or dtype == torch.float64
         return self.define(f"tl.full([], f{position}, {TL_DTYPES[dtype]})", "")
 
@@ -240,7 +239,7 @@ class ExprPrinter:
                 return value
             old = torch.float64 if not new.is_floating_point else torch.float32
         elif inner.op == "index" and new.is_floating_point and new not in _HALF_DTYPES:
-            index = self.index_text(inner.extra[0], guard)  # type: ignore[arg-type]
+            index = self.index_text(inner.extra[0], guard)
             return self.define(self.index_as_dtype(index, new), index.axes)
         else:
             value, old = self.visit(inner, guard), inner.dtype
@@ -340,9 +339,9 @@ class ExprPrinter:
 
     def load(self, expr: Expr, guard: TileValue) -> TileValue:
         """Emit a load; lanes outside of the guard and the tile are 0."""
-        buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
+        buffer: Buffer = expr.extra[0]
         self.buffers[buffer] = None
-        index = self.index_text(expr.extra[1], guard)  # type: ignore[arg-type]
+        index = self.index_text(expr.extra[1], guard)
         axes = union_axes(index, guard)
         offset = index.text
         if axes != index.axes:
@@ -432,7 +431,8 @@ def union_axes(*values: TileValue) -> str:
     return "".join(axis for axis in "RC" if any(axis in v.axes for v in values))
 
 
-def _literal(value: int | float, dtype: torch.dtype) -> str:
+def literal(value: float, dtype: torch.dtype) -> str:
+    """Return a number of a dtype as a Python literal."""
     if dtype == torch.bool:
         return str(bool(value))
     if not dtype.is_floating_point:

@@ -33,8 +33,9 @@ from burnt.codegen.ir import (
     Store,
     Var,
 )
+from burnt.codegen.ir.expr import extreme
 from burnt.codegen.render.triton.configs import AnyConfig, AnyStructure
-from burnt.codegen.render.triton.expr import TL_DTYPES, ExprPrinter, TileValue
+from burnt.codegen.render.triton.expr import TL_DTYPES, ExprPrinter, TileValue, literal
 from burnt.codegen.render.triton.layout import ColumnSpace, Layout
 from burnt.codegen.render.triton.matmul import matmul_structure, print_matmul
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
@@ -100,7 +101,9 @@ class _Accumulator:
         elif kind in ("prod", "all"):
             self.identity = "1"
         else:
-            self.identity = _extreme_literal(self.compute_dtype, lowest=not kind.endswith("min"))
+            self.identity = literal(
+                extreme(self.compute_dtype, lowest=not kind.endswith("min")), self.compute_dtype
+            )
         # Sums keep to torch's dtype, which `tl.sum` would make wider.
         self.combine = {
             "sum": "", "prod": "multiply", "any": "bitwise_or", "all": "bitwise_and", "max": "maximum",
@@ -573,9 +576,3 @@ class _TilePrinter(ExprPrinter):
         self.emit(f"counts = tl.minimum({remaining}, length).to({tl_dtype})")
         helper = self.helper("rescale_squares")
         self.emit(f"{name}_parts = {helper}({parts}, counts, {reference}, tl.full([], {total}, {tl_dtype}))")
-
-
-def _extreme_literal(dtype: torch.dtype, *, lowest: bool) -> str:
-    if dtype.is_floating_point:
-        return f'float("{"-" * lowest}inf")'
-    return str(torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from burnt.codegen.ir import (
     Buffer,
@@ -21,13 +21,13 @@ from burnt.codegen.ir import (
     Reduction,
     ReductionStep,
     ScanStep,
-    Split,
     Store,
     Var,
     index_exprs,
     substitute,
     walk,
 )
+from burnt.codegen.ir.loops import max_index
 from burnt.codegen.render.triton.tile_config import TileConfig, TileStructure, next_power_of_two
 
 INT32_INDEX_LIMIT = 2**31 - 2**20
@@ -85,24 +85,18 @@ class Layout:
             total = math.prod(v.extent for v in step.inner)
             if step.inner:
                 space = self.spaces.setdefault(total, ColumnSpace(total, len(self.spaces)))
-                mapping = dict(
-                    zip(step.inner, map(IndexExpr.of, space.shared_loops(step.inner)), strict=True)
-                )
                 inner_loops = space.shared_loops(step.inner)
-                if isinstance(step, OnlineReduction):
-                    body, beside = substitute(step.body, mapping), substituted_reductions[step.reference]
-                    step = dataclasses.replace(step, inner=inner_loops, body=body, reference=beside)
+                mapping = dict(zip(step.inner, map(IndexExpr.of, inner_loops), strict=True))
+                new = dataclasses.replace(step, inner=inner_loops, body=substitute(step.body, mapping))
+                if isinstance(new, OnlineReduction):
+                    new.reference = substituted_reductions[new.reference]
                 elif isinstance(step, ReductionStep):
-                    reduction = ReductionStep(
-                        step.reduction, step.index, inner_loops, substitute(step.body, mapping)
-                    )
-                    substituted_reductions[step], step = reduction, reduction
-                elif isinstance(step, ScanStep):
-                    index = tuple(ix.substitute(mapping) for ix in step.index)
-                    step = ScanStep(step.scan, index, inner_loops, substitute(step.body, mapping))
-                else:
-                    destination, value = step.offset.substitute(mapping), substitute(step.body, mapping)
-                    step = Store(step.buffer, inner_loops, destination, value, step.loops)
+                    substituted_reductions[step] = new  # type: ignore[assignment]
+                elif isinstance(new, ScanStep):
+                    new.index = tuple(ix.substitute(mapping) for ix in new.index)
+                elif isinstance(new, Store):
+                    new.offset = new.offset.substitute(mapping)
+                step = new
             self.steps.append(step)
 
     def space_of(self, step: ReductionStep | ScanStep | Store) -> ColumnSpace | None:
@@ -131,8 +125,8 @@ class Layout:
         for step in self.steps:
             loops = set(step.inner or self.column_loops)
             for e in walk([step.body]):
-                if e.op == "load" and loops & e.extra[1].variables():  # type: ignore[attr-defined]
-                    tensors[e.extra[0]] = None  # type: ignore[index]
+                if e.op == "load" and loops & e.extra[1].variables():
+                    tensors[e.extra[0]] = None
             if isinstance(step, Store) and loops & step.offset.variables():
                 tensors[step.buffer] = None
         return TileStructure(
@@ -194,11 +188,7 @@ class Layout:
         votes: dict[Var | None, int] = {}
         for step in self.kernel.steps:
             inner_loops = set(step.inner) if self.has_inner_loop else set(outer[-1:])
-            indices: list[IndexExpr] = [
-                e.extra[1]  # type: ignore[misc]
-                for e in walk([step.body])
-                if e.op == "load"
-            ]
+            indices: list[IndexExpr] = [e.extra[1] for e in walk([step.body]) if e.op == "load"]
             if isinstance(step, Store):
                 indices.append(step.offset)
             for index in indices:
@@ -223,10 +213,9 @@ class Layout:
             for loops in (*s.loops.values(), self.column_loops)
         ]
         overrun = loop_overrun([(self.row_loops, [min(config.rows, next_power_of_two(rows))]), *columns])
-        largest = [
-            max_index(index, overrun) for s in self.steps for e in walk([s.body]) for index in index_exprs(e)
-        ]
-        largest += [max_index(s.offset, overrun) for s in self.steps if isinstance(s, Store)]
+        indices = [index for s in self.steps for e in walk([s.body]) for index in index_exprs(e)]
+        indices += [s.offset for s in self.steps if isinstance(s, Store)]
+        largest = [max_index(index, overrun) for index in indices]
         largest += [math.prod(v.extent for v in self.kernel.outer) + config.rows]
         largest += [s.total + config.cols * (config.chunks + 1) for s in self.spaces.values()]
         return max(largest) > INT32_INDEX_LIMIT
@@ -248,17 +237,6 @@ def loop_overrun(axes: Sequence[tuple[Sequence[Var], Sequence[int]]]) -> dict[Va
             num_lanes = max(-total % block for block in blocks)
             overrun[loops[0]] = -(-num_lanes // (total // loops[0].extent))
     return overrun
-
-
-def max_index(index: IndexExpr, overrun: Mapping[Var, int]) -> int:
-    """Return the largest absolute number that occurs while an index is computed, with loops that overrun."""
-    total = abs(index.const)
-    for atom, coefficient in index.terms.items():
-        low, high = IndexExpr({atom: coefficient}).bounds(overrun)
-        total += max(abs(low), abs(high))
-        if isinstance(atom, Split):
-            total = max(total, max_index(atom.inner, overrun))
-    return total
 
 
 def _fills_tile(extent: int) -> bool:

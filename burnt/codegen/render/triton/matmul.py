@@ -20,15 +20,14 @@ from burnt.codegen.ir import (
     PooledMatmul,
     Reduction,
     ReductionStep,
-    Store,
     Var,
     depends_on,
-    index_exprs,
     walk,
 )
+from burnt.codegen.ir.loops import max_index
 from burnt.codegen.precision import dot_precision
 from burnt.codegen.render.triton.expr import NO_GUARD, ExprPrinter, TileValue, union_axes
-from burnt.codegen.render.triton.layout import INT32_INDEX_LIMIT, loop_overrun, max_index
+from burnt.codegen.render.triton.layout import INT32_INDEX_LIMIT, loop_overrun
 from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
 from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.schedule.matmul_column_sums import ROWS_PER_CHUNK
@@ -69,10 +68,10 @@ class _MatmulLayout:
             step.reduction.stored_dtype,
             dot_precision(step.reduction.precision),
         )
-        self.column_sums = [s for s in kernel.steps if isinstance(s, PartialSum)]
-        reductions = [s for s in kernel.steps if isinstance(s, ReductionStep)]
+        self.column_sums = [s for s in kernel.stores if isinstance(s, PartialSum)]
+        reductions = kernel.reductions.values()
         self.pool = next((s for s in reductions if isinstance(s.reduction, PooledMatmul)), None)
-        stores = [s for s in kernel.steps if isinstance(s, Store) and s not in self.column_sums]
+        stores = [s for s in kernel.stores if s not in self.column_sums]
         pooled_stores = [s for s in stores if self.pool is not None and depends_on(s, self.pool)]
         self.stores, self.pooled_stores = [s for s in stores if s not in pooled_stores], pooled_stores
 
@@ -101,8 +100,6 @@ class _MatmulLayout:
         ):
             return None
         buffer, index = expr.extra
-        assert isinstance(buffer, Buffer)
-        assert isinstance(index, IndexExpr)
         loops = [*self.batches, *row_loops, *column_loops]
         if any(v not in loops for v in index.terms):
             return None  # a gather, or a quotient or remainder
@@ -148,9 +145,7 @@ class _MatmulLayout:
         blocks = [config.block_m, *split_k_blocks], [config.block_n, *split_k_blocks], [config.block_k]
         overrun = loop_overrun(list(zip((self.rows, self.columns, self.terms), blocks, strict=True)))
         largest = [rows * columns, terms + config.split * config.block_k]
-        for expr in walk(self.kernel.exprs):
-            largest += [max_index(index, overrun) for index in index_exprs(expr)]
-        largest += [max_index(s.offset, overrun) for s in (*self.stores, *self.pooled_stores)]
+        largest += [max_index(index, overrun) for index in self.kernel.indices]
         return max(largest) > INT32_INDEX_LIMIT
 
 

@@ -6,7 +6,7 @@ kernel void softmax_0(
     const int lane = at.x % 32;
     const int row = int(at.x / 32);
     const int i0 = row;
-    float r0 = -INFINITY;
+    float r0 = (-INFINITY);
     for (int i1 = lane; i1 < 53; i1 += 32) {
         const float v0 = x0[i0 * 53 + i1];
         r0 = maximum_f32(r0, v0);
