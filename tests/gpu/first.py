@@ -70,23 +70,17 @@ CONFIGS = {
     "persistent, descriptors": {"programs": 132, "descriptors": True},
     "split": {"split": 2},
 }
-SPECIALIZED = {"specialized": True}  # of the configurations that are offered, the first that has it
 
 
 def product(name: str, changes: dict[str, Any], device: torch.device, *, offset: int = 0) -> Case:
     """A matmul of `tests/codegen/render/triton/test_products.py`; its first argument begins at `offset`."""
-    import triton
-
     from burnt.codegen.function import Function
     from burnt.codegen.render.triton.configs import select_config
-    from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulStructure, neighbouring_configs
+    from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulStructure
     from burnt.codegen.runtime.triton_backend import TRITON
-    from burnt.codegen.runtime.triton_compile_pool import can_specialize_warps
     from burnt.codegen.runtime.triton_launch import build
     from tests.codegen.render.triton.test_products import CASES as PRODUCTS
 
-    if changes == SPECIALIZED and not can_specialize_warps(triton.__version__):
-        raise NotApplicableError(f"Triton {triton.__version__} compiles none")
     fn, args = PRODUCTS[name]
     given = [a.to(device) for a in args]
     if offset:
@@ -99,12 +93,6 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
         config = select_config(form, HOPPER)
         if not isinstance(form, MatmulStructure):
             return config
-        if changes == SPECIALIZED:
-            limits = dataclasses.replace(HOPPER, can_specialize_warps=True)
-            found = [c for c in neighbouring_configs(form, limits) if c.specialized]
-            if not found:
-                refused.append("no configuration with specialized warps is offered for it")
-            return found[0] if found else config
         if changes.get("descriptors") and form.num_tma_operands < 2:
             refused.append("an operand does not lie in memory as a tensor descriptor can describe")
         return dataclasses.replace(config, **changes)
@@ -405,7 +393,6 @@ def scaled_conv(groups: int, device: torch.device) -> Case:
 # --- the list -------------------------------------------------------------------------------------------
 
 BF16, F32 = torch.bfloat16, torch.float32
-LAST = "warp specialization,"  # cases that run only when they are asked for: Triton may hang or be wrong
 PRODUCTS = (
     "gelu", "norm", "residual", "few rows", "batches", "convolution", "statistics", "maxima", "means",
     "convolution by phases", "convolution's weight",
@@ -465,8 +452,6 @@ def _cases() -> Iterator[tuple[str, Callable[[torch.device], Case]]]:
             yield f"product {name}, {config}", lambda d, n=name, c=changes: product(n, c, d)
     copied = CONFIGS["descriptors"]
     yield "product gelu, not aligned", lambda d: product("gelu", copied, d, offset=1)
-    for name in PRODUCTS:
-        yield f"{LAST} {name}", lambda d, n=name: product(n, SPECIALIZED, d)
 
 
 CASES: dict[str, Callable[[torch.device], Case]] = dict(_cases())
@@ -597,8 +582,7 @@ def main() -> int:
 
         driver.install()  # built once, for all processes
     until = None if options.limit is None else time.monotonic() + options.limit
-    usual = [name for name in CASES if options.pattern or not name.startswith(LAST)]
-    names = [name for name in usual if re.search(options.pattern, name)]
+    names = [name for name in CASES if re.search(options.pattern, name)]
     counts = {"passed": 0, "failed": 0, "not applicable": 0, "not begun": 0}
     for result in run(names, options.device, jobs=options.jobs, seconds=options.seconds, until=until):
         counts[result.outcome] += 1

@@ -103,7 +103,7 @@ def test_what_never_ran_comes_first(script: ModuleType) -> None:
     order = [stage.name for stage in script.PLANS["correctness"][1]]
     assert order == ["facts", "first", "tests", "products", "tuning"]
     order = [stage.name for stage in script.PLANS["figures"][1]]
-    assert order == ["facts", "once_more", "memory", "products", "tuned", "specialized"]
+    assert order == ["facts", "once_more", "memory", "products", "tuned"]
 
 
 # --- stages that stop, die or hang ------------------------------------------------------------------------

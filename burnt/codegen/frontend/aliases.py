@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from burnt.codegen.frontend.overlap import Footprint, has_internal_overlap, may_overlap
+from burnt.codegen.frontend.overlap import footprint, has_internal_overlap, may_overlap
 
 
 class Alias(NamedTuple):
@@ -74,17 +74,13 @@ def _rank(result: Tensor) -> tuple[bool, bool, int]:
     return result.requires_grad, not has_internal_overlap(result.shape, result.stride()), result.numel()
 
 
-def _footprint(tensor: Tensor) -> Footprint:
-    return Footprint.of(tensor.shape, tensor.stride(), tensor.itemsize)
-
-
 def _offset(base: Tensor, tensor: Tensor) -> int:
     """Return the distance of their first elements, in bytes."""
     return int(tensor.storage_offset()) * tensor.itemsize - int(base.storage_offset()) * base.itemsize
 
 
 def _overlap(base: Tensor, tensor: Tensor) -> bool:
-    return base is tensor or may_overlap(_footprint(base), _footprint(tensor), _offset(base, tensor))
+    return base is tensor or may_overlap(footprint(base), footprint(tensor), _offset(base, tensor))
 
 
 def _alias(base: Tensor, tensor: Tensor, position: int) -> Alias | None:
@@ -100,8 +96,8 @@ def _alias(base: Tensor, tensor: Tensor, position: int) -> Alias | None:
 
 def _holds(base: Tensor, tensor: Tensor, offset: int) -> bool:
     """Whether all elements of a tensor, which begins at this offset, are found to be elements of a base."""
-    end = offset + _footprint(tensor).num_bytes // tensor.itemsize
-    size = _footprint(base).num_bytes // base.itemsize
+    end = offset + footprint(tensor).num_bytes // tensor.itemsize
+    size = footprint(base).num_bytes // base.itemsize
     if offset < 0 or end > size:
         return False
     is_dense = size == base.numel() and not has_internal_overlap(base.shape, base.stride())

@@ -234,9 +234,9 @@ class _Visitor:
             for name, member in list(vars(cls).items()):
                 is_read = self.may_read_all or name in self.names_read
                 is_special = name == "forward" or (name.startswith("__") and name not in not_called)
-                function_site = _function_site(cls, name, member)
-                if function_site is not None and (is_read or is_special):
-                    self.add_site(*function_site)
+                function_sites = _function_sites(cls, name, member)
+                if function_sites and (is_read or is_special):
+                    self.add_site(*function_sites[0])
                 elif is_read and not name.startswith("__") and not hasattr(type(member), "__get__"):
                     self.add_site(cls, name)
 
@@ -247,15 +247,15 @@ def _has_library_methods(instance: Any) -> bool:
     return any(_package(cls) in _TRUSTED and cls not in bases for cls in type(instance).__mro__)
 
 
-def _function_site(cls: type, name: str, member: Any) -> tuple[Any, str] | None:
-    """Return the site of the function that a member of a class calls; None if it is no method or property."""
+def _function_sites(cls: type, name: str, member: Any) -> list[tuple[Any, str]]:
+    """Return the sites of the functions that a member of a class calls, if it is a method or property."""
     if isinstance(member, types.FunctionType | InlinedWhenTraced):
-        return cls, name
+        return [(cls, name)]
     if isinstance(member, staticmethod | classmethod):
-        return member, "__func__"
+        return [(member, "__func__")]
     if isinstance(member, property):
-        return member, "fget"
-    return (member, "func") if isinstance(member, functools.cached_property) else None
+        return [(member, "fget"), (member, "fset"), (member, "fdel")]
+    return [(member, "func")] if isinstance(member, functools.cached_property) else []
 
 
 def read_capture(holder: Any, name: str | StateReader) -> Any:
@@ -396,14 +396,10 @@ def _why_impure_class(cls: type, examined: set[type]) -> str | None:
 def _methods_of(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
     """Yield the names and functions of a class's own methods and properties."""
     for name, member in vars(cls).items():
-        parts: tuple[Any, ...] = (member,)
-        if isinstance(member, staticmethod | classmethod):
-            parts = (member.__func__,)
-        elif isinstance(member, property):
-            parts = (member.fget, member.fset, member.fdel)
-        elif isinstance(member, functools.cached_property):
-            parts = (member.func,)
-        yield from ((name, part) for part in parts if isinstance(part, types.FunctionType))
+        for holder, attribute in _function_sites(cls, name, member):
+            function = member if holder is cls else getattr(holder, attribute)
+            if isinstance(function, types.FunctionType):
+                yield name, function
 
 
 def _attribute_chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:

@@ -210,7 +210,7 @@ def _is_written_while_read(written: Sequence[Any], arguments: Sequence[Any]) -> 
                 by_storage.setdefault(_layout(tensor)[0], []).append((position, tensor))
     return any(
         not (position == other_position and _layout(a) == _layout(b) and a.dtype == b.dtype)
-        and may_overlap(_footprint(a), _footprint(b), _offset(b) - _offset(a))
+        and may_overlap(footprint(a), footprint(b), _offset(b) - _offset(a))
         for argument in written
         for position, a in enumerate(_tensors(argument))
         if a.layout == torch.strided
@@ -218,7 +218,8 @@ def _is_written_while_read(written: Sequence[Any], arguments: Sequence[Any]) -> 
     )
 
 
-def _footprint(tensor: Tensor) -> Footprint:
+def footprint(tensor: Tensor) -> Footprint:
+    """Return the footprint of a tensor."""
     return Footprint.of(tensor.shape, tensor.stride(), tensor.itemsize)
 
 

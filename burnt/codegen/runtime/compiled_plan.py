@@ -65,15 +65,12 @@ class CompiledPlan:
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"
-        computed: dict[Buffer, None] = {}
+        # No kernel writes a buffer without elements, but a call takes it all the same.
+        buffers = dict.fromkeys(self.plan.inputs)
         for step in self.plan.steps:
-            if isinstance(step, Kernel):
-                computed |= step.buffers_written
-            else:
-                # No kernel writes a buffer without elements, but a call takes it all the same.
-                computed |= {b: None for b in (*step.inputs.values(), *step.outputs) if b is not None}
-        computed |= {o: None for o in self.plan.outputs if isinstance(o, Buffer)}
-        buffers = list(dict.fromkeys([*self.plan.inputs, *computed]))
+            buffers |= _buffers_of(step)
+        buffers |= {o: None for o in self.plan.outputs if isinstance(o, Buffer)}
+        computed = [b for b in buffers if b not in self.plan.inputs]
         call_outputs: set[Buffer | None] = {
             b for s in self.plan.steps if isinstance(s, TorchCall) for b in s.outputs
         }
@@ -88,10 +85,8 @@ class CompiledPlan:
         self.build_kernels()
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
-        self.new_outputs = [
-            self.allocation(b) for b in computed if b not in self.plan.inputs and b not in call_outputs
-        ]
-        written = {b for k in self.kernels for b in k.buffers_written} | call_outputs | {*self.plan.inputs}
+        self.new_outputs = [self.allocation(b) for b in computed if b not in call_outputs]
+        written = {b for k in self.kernels for b in k.buffers_written} | call_outputs
         self.unwritten = [(self.slots[b], self.allocation(b)) for b in computed if b not in written]
         self.prepared_steps = [] if self.single_launcher is not None else self.prepare_steps()
         Expr.clear_interned()
@@ -282,7 +277,7 @@ class _PreparedStep:
     """A step with the slots to allocate before it and to release after it."""
 
     step: Kernel | TorchCall  # the kernel or call
-    buffers: set[Buffer]  # all that it reads or writes
+    buffers: dict[Buffer, None]  # all that it reads or writes
     allocate: list[tuple[int, _Allocation]]  # slots of its new outputs, and what to allocate
     slots: dict[torch.fx.Node, int]  # of the tensors that a call takes, by their nodes
     release: list[int] = dataclasses.field(default_factory=list)  # slots that no later step uses
@@ -294,10 +289,11 @@ def _has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
     return not tensor.numel() or all(own == other for size, own, other in axes if size > 1)
 
 
-def _buffers_of(step: Kernel | TorchCall) -> set[Buffer]:
+def _buffers_of(step: Kernel | TorchCall) -> dict[Buffer, None]:
+    """Return the buffers that a step reads or writes, in order."""
     if isinstance(step, TorchCall):
-        return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
-    return {*step.buffers_read, *step.buffers_written}
+        return {b: None for b in (*step.inputs.values(), *step.outputs) if b is not None}
+    return step.buffers_read | step.buffers_written
 
 
 def debug_log_plan(plan: CompiledPlan) -> None:

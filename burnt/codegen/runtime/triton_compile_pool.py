@@ -30,14 +30,14 @@ import torch
 
 from burnt.codegen.frontend.trace import PLANNING_LOCK
 from burnt.codegen.ir import Buffer, Expr, Kernel
-from burnt.codegen.render.triton.configs import AnyConfig, is_risky, neighbouring_configs, why_too_large
+from burnt.codegen.render.triton.configs import AnyConfig, neighbouring_configs, why_too_large
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, Workspace
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.errors import CompileError
 
 _WORK_SECONDS = 60.0
-"""Time limit for one submission; a kernel takes 0.1 to 0.5 seconds."""
+"""Time limit for one function; a kernel takes 0.1 to 0.5 seconds."""
 _START_SECONDS = 120.0  # time limit for a worker to start: it imports torch
 _IDLE_SECONDS = 60.0  # after which a worker without work ends
 _MAX_WORKERS = 16
@@ -125,32 +125,12 @@ def limits_of(device: torch.device) -> Limits:
     # Triton opts in to the maximum shared memory per block: all of a multiprocessor's but 1 KiB for the
     # driver.
     shared = found.shared_memory_per_multiprocessor - 1024
-    copies = found.major >= 9
     return Limits(
         found.multi_processor_count,
         shared_memory=shared,
         warp_size=found.warp_size,
-        has_tma=copies,
-        can_specialize_warps=copies and can_specialize_warps(_triton_version()),
+        has_tma=found.major >= 9,
     )
-
-
-def can_specialize_warps(version: str) -> bool:
-    """Whether a version of Triton can compile matmuls with warp specialization.
-
-    3.6 fails for all tiles of 128 rows without split-k; 3.7 compiles all configurations that are offered.
-
-    >>> can_specialize_warps("3.6.0"), can_specialize_warps("3.7.1"), can_specialize_warps("4.0.0+git1234")
-    (False, True, True)
-    """
-    major, minor = (int(part) for part in version.split(".")[:2])
-    return (major, minor) >= (3, 7)
-
-
-def _triton_version() -> str:
-    import triton
-
-    return str(triton.__version__)
 
 
 class Choice(NamedTuple):
@@ -159,14 +139,13 @@ class Choice(NamedTuple):
     kernel: str  # its name
     blocks: str  # the block sizes, in the format of the tuning tables
     skip_reason: str | None  # why they are not worth measuring; None if they are
-    is_risky: bool  # whether compilers are known to fail with them, or to generate wrong code
 
 
 def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
     """Return candidates for block sizes other than the heuristic's.
 
-    The nearest candidates of all kernels come first, the risky ones last. Kernels with less than a sixteenth
-    of the work of the largest one have no candidates.
+    The nearest candidates of all kernels come first. Kernels with less than a sixteenth of the work of the
+    largest one have no candidates.
     """
     with PLANNING_LOCK:
         structures = {kernel.name: structure_of(kernel) for kernel in kernels}
@@ -175,13 +154,12 @@ def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
     expensive = [name for name in structures if 16 * work_of[name] >= max(work_of.values())]
     found = [
         [
-            Choice(name, str(v), why_too_large(structures[name], v, limits), is_risky(v))
+            Choice(name, str(v), why_too_large(structures[name], v, limits))
             for v in neighbouring_configs(structures[name], limits)[1:]
         ]
         for name in expensive
     ]
-    interleaved = [choice for row in itertools.zip_longest(*found) for choice in row if choice is not None]
-    return sorted(interleaved, key=lambda choice: choice.is_risky)
+    return [choice for row in itertools.zip_longest(*found) for choice in row if choice is not None]
 
 
 # --- the pool ---------------------------------------------------------------------------------------------
@@ -192,15 +170,10 @@ class _WorkerLostError(Exception):
 
 
 class Pool:
-    """A pool of worker processes that compile Triton functions.
+    """A pool of worker processes that compile Triton functions for a `triton.backends.compiler.GPUTarget`.
 
-    Workers start when there is work. They end after a minute without work, or with this process.
-
-    Args:
-        target: backend, architecture and warp size, as for `triton.backends.compiler.GPUTarget`.
-        workers: maximum number of workers.
-        seconds: time limit for one submission. A worker that takes longer is killed; killed and crashed
-            workers are replaced.
+    Workers start when there is work. They end after a minute without work, or with this process. One that
+    takes more than `seconds` for a function is killed; killed and crashed workers are replaced.
     """
 
     def __init__(
@@ -208,7 +181,7 @@ class Pool:
     ) -> None:
         self.target, self.seconds = target, seconds
         self.workers = workers or min(max((os.cpu_count() or 2) - 1, 1), _MAX_WORKERS)
-        self._work: queue.SimpleQueue[tuple[Sequence[Job], Future[None]]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Job, Future[None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = self._idle = 0
         self._closed = False
@@ -216,21 +189,10 @@ class Pool:
         self._requested: dict[str, tuple[Future[None], int]] = {}  # with the number of waiters
 
     def submit(self, jobs: Sequence[Job]) -> Future[None]:
-        """Compile functions in one worker; the future fails with `CompileError` if one does not compile."""
-        future: Future[None] = Future()
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool is closed")
-            self._work.put((jobs, future))
-            if self._work.qsize() > self._idle and self._threads < self.workers:
-                self._threads += 1
-                threading.Thread(target=self._serve, name="burnt compiles", daemon=True).start()
-        return future
-
-    def submit_once(self, jobs: Sequence[Job]) -> Future[None]:
         """Compile functions in parallel, each only once even if submitted again.
 
-        The future is done when all functions are. Cancelling it cancels those that no other future waits for.
+        The future is done when all functions are, or fails with `CompileError` when one does not compile.
+        Cancelling it cancels those that no other future waits for.
         """
         combined: Future[None] = Future()
         keyed_parts = []
@@ -238,7 +200,7 @@ class Pool:
             key = json.dumps(job)
             part, waiting = self._requested.get(key, (None, 0))
             if part is None or part.cancelled() or (part.done() and part.exception() is not None):
-                part, waiting = self.submit([job]), 0
+                part, waiting = self._enqueue(job), 0
             self._requested[key] = part, waiting + 1
             keyed_parts.append((key, part))
         left = [len(keyed_parts)]
@@ -267,6 +229,17 @@ class Pool:
             part.add_done_callback(on_part_done)
         return combined
 
+    def _enqueue(self, job: Job) -> Future[None]:
+        future: Future[None] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            self._work.put((job, future))
+            if self._work.qsize() > self._idle and self._threads < self.workers:
+                self._threads += 1
+                threading.Thread(target=self._serve, name="burnt compiles", daemon=True).start()
+        return future
+
     def close(self) -> None:
         """Kill the workers, and cancel what was not compiled yet."""
         with self._lock:
@@ -281,13 +254,13 @@ class Pool:
         """Pass work to one worker, until there is none for a while."""
         process: subprocess.Popen[bytes] | None = None
         while (work := self._next_work()) is not None:
-            jobs, future = work
+            job, future = work
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 if process is None:
                     process = self._start_process()
-                error = self._compile_in_process(process, jobs)
+                error = self._compile_in_process(process, job)
             except (_WorkerLostError, OSError) as lost:
                 error = str(lost)
                 self._end(process)
@@ -295,11 +268,10 @@ class Pool:
             if error is None:
                 future.set_result(None)
             else:
-                where = ", ".join(job.name for job in jobs)
-                future.set_exception(CompileError("a kernel does not compile", where=where, found=error))
+                future.set_exception(CompileError("a kernel does not compile", where=job.name, found=error))
         self._end(process)
 
-    def _next_work(self) -> tuple[Sequence[Job], Future[None]] | None:
+    def _next_work(self) -> tuple[Job, Future[None]] | None:
         """Wait for work and return it; None if this thread should end."""
         with self._lock:
             self._idle += 1
@@ -340,10 +312,10 @@ class Pool:
             raise
         return process
 
-    def _compile_in_process(self, process: subprocess.Popen[bytes], jobs: Sequence[Job]) -> str | None:
-        """Compile functions in a worker; return the error, or None."""
+    def _compile_in_process(self, process: subprocess.Popen[bytes], job: Job) -> str | None:
+        """Compile a function in a worker; return the error, or None."""
         assert process.stdin is not None
-        process.stdin.write(json.dumps(jobs).encode() + b"\n")
+        process.stdin.write(json.dumps(job).encode() + b"\n")
         process.stdin.flush()
         answer: dict[str, str | None] = json.loads(self._read_answer(process, self.seconds + 10))
         return answer["error"]
@@ -449,7 +421,7 @@ def compile_job(job: Job) -> None:
 
 
 def main(target: str, seconds: str) -> None:
-    """Compile each line of jobs from stdin and answer with the error; exit if a line takes too long."""
+    """Compile the job of each line from stdin and answer with the error; exit if a line takes too long."""
     # Answers go to the original stdout; what compilers print goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -462,8 +434,7 @@ def main(target: str, seconds: str) -> None:
         signal.setitimer(signal.ITIMER_REAL, float(seconds))
         error = None
         try:
-            for job in json.loads(line):
-                compile_job(Job(*job))
+            compile_job(Job(*json.loads(line)))
         except Exception as raised:  # any error is the answer
             error = f"{type(raised).__name__}: {raised}"[:500]
         signal.setitimer(signal.ITIMER_REAL, 0)

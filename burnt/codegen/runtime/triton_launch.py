@@ -53,9 +53,7 @@ def build(
         texts[kernel] = printed.text
         launch[kernel] = make_launcher(kernel, printed, slots, scalar_positions)
         if isinstance(config, MatmulConfig) and config.descriptors:
-            pointer_source = print_kernel(
-                kernel, dataclasses.replace(config, descriptors=False, specialized=False)
-            )
+            pointer_source = print_kernel(kernel, dataclasses.replace(config, descriptors=False))
             pointer_launcher = make_launcher(kernel, pointer_source, slots, scalar_positions)
             launch[kernel] = _choose_by_alignment(kernel, slots, launch[kernel], pointer_launcher)
     return BuiltKernels("\n\n".join(texts.values()), texts, launch)

@@ -105,9 +105,7 @@ class Generated(Candidate):
             from burnt.codegen.runtime.triton_compile_pool import choices_of, limits_of
 
             block_choices = choices_of(self.kernels(args), limits_of(device))
-            alternatives += [
-                Alternative({c.kernel: c.blocks}, c.skip_reason, c.is_risky) for c in block_choices
-            ]
+            alternatives += [Alternative({c.kernel: c.blocks}, c.skip_reason) for c in block_choices]
         return alternatives
 
     def accepts(self, config: dict[str, Any] | None, args: Sequence[Any]) -> bool:

@@ -42,7 +42,7 @@ def compile_all(launches: Iterable[Launch], device: torch.device) -> Future[None
     from burnt.codegen.runtime.triton_compile_pool import job_of, pool_of
 
     jobs = [job_of(step.kernel, step.arguments, step.constants, step.options) for step in launches]
-    return pool_of(torch.cuda.current_device() if device.index is None else device.index).submit_once(jobs)
+    return pool_of(torch.cuda.current_device() if device.index is None else device.index).submit(jobs)
 
 
 def on_meta(*args: Any) -> list[Any]:

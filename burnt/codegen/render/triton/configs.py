@@ -37,11 +37,6 @@ def why_too_large(structure: AnyStructure, config: AnyConfig, limits: Limits) ->
     return tile_config.why_too_large(structure, config, limits)
 
 
-def is_risky(config: AnyConfig) -> bool:
-    """Whether Triton is known to fail with such block sizes, or to compile wrong kernels."""
-    return isinstance(config, MatmulConfig) and config.specialized
-
-
 def parse_config(text: str) -> AnyConfig:
     """Parse the text of block sizes of either kind.
 

@@ -224,8 +224,6 @@ class _MatmulPrinter:
         arguments |= {f"f{n}": ScalarArg(n) for n in self.scalar_args}
         arguments |= {text: size for size, text in self.sizes.items()}
         args_text, memory = f"({', '.join(arguments)},)", "parts" if workspaces else next(iter(arguments))
-        # Triton specializes the warps of a loop only if it loads both operands by descriptor.
-        specialized = config.specialized and all(function.descriptor_function for function in functions[:2])
         epilogue = functions[-1].name
         function_names = ", ".join(
             [*(p.name for p in functions[:2]), epilogue, *(str(p.descriptor_function) for p in functions[:2])]
@@ -248,7 +246,7 @@ class _MatmulPrinter:
             add_function(
                 f"{name}_part0" if workspaces else name,
                 f"matmul({args_text}, {memory}, {', '.join(sizes)}, {function_names}, "
-                f'BLOCK_M, BLOCK_N, BLOCK_K, {constants}, "{matmul.precision}", {wide}, {specialized})',
+                f'BLOCK_M, BLOCK_N, BLOCK_K, {constants}, "{matmul.precision}", {wide})',
                 min(config.programs or tiles, tiles),
                 blocks,
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable
 
 from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two, scale_sizes
 
@@ -13,8 +12,7 @@ _NUM_MULTIPROCESSORS = 132  # of an H100; each runs one program of this size at 
 _MIN_TERMS_PER_SPLIT = 1024
 _MAX_SPLITS = 16
 _LARGE_SHARED = 128 << 10
-_MAX_WARP_TILE = 4096  # elements of a tile per warp
-_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: p(\d+))?( d)?( ws)?")
+_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: p(\d+))?( d)?")
 _STEPS = (
     {"block_n": -1}, {"block_m": -1}, {"block_k": 1}, {"block_k": -1}, {"warps": -1}, {"warps": 1},
     {"block_n": 1}, {"split": 1}, {"block_m": 1},
@@ -48,9 +46,9 @@ class MatmulConfig:
 
     >>> str(MatmulConfig(128, 256, 64, warps=8, stages=3))
     '128x256x64 w8 s3'
-    >>> config = MatmulConfig.of("128x128x64 w4 s4 p132 d ws")
-    >>> config.programs, config.descriptors, config.specialized
-    (132, True, True)
+    >>> config = MatmulConfig.of("128x128x64 w4 s4 p132 d")
+    >>> config.programs, config.descriptors
+    (132, True)
     """
 
     # Rows and columns of a tile, and terms per iteration.
@@ -63,13 +61,12 @@ class MatmulConfig:
     group: int = 8  # rows of tiles that are processed together, so that they share operands in the L2 cache
     programs: int = 0  # number of persistent programs, which loop over the tiles; 0 for a program per tile
     descriptors: bool = False  # whether operands are loaded by tensor descriptor (TMA) where possible
-    specialized: bool = False  # whether some warps copy while others multiply
 
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k} w{self.warps} s{self.stages}"
         text += f" k{self.split}" if self.split > 1 else ""
         text += f" p{self.programs}" if self.programs else ""
-        return text + " d" * self.descriptors + " ws" * self.specialized
+        return text + " d" * self.descriptors
 
     @property
     def options(self) -> dict[str, int]:
@@ -81,15 +78,9 @@ class MatmulConfig:
         """Parse block sizes; raises ValueError if no matmul could have them."""
         match = _PATTERN.fullmatch(text)
         if match is not None:
-            block_m, block_n, block_k, warps, stages, split = (int(size or 1) for size in match.groups()[:6])
-            programs, has_descriptors, specialized = match.groups()[6:]
-            config = cls(block_m, block_n, block_k, warps, stages, split)
-            config = dataclasses.replace(
-                config,
-                programs=int(programs or 0),
-                descriptors=bool(has_descriptors),
-                specialized=bool(specialized),
-            )
+            *sizes, programs, descriptors = match.groups()
+            config = cls(*(int(size or 1) for size in sizes))
+            config = dataclasses.replace(config, programs=int(programs or 0), descriptors=bool(descriptors))
             if config.is_possible:
                 return config
         raise ValueError(f"block sizes {text!r}: expected those of a matmul, such as '128x128x64 w8 s3'")
@@ -108,7 +99,6 @@ class MatmulConfig:
             and 1 <= self.stages <= 8
             and self.split >= 1
             and self.programs < 1 << 16
-            and (self.descriptors or not self.specialized)
         )
 
 
@@ -148,7 +138,7 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
             block_n == 256 or (block_m * block_n == 128 * 128 and structure.num_tensors > 4)
         ):
             continue
-        num_tiles = structure.batches * -(-structure.rows // block_m) * -(-structure.columns // block_n)
+        num_tiles = _num_tiles(structure, MatmulConfig(block_m, block_n, block_k))
         is_small = (block_m, block_n) == (64, 64) or block_m < 64
         if num_tiles < _NUM_MULTIPROCESSORS and not is_small:
             continue
@@ -168,17 +158,24 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
 def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) -> list[MatmulConfig]:
     """Return block sizes to measure: the selected ones, then those that differ in one size, then in two.
 
-    Those with specialized warps come last: Triton has open reports of wrong results (issues 8311, 9728).
+    Those that differ in at most one size may also have persistent programs, load by descriptor, or both.
     """
     selected = select_config(structure, limits)
-    modes = _other_modes(structure, limits)
+    # Persistent programs pay off only if loads of the next tile overlap the epilogue of this one, which
+    # takes asynchronous units.
+    persistent = {"programs": limits.multiprocessors}
+    modes = [] if limits.is_rocm else [persistent]
+    # With one operand by TMA and one computed in registers, 0.1 % of the elements are wrong on an H100 with
+    # three or more stages (Triton 3.6): the next copy seems to arrive before the multiplication has ended.
+    if limits.has_tma and structure.num_tma_operands == 2:
+        modes += [{"descriptors": True}, {**persistent, "descriptors": True}]
     steps = [*_STEPS, {"stages": 1}, {"stages": -1}]
     pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
-    nearest = [selected, *(set_mode(selected) for set_mode in modes)]
     changed = [scale_sizes(selected, step) for step in steps]
-    changed += [set_mode(config) for config in changed for set_mode in modes]
+    nearest = [selected, *(dataclasses.replace(selected, **mode) for mode in modes), *changed]
+    nearest += [dataclasses.replace(config, **mode) for config in changed for mode in modes]
     configs = {selected: None}
-    for config in [*nearest, *changed, *(scale_sizes(selected, pair) for pair in pairs)]:
+    for config in [*nearest, *(scale_sizes(selected, pair) for pair in pairs)]:
         fits = (
             config.block_m >= structure.min_rows
             and min(config.block_n, config.block_k) >= 16
@@ -199,41 +196,7 @@ def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) ->
             and config.split * config.block_k <= max(structure.terms, config.block_k)
         ):
             configs[config] = None
-    return sorted(configs, key=lambda config: config.specialized)
-
-
-def _other_modes(structure: MatmulStructure, limits: Limits) -> list[Callable[[MatmulConfig], MatmulConfig]]:
-    """Return changes of a config to other modes: persistent programs, TMA loads, specialized warps."""
-
-    def make_persistent(config: MatmulConfig) -> MatmulConfig:
-        return dataclasses.replace(config, programs=limits.multiprocessors)
-
-    def use_descriptors(config: MatmulConfig) -> MatmulConfig:
-        return dataclasses.replace(config, descriptors=True)
-
-    def specialize_warps(config: MatmulConfig) -> MatmulConfig:
-        # For Hopper, Triton specializes warps only if exactly 4 multiply. It halves tiles of 128 rows or
-        # 256 columns, which fails for 64 rows and in batches (Triton 3.7).
-        block_m = 64 if structure.batches > 1 else max(config.block_m, 64)
-        block_n = min(config.block_n, (2 if block_m == 64 else 4) * _MAX_WARP_TILE // block_m)
-        return dataclasses.replace(
-            config, block_m=block_m, block_n=block_n, warps=4, descriptors=True, specialized=True
-        )
-
-    def make_persistent_specialized(config: MatmulConfig) -> MatmulConfig:
-        # For Blackwell, Triton fails to compile it combined with split-K (Triton 3.7).
-        return specialize_warps(config) if config.split > 1 else make_persistent(specialize_warps(config))
-
-    # Persistent programs pay off only if loads of the next tile overlap the epilogue of this one, which
-    # takes asynchronous units.
-    modes: list[Callable[[MatmulConfig], MatmulConfig]] = [] if limits.is_rocm else [make_persistent]
-    # With one operand by TMA and one computed in registers, 0.1 % of the elements are wrong on an H100 with
-    # three or more stages (Triton 3.6): the next copy seems to arrive before the multiplication has ended.
-    if limits.has_tma and structure.num_tma_operands == 2:
-        modes += [use_descriptors, lambda config: make_persistent(use_descriptors(config))]
-        if limits.can_specialize_warps:
-            modes += [specialize_warps, make_persistent_specialized]
-    return modes
+    return list(configs)
 
 
 def _num_tiles(structure: MatmulStructure, config: MatmulConfig) -> int:

@@ -17,8 +17,7 @@ takes a tile's first indices, and a further function makes the descriptor:
 
 Constants: BLOCK_M, BLOCK_N, BLOCK_K: the tile; GROUP: rows of tiles that are processed together; SPLIT_K:
 programs that share the terms of a tile; WIDTH: columns that the epilogue handles at a time; EVEN_K: BLOCK_K
-divides the number of terms; INT64_INDICES: indices have 64 bits; SPECIALIZED: some warps copy, others
-multiply.
+divides the number of terms; INT64_INDICES: indices have 64 bits.
 """
 
 from __future__ import annotations
@@ -59,72 +58,6 @@ def _make_descriptor(args, describe: tl.constexpr, ROWS: tl.constexpr, COLUMNS: 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _accumulate(  # type: ignore[no-untyped-def]
-    m,
-    n,
-    row,
-    column,
-    in_row,
-    in_column,
-    batch,
-    begin,
-    end,
-    args,
-    descriptors,
-    left: tl.constexpr,
-    right: tl.constexpr,
-    describe_left: tl.constexpr,
-    describe_right: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    INT64_INDICES: tl.constexpr,
-    SPECIALIZED: tl.constexpr,
-):
-    """A tile of the matmul, summed over the terms from `begin` to `end`."""
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in tl.range(begin, end, BLOCK_K, warp_specialize=SPECIALIZED):
-        term = start + tl.arange(0, BLOCK_K)
-        if INT64_INDICES:
-            term = term.to(tl.int64)
-        if EVEN_K:
-            in_k = tl.full([BLOCK_K], True, tl.int1)
-        else:
-            in_k = term < end
-        if describe_left is None:
-            left_tile = left(row, term[None, :], in_row, in_k[None, :], batch, args)
-        else:
-            left_tile = left(
-                descriptors[0],
-                tl.cast(m * BLOCK_M, tl.int32),
-                tl.cast(start, tl.int32),
-                batch,
-                args,
-                BLOCK_M,
-                BLOCK_K,
-            )
-        if describe_right is None:
-            right_tile = right(term[:, None], column, in_k[:, None], in_column, batch, args)
-        else:
-            right_tile = right(
-                descriptors[1],
-                tl.cast(start, tl.int32),
-                tl.cast(n * BLOCK_N, tl.int32),
-                batch,
-                args,
-                BLOCK_K,
-                BLOCK_N,
-            )
-        if PRECISION == "flex32":
-            sums = tl.dot(left_tile.to(tl.bfloat16), right_tile.to(tl.bfloat16), sums, input_precision="ieee")
-        else:
-            sums = tl.dot(left_tile, right_tile, sums, input_precision=PRECISION)
-    return sums
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _run_epilogue(  # type: ignore[no-untyped-def]
     sums,
     row,
@@ -144,18 +77,9 @@ def _run_epilogue(  # type: ignore[no-untyped-def]
     if BLOCK_N > WIDTH:
         first, second = tl.split(tl.permute(tl.reshape(sums, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1]))
         _run_epilogue(first, row, start, in_row, columns, batch, args, epilogue, BLOCK_M, BLOCK_N // 2, WIDTH)
+        start += BLOCK_N // 2
         _run_epilogue(
-            second,
-            row,
-            start + BLOCK_N // 2,
-            in_row,
-            columns,
-            batch,
-            args,
-            epilogue,
-            BLOCK_M,
-            BLOCK_N // 2,
-            WIDTH,
+            second, row, start, in_row, columns, batch, args, epilogue, BLOCK_M, BLOCK_N // 2, WIDTH
         )
     else:
         column = start + tl.arange(0, BLOCK_N)[None, :]
@@ -186,7 +110,6 @@ def _compute_tile(  # type: ignore[no-untyped-def]
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
     INT64_INDICES: tl.constexpr,
-    SPECIALIZED: tl.constexpr,
 ):
     """Compute tile `pid`; if SPLIT_K > 1, only a part of its sums, which is stored to `parts`."""
     split = pid % SPLIT_K
@@ -197,19 +120,41 @@ def _compute_tile(  # type: ignore[no-untyped-def]
         row, column, batch = row.to(tl.int64), column.to(tl.int64), batch.to(tl.int64)
     in_row, in_column = row < rows, column < columns
     length = tl.cdiv(tl.cdiv(terms, BLOCK_K), SPLIT_K) * BLOCK_K
-    sums = _accumulate(
-        m, n, row, column, in_row, in_column, batch, split * length, tl.minimum((split + 1) * length, terms),
-        args, descriptors, left, right, describe_left, describe_right,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION, INT64_INDICES, SPECIALIZED,
-    )  # fmt: skip
+    begin, end = split * length, tl.minimum((split + 1) * length, terms)
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(begin, end, BLOCK_K):
+        term = start + tl.arange(0, BLOCK_K)
+        if INT64_INDICES:
+            term = term.to(tl.int64)
+        if EVEN_K:
+            in_k = tl.full([BLOCK_K], True, tl.int1)
+        else:
+            in_k = term < end
+        first = tl.cast(start, tl.int32)
+        if describe_left is None:
+            left_tile = left(row, term[None, :], in_row, in_k[None, :], batch, args)
+        else:
+            left_tile = left(
+                descriptors[0], tl.cast(m * BLOCK_M, tl.int32), first, batch, args, BLOCK_M, BLOCK_K
+            )
+        if describe_right is None:
+            right_tile = right(term[:, None], column, in_k[:, None], in_column, batch, args)
+        else:
+            right_tile = right(
+                descriptors[1], first, tl.cast(n * BLOCK_N, tl.int32), batch, args, BLOCK_K, BLOCK_N
+            )
+        if PRECISION == "flex32":
+            sums = tl.dot(left_tile.to(tl.bfloat16), right_tile.to(tl.bfloat16), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(left_tile, right_tile, sums, input_precision=PRECISION)
     if SPLIT_K > 1:
         offset = ((split.to(tl.int64) * batches + batch) * rows + row) * columns + column
         tl.store(parts + offset, sums, mask=in_row & in_column)
     else:
-        start = n * BLOCK_N
+        left_column = n * BLOCK_N
         if INT64_INDICES:
-            start = start.to(tl.int64)
-        _run_epilogue(sums, row, start, in_row, columns, batch, args, epilogue, BLOCK_M, BLOCK_N, WIDTH)
+            left_column = left_column.to(tl.int64)
+        _run_epilogue(sums, row, left_column, in_row, columns, batch, args, epilogue, BLOCK_M, BLOCK_N, WIDTH)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -235,7 +180,6 @@ def matmul(  # type: ignore[no-untyped-def]
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
     INT64_INDICES: tl.constexpr,
-    SPECIALIZED: tl.constexpr,
 ):
     """Compute a tile per program, or, if PROGRAMS is not 0, every PROGRAMS-th tile: the first loads of the
     next tile then overlap the epilogue of this one.
@@ -248,18 +192,16 @@ def matmul(  # type: ignore[no-untyped-def]
         _compute_tile(
             tl.program_id(0), args, descriptors, parts, batches, rows, columns, terms, left, right, epilogue,
             describe_left, describe_right,
-            BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES, SPECIALIZED,
+            BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES,
         )  # fmt: skip
     else:
         tiles = SPLIT_K * batches * tl.cdiv(rows, BLOCK_M) * tl.cdiv(columns, BLOCK_N)
-        # Flatten the loops over tiles and terms into one, or specialize warps.
-        for pid in tl.range(
-            tl.program_id(0), tiles, PROGRAMS, flatten=not SPECIALIZED, warp_specialize=SPECIALIZED
-        ):
+        # Flatten the loops over tiles and terms into one.
+        for pid in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True):
             _compute_tile(
                 pid, args, descriptors, parts, batches, rows, columns, terms, left, right, epilogue,
                 describe_left, describe_right,
-                BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES, False,
+                BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES,
             )  # fmt: skip
 
 

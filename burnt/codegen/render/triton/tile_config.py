@@ -106,8 +106,6 @@ class Limits:
     warp_size: int = 32  # threads of a warp
     is_rocm: bool = False  # whether it is an AMD device, where one iteration fewer of a loop is in flight
     has_tma: bool = False  # whether it has units that copy tiles by tensor descriptor (TMA)
-    # Whether Triton can let some warps of a program copy while others multiply.
-    can_specialize_warps: bool = False
 
 
 def select_config(structure: TileStructure) -> TileConfig:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
-import triton
 
 from burnt.codegen import precision
 from burnt.codegen.render.triton.configs import (
@@ -27,7 +26,7 @@ from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.triton_backend import are_block_sizes
-from burnt.codegen.runtime.triton_compile_pool import Pool, can_specialize_warps, choices_of, jobs_of
+from burnt.codegen.runtime.triton_compile_pool import Pool, jobs_of
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, compiled, limits_of, planned
 
 H200 = Limits(132, shared_memory=227 << 10)
@@ -180,25 +179,6 @@ def test_persistent_programs(name: str, target: str, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
-def test_every_candidate_with_specialized_warps_compiles(target: str, tmp_path: Path) -> None:
-    if not can_specialize_warps(triton.__version__):
-        pytest.skip(f"Triton {triton.__version__} is offered none")
-    for name in ("gelu", "batches", "few rows"):
-        fn, args = CASES[name]
-        (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
-        limits = Limits(132, shared_memory=SHARED[target], has_tma=True, can_specialize_warps=True)
-        structure = structure_of(kernel)
-        offered = [c for c in neighbouring_configs(structure, limits) if str(c).endswith(" ws")]
-        assert offered
-        for config in offered:
-            if why_too_large(structure, config, limits) is None:
-                found = compiled([print_kernel(kernel, config)], target, tmp_path)
-                assert "setmaxnreg" in found[0].assembly, config
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -217,7 +197,7 @@ def test_every_candidate_compiles(target: str, name: str, dtype: torch.dtype) ->
     rocm = target.startswith("gfx")
     machine = TARGETS[target]
     limits = Limits(132, warp_size=machine.warp_size, shared_memory=SHARED[target], is_rocm=rocm)
-    limits = dataclasses.replace(limits, has_tma=not rocm, can_specialize_warps=not rocm)
+    limits = dataclasses.replace(limits, has_tma=not rocm)
     structure = structure_of(kernel)
     offered = [
         config
@@ -246,72 +226,34 @@ COPYING = [
 def test_operands_loaded_by_tensor_descriptor(name: str, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
     (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
-    limits = Limits(132, shared_memory=SHARED[target], has_tma=True, can_specialize_warps=True)
-    offered = [
-        c
-        for c in neighbouring_configs(structure_of(kernel), limits)
-        if isinstance(c, MatmulConfig) and c.descriptors
-    ]
-    copied = next(c for c in offered if not c.specialized)
-    specialized = next(c for c in offered if c.specialized)
-    for config in (copied, specialized):
-        (found, *_) = compiled([print_kernel(kernel, config)], target, tmp_path)
-        assert found.shared <= SHARED[target]
-        assert found.spilled <= 16, f"{found.registers} registers, {found.spilled} bytes of others: {config}"
-        assert "cp.async.bulk.tensor" in found.assembly
-        assert UNITS[target] in found.assembly
-        # Warps that copy give registers to those that multiply.
-        assert ("setmaxnreg" in found.assembly) == config.specialized
+    limits = Limits(132, shared_memory=SHARED[target], has_tma=True)
+    offered = neighbouring_configs(structure_of(kernel), limits)
+    config = next(c for c in offered if isinstance(c, MatmulConfig) and c.descriptors)
+    (found, *_) = compiled([print_kernel(kernel, config)], target, tmp_path)
+    assert found.shared <= SHARED[target]
+    assert found.spilled <= 16, f"{found.registers} registers, {found.spilled} bytes of others: {config}"
+    assert "cp.async.bulk.tensor" in found.assembly
+    assert UNITS[target] in found.assembly
 
 
 def test_which_configs_use_descriptors() -> None:
     """Only for devices with TMA, and for operands whose layout a tensor descriptor can address."""
 
-    def offered(fn: Callable[..., Tensor], *args: Tensor, **given: bool) -> set[tuple[bool, bool]]:
+    def offered(fn: Callable[..., Tensor], *args: Tensor, **given: bool) -> set[bool]:
         (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
         found = neighbouring_configs(structure_of(kernel), Limits(132, shared_memory=227 << 10, **given))
-        return {(c.descriptors, c.specialized) for c in found if isinstance(c, MatmulConfig)}
+        return {c.descriptors for c in found if isinstance(c, MatmulConfig)}
 
     fn, args = CASES["gelu"]
-    assert offered(fn, *args, has_tma=True) == {(False, False), (True, False)}
-    both = {"has_tma": True, "can_specialize_warps": True}
-    assert offered(fn, *args, **both) == {(False, False), (True, False), (True, True)}
-    assert offered(fn, *args) == offered(fn, *args, is_rocm=True) == {(False, False)}
-    fn, args = CASES["residual"]  # one operand is computed: Triton's pipelines of such products go wrong
-    assert offered(fn, *args, **both) == {(False, False)}
-    fn, args = CASES["convolution"]
-    assert offered(fn, *args, **both) == {(False, False)}
+    assert offered(fn, *args, has_tma=True) == {False, True}
+    assert offered(fn, *args) == offered(fn, *args, is_rocm=True) == {False}
     odd = randn(512, 1025)[:, :1023]
-    assert offered(gelu_of_linear, odd, odd, randn(512), **both) == {(False, False)}
-
-
-@pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
-def test_specialized_warps_come_last_and_only_if_they_compile(version: str) -> None:
-    fn, args = CASES["gelu"]
-    two = [k for k in planned(fn, *args, products=True, gradients=True) if k.matmul is not None][:2]
-    limits = Limits(
-        132, shared_memory=227 << 10, has_tma=True, can_specialize_warps=can_specialize_warps(version)
-    )
-    offered = neighbouring_configs(structure_of(two[0]), limits)
-    assert offered[0] == select_config(structure_of(two[0]), limits)
-    last = [str(config).endswith(" ws") for config in offered]
-    assert sorted(last) == last
-    assert any(last) == (version == "3.7.1")
-    # Also with several kernels: those of all of them come last.
-    choices = choices_of(two, limits)
-    assert {choice.kernel for choice in choices} == {kernel.name for kernel in two}
-    risky = [choice.blocks.endswith(" ws") for choice in choices]
-    assert risky == [choice.is_risky for choice in choices] == sorted(risky)
-    assert any(risky) == (version == "3.7.1")
-
-
-def test_which_versions_specialize_warps() -> None:
-    found = {
-        v: can_specialize_warps(v) for v in ("3.4.0", "3.6.1", "3.7.0", "3.10.0+gitabc", "4.0", "3.7.0rc1")
-    }
-    assert found == {
-        "3.4.0": False, "3.6.1": False, "3.7.0": True, "3.10.0+gitabc": True, "4.0": True, "3.7.0rc1": True,
-    }  # fmt: skip
+    for fn, args in (
+        CASES["residual"],  # one operand is computed: Triton's pipelines of such products go wrong
+        CASES["convolution"],
+        (gelu_of_linear, (odd, odd, randn(512))),
+    ):
+        assert offered(fn, *args, has_tma=True) == {False}
 
 
 EXPECTED_INSTRUCTIONS = {
