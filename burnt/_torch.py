@@ -149,20 +149,16 @@ def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
 
 def trace_to_aten(
     fn: Callable[..., Any], args: Sequence[Any], table: dict[Any, Callable[..., Any]]
-) -> tuple[torch.fx.GraphModule, Any]:
-    """Trace a function with fake tensors to an aten graph; also return the structure of its result.
+) -> torch.fx.GraphModule:
+    """Trace a function with fake tensors to an aten graph, whose result is flat.
 
     Tensors that the function captures become attributes of the graph module. In-place changes are
     functionalized: the graph creates new tensors, and ``copy_`` nodes write an argument's final value to it.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    structure: list[Any] = []
-
     def flat(*inputs: Any) -> list[Any]:
-        leaves, spec = torch.utils._pytree.tree_flatten(fn(*inputs))
-        structure.append(spec)
-        return leaves
+        return torch.utils._pytree.tree_leaves(fn(*inputs))
 
     def functional(call: Callable[..., Any]) -> torch.fx.GraphModule:
         result = torch.func.functionalize(call, remove="mutations")
@@ -174,7 +170,7 @@ def trace_to_aten(
     # Some composite ops are decomposed after functionalization, into in-place ops: functionalize again.
     if any(_changes_a_value(node) for node in graph.graph.nodes):
         graph = functional(graph)
-    return graph, structure[0]
+    return graph
 
 
 def _changes_a_value(node: torch.fx.Node) -> bool:

@@ -396,6 +396,6 @@ def _run_alone(
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     layouts = tuple(ResultLayout(tuple(result.meta["val"].stride()), False) for result in results)
     with PLANNING_LOCK, torch.no_grad():
-        traced = Traced(module, module, None, {}, (), layouts)
+        traced = Traced(module, module, {}, (), layouts)
         plan = CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)
         return plan(tensors, [], seed)

@@ -128,7 +128,6 @@ class Traced:
     # The same with composite ops decomposed. Its placeholders are the tensors and numbers in order, its
     # output is flat.
     graph: torch.fx.GraphModule
-    structure: Any  # the pytree structure of the function's result
     # Stand-in value -> position in the arguments, for the numbers that are inputs.
     stand_in_positions: dict[float, int]
     # Names of the graph module's attributes that hold captured tensors, in order of use.
@@ -150,7 +149,7 @@ class Traced:
         aliases = self.aliases.by_position
         if not aliases:
             return self
-        count = self.structure.num_leaves  # the new values of arguments come after the results
+        count = len(self.results) - len(self.mutated)  # the new values of arguments come after the results
         for graph in {id(graph): graph for graph in (self.composite_graph, self.graph)}.values():
             output = graph.graph.output_node()
             (results,) = cast("tuple[Sequence[Any]]", output.args)
@@ -166,14 +165,14 @@ class Traced:
         )
 
     def with_aliases(self, results: Sequence[Any]) -> list[Any]:
-        """Return all results, given those of `without_aliases`."""
-        aliases, count = self.aliases.by_position, self.structure.num_leaves
+        """Return all results, given those of this trace, which is one `without_aliases`."""
+        aliases = self.aliases.by_position
         remaining = iter(results)
+        count = len(results) + len(aliases)
         found: list[Any] = [None if i in aliases else next(remaining) for i in range(count)]
-        found += remaining
         for i, alias in aliases.items():
             found[i] = alias.of(found[alias.base])
-        return found[:count]
+        return found
 
     @functools.cached_property
     def inputs_with_grad(self) -> frozenset[int]:
@@ -376,7 +375,7 @@ def _trace_with_float_inputs(fn: Callable[..., Any], args: Sequence[Any]) -> tup
         ]
         try:
             first = _trace(fn, args, {i: _StandIn(value) for i, value in stand_in_sets[0].items()})
-            others = [_trace_graph(fn, args, numbers)[0] for numbers in stand_in_sets[1:]]
+            others = [_trace_graph(fn, args, numbers) for numbers in stand_in_sets[1:]]
         except (Exception, _NumberInspected):  # of any kind: with the actual values it may work, or says why
             return _trace(fn, args, {}), False
         positions = {value: i for i, value in stand_in_sets[0].items()}
@@ -409,8 +408,8 @@ def _trace_graph(
     *,
     decompose: bool = True,
     log: _LayoutLog | None = None,
-) -> tuple[torch.fx.GraphModule, Any]:
-    """Trace a function with stand-ins for its numbers; return the graph and the structure of its result."""
+) -> torch.fx.GraphModule:
+    """Trace a function with stand-ins for its numbers."""
     inputs = _replace_numbers(args, stand_ins)
     tensor_positions = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
 
@@ -428,19 +427,18 @@ def _trace_graph(
 
     examples = [args[i].detach() for i in tensor_positions]
     table = _decompositions() if decompose else {}
-    graph, structure = _torch.trace_to_aten(call_with_tensors, examples, table)
-    return _clean_up(graph), structure
+    return _clean_up(_torch.trace_to_aten(call_with_tensors, examples, table))
 
 
 def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float]) -> Traced:
     """Trace a function with stand-ins as inputs; numbers without a stand-in are built in."""
     logs = [_LayoutLog()]
-    graph, structure = _trace_graph(fn, args, stand_ins, log=logs[0])
+    graph = _trace_graph(fn, args, stand_ins, log=logs[0])
     # Without gradients nothing is differentiated.
     composite_graph = graph
     if torch.is_grad_enabled():
         logs.append(_LayoutLog())
-        composite_graph, _ = _trace_graph(fn, args, stand_ins, decompose=False, log=logs[1])
+        composite_graph = _trace_graph(fn, args, stand_ins, decompose=False, log=logs[1])
         composite_graph = _replace_mutation_ops(composite_graph)
     watch, refusals, eager_log = OverlapWatch(), RefusalWatch(stand_ins.values()), _LayoutLog()
 
@@ -486,9 +484,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
     positions = {float(value): i for i, value in stand_ins.items()}
     limits = {positions[value]: limit for value, limit in refusals.limits.items()}
     used = tuple(dict.fromkeys(captured))
-    return Traced(
-        composite_graph, graph, structure, positions, used, tuple(results), mutated, reason, aliases, limits
-    )
+    return Traced(composite_graph, graph, positions, used, tuple(results), mutated, reason, aliases, limits)
 
 
 @_torch.without_saved_tensor_hooks()
@@ -498,9 +494,8 @@ def trace_composite_calls(
     """Return the graph with composite ops, even where `traced` was traced without gradients."""
     if torch.is_grad_enabled():
         return traced.composite_graph
-    return _trace_graph(
-        fn, args, {i: value for value, i in traced.stand_in_positions.items()}, decompose=False
-    )[0]
+    stand_ins = {i: value for value, i in traced.stand_in_positions.items()}
+    return _trace_graph(fn, args, stand_ins, decompose=False)
 
 
 def _return_mutations(

@@ -10,6 +10,7 @@ import torch
 
 from burnt.codegen.ir import Expr, Index, IndexExpr, Value, cast, const, index_value
 from burnt.codegen.lower.registry import (
+    UNARY,
     Scalar,
     Unlowered,
     common_dtype,
@@ -27,12 +28,7 @@ from burnt.codegen.lower.registry import (
 
 aten = torch.ops.aten
 
-# Ops with the same name in `pointwise`; the last four leave integers unchanged.
-_UNARY = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh",
-    "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "reciprocal",
-    "neg", "abs", "sign", "relu",
-)  # fmt: skip
+# Ops with the same name in `pointwise`; those that round leave integers unchanged.
 _ROUNDING = ("ceil", "floor", "round", "trunc")
 _SAME_NAME = ("add", "sub", "mul", "div", "maximum", "minimum", "fmax", "fmin", "atan2", "copysign")
 _BINARY = {name: name for name in _SAME_NAME} | {f"bitwise_{op}": op for op in ("and", "or", "xor")}
@@ -56,7 +52,7 @@ def _lower_logical(op: str, meta: torch.Tensor, a: Value, b: Value) -> Value:
     return pointwise(op, meta, [a, b], torch.bool)
 
 
-for _name in (*_UNARY, *_ROUNDING):
+for _name in set(UNARY.split()) - {"identity", "not"}:
     register_lowering(*overloads(_name, "default"))(partial(_lower_unary, _name))
 for _name, _op in _BINARY.items():
     _overloads = overloads(_name, "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar", "default")

@@ -123,7 +123,7 @@ def operand(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Callable[[I
 
 
 # The operations of `pointwise`, by their number of inputs.
-_UNARY = (
+UNARY = (
     "identity neg abs sign relu not reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan "
     "sinh cosh tanh asin acos atan asinh acosh atanh erf erfc sigmoid floor ceil trunc round"
 )
@@ -131,7 +131,7 @@ _BINARY = (
     "add sub mul maximum minimum fmax fmin eq ne lt le gt ge and or xor div pow atan2 copysign fmod "
     "remainder floor_div trunc_div"
 )
-_NUM_INPUTS = {**dict.fromkeys(_UNARY.split(), 1), **dict.fromkeys(_BINARY.split(), 2)}
+_NUM_INPUTS = {**dict.fromkeys(UNARY.split(), 1), **dict.fromkeys(_BINARY.split(), 2)}
 
 
 def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch.dtype) -> Value:

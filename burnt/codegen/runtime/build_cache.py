@@ -203,15 +203,6 @@ def sweep(folder: Path) -> None:
             size -= entry.size
 
 
-def clear(folder: Path) -> None:
-    """Remove all files that burnt wrote into the folder. Loaded libraries stay usable."""
-    for path in _children(folder):
-        if path.name.startswith(WORK_PREFIX):
-            shutil.rmtree(path, ignore_errors=True)
-        elif _OWN_FILES.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
 def _children(folder: Path) -> Iterator[Path]:
     with os.scandir(folder) as listing:
         yield from [Path(item.path) for item in listing]

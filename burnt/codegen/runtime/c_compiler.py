@@ -120,11 +120,6 @@ def search() -> tuple[Compiler | None, tuple[str, ...]]:
     return _search(*(os.environ.get(name) for name in ("BURNT_CC", "CC", "PATH")))
 
 
-def clear_search() -> None:
-    """Forget the result of `search`, so that the next call searches again."""
-    _search.cache_clear()
-
-
 @cache
 def _search(*environment: str | None) -> tuple[Compiler | None, tuple[str, ...]]:
     """Search for a compiler; the arguments are what the search depends on."""

@@ -279,15 +279,6 @@ def status() -> dict[str, Any]:
     return facts
 
 
-def clear_cache() -> None:
-    """Remove burnt's files from the cache folder, and load libraries anew; functions in use stay usable."""
-    build_cache.clear(build_cache.cache_folder())
-    c_compiler.clear_search()
-    with _state.lock:
-        _state.libraries.clear()
-        _state.unusable.clear()
-
-
 def _after_fork() -> None:
     _state.lock = threading.Lock()  # another thread of the parent may have held it
     _state.build_locks.clear()

@@ -25,7 +25,7 @@ import torch
 
 from burnt.codegen.runtime import build_cache, c_compiler, c_library
 from burnt.codegen.runtime.c_compiler import PREAMBLE, find_compiler
-from burnt.codegen.runtime.c_library import clear_cache, launcher, load, status
+from burnt.codegen.runtime.c_library import launcher, load, status
 from burnt.errors import CacheError, CompileError, UnsupportedError
 from tests import forked
 
@@ -53,11 +53,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(c_library, "_state", c_library._State())
     monkeypatch.setattr(build_cache, "_notes", {})
-    c_compiler.clear_search()
+    c_compiler._search.cache_clear()
     threads = torch.get_num_threads()
     yield tmp_path / "cache" / "c"
     torch.set_num_threads(threads)
-    c_compiler.clear_search()
+    c_compiler._search.cache_clear()
 
 
 HEAD = (
@@ -582,16 +582,6 @@ print(load(sys.argv[1] + "\\n", ["scale"]).path.parent == build_cache.cache_fold
         with pytest.raises(CacheError, match=f"BURNT_CACHE_MIB is not a size(.|\n)*'{text}'"):
             load(SCALE, ["scale"])
 
-    def test_clearing_spares_what_is_not_burnts(self, folder: Path) -> None:
-        library = load(SCALE, ["scale"])
-        (folder / "mine.c").write_text("int main(void) { return 0; }")
-        (folder / "mine").mkdir()
-        clear_cache()
-        assert sorted(path.name for path in folder.iterdir()) == ["mine", "mine.c"]
-        assert scaled(library) == 6.0
-        assert scaled(load(SCALE, ["scale"])) == 6.0
-        assert library.path.exists()
-
 
 class TestErrors:
     def test_code_that_does_not_compile(self, folder: Path) -> None:
@@ -745,7 +735,7 @@ class TestCompiler:
         monkeypatch.setenv("BURNT_CC", str(own))
 
         def calls() -> int:
-            c_compiler.clear_search()
+            c_compiler._search.cache_clear()
             find_compiler()
             return len(log.read_text().split())
 
@@ -760,7 +750,7 @@ class TestCompiler:
         (fact,) = folder.glob("compiler-*.json")
         for text in ("", "[]", "{}", "\0"):
             fact.write_text(text)
-            c_compiler.clear_search()
+            c_compiler._search.cache_clear()
             assert find_compiler()
             assert json.loads(fact.read_text())["kind"] == "gcc"
 
