@@ -163,7 +163,7 @@ def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> E
     target = find_target(name)
 
     def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], positions: Sequence[int]) -> BuiltKernels:
-        return BuiltKernels("", target.show(list(kernels), positions), dict.fromkeys(kernels, _refuse_to_run))
+        return BuiltKernels(target.show(list(kernels), positions), dict.fromkeys(kernels, _refuse_to_run))
 
     source_only = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
     entry = Function(function.fn, target=source_only).cache_entry(*args)

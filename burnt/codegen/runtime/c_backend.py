@@ -42,7 +42,7 @@ def _build_c(
         return _launcher_with_checks(call, kernel.checks)
 
     texts = {kernel: _extract_function(source, kernel.name) for kernel in kernels}
-    return BuiltKernels(source, texts, {kernel: launch(kernel) for kernel in kernels})
+    return BuiltKernels(texts, {kernel: launch(kernel) for kernel in kernels})
 
 
 def _extract_function(source: str, name: str) -> str:

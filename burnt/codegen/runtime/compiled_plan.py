@@ -93,10 +93,10 @@ class CompiledPlan:
 
     def build_kernels(self) -> None:
         """Compile the kernels for the target."""
-        built = BuiltKernels("", {}, {})
+        built = BuiltKernels({}, {})
         if self.kernels:
             built = self.target.build(self.kernels, list(self.slots), self.plan.number_positions)
-        self.source, self.texts, self.launchers = built.source, built.texts, built.launchers
+        self.texts, self.launchers = built.texts, built.launchers
         # A plan of one kernel is the common case: it is launched without the loop over steps.
         self.single_launcher = (
             self.launchers[self.kernels[0]] if len(self.plan.steps) == 1 and self.kernels else None

@@ -85,9 +85,7 @@ def build_metal(
         return run
 
     whole = {kernel: "\n".join(texts[d] for d in dispatches) for kernel, dispatches in printed.items()}
-    return BuiltKernels(
-        body, whole, {kernel: launch(kernel, dispatches) for kernel, dispatches in printed.items()}
-    )
+    return BuiltKernels(whole, {kernel: launch(kernel, dispatches) for kernel, dispatches in printed.items()})
 
 
 def _metal_text(dispatch: Dispatch, *, as_parameters: bool) -> tuple[str, tuple[int, ...]]:

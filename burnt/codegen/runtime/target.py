@@ -20,7 +20,6 @@ Launcher = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 class BuiltKernels:
     """Compiled kernels."""
 
-    source: str  # the generated code of all kernels, to show to users
     texts: dict[Kernel, str]  # the generated code of each kernel
     # For each kernel, a callable of the tensors of all buffers in order (None for a buffer that is not
     # allocated at that step) and the run-time numbers.

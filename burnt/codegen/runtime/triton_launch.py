@@ -56,7 +56,7 @@ def build(
             pointer_source = print_kernel(kernel, dataclasses.replace(config, descriptors=False))
             pointer_launcher = make_launcher(kernel, pointer_source, slots, scalar_positions)
             launch[kernel] = _choose_by_alignment(kernel, slots, launch[kernel], pointer_launcher)
-    return BuiltKernels("\n\n".join(texts.values()), texts, launch)
+    return BuiltKernels(texts, launch)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -140,7 +140,7 @@ class _TritonScore:
             self.captured = tuple(by_buffer[b] for b in used)  # type: ignore[misc]
             self.text, self._launched = text, not numbers
 
-        return BuiltKernels("", dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launch))
+        return BuiltKernels(dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launch))
 
     def _print_kernels(self, kernels: Sequence[Kernel]) -> tuple[str | None, list[Buffer]]:
         steps = [step for kernel in kernels for step in kernel.steps]

@@ -112,9 +112,7 @@ def _build(
 
         return launch
 
-    return BuiltKernels(
-        source, dict.fromkeys(kernels, source), {kernel: launcher(kernel) for kernel in kernels}
-    )
+    return BuiltKernels(dict.fromkeys(kernels, source), {kernel: launcher(kernel) for kernel in kernels})
 
 
 def _run(program: Path, number: int, pointers: Sequence[Tensor | None], numbers: Sequence[float]) -> None:

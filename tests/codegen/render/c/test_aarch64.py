@@ -94,7 +94,7 @@ def test_loops_use_vector_instructions() -> None:
     def instructions(fn: Callable[[Tensor], Tensor], dtype: torch.dtype, lanes: str) -> int:
         plan = arm(fn).plan(randn(100, 100, dtype=dtype))
         assert plan is not None
-        program = build_program(plan.source, plan.kernels)
+        program = build_program(plan.texts[plan.kernels[0]], plan.kernels)
         command = ["aarch64-linux-gnu-objdump", "-d", str(program)]
         listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         return len(re.findall(rf"\tf(?:mul|add|div|mla)\tv\d+\.{lanes}", listing))

@@ -65,7 +65,7 @@ def same(ours: Any, theirs: Any, **tolerances: float) -> None:
 def source_of(fn: Callable[..., Any], *args: Any) -> str:
     plan = metal(fn).plan(*args)
     assert plan is not None
-    return plan.source
+    return "\n".join(plan.texts.values())
 
 
 # --- what fuses, and its text -----------------------------------------------------------------------------
