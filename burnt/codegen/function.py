@@ -258,8 +258,8 @@ class Function(InlinedWhenTraced):
 
     def _build_guard(self, entry: CacheEntry, args: Sequence[Any]) -> Guard | None:
         names = dict.fromkeys([f"argument_{i}" for i in range(len(args))], inspect.Parameter.empty)
-        dtype = torch.get_default_dtype()
-        conditions: list[tuple[Callable[[], object], object]] = [(torch.get_default_dtype, dtype)]
+        conditions: list[tuple[Callable[[], object], object]]
+        conditions = [(torch.get_default_dtype, torch.get_default_dtype())]
         sites = list(zip(entry.capture_sites, entry.capture_keys, entry.captured_objects, strict=False))
         states = [(site, state) for site, _, state in sites if isinstance(state, InstanceState)]
         if states and entry.forward is not None:
@@ -506,22 +506,17 @@ class Function(InlinedWhenTraced):
     ) -> CacheEntry:
         """Trace, schedule and compile for these arguments, or find why the eager function must run."""
         target = self.target or (target_of(tensors[0].device) if tensors else C)
-        if (
-            self.always_generate
-            and self.target is None
-            and isinstance(target, Target)
-            and target.why_torch_matmul
-        ):
+        if isinstance(target, str):
+            return self._fallback(target, captured_objects)
+        if self.always_generate and self.target is None and target.why_torch_matmul:
             target = dataclasses.replace(target, why_torch_matmul=why_always_library_call)
-        reason = target if isinstance(target, str) else None
         reason = (
-            reason
-            or why_unsupported_callable(self.fn)
+            why_unsupported_callable(self.fn)
             or self._why_unsupported_tensors(tensors)
             or why_unsupported_captures(captured_objects)
         )
-        if isinstance(target, str) or reason is not None:
-            return self._fallback(str(reason), captured_objects)
+        if reason is not None:
+            return self._fallback(reason, captured_objects)
         call = self.fn if isinstance(self.fn, FlatCall) else FlatCall(self.fn)
         attributes = snapshot_attributes(
             [i for i, name in self._capture_sites if isinstance(name, StateReader)]
@@ -536,12 +531,13 @@ class Function(InlinedWhenTraced):
             if assigned is not None:
                 kind = type(assigned[0]).__name__
                 reason = f"it assigns to the attribute {assigned[1]!r} of a {kind}, which a plan would not do"
+        device = tensors[0].device if tensors else torch.device("cpu")
         captured_tensors = [getattr(traced.graph, name) for name in traced.captured]
         reason = (
             reason
             or call.unsupported_reason
             or self._why_unsupported_tensors([*tensors, *captured_tensors])
-            or why_unsupported(traced, tensors[0].device if tensors else torch.device("cpu"))
+            or why_unsupported(traced, device)
             or traced.aliases.unsupported_reason
         )
         inputs = [*tensors, *captured_tensors]
@@ -558,33 +554,25 @@ class Function(InlinedWhenTraced):
         if reason is not None:
             entry = self._fallback(reason, captured_objects)
             return entry._replace(is_specialized=not is_general)
-        calls = (
-            None
-            if self.always_generate or needs_grad or target is not C
-            else eager_calls(call.trace, args, traced)
-        )
-        if calls is not None:
-            return CacheEntry(None, captured_tensors, captured_objects, calls.why, eager_calls=calls)
+        if target is C and not (self.always_generate or needs_grad):
+            calls = eager_calls(call.trace, args, traced)
+            if calls is not None:
+                return CacheEntry(None, captured_tensors, captured_objects, calls.why, eager_calls=calls)
         traced = traced.without_aliases()
         captured_tensors = [getattr(traced.graph, name) for name in traced.captured]
-        device = tensors[0].device if tensors else torch.device("cpu")
         backward_trace = trace_backward(traced, inputs, device) if needs_grad else None
-        saved = (
-            select_saved_tensors(traced, backward_trace, target.why_torch_call)
-            if backward_trace is not None
-            else SavedTensors([], [])
-        )
+        saved = SavedTensors([], [])
+        if backward_trace is not None:
+            saved = select_saved_tensors(traced, backward_trace, target.why_torch_call)
         try:
             with torch.no_grad():
                 forward = CompiledPlan(
                     with_saved_outputs(traced, saved.nodes), captured_tensors, self.name, target, device
                 )
-        except UnsupportedError as error:
-            return self._fallback(str(error), captured_objects)
-        except RecursionError:
-            return self._fallback(
-                "its expressions are nested too deeply for code generation", captured_objects
-            )
+        except (UnsupportedError, RecursionError) as error:
+            too_deep = "its expressions are nested too deeply for code generation"
+            reason = too_deep if isinstance(error, RecursionError) else str(error)
+            return self._fallback(reason, captured_objects)
         except CacheError:
             raise  # the cache folder cannot be trusted
         except Exception as error:  # of any kind: a fault in burnt must not stop what torch can run
@@ -599,13 +587,11 @@ class Function(InlinedWhenTraced):
         if backward_trace is not None:
             forward.backward_traces[tuple(t.requires_grad for t in inputs)] = backward_trace
         if self.single and len(forward.plan.steps) != 1:
+            steps = [s.kind if isinstance(s, Kernel) else str(s.node.target) for s in forward.plan.steps]
             raise FusionError(
                 f"{self.name} cannot be compiled to a single kernel",
                 expected="1 kernel",
-                found=f"{len(forward.plan.steps)} steps: "
-                + ", ".join(
-                    s.kind if isinstance(s, Kernel) else str(s.node.target) for s in forward.plan.steps
-                ),
+                found=f"{len(steps)} steps: {', '.join(steps)}",
                 hint="burnt.explain shows why each step is separate",
             )
         debug_log_plan(forward)
