@@ -54,7 +54,7 @@ make_venv() {
 # constraints: the versions to install. Of the oldest torch and Triton that burnt supports, numpy is the last whose
 # deprecations Triton's interpreter does not trip over; of the newest, nothing is said.
 constraints() {
-    local others='^(torch|torchvision|triton|triton-viz|numpy)=='
+    local others='^(torch|torchvision|triton|numpy)=='
     case "$BURNT_VERSIONS" in
         tested) cat "$ROOT/constraints.txt" ;;
         oldest) grep -vE "$others" "$ROOT/constraints.txt"; printf '%s\n' 'torch==2.11.0' 'triton==3.6.0' 'numpy<2.4' ;;

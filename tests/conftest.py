@@ -21,7 +21,6 @@ import pytest
 from tests import processors, sampling
 
 ROOT = Path(__file__).parent.parent
-collect_ignore = ["codegen/render/triton/sanitize.py"]  # a program, whose imports only `--full` installs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,8 @@
 
 * bfloat16 and float8 are computed on their bits as if they were integers; here they are `ml_dtypes`'.
 * Masked-out lanes of a load are 0; here they are NaN, or 77 for integers, as a GPU guarantees nothing.
+* Loads and stores outside of the tensors that a kernel is given go unnoticed; here they raise. Kernels that
+  read addresses from a table are not checked.
 * `tl.fma` rounds twice; here once.
 * A comparison of scalars has their dtype; here int1, so that it combines with blocks.
 * The all-ones value of an unsigned dtype, which inversion uses, is invalid in NumPy; here it is valid.
@@ -15,12 +17,15 @@ It patches the interpreter's internals; `interpreted/test_interpreter.py` fails 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import triton.language as tl
+from torch import Tensor
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 _SMALL_FLOATS = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
@@ -70,9 +75,34 @@ def correct() -> None:
         with np.errstate(all="ignore"):
             return handle(source.data.astype(numpy_dtype(dtype)), dtype.scalar)
 
+    memory: list[range] = []  # the addresses of the tensors of the kernel that runs
+    original_arguments = interpreter.GridExecutor._init_args_hst
+
+    def arguments(self: Any, args: Any, kwargs: Any) -> Any:
+        here = original_arguments(self, args, kwargs)
+        memory[:] = map(_addresses, _tensors(here))
+        return here
+
+    original_pointer = builder.create_int_to_ptr
+
+    def pointer(self: Any, *args: Any) -> Any:
+        memory.clear()
+        return original_pointer(self, *args)
+
+    def check_inside(pointers: Any, mask: Any, stored: np.dtype) -> None:
+        used = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)]
+        if used.size and memory:
+            first, end = int(used.min()), int(used.max()) + stored.itemsize
+            inside = any(m.start <= first and end <= m.stop for m in memory)
+            assert inside, f"access outside of the tensors: {first:#x} to {end:#x}, of {memory}"
+
+    interpreter.GridExecutor._init_args_hst = arguments
+    builder.create_int_to_ptr = pointer
+
     def load(self: Any, pointers: Any, mask: Any, other: Any, *_: Any, **__: Any) -> Any:
         dtype = pointers.get_element_ty()
         stored = original_dtype(dtype)
+        check_inside(pointers, mask, stored)
         if other is None:
             poison = np.nan if dtype.is_floating() else 1 if stored == np.bool_ else _POISON
             fill = np.full(pointers.data.shape, poison, numpy_dtype(dtype))
@@ -84,6 +114,7 @@ def correct() -> None:
 
     def store(self: Any, pointers: Any, value: Any, mask: Any, *_: Any) -> Any:
         data = np.ascontiguousarray(value.data)
+        check_inside(pointers, mask, original_dtype(value.dtype))
         return interpreter._interpreter.store(
             pointers.data, data.view(original_dtype(value.dtype)), mask.data
         )
@@ -125,6 +156,24 @@ def correct() -> None:
     interpreter.ReduceOps.generic_reduce = _reduce
     interpreter.ScanOps.generic_scan = _scan
     interpreter.ScanOps.cumsum = lambda self, tensor: _scan(self, (tensor,))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors among a kernel's arguments."""
+    if isinstance(value, TensorDescriptor):
+        value = value.base
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(each)
+
+
+def _addresses(tensor: Tensor) -> range:
+    """The addresses of a tensor's bytes, and of those between its elements."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    count = last + 1 if tensor.numel() else 0
+    return range(tensor.data_ptr(), tensor.data_ptr() + count * tensor.itemsize)
 
 
 def _fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:

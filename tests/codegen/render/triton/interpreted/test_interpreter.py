@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from fractions import Fraction
 
 import pytest
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
+
+from burnt.codegen.function import Function
+from burnt.codegen.runtime import triton_launch
+from burnt.codegen.runtime.triton_backend import TRITON
+
+# With a kernel for every matmul.
+PRODUCTS = dataclasses.replace(TRITON, why_torch_matmul=lambda node: None)
+MASKED = {
+    "gelu": (lambda x: 0.5 * x * (1 + torch.erf(x * 0.5**0.5)), (37, 13)),
+    "softmax": (lambda x: torch.softmax(x, -1), (5, 70)),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (x.shape[-1],), w), (7, 50), (50,)),
+    "linear and gelu": (lambda x, w, b: F.gelu(F.linear(x, w, b)), (37, 50), (33, 50), (33,)),
+}
 
 
 @triton.jit
@@ -46,6 +62,30 @@ def test_masked_out_lanes_are_poisoned():
     y = torch.zeros(8, dtype=torch.int32)
     _left_out[(1,)](torch.ones(8, dtype=torch.int32), y, 5, OTHER=False, BLOCK=8)
     assert y[5:].eq(77).all()
+
+
+@pytest.mark.parametrize(("nx", "ny"), [(7, 8), (8, 7)], ids=["load", "store"])
+def test_accesses_outside_of_a_tensor_raise(nx, ny):
+    """Though they stay in the storage."""
+    x, y = torch.ones(2, 8)
+    with pytest.raises(Exception, match="access outside of the tensors"):
+        _left_out[(1,)](x[:nx], y[:ny], 8, OTHER=False, BLOCK=8)
+    _left_out[(1,)](x[:7], y, 7, OTHER=False, BLOCK=8)
+
+
+@pytest.mark.parametrize("case", ["gelu", "softmax", "layer_norm", "linear and gelu"])
+def test_a_missing_mask_of_a_generated_kernel_is_found(case, monkeypatch):
+    fn, *shapes = MASKED[case]
+    args = [torch.randn(shape) for shape in shapes]
+    torch.testing.assert_close(Function(fn, target=PRODUCTS)(*args), fn(*args), rtol=1e-4, atol=1e-4)
+
+    def unmasked(text):
+        return load(re.sub(r", mask=in_\w+( & in_\w+)*(, other=0)?", "", text))
+
+    load = triton_launch.load
+    monkeypatch.setattr(triton_launch, "load", unmasked)
+    with pytest.raises(Exception, match="access outside of the tensors"):
+        Function(fn, target=PRODUCTS)(*args)
 
 
 @triton.jit
