@@ -1,8 +1,7 @@
 """Which kernels spill registers with their selected block sizes, and how many bytes.
 
-    python -m tests.codegen.render.triton.spills                    # compile all, print those that spill
-    python -m tests.codegen.render.triton.spills --write            # and write them into the list, spills.txt
-    python -m tests.codegen.render.triton.spills --only 'sm_90'     # only entries that match the pattern
+    python -m tests.codegen.render.triton.spills            # compile all, and write spills.txt
+    python -m tests.codegen.render.triton.spills 'sm_90'    # only entries that match the pattern
 
 It compiles flash attention with its options and float32 matmuls, for GPUs that need not be present. The list
 must match: `test_spills.py` fails for a kernel that starts or stops spilling. It is valid for one version of
@@ -11,13 +10,12 @@ Triton, which includes the assembler.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +33,7 @@ from tests.codegen.render.triton.ahead import TARGETS, Compiled, compiled, limit
 
 LIST = Path(__file__).with_suffix(".txt")
 ATTENTION = ("forward", "keys", "queries")
-_HEAD = "# Triton {version}; written by: python -m tests.codegen.render.triton.spills --write"
+_HEAD = "# Triton {version}; written by: python -m tests.codegen.render.triton.spills"
 _COLUMNS = "kernel | variant | dtype | size | target | config | bytes"
 
 
@@ -178,58 +176,19 @@ def version_of(text: str) -> str:
     return found[1]
 
 
-def differences(
-    found: Mapping[Entry, Spill], listed: Mapping[Entry, Spill], compiled: Iterable[Entry]
-) -> list[str]:
-    """Return how compiled entries differ from the list, one line each.
-
-    Args:
-        found: the entries that spill.
-        listed: the entries of the list.
-        compiled: the entries that were compiled.
-    """
-    lines = []
-    for entry in compiled:
-        now, before = found.get(entry), listed.get(entry)
-        if now != before:
-            lines.append(f"{' | '.join(entry)}: {_format(now)}, the list: {_format(before)}")
-    return lines
-
-
-def _format(spill: Spill | None) -> str:
-    return "no spills" if spill is None else f"{spill.nbytes} bytes ({spill.config})"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description="which kernels spill registers with their selected block sizes"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help=f"write {LIST.name}; entries that are not compiled stay"
-    )
-    parser.add_argument(
-        "--only", default="", metavar="PATTERN", help="compile only entries that match this pattern"
-    )
-    options = parser.parse_args(arguments)
-    chosen = [entry for entry in entries() if re.search(options.only, " | ".join(entry))]
-    found = {}
+def main(pattern: str = "") -> None:
+    """Write the list anew for the entries that match a pattern."""
+    listed = parse(LIST.read_text(encoding="utf-8"))
+    chosen = [entry for entry in entries() if re.search(pattern, " | ".join(entry))]
+    found = {entry: listed[entry] for entry in entries() if entry in listed and entry not in chosen}
     with tempfile.TemporaryDirectory() as folder:
         for number, entry in enumerate(chosen, 1):
+            print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
             spill = spill_of(entry, Path(folder))
             if spill.nbytes:
                 found[entry] = spill
-                print(" | ".join([*entry, spill.config, str(spill.nbytes)]), flush=True)
-            print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    listed = parse(LIST.read_text(encoding="utf-8")) if LIST.exists() else {}
-    if options.write:
-        unchanged = {entry: spill for entry, spill in listed.items() if entry in set(entries()) - set(chosen)}
-        LIST.write_text(format_list(unchanged | found), encoding="utf-8")
-        return 0
-    changed = differences(found, listed, chosen)
-    print(*changed, sep="\n")
-    return 1 if changed else 0
+    LIST.write_text(format_list(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])
