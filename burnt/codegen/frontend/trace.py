@@ -58,7 +58,8 @@ _COMPOSITE = (
     "replication_pad1d", "replication_pad2d", "replication_pad3d", "renorm", "linalg_vector_norm",
     "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training", "native_batch_norm_backward", "_batch_norm_with_update",
-    "_batch_norm_with_update_functional", "_unsafe_masked_index",
+    "_batch_norm_with_update_functional", "_unsafe_masked_index", "isinf", "isposinf", "isneginf", "unbind",
+    "unbind_copy", "aminmax", "new_full", "clamp_min", "clamp_max",
 )  # fmt: skip
 
 

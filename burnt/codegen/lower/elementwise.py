@@ -16,7 +16,6 @@ from burnt.codegen.lower.registry import (
     common_dtype,
     compute_dtype,
     elementwise,
-    full,
     meta_tensor,
     operand,
     overloads,
@@ -78,28 +77,6 @@ def _lower_isnan(meta: torch.Tensor, x: Value) -> Value:
     return pointwise("ne", meta, [x, x], x.dtype)
 
 
-def _lower_is_infinite(value: float, meta: torch.Tensor, x: Value) -> Value:
-    return (
-        pointwise("eq", meta, [x, value], x.dtype)
-        if x.dtype.is_floating_point
-        else full(x.shape, False, torch.bool)
-    )
-
-
-@register_lowering(aten.isinf.default)
-def _lower_isinf(meta: torch.Tensor, x: Value) -> Value:
-    return _lower_is_infinite(math.inf, meta, pointwise("abs", meta_like(x), [x], x.dtype))
-
-
-register_lowering(aten.isposinf.default)(partial(_lower_is_infinite, math.inf))
-register_lowering(aten.isneginf.default)(partial(_lower_is_infinite, -math.inf))
-
-
-def meta_like(x: Value) -> torch.Tensor:
-    """Return a meta tensor of a value's shape and dtype."""
-    return meta_tensor(x.shape, x.dtype)
-
-
 @register_lowering(aten.where.self)
 def _lower_where(meta: torch.Tensor, condition: Value, a: Any, b: Any) -> Value:
     if meta.dtype.is_complex:
@@ -123,12 +100,6 @@ def clamp(meta: torch.Tensor, x: Value, low: Any = None, high: Any = None) -> Va
 
 
 register_lowering(aten.clamp.default, aten.clamp.Tensor)(clamp)
-register_lowering(aten.clamp_min.default, aten.clamp_min.Tensor)(clamp)
-
-
-@register_lowering(aten.clamp_max.default, aten.clamp_max.Tensor)
-def _lower_clamp_max(meta: torch.Tensor, x: Value, high: Any) -> Value:
-    return clamp(meta, x, None, high)
 
 
 @register_lowering(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
@@ -159,7 +130,8 @@ def _lower_clone(meta: torch.Tensor, x: Value, **_: Any) -> Value:
 def _lower_signbit(meta: torch.Tensor, x: Value) -> Value:
     if not x.dtype.is_floating_point:
         return pointwise("lt", meta, [x, 0], x.dtype)
-    return pointwise("lt", meta, [pointwise("copysign", meta_like(x), [1.0, x], x.dtype), 0], x.dtype)
+    signs = pointwise("copysign", meta_tensor(x.shape, x.dtype), [1.0, x], x.dtype)
+    return pointwise("lt", meta, [signs, 0], x.dtype)
 
 
 @register_lowering(aten.angle.default)
@@ -208,11 +180,6 @@ def _lower_full(meta: torch.Tensor, like: Any, value: Any, **_: Any) -> Value:
         raise Unlowered
     at = operand(value, (), meta.dtype)
     return Value(tuple(meta.shape), meta.dtype, lambda index: at(()))
-
-
-@register_lowering(aten.new_full.default)
-def _lower_new_full(meta: torch.Tensor, like: Value, shape: Any, value: Any, **_: Any) -> Value:
-    return _lower_full(meta, None, value)
 
 
 @register_lowering(aten.copy.default)

@@ -126,18 +126,6 @@ for _kind in ("any", "all"):
     register_lowering(_packet.default, _packet.dim, _packet.dims)(partial(_any_or_all, _kind))
 
 
-@register_lowering(aten.aminmax.default)
-def _lower_aminmax(
-    metas: Sequence[torch.Tensor], x: Value, *, dim: int | None = None, keepdim: bool = False
-) -> tuple[Value, Value]:
-    axes = _as_axis_list(dim)
-    if axes is None and keepdim:
-        axes = list(range(len(x.shape)))
-    kinds = zip(("min", "max"), metas, strict=True)
-    low, high = (_lower_reduction(kind, meta, x, axes, keepdim) for kind, meta in kinds)
-    return low, high
-
-
 def _variance(
     meta: torch.Tensor, x: Value, axes: Any, correction: Any, math_dtype: torch.dtype
 ) -> tuple[Value, Value]:

@@ -251,11 +251,6 @@ def _lower_split(metas: Sequence[torch.Tensor], x: Value, sizes: Any, axis: int 
     return parts
 
 
-@register_lowering(aten.unbind.int, aten.unbind_copy.int)
-def _lower_unbind(metas: Sequence[torch.Tensor], x: Value, axis: int = 0) -> list[Value]:
-    return [_lower_select(meta, x, axis, i) for i, meta in enumerate(metas)]
-
-
 # --- writing to a slice ---------------------------------------------------------------------------------
 
 

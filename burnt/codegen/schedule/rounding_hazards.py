@@ -20,7 +20,7 @@ _ATEN = torch.ops.aten
 _EXTREME_OPS = frozenset(
     (
         _ATEN.amax.default, _ATEN.amin.default, _ATEN.max.default, _ATEN.min.default,
-        _ATEN.max.dim, _ATEN.min.dim, _ATEN.aminmax.default,
+        _ATEN.max.dim, _ATEN.min.dim,
     )
 )  # fmt: skip
 # Ops that copy elements elsewhere without changing them.
@@ -106,8 +106,7 @@ def _preserves_extreme(node: Node) -> bool:
     target: Any = node.target
     if target is operator.getitem:
         (producer,) = node.all_input_nodes
-        both = producer.target is _ATEN.aminmax.default
-        return both or (_is_extreme(producer) and bool(node.args[1] == 0))  # 1 is the indices
+        return _is_extreme(producer) and bool(node.args[1] == 0)  # 1 is the indices
     if not isinstance(target, torch._ops.OpOverload):
         return False
     return (
