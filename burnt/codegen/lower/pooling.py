@@ -13,7 +13,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -336,26 +337,53 @@ def per_axis(value: Any, count: int, default: Sequence[int] | None = None) -> li
 
 
 def _uniform_windows(
-    shape: Sequence[int],
-    out: Sequence[int],
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-) -> list[Windows]:
-    """Return the windows of the last axes of `shape`, for an output of sizes `out` there."""
-    count = len(out)
+    sizes: Sequence[int], out: Sequence[int], kernel: Any, stride: Any = (), padding: Any = 0,
+    dilation: Any = 1, ceil_mode: Any = False,
+) -> list[Windows]:  # fmt: skip
+    count = len(sizes)
     kernels = per_axis(kernel, count)
     settings = per_axis(stride, count, kernels), per_axis(padding, count), per_axis(dilation, count)
-    sizes = shape[len(shape) - count :]
     return [UniformWindows(*args) for args in zip(sizes, out, kernels, *settings, strict=True)]
 
 
-def _adaptive_windows(shape: Sequence[int], out: Sequence[int]) -> list[Windows]:
-    return [
-        UniformWindows(size, n, size // n, size // n, 0, 1) if size % n == 0 else AdaptiveWindows(size, n)
-        for size, n in zip(shape[len(shape) - len(out) :], out, strict=True)
-    ]
+class PoolingOp(NamedTuple):
+    """A pooling op."""
+
+    rank: int  # number of pooled axes
+    is_adaptive: bool  # adaptive pooling; else windows of one size and stride
+    is_max: bool  # max pooling with indices; else average pooling
+    is_backward: bool  # the gradient, whose first argument is the output gradient
+
+    def windows(self, shape: Sequence[int], out: Sequence[int], settings: Sequence[Any]) -> list[Windows]:
+        """Return the windows of the pooled axes, of an input and an output of these shapes."""
+        sizes, out = shape[-self.rank :], out[-self.rank :]
+        if not self.is_adaptive:
+            return _uniform_windows(sizes, out, *settings)
+        return [
+            UniformWindows(size, n, size // n, size // n, 0, 1) if size % n == 0 else AdaptiveWindows(size, n)
+            for size, n in zip(sizes, out, strict=True)
+        ]
+
+
+POOLING_OPS: dict[Any, PoolingOp] = {}
+"""Max pooling with indices, adaptive pooling, and their gradients."""
+
+
+def pooling_windows(node: torch.fx.Node) -> list[Windows]:
+    """Return the windows of a node whose op is in `POOLING_OPS`, one per pooled axis."""
+    pool = POOLING_OPS[node.target]
+    first_input, result = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    if pool.is_backward:
+        return pool.windows(result.shape, first_input.shape, node.args[2:6])
+    return pool.windows(first_input.shape, (result[0] if pool.is_max else result).shape, node.args[1:5])
+
+
+def can_return_taps(node: torch.fx.Node) -> bool:
+    """Whether a max pooling node can return taps instead of indices, which its gradient then reads.
+
+    It does so if the dtype of the indices in `node.meta` is `TAP_DTYPE`.
+    """
+    return math.prod(w.taps for w in pooling_windows(node)) <= _MAX_ARGMAX_TAPS
 
 
 # --- maxima -----------------------------------------------------------------------------------------------
@@ -445,18 +473,21 @@ def _distance_dtype(max_value: int, dtype: torch.dtype) -> torch.dtype:
     return dtype if max_value <= torch.iinfo(dtype).max else torch.int64
 
 
-def _max_pool(
-    metas: Sequence[torch.Tensor], x: Value, windows: Sequence[Windows], needs_indices: bool
+def _lower_max_pool(
+    pool: PoolingOp, metas: Sequence[torch.Tensor], x: Value, *settings: Any, needs_indices: bool = False
 ) -> tuple[Value, Value]:
+    windows = pool.windows(x.shape, metas[0].shape, settings)
     indices = _max_indices(x, windows)
     maxima = indices.maxima if needs_indices else reduce_windows(x, windows, "max")
     return to_result_dtype(maxima, metas[0]), indices.taps if metas[1].dtype == TAP_DTYPE else indices
 
 
-def _max_pool_backward(
-    meta: torch.Tensor, grad_out: Value, windows: Sequence[Windows], indices: Value
+def _lower_max_pool_backward(
+    pool: PoolingOp, meta: torch.Tensor, grad_out: Value, x: Value, *settings_and_indices: Any
 ) -> Value:
     """Return for each element the sum of the output gradients of windows whose maximum it is."""
+    *settings, indices = settings_and_indices
+    windows = pool.windows(meta.shape, grad_out.shape, settings)
     first_axis = len(meta.shape) - len(windows)
     math_dtype = compute_dtype(meta.dtype)
     indices_or_taps = materialize_if_expensive(indices.taps if isinstance(indices, MaxIndices) else indices)
@@ -479,69 +510,6 @@ def _max_pool_backward(
         return _combine("add", (share(index, window_taps) for window_taps in itertools.product(*containing)))
 
     return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
-
-
-class PoolingOp(NamedTuple):
-    """A pooling op."""
-
-    rank: int  # number of pooled axes
-    is_adaptive: bool  # adaptive pooling; else windows of one size and stride
-    is_max: bool  # max pooling with indices; else average pooling
-    is_backward: bool  # the gradient, whose first argument is the output gradient
-
-
-POOLING_OPS: dict[Any, PoolingOp] = {}
-"""Max pooling with indices, adaptive pooling, and their gradients."""
-
-
-def pooling_windows(node: torch.fx.Node) -> list[Windows]:
-    """Return the windows of a node whose op is in `POOLING_OPS`, one per pooled axis."""
-    pool = POOLING_OPS[node.target]
-    first_input, result = node.all_input_nodes[0].meta["val"], node.meta["val"]
-    x, out = (
-        (result, first_input) if pool.is_backward else (first_input, result[0] if pool.is_max else result)
-    )
-    sizes = tuple(out.shape[len(out.shape) - pool.rank :])
-    if pool.is_adaptive:
-        return _adaptive_windows(x.shape, sizes)
-    first_setting = 2 if pool.is_backward else 1
-    settings: list[Any] = list(node.args[first_setting : first_setting + 4])
-    return _uniform_windows(x.shape, sizes, *settings)
-
-
-def can_return_taps(node: torch.fx.Node) -> bool:
-    """Whether a max pooling node can return taps instead of indices, which its gradient then reads.
-
-    It does so if the dtype of the indices in `node.meta` is `TAP_DTYPE`.
-    """
-    return math.prod(w.taps for w in pooling_windows(node)) <= _MAX_ARGMAX_TAPS
-
-
-def _register_max_pools(rank: int) -> None:
-    @register_lowering(*overloads(f"max_pool{rank}d_with_indices", "default"))
-    def forward(
-        metas: Any, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-        ceil_mode: Any = 0, needs_indices: bool = False,
-    ) -> tuple[Value, Value]:  # fmt: skip
-        windows = _uniform_windows(x.shape, metas[0].shape[-rank:], kernel, stride, padding, dilation)
-        return _max_pool(metas, x, windows, needs_indices)
-
-    @register_lowering(*overloads(f"max_pool{rank}d_with_indices_backward", "default"))
-    def backward(
-        meta: torch.Tensor, grad_out: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
-        ceil_mode: Any, indices: Value,
-    ) -> Value:  # fmt: skip
-        windows = _uniform_windows(meta.shape, grad_out.shape[-rank:], kernel, stride, padding, dilation)
-        return _max_pool_backward(meta, grad_out, windows, indices)
-
-    @register_lowering(*overloads(f"adaptive_max_pool{rank}d", "default"))
-    def adaptive(metas: Any, x: Value, size: Any, needs_indices: bool = False) -> tuple[Value, Value]:
-        return _max_pool(metas, x, _adaptive_windows(x.shape, metas[0].shape[-rank:]), needs_indices)
-
-    @register_lowering(*overloads(f"adaptive_max_pool{rank}d_backward", "default"))
-    def adaptive_backward(meta: torch.Tensor, grad_out: Value, x: Value, indices: Value) -> Value:
-        windows = _adaptive_windows(meta.shape, grad_out.shape[-rank:])
-        return _max_pool_backward(meta, grad_out, windows, indices)
 
 
 # --- means ------------------------------------------------------------------------------------------------
@@ -581,13 +549,11 @@ def _divisor(
     return _combine("mul", varying)
 
 
-def _avg_pool(
-    meta: torch.Tensor,
-    x: Value,
-    windows: Sequence[Windows],
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> Value:
+def _lower_avg_pool(
+    pool: PoolingOp, meta: torch.Tensor, x: Value, kernel: Any, stride: Any = (), padding: Any = 0,
+    ceil_mode: Any = False, count_include_pad: bool = True, divisor_override: Any = None,
+) -> Value:  # fmt: skip
+    windows = pool.windows(x.shape, meta.shape, (kernel, stride, padding))
     if not meta.dtype.is_floating_point or any(w.taps > _MAX_COUNTED_TAPS for w in windows):
         raise Unlowered
     math_dtype = compute_dtype(meta.dtype)
@@ -601,14 +567,12 @@ def _avg_pool(
     return to_result_dtype(Value(tuple(meta.shape), math_dtype, at), meta)
 
 
-def _avg_pool_backward(
-    meta: torch.Tensor,
-    grad_out: Value,
-    windows: Sequence[Windows],
-    count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> Value:
+def _lower_avg_pool_backward(
+    pool: PoolingOp, meta: torch.Tensor, grad_out: Value, x: Value, kernel: Any = (), stride: Any = (),
+    padding: Any = 0, ceil_mode: Any = False, count_include_pad: bool = True, divisor_override: Any = None,
+) -> Value:  # fmt: skip
     """Return for each element the sum of its shares of the gradients of windows that contain it."""
+    windows = pool.windows(meta.shape, grad_out.shape, (kernel, stride, padding))
     if any(w.taps > _MAX_COUNTED_TAPS for w in windows):
         raise Unlowered
     first_axis = len(meta.shape) - len(windows)
@@ -645,41 +609,24 @@ def _sum_over_windows(x: Value, axis: int, windows: Windows) -> Value:
     return Value((*x.shape[:axis], windows.size, *x.shape[axis + 1 :]), x.dtype, at)
 
 
-def _register_avg_pools(rank: int) -> None:
-    @register_lowering(*overloads(f"avg_pool{rank}d", "default"))
-    def forward(
-        meta: torch.Tensor, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: Any = False,
-        count_include_pad: bool = True, divisor_override: Any = None,
-    ) -> Value:  # fmt: skip
-        windows = _uniform_windows(x.shape, meta.shape[-rank:], kernel, stride, padding)
-        return _avg_pool(meta, x, windows, count_include_pad, divisor_override)
-
-    @register_lowering(*overloads(f"avg_pool{rank}d_backward", "default"))
-    def backward(
-        meta: torch.Tensor, grad_out: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: Any,
-        count_include_pad: bool, divisor_override: Any,
-    ) -> Value:  # fmt: skip
-        windows = _uniform_windows(meta.shape, grad_out.shape[-rank:], kernel, stride, padding)
-        return _avg_pool_backward(meta, grad_out, windows, count_include_pad, divisor_override)
-
-    @register_lowering(*overloads(f"_adaptive_avg_pool{rank}d", "default"))
-    def adaptive(meta: torch.Tensor, x: Value, size: Any) -> Value:
-        return _avg_pool(meta, x, _adaptive_windows(x.shape, meta.shape[-rank:]))
-
-    @register_lowering(*overloads(f"_adaptive_avg_pool{rank}d_backward", "default"))
-    def adaptive_backward(meta: torch.Tensor, grad_out: Value, x: Value) -> Value:
-        return _avg_pool_backward(meta, grad_out, _adaptive_windows(meta.shape, grad_out.shape[-rank:]))
-
-
+# By whether they compute maxima and whether they are gradients.
+_LOWERINGS: dict[tuple[bool, bool], Callable[..., Any]] = {
+    (True, False): _lower_max_pool,
+    (True, True): _lower_max_pool_backward,
+    (False, False): _lower_avg_pool,
+    (False, True): _lower_avg_pool_backward,
+}
 # torch decomposes 1d pooling to 2d.
 for _rank in (2, 3):
-    _register_max_pools(_rank)
-    _register_avg_pools(_rank)
-    for _op, _is_adaptive, _is_max in (
+    for _name, _is_adaptive, _is_max in (
         (f"max_pool{_rank}d_with_indices", False, True),
+        (f"avg_pool{_rank}d", False, False),
         (f"adaptive_max_pool{_rank}d", True, True),
         (f"_adaptive_avg_pool{_rank}d", True, False),
     ):
-        POOLING_OPS |= {o: PoolingOp(_rank, _is_adaptive, _is_max, False) for o in overloads(_op, "default")}
-        _op = f"{_op}_backward"
-        POOLING_OPS |= {o: PoolingOp(_rank, _is_adaptive, _is_max, True) for o in overloads(_op, "default")}
+        for _op, _is_backward in ((_name, False), (f"{_name}_backward", True)):
+            _pool = PoolingOp(_rank, _is_adaptive, _is_max, _is_backward)
+            _lowering = _LOWERINGS[_is_max, _is_backward]
+            register_lowering(*overloads(_op, "default"))(partial(_lowering, _pool))
+            if _is_max or _is_adaptive:
+                POOLING_OPS |= dict.fromkeys(overloads(_op, "default"), _pool)
