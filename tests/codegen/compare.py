@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt import _torch
 from burnt.codegen.function import Function
+from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from tests.codegen.philox_reference import Drawn
 from tests.codegen.programs import DTYPES, SET_ASIDE, Program, program
 
@@ -80,6 +81,11 @@ class Watched(TorchDispatchMode):
                 finite = float(result.abs().nan_to_num_(0, 0, 0).max())
                 self.largest = max(self.largest, finite)
         return actual
+
+
+def source_of(plan: CompiledPlan) -> str:
+    """Return the source of a plan's generated kernels."""
+    return "\n".join(["", *plan.texts.values()])
 
 
 def _moments(

@@ -24,6 +24,7 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.schedule.capabilities import Capabilities
 from burnt.codegen.schedule.scheduler import TorchCall, schedule
+from tests.codegen.compare import source_of
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
@@ -248,7 +249,7 @@ def test_without_scratch_a_pool_is_one_kernel(window: tuple[int, int, int]) -> N
 
 
 def test_loops_have_no_tests_in_the_middle() -> None:
-    source = same(lambda x: F.max_pool2d(x, 3, 2, 1), values(2, 3, 9, 40)).source
+    source = source_of(same(lambda x: F.max_pool2d(x, 3, 2, 1), values(2, 3, 9, 40)))
     body = source[source.rindex("\nvoid ") :]
     loops = body.split("#pragma omp simd")[1:]
     assert len(loops) == 2
@@ -268,7 +269,7 @@ def test_gradients_by_phases_of_the_stride(window: tuple[int, ...]) -> None:
     if len(window) < 4:
         same(lambda x, window=window: F.avg_pool2d(x, *window), values(1, 3, 24, 41))
     fused = Function(lambda x, window=window: F.max_pool2d(x, *window), target=GENERATED)
-    body = body_of(backward_of(fused, values(1, 8, 64, 80).requires_grad_()).source)
+    body = body_of(source_of(backward_of(fused, values(1, 8, 64, 80).requires_grad_())))
     divides = "/" in body or " % " in body
     assert divides == (window[1] > 4)  # longer strides would need too much code
 
@@ -278,31 +279,31 @@ def test_a_row_is_prefetched_one_iteration_ahead() -> None:
     for window in (3, 2, 1), (3, 1, 1), (2, 2), (5, 2, 2, 2):
         fn = lambda x, window=window: F.max_pool2d(x, *window)  # noqa: E731
         asked = [
-            line for line in same(fn, values(*wide)).source.splitlines() if "__builtin_prefetch(" in line
+            line for line in source_of(same(fn, values(*wide))).splitlines() if "__builtin_prefetch(" in line
         ]
         assert len(asked) == 1, window  # one range, gaps between its rows included
-        assert "__builtin_prefetch(" not in same(fn, values(*narrow)).source
+        assert "__builtin_prefetch(" not in source_of(same(fn, values(*narrow)))
     # Of rows 2 i - 1, 2 i and 2 i + 1, an iteration at stride 2 shares one with the next, which reads 2 more.
     fn = lambda x: F.max_pool2d(x, 3, 2, 1)  # noqa: E731
-    (line,) = (x for x in same(fn, values(*wide)).source.splitlines() if "__builtin_prefetch(" in x)
+    (line,) = (x for x in source_of(same(fn, values(*wide))).splitlines() if "__builtin_prefetch(" in x)
     assert "p < 400; p += 16" in line
     assert "+ 399] + p" in line
 
 
 def test_reductions_over_strided_rows_prefetch_the_next_row() -> None:
     by_channel = lambda x: x.square().mean((0, 2), keepdim=True) - x  # noqa: E731
-    lines = same(by_channel, values(8, 40, 300)).source.splitlines()
+    lines = source_of(same(by_channel, values(8, 40, 300))).splitlines()
     # Once, since the second pass finds them in the cache.
     (asked,) = (i for i, line in enumerate(lines) if "__builtin_prefetch(" in line)
     assert "+ 1 < 8) {" in lines[asked - 1]
     # Not for rows that are short or contiguous, or exceed the cache.
     for shape in (8, 40, 100), (8, 1, 300), (2, 3, 40000):
-        assert "__builtin_prefetch(" not in same(by_channel, values(*shape)).source
+        assert "__builtin_prefetch(" not in source_of(same(by_channel, values(*shape)))
 
 
 def test_output_rows_are_prefetched_while_exp_is_computed() -> None:
     def asked(*shape: int) -> list[str]:
-        source = same(lambda x: torch.softmax(x, 1), values(*shape)).source
+        source = source_of(same(lambda x: torch.softmax(x, 1), values(*shape)))
         return [line for line in source.splitlines() if "__builtin_prefetch(" in line]
 
     (line,) = asked(6, 3000)
@@ -321,7 +322,7 @@ def test_wide_pools_by_columns() -> None:
 def test_scratch_begins_where_the_middle_does() -> None:
     for padding, first in ((1, 15), (2, 14)):
         fn = lambda x, p=padding: F.max_pool2d(x, 5, 2, p)  # noqa: E731
-        assert f"s1[i2 + {first}] = " in same(fn, values(1, 2, 40, 64)).source
+        assert f"s1[i2 + {first}] = " in source_of(same(fn, values(1, 2, 40, 64)))
 
 
 # --- gradients of maxima ----------------------------------------------------------------------------------
@@ -351,7 +352,7 @@ def test_taps_are_saved_for_the_gradient() -> None:
     assert len(plan.kernels) == 1
     backward = backward_of(fused, x)
     assert kinds(backward) == ["elementwise"]
-    assert "gt" not in backward.source  # only indices are compared
+    assert "gt" not in source_of(backward)  # only indices are compared
     assert saved_dtypes(fused.plan(x.detach())) == []
 
 

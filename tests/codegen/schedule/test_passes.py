@@ -15,7 +15,7 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel, PartialSum
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
-from tests.codegen.compare import check_outcome, outcome
+from tests.codegen.compare import check_outcome, outcome, source_of
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
@@ -236,7 +236,7 @@ def test_statistics_are_saved() -> None:
     nodes = forward_of(function).saved.nodes
     assert sorted(tuple(n.meta["val"].shape) for n in nodes) == [(100, 1), (100, 1)]
     # The input is gone through for sums over its gradient alone, not for its mean and deviation.
-    assert "rsqrt" not in backward_of(function).source.partition("void layer_norm_backward_0")[2]
+    assert "rsqrt" not in source_of(backward_of(function)).partition("void layer_norm_backward_0")[2]
 
 
 def test_an_extreme_is_saved_where_its_backward_finds_it() -> None:
@@ -300,7 +300,7 @@ def test_a_result_that_torch_keeps_is_lent(name: str, dtype: torch.dtype) -> Non
     # Neither the input nor a statistic is read: the gradient of the result and the result are.
     (kernel,) = kernels(backward_of(function))
     assert sorted(b.position for b in kernel.buffers_read) == [0, 2]
-    assert "exp" not in backward_of(function).source.partition("void ")[2].partition("backward_0(")[2]
+    assert "exp" not in source_of(backward_of(function)).partition("void ")[2].partition("backward_0(")[2]
 
 
 def test_a_result_that_is_lent_must_not_be_changed() -> None:
