@@ -83,6 +83,11 @@ class Watched(TorchDispatchMode):
         return actual
 
 
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return normally distributed numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
 def source_of(plan: CompiledPlan) -> str:
     """Return the source of a plan's generated kernels."""
     return "\n".join(["", *plan.texts.values()])

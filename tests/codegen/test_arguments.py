@@ -25,12 +25,9 @@ from burnt.codegen.frontend.containers import flatten
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.stages import stages
 from burnt.errors import FusionError, FusionWarning
+from tests.codegen.compare import randn
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def run(fn: Callable[..., Any], args: Any, kwargs: Any, parameters: list[Tensor]) -> tuple[Any, list[Any]]:

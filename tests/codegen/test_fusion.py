@@ -27,12 +27,9 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.schedule.scheduler import TorchCall
 from burnt.errors import CompileError, ConfigError, DefinitionError, FusionError
 from tests import forked
+from tests.codegen.compare import randn
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def steps(fn: Callable[..., Any], *args: Any) -> list[str]:

@@ -21,12 +21,9 @@ from torch.testing import assert_close as same
 from burnt.codegen import Function, fuse
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import FusionError
+from tests.codegen.compare import randn
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def helped(x):

@@ -18,17 +18,13 @@ from burnt.codegen.ir import Kernel, OnlineReduction
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.schedule.capabilities import OnlineThresholds
-from tests.codegen.compare import check_outcome, judge
+from tests.codegen.compare import check_outcome, judge, randn
 from tests.codegen.programs import program
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 ALWAYS = dataclasses.replace(C, online_thresholds=OnlineThresholds())
 NEVER = dataclasses.replace(C, online_thresholds=None)
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def online(function: Function) -> list[str]:

@@ -15,13 +15,9 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel, PartialSum
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
-from tests.codegen.compare import check_outcome, outcome, source_of
+from tests.codegen.compare import check_outcome, outcome, randn, source_of
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

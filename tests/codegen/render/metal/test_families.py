@@ -14,15 +14,11 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.target import Target
 from burnt.kernels.dispatch.op import Op
-from tests.codegen.compare import check_outcome, outcome
+from tests.codegen.compare import check_outcome, outcome, randn
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
 
 pytestmark = pytest.mark.skipif(shim.COMPILER is None, reason="no C++ compiler here to run Metal with")
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def norm(*shape: int, size: int) -> tuple[Tensor, Tensor, Tensor]:

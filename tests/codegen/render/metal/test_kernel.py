@@ -23,7 +23,7 @@ from burnt.codegen.render.shape_params import with_constant_sizes
 from burnt.codegen.runtime import targets
 from burnt.codegen.schedule.scheduler import TorchCall
 from burnt.errors import InputIndexError
-from tests.codegen.compare import judge, judge_fresh
+from tests.codegen.compare import judge, judge_fresh, randn
 from tests.codegen.lower.test_gather import GATHERS, ROWS, X
 from tests.codegen.programs import Program, program
 from tests.codegen.render.c.test_math_header import UNARY_ULP
@@ -52,10 +52,6 @@ GOLDEN = Path(__file__).with_name("golden")
 
 def metal(fn: Callable[..., Any]) -> Function:
     return Function(fn, target=METAL_SHIM)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def same(ours: Any, theirs: Any, **tolerances: float) -> None:

@@ -14,6 +14,7 @@ from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem, launches
 from burnt.kernels.ops.attention.reference import dot_product_attention, eager_attention
 from burnt.kernels.ops.attention.score_mod import CompiledScore, flash_with_score
+from tests.codegen.compare import randn
 from tests.kernels.ops.attention.by_hand import attention_by_hand
 
 SMALL = {name: FlashConfig(16, 16, 4, 1) for name in ("forward", "dots", "keys", "queries")}
@@ -23,10 +24,6 @@ UNEVEN = {
     "keys": FlashConfig(16, 32),
     "queries": FlashConfig(16, 32),
 }
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def heads(batch: int, queries: int, keys: int, h: int, kv: int, d: int, e: int | None = None) -> list[Tensor]:
