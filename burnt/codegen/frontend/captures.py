@@ -208,7 +208,8 @@ class _Visitor:
             else:
                 continue
             for attribute in attributes:
-                if not _may_change_attributes(value) or not _has_attribute(value, attribute):
+                missing = inspect.getattr_static(value, attribute, inspect) is inspect
+                if missing or not _may_change_attributes(value):
                     break
                 value = self.add_site(value, attribute)
             else:
@@ -434,10 +435,6 @@ def _may_change_attributes(value: Any) -> bool:
     if isinstance(value, enum.EnumType) or not isinstance(value, type | functions):
         return False
     return _package(value) not in _STABLE_PACKAGES
-
-
-def _has_attribute(value: Any, name: str) -> bool:
-    return inspect.getattr_static(value, name, inspect) is not inspect
 
 
 def _is_immutable(value: Any) -> bool:

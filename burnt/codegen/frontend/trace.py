@@ -522,8 +522,10 @@ def _return_mutations(
         for position in copies:
             if result is fake_args[position]:
                 outputs[i] = placeholders[position]
-            elif isinstance(result, Tensor) and _share_storage(result, fake_args[position]):
-                return (), "it returns a view of an argument that it modifies in place"
+            elif isinstance(result, Tensor):
+                storage, argument = result.untyped_storage(), fake_args[position].untyped_storage()
+                if storage._cdata == argument._cdata:
+                    return (), "it returns a view of an argument that it modifies in place"
     for node in copies.values():
         outputs.append(node.args[1])
         node.replace_all_uses_with(node.args[1])
@@ -543,10 +545,6 @@ def _replace_mutation_ops(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 expanded = graph.graph.call_function(aten.expand.default, (source, list(result.shape)))
             node.target, node.args, node.kwargs = aten._to_copy.default, (expanded,), {"dtype": result.dtype}
     return graph
-
-
-def _share_storage(a: Tensor, b: Tensor) -> bool:
-    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _clean_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -96,7 +96,7 @@ def _lower_cast(meta: torch.Tensor, x: Value, *args: Any, **options: Any) -> Val
         if meta.dtype in FLOAT8_FORMATS:
             element = cast(element, torch.float32)
             if meta.dtype == torch.float8_e4m3fn and not _saturates():
-                element = _nan_beyond(464.0, element)
+                element = element.apply("abs").le(464.0).where(element, math.nan)
             return Expr.make("encode_float8", (element,), torch.uint8, FLOAT8_FORMATS[meta.dtype])
         return cast(element, meta.dtype)
 
@@ -108,10 +108,6 @@ def _saturates() -> bool:
     """Whether torch converts what is too large for e4m3 to the largest number; before 2.13 to NaN."""
     with _torch.real_tensors():
         return not torch.tensor(1e3).to(torch.float8_e4m3fn).float().isnan().item()
-
-
-def _nan_beyond(limit: float, element: Expr) -> Expr:
-    return element.apply("abs").le(limit).where(element, math.nan)
 
 
 LOWERINGS.update(dict.fromkeys(_CASTS, _lower_cast))

@@ -162,7 +162,9 @@ class KernelBuilder:
         """
         store_index = tuple(map(IndexExpr.of, loops))
         reductions = reductions_of(self.resolve(value.at(store_index)))
-        split = _split_loops(reductions)
+        split = split_loops(
+            ix for reduction, index in reductions if isinstance(reduction, Matmul) for ix in index
+        )
         if split:
             # The matmul is read at quotients and remainders of these loops: make two loops of each.
             store_index = tuple(ix.substitute(split) for ix in store_index)
@@ -530,14 +532,9 @@ class KernelBuilder:
                 if not materialized.fits_row_scratch or not (
                     is_cheap or self.scratch_row_loop(expr, loops) is not None
                 ):
-                    self.materialize_value(materialized, kernels)
-
-    def materialize_value(self, materialized: Materialized, kernels: list[Kernel]) -> None:
-        """Store a `Materialized` value in memory."""
-        shape = materialized.value.shape
-        buffer = self.new_temporary(shape, materialized.value.dtype)
-        self.add_store(buffer, materialized.value, kernels)
-        self.buffer_of[materialized] = buffer
+                    buffer = self.new_temporary(materialized.value.shape, materialized.value.dtype)
+                    self.add_store(buffer, materialized.value, kernels)
+                    self.buffer_of[materialized] = buffer
 
     def scratch_row_loop(self, expr: Expr, loops: Sequence[Var]) -> Var | None:
         """Return the loop along the rows of the `Materialized` values in an element stored in these loops.
@@ -654,8 +651,3 @@ def _scan_loop(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, boo
     if rows != {v for v in loops if v is not loop and v.extent > 1}:
         return None
     return (loop, step < 0) if position.const == (0 if step > 0 else loop.extent - 1) else None
-
-
-def _split_loops(reductions: Sequence[tuple[Reduction, Index]]) -> dict[Var, IndexExpr]:
-    """Split each loop at whose quotient and remainder a matmul is read into two loops."""
-    return split_loops(ix for reduction, index in reductions if isinstance(reduction, Matmul) for ix in index)

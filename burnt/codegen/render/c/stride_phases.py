@@ -25,7 +25,8 @@ def index_period(loop: Var, stores: Sequence[Store]) -> int:
     1 if no index is divided along the loop, or if the period would be too long.
     """
     period = 1
-    for index in (*_load_indices(stores), *(step.offset for step in stores)):
+    exprs = walk([step.body for step in stores])
+    for index in (*(ix for e in exprs for ix in index_exprs(e)), *(step.offset for step in stores)):
         for atom in _nested_splits(index):
             if loop not in atom.inner.variables():
                 continue
@@ -51,11 +52,6 @@ def unroll_period(
     ]
     remainder = range(loop.extent // period * period, loop.extent)
     return periods, bodies, [[_substitute(s, loop, IndexExpr.of(i)) for s in stores] for i in remainder]
-
-
-def _load_indices(stores: Sequence[Store]) -> Iterator[IndexExpr]:
-    for e in walk([step.body for step in stores]):
-        yield from index_exprs(e)
 
 
 def _nested_splits(index: IndexExpr) -> Iterator[Split]:
