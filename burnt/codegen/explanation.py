@@ -70,12 +70,10 @@ class Explanation:
         Raises:
             KeyError: there is no kernel of this name.
         """
-        if name in self.texts:
-            return self.texts[name]
-        if self.backward is not None and name in self.backward.texts:
-            return self.backward.texts[name]
-        names = [*self.texts, *(self.backward.texts if self.backward is not None else ())]
-        raise KeyError(f"no kernel {name!r}; there are: {', '.join(names)}")
+        texts = self.texts | (self.backward.texts if self.backward is not None else {})
+        if name not in texts:
+            raise KeyError(f"no kernel {name!r}; there are: {', '.join(texts)}")
+        return texts[name]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the explanation as a dict that can be written as JSON."""
