@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from burnt.quant.sites import (
     refuse_single_layer,
 )
 from burnt.quant.smooth import Smoothing, find_smoothings, smoothed_layer, smoothing_norms, smoothing_notes
+from burnt.record.report import first_of
 from burnt.scheme import QuantScheme
 
 
@@ -112,12 +114,15 @@ def quantize(
     if smooth is not None and calibration is not None:
         smoothings, more = _smooth(model, sites, calibration, smooth)
         notes += more
+    quantize_sites = functools.partial(
+        quantize_group, weights=weights, activations=activations, calibration=calibration, bound=bound
+    )
     groups = group_sites(sites)
     for i, group in enumerate(groups):
         if progress is not None:
             progress(f"quantizing {group[0].path}", i, len(groups))
-        quantize_group(group, weights, activations, calibration, bound)
-    smoothings = _without_float_layers(sites, smoothings, weights, activations, calibration, bound, notes)
+        quantize_sites(group)
+    smoothings = _without_float_layers(sites, smoothings, quantize_sites, notes)
     if calibration is not None:
         notes += _unknown_errors(sites)
     folded = {site.folded: site.path for site in sites if site.new is not None and site.folded is not None}
@@ -300,10 +305,7 @@ def _smooth(
 def _without_float_layers(
     sites: Sequence[Site],
     smoothings: Sequence[Smoothing],
-    weights: RangeMethod | None,
-    activations: str,
-    calibration: Calibration | None,
-    bound: float,
+    quantize_sites: Callable[[Sequence[Site]], None],
     notes: list[str],
 ) -> list[Smoothing]:
     """Return the smoothings whose layers are all quantized; quantize the layers of others unsmoothed."""
@@ -319,7 +321,7 @@ def _without_float_layers(
         for site in members:
             site.divisor, site.float_layer = None, site.layer
             if site.new is not None:
-                quantize_group([site], weights, activations, calibration, bound)
+                quantize_sites([site])
     return kept
 
 
@@ -327,7 +329,7 @@ def _unknown_errors(sites: Sequence[Site]) -> list[str]:
     unknown = [site.path for site in sites if site.new is not None and site.output_error is None]
     if not unknown:
         return []
-    named = unknown[0] if len(unknown) == 1 else f"{unknown[0]} and {len(unknown) - 1} more"
+    named = first_of(unknown)
     return [f"output error unknown: {named}: not called in calibration, or with NaN or infinite values"]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,6 +17,7 @@ from burnt.errors import quantity
 from burnt.nn.quantized import QuantizedLinear, has_transposed_weight, quantized_class
 from burnt.quant.calibration import Calibration
 from burnt.quant.copies import is_plain, shared_parameters, with_parameters
+from burnt.record.report import first_of
 
 _SMALLEST = 1e-5
 _TOLERANCE = 1e-2  # of a norm's output; one that adds 1 to its weight is off by far more
@@ -94,9 +94,8 @@ def smoothing_notes(found: Sequence[Smoothing], refused: Mapping[str, str], alph
     if found:
         where = f"{quantity(len(found), 'norm')} ({names}) before {quantity(count, 'linear layer')}"
     notes = [f"SmoothQuant with alpha={alpha:g} applied to {where}"]
-    for reason, number in Counter(refused.values()).items():
-        first = next(path for path, why in refused.items() if why == reason)
-        named = first if number == 1 else f"{first} and {number - 1} more"
+    for reason in dict.fromkeys(refused.values()):
+        named = first_of([path for path, why in refused.items() if why == reason])
         notes.append(f"not smoothed: {named}: {reason}")
     return notes
 

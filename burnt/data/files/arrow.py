@@ -55,16 +55,6 @@ def column_names(columns: Any) -> list[Any]:
     return [name for name in names if not str(name).startswith("__index_level_")]
 
 
-def find_categories(
-    schema: Schema, distinct: Callable[[str], list[Any]], num_rows: int, where: str
-) -> dict[str, Categories]:
-    """Return the categories of columns: the given ones, or those of ``distinct(column)``."""
-    return {
-        column: schema.find_categories(column, distinct(column), num_rows, where) if given is None else given
-        for column, given in schema.categories.items()
-    }
-
-
 def distinct_values(cells: pyarrow.ChunkedArray) -> list[Any]:
     """Return the distinct values of a column, without nulls and NaN."""
     return [value for value in cells.unique().to_pylist() if value is not None and value == value]

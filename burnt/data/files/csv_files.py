@@ -15,7 +15,6 @@ from burnt._hints import explain_arguments
 from burnt.data.files.arrow import (
     column_kinds,
     distinct_values,
-    find_categories,
     import_pyarrow,
     read_entries,
 )
@@ -116,8 +115,8 @@ class CsvDataset(Table):
             {name: typed_column(fields[name], name, schema, self.place) for name in schema.used}
         )
         del fields
-        known = find_categories(
-            schema, lambda column: distinct_values(table[column]), table.num_rows, first.path
+        known = schema.find_categories(
+            lambda column: distinct_values(table[column]), table.num_rows, first.path
         )
         if missing == "drop":
             is_absent = [cells.is_null().to_numpy() for cells in table.columns]

@@ -12,7 +12,6 @@ from burnt.data.files.arrow import (
     column_kinds,
     column_names,
     distinct_values,
-    find_categories,
     import_pyarrow,
     read_entries,
 )
@@ -79,8 +78,8 @@ class DataframeDataset(Table):
         table = frame.select(used) if isinstance(frame, arrow.Table) else _converted(frame, used)
         if not table.num_rows:
             raise DataError("there are no rows", where="the dataframe")
-        known = find_categories(
-            schema, lambda column: distinct_values(table[column]), table.num_rows, "the dataframe"
+        known = schema.find_categories(
+            lambda column: distinct_values(table[column]), table.num_rows, "the dataframe"
         )
         kinds = column_kinds(schema, table.schema, lambda column: table[column].null_count > 0)
         for column in schema.used:

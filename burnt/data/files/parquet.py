@@ -19,7 +19,6 @@ from burnt.data.files.arrow import (
     column_kinds,
     column_names,
     distinct_values,
-    find_categories,
     have_one_shape,
     import_pyarrow,
     read_entries,
@@ -88,7 +87,7 @@ class ParquetDataset(RowItems):
         self._schema = Schema.create(options, column_names(schemas[0]), self._paths[0])
         for path, other in zip(self._paths, schemas, strict=True):
             self._schema.check_columns(other.names, path, self._paths[0])
-        self._known = find_categories(self._schema, self._distinct, len(self), self._paths[0])
+        self._known = self._schema.find_categories(self._distinct, len(self), self._paths[0])
         gaps = cache(self._columns_with_gaps)
         self._kinds = column_kinds(self._schema, schemas[0], lambda column: column in gaps())
         self.categories = {column: known.values for column, known in self._known.items()}

@@ -56,12 +56,7 @@ class RowDataset(RowItems, ABC):
             column: _converter(kind, _has_fractions(row.get(column) for row in first_rows))
             for column, kind in self._kinds.items()
         }
-        self._known = {
-            column: schema.find_categories(column, self._distinct(column), len(self), source)
-            if given is None
-            else given
-            for column, given in schema.categories.items()
-        }
+        self._known = schema.find_categories(self._distinct, len(self), source)
         self.categories = {column: known.values for column, known in self._known.items()}
         self._classes = schema.class_names(self._known)
         self._dtypes = {

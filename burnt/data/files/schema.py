@@ -261,11 +261,15 @@ class Schema:
             hint += ", missing='nan' NaN"
         raise bad_cell(place(), column, expected, "nothing", hint)
 
-    def find_categories(self, column: str, values: Iterable[Any], num_rows: int, where: str) -> Categories:
-        """Return the categories of a column with these values."""
-        known = Categories.found(values)
-        if column == self.label:
-            _check_classes(column, known.names, num_rows, where)
+    def find_categories(
+        self, distinct: Callable[[str], Iterable[Any]], num_rows: int, where: str
+    ) -> dict[str, Categories]:
+        """Return the categories of columns: the given ones, or those of the values ``distinct(column)``."""
+        known = {}
+        for column, given in self.categories.items():
+            known[column] = Categories.found(distinct(column)) if given is None else given
+            if given is None and column == self.label:
+                _check_classes(column, known[column].names, num_rows, where)
         return known
 
     def class_names(self, categories: Mapping[str, Categories]) -> list[str] | None:
