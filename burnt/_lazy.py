@@ -1,4 +1,4 @@
-"""Public names that are imported when first used, so that `import burnt` stays cheap (PEP 562)."""
+"""The public names of packages; some are imported when first used, so that `import burnt` stays cheap."""
 
 from __future__ import annotations
 
@@ -38,3 +38,14 @@ def attach(
         return sorted({*namespace, *homes})
 
     return __getattr__, __dir__, sorted(homes)
+
+
+def own_names(namespace: Mapping[str, Any]) -> list[str]:
+    """Return the names that a package imports from its own modules, for its `__all__`.
+
+    Type checkers read them from imports such as ``import Linear as Linear``, which they take as exports.
+    """
+    inner = f"{namespace['__name__']}."
+    return sorted(
+        name for name, value in namespace.items() if getattr(value, "__module__", "").startswith(inner)
+    )

@@ -14,55 +14,39 @@ output_layer     those that hold the last layer: LinearCrossEntropy, AdaptiveLog
 checks           checks and reductions that they share
 """
 
-from burnt.nn.loss.binary import (
-    BinaryCrossEntropy,
-    BinaryCrossEntropyWithLogits,
-    BinaryFocal,
-    MultiLabelMargin,
-    MultiLabelSoftMargin,
-    SoftMargin,
-)
-from burnt.nn.loss.classification import CrossEntropy, Focal, KlDiv, MultiMargin, Nll
-from burnt.nn.loss.output_layer import AdaptiveLogSoftmax, LinearCrossEntropy
-from burnt.nn.loss.regression import L1, GaussianNll, Huber, Lp, Mse, PoissonNll, SmoothL1
-from burnt.nn.loss.segmentation import Dice
-from burnt.nn.loss.sequence import Ctc
-from burnt.nn.loss.similarity import (
-    CosineEmbedding,
-    HingeEmbedding,
-    InfoNce,
-    MarginRanking,
-    TripletMargin,
-    TripletMarginWithDistance,
-)
+from __future__ import annotations
 
-__all__ = [
-    "L1",
-    "AdaptiveLogSoftmax",
-    "BinaryCrossEntropy",
-    "BinaryCrossEntropyWithLogits",
-    "BinaryFocal",
-    "CosineEmbedding",
-    "CrossEntropy",
-    "Ctc",
-    "Dice",
-    "Focal",
-    "GaussianNll",
-    "HingeEmbedding",
-    "Huber",
-    "InfoNce",
-    "KlDiv",
-    "LinearCrossEntropy",
-    "Lp",
-    "MarginRanking",
-    "Mse",
-    "MultiLabelMargin",
-    "MultiLabelSoftMargin",
-    "MultiMargin",
-    "Nll",
-    "PoissonNll",
-    "SmoothL1",
-    "SoftMargin",
-    "TripletMargin",
-    "TripletMarginWithDistance",
-]
+from typing import TYPE_CHECKING
+
+from burnt._lazy import own_names
+from burnt.nn.loss.binary import BinaryCrossEntropy as BinaryCrossEntropy
+from burnt.nn.loss.binary import BinaryCrossEntropyWithLogits as BinaryCrossEntropyWithLogits
+from burnt.nn.loss.binary import BinaryFocal as BinaryFocal
+from burnt.nn.loss.binary import MultiLabelMargin as MultiLabelMargin
+from burnt.nn.loss.binary import MultiLabelSoftMargin as MultiLabelSoftMargin
+from burnt.nn.loss.binary import SoftMargin as SoftMargin
+from burnt.nn.loss.classification import CrossEntropy as CrossEntropy
+from burnt.nn.loss.classification import Focal as Focal
+from burnt.nn.loss.classification import KlDiv as KlDiv
+from burnt.nn.loss.classification import MultiMargin as MultiMargin
+from burnt.nn.loss.classification import Nll as Nll
+from burnt.nn.loss.output_layer import AdaptiveLogSoftmax as AdaptiveLogSoftmax
+from burnt.nn.loss.output_layer import LinearCrossEntropy as LinearCrossEntropy
+from burnt.nn.loss.regression import L1 as L1
+from burnt.nn.loss.regression import GaussianNll as GaussianNll
+from burnt.nn.loss.regression import Huber as Huber
+from burnt.nn.loss.regression import Lp as Lp
+from burnt.nn.loss.regression import Mse as Mse
+from burnt.nn.loss.regression import PoissonNll as PoissonNll
+from burnt.nn.loss.regression import SmoothL1 as SmoothL1
+from burnt.nn.loss.segmentation import Dice as Dice
+from burnt.nn.loss.sequence import Ctc as Ctc
+from burnt.nn.loss.similarity import CosineEmbedding as CosineEmbedding
+from burnt.nn.loss.similarity import HingeEmbedding as HingeEmbedding
+from burnt.nn.loss.similarity import InfoNce as InfoNce
+from burnt.nn.loss.similarity import MarginRanking as MarginRanking
+from burnt.nn.loss.similarity import TripletMargin as TripletMargin
+from burnt.nn.loss.similarity import TripletMarginWithDistance as TripletMarginWithDistance
+
+if not TYPE_CHECKING:  # type checkers take the imports above as exports
+    __all__ = own_names(globals())

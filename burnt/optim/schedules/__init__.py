@@ -7,46 +7,34 @@ reduction of the rate when a metric stalls has a state: it is `burnt.train.Plate
 
 from __future__ import annotations
 
-from burnt.optim.schedules.adapter import TorchSchedule
-from burnt.optim.schedules.base import Constant, Function, Schedule
+from typing import TYPE_CHECKING
+
+from burnt._lazy import own_names
+from burnt.optim.schedules.adapter import TorchSchedule as TorchSchedule
+from burnt.optim.schedules.base import Constant as Constant
+from burnt.optim.schedules.base import Function as Function
+from burnt.optim.schedules.base import Schedule as Schedule
 from burnt.optim.schedules.base import ScheduleLike as ScheduleLike
 from burnt.optim.schedules.base import as_schedule as as_schedule
-from burnt.optim.schedules.combined import Mean, Multiplicative, Product, Sequential, Sum
-from burnt.optim.schedules.cyclic import CosineRestarts, Cyclic, OneCycle
-from burnt.optim.schedules.decay import (
-    Cosine,
-    Exponential,
-    InverseSqrt,
-    Linear,
-    MultiStep,
-    Polynomial,
-    Step,
-)
-from burnt.optim.schedules.drawing import plot
-from burnt.optim.schedules.warmup import Noam, Warmup, WarmupStableDecay
+from burnt.optim.schedules.combined import Mean as Mean
+from burnt.optim.schedules.combined import Multiplicative as Multiplicative
+from burnt.optim.schedules.combined import Product as Product
+from burnt.optim.schedules.combined import Sequential as Sequential
+from burnt.optim.schedules.combined import Sum as Sum
+from burnt.optim.schedules.cyclic import CosineRestarts as CosineRestarts
+from burnt.optim.schedules.cyclic import Cyclic as Cyclic
+from burnt.optim.schedules.cyclic import OneCycle as OneCycle
+from burnt.optim.schedules.decay import Cosine as Cosine
+from burnt.optim.schedules.decay import Exponential as Exponential
+from burnt.optim.schedules.decay import InverseSqrt as InverseSqrt
+from burnt.optim.schedules.decay import Linear as Linear
+from burnt.optim.schedules.decay import MultiStep as MultiStep
+from burnt.optim.schedules.decay import Polynomial as Polynomial
+from burnt.optim.schedules.decay import Step as Step
+from burnt.optim.schedules.drawing import plot as plot
+from burnt.optim.schedules.warmup import Noam as Noam
+from burnt.optim.schedules.warmup import Warmup as Warmup
+from burnt.optim.schedules.warmup import WarmupStableDecay as WarmupStableDecay
 
-__all__ = [
-    "Constant",
-    "Cosine",
-    "CosineRestarts",
-    "Cyclic",
-    "Exponential",
-    "Function",
-    "InverseSqrt",
-    "Linear",
-    "Mean",
-    "MultiStep",
-    "Multiplicative",
-    "Noam",
-    "OneCycle",
-    "Polynomial",
-    "Product",
-    "Schedule",
-    "Sequential",
-    "Step",
-    "Sum",
-    "TorchSchedule",
-    "Warmup",
-    "WarmupStableDecay",
-    "plot",
-]
+if not TYPE_CHECKING:  # type checkers take the imports above as exports
+    __all__ = [name for name in own_names(globals()) if name != "as_schedule"]
