@@ -86,13 +86,9 @@ class GeGlu(_GatedLinears):
     r"""Two Linears, one of which gates the other: :math:`y = \mathrm{gelu}(W_g x) \odot W_u x`.
 
     Args:
-        in_features: size of the input's last axis.
-        out_features: size of the output's last axis.
-        bias: whether the Linears have biases.
         approximate: of the GELU: ``"none"`` for the error function, ``"tanh"`` for its approximation.
 
-    Shapes:
-        as for `SwiGlu`.
+    Other arguments and shapes are those of `SwiGlu`.
 
     Shazeer, 2020.
 

@@ -193,13 +193,10 @@ class InstanceNorm(Module, InstanceNormBase):
     .. math:: y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w + b
 
     Args:
-        num_features: number of channels.
-        eps: added to the variance (biased).
-        momentum: weight of the new batch in the running averages.
-        affine: whether there are ``weight`` and ``bias``, one number for each channel (Burn: True).
         track_running_stats: whether running averages of the samples' statistics are kept in training, and
             used in evaluation; else the sample's own always serve.
-        bias: whether there is a ``bias`` beside the ``weight``.
+
+    Other arguments are those of `BatchNorm`; by default there is no ``weight`` and no ``bias`` (Burn: both).
 
     Shapes:
         input ``[batch, num_features, *axes]`` with at least one axis, output the same. A sample without batch

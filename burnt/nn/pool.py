@@ -263,12 +263,11 @@ class AvgPool2d(_AvgPool[tuple[int, int]], torch.nn.AvgPool2d, init=False):
     """Average pooling of images: the mean of each window.
 
     Args:
-        kernel_size: height and width of the window.
-        stride: step between windows; None is `kernel_size` (as in Burn).
         padding: pixels of zero on each side, at most half the window.
-        ceil_mode: keep windows that begin inside the image and end outside.
         count_include_pad: whether the padding counts in the mean.
         divisor_override: divide the sum by this instead of by the window's size.
+
+    Other arguments are those of `MaxPool2d`, without `dilation` and `return_indices`.
 
     Shapes:
         input ``[batch, channels, height, width]`` or without batch; output ``[batch, channels, h, w]`` with
@@ -348,9 +347,8 @@ class LpPool2d(_LpPool[tuple[int, int]], torch.nn.LPPool2d, init=False):  # type
 
     Args:
         norm_type: :math:`p`, above 0.
-        kernel_size: height and width of the window.
-        stride: step between windows; None is `kernel_size`.
-        ceil_mode: keep windows that begin inside the image and end outside.
+
+    `kernel_size`, `stride` and `ceil_mode` are those of `MaxPool2d`.
 
     Shapes:
         input ``[batch, channels, height, width]`` or without batch; output ``[batch, channels, h, w]`` with

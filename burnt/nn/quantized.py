@@ -47,27 +47,16 @@ class Quantized(Module, init=False):
         layer: the layer to take the place of; its weight may be on the meta device.
         scheme: what its weight becomes. Values are zeros until `set_weight`, or until a record is loaded.
 
-    Attributes:
-        values: buffer, the quantized weight: int8 ``[rows, ...]`` in the weight's shape, packed uint8
-            otherwise.
-        scale: buffer, ``[rows, blocks]``, in the dtype that the scheme says, whatever the module is cast to.
-        zero_point: buffer, int8 in the shape of `scale`; None for symmetric schemes.
-        input_scale: buffer, one element, for static activations; else None.
-        input_zero_point: buffer, one int8 element, for static int8 activations; else None.
-        bias: parameter, as in the original layer.
-        scheme: the `QuantScheme`.
-        weight_shape: of the original weight, output channels first.
-        weight_dtype: of `weight`; casts of the module change it, as they would change the weight.
-        origin: the class of the original layer, by qualified name.
-        is_frozen: whether the original weight needed no gradient, as the restored one will not.
+    Casts of the module change neither the values nor their scales, but `weight_dtype`, as they would change
+    the weight. `origin` is the class of the original layer, by qualified name.
     """
 
-    values: Tensor
-    scale: Tensor
-    zero_point: Tensor | None
-    input_scale: Tensor | None
-    input_zero_point: Tensor | None
-    bias: Tensor | None
+    values: Tensor  # buffer: int8 in the shape of the weight, output channels first; packed uint8 otherwise
+    scale: Tensor  # buffer: [rows, blocks], in the dtype that the scheme says
+    zero_point: Tensor | None  # buffer: int8 in the shape of `scale`; None for symmetric schemes
+    input_scale: Tensor | None  # buffer: one element, for static activations
+    input_zero_point: Tensor | None  # buffer: one int8 element, for static int8 activations
+    bias: Tensor | None  # parameter, as in the original layer
 
     def __init__(self, layer: torch.nn.Module, scheme: QuantScheme) -> None:
         super().__init__()

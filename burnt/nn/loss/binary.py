@@ -82,11 +82,10 @@ class BinaryCrossEntropyWithLogits(Module, torch.nn.BCEWithLogitsLoss):
     .. math:: \ell = -w \left( p\, t \log \sigma(x) + (1 - t) \log (1 - \sigma(x)) \right)
 
     Args:
-        weight: weights that broadcast with the input, such as one for each of several labels.
-        reduction: ``"mean"`` over all elements, whatever their weights; ``"sum"``; or ``"none"``.
         pos_weight: weights ``p`` of the positive targets, which broadcast with the input; more than 1 where
             positives are rare.
-        label_smoothing: share by which targets move towards a half, 0 to 1.
+
+    Other arguments are those of `BinaryCrossEntropy`.
 
     Shapes:
         input logits and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's shape. The

@@ -87,10 +87,7 @@ class Nll(Module, torch.nn.NLLLoss):
 
     .. math:: \ell_n = -w_{t_n} x_{n, t_n}
 
-    Args:
-        weight: a weight for each class, numbers or a tensor ``[num_classes]``.
-        ignore_index: label whose elements count neither in the sum nor in the mean.
-        reduction: ``"mean"`` divides the sum by the weights of the labels; ``"sum"``; or ``"none"``.
+    Arguments are those of `CrossEntropy` without `label_smoothing`.
 
     Shapes:
         input log-probabilities ``[batch, num_classes, *]`` or ``[num_classes]``; target labels, int64 or
