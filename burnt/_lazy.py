@@ -41,11 +41,10 @@ def attach(
 
 
 def own_names(namespace: Mapping[str, Any]) -> list[str]:
-    """Return the names that a package imports from its own modules, for its `__all__`.
+    """Return the public names that a module defines, or a package imports from its modules: its `__all__`.
 
     Type checkers read them from imports such as ``import Linear as Linear``, which they take as exports.
     """
-    inner = f"{namespace['__name__']}."
-    return sorted(
-        name for name, value in namespace.items() if getattr(value, "__module__", "").startswith(inner)
-    )
+    own = namespace["__name__"]
+    homes = {name: getattr(value, "__module__", "") for name, value in namespace.items()}
+    return sorted(name for name, home in homes.items() if f"{home}.".startswith(f"{own}.") and name[0] != "_")

@@ -17,30 +17,11 @@ import torch
 from torch import Generator, Tensor
 
 from burnt._hints import no_attribute
+from burnt._lazy import own_names
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.config import Config, field_values
 from burnt.errors import ConfigError, ShapeError
 from burnt.nn.moe import MoeFeedForward
-
-__all__ = [
-    "Constant",
-    "Dirac",
-    "Eye",
-    "Gates",
-    "Initializer",
-    "KaimingNormal",
-    "KaimingUniform",
-    "Normal",
-    "Ones",
-    "Orthogonal",
-    "Sparse",
-    "TruncatedNormal",
-    "Uniform",
-    "XavierNormal",
-    "XavierUniform",
-    "Zeros",
-    "apply",
-]
 
 
 class Initializer(Config, tag=True, open=True):
@@ -511,12 +492,13 @@ def _check_rules(rules: Any) -> None:
 def _hint(given: Any) -> str:
     """Suggest the initializer that is meant by its class, its name, or torch's function."""
     name = given if isinstance(given, str) else getattr(given, "__name__", "")
-    names = {known.lower(): known for known in __all__ if known[0].isupper()}
+    names = {known.lower(): known for known in own_names(globals()) if known[0].isupper()}
     known = names.get(name.replace("_", "").replace("trunc", "truncated").lower())
     return f"{known}(...)" if known else "for a function of your own: a subclass of Initializer with `fill`"
 
 
 if not TYPE_CHECKING:  # as in burnt.nn
+    __all__ = own_names(globals())
 
     def __getattr__(name: str) -> Any:
         raise no_attribute(__name__, name, __all__)

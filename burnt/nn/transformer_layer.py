@@ -129,24 +129,15 @@ class TransformerEncoderLayer(_TransformerLayer):
     ) -> None:
         super().__init__()
         check_sizes(type(self).__name__, d_model=d_model, num_heads=num_heads)
-        self.self_attn = MultiHeadAttention(
-            d_model,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            dropout=dropout,
-            bias=bias,
-            quiet_softmax=quiet_softmax,
-            rotary=rotary,
-            device=device,
-            dtype=dtype,
-        )
+        attention: dict[str, Any] = {"num_kv_heads": num_kv_heads, "quiet_softmax": quiet_softmax}
+        attention |= {"dropout": dropout, "bias": bias, "device": device, "dtype": dtype}
+        self.self_attn = MultiHeadAttention(d_model, num_heads, rotary=rotary, **attention)
         self.feed_forward = _build_feed_forward(feed_forward, d_model, type(self).__name__, device, dtype)
         if feed_forward is None:
             self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
-        self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
-        self.norm2 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
-        self.dropout1 = Dropout(dropout)
-        self.dropout2 = Dropout(dropout)
+        options = norm, d_model, layer_norm_eps, bias, device, dtype
+        self.norm1, self.norm2 = build_norm(*options), build_norm(*options)
+        self.dropout1, self.dropout2 = Dropout(dropout), Dropout(dropout)
         self.norm_first = norm_first
 
     def forward(
@@ -219,37 +210,16 @@ class TransformerDecoderLayer(_TransformerLayer):
     ) -> None:
         super().__init__()
         check_sizes(type(self).__name__, d_model=d_model, num_heads=num_heads)
-        self.self_attn = MultiHeadAttention(
-            d_model,
-            num_heads,
-            num_kv_heads=num_kv_heads,
-            dropout=dropout,
-            bias=bias,
-            quiet_softmax=quiet_softmax,
-            rotary=rotary,
-            device=device,
-            dtype=dtype,
-        )
-        self.multihead_attn = CrossAttention(
-            d_model,
-            num_heads,
-            context_dim=memory_dim,
-            num_kv_heads=num_kv_heads,
-            dropout=dropout,
-            bias=bias,
-            quiet_softmax=quiet_softmax,
-            device=device,
-            dtype=dtype,
-        )
+        attention: dict[str, Any] = {"num_kv_heads": num_kv_heads, "quiet_softmax": quiet_softmax}
+        attention |= {"dropout": dropout, "bias": bias, "device": device, "dtype": dtype}
+        self.self_attn = MultiHeadAttention(d_model, num_heads, rotary=rotary, **attention)
+        self.multihead_attn = CrossAttention(d_model, num_heads, context_dim=memory_dim, **attention)
         self.feed_forward = _build_feed_forward(feed_forward, d_model, type(self).__name__, device, dtype)
         if feed_forward is None:
             self._build_feed_forward(d_model, d_ff, activation, dropout, bias, device, dtype)
-        self.norm1 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
-        self.norm2 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
-        self.norm3 = build_norm(norm, d_model, layer_norm_eps, bias, device, dtype)
-        self.dropout1 = Dropout(dropout)
-        self.dropout2 = Dropout(dropout)
-        self.dropout3 = Dropout(dropout)
+        options = norm, d_model, layer_norm_eps, bias, device, dtype
+        self.norm1, self.norm2, self.norm3 = (build_norm(*options) for _ in range(3))
+        self.dropout1, self.dropout2, self.dropout3 = (Dropout(dropout) for _ in range(3))
         self.norm_first = norm_first
 
     def forward(
