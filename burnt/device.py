@@ -162,7 +162,7 @@ def _no_device(name: str, reason: str) -> DeviceError:
     available = ["cpu", *accelerators()]
     is_cpu_build = torch.version.cuda is None and torch.version.hip is None
     if name.partition(":")[0] == "cuda" and is_cpu_build:
-        hint = "this torch is built without CUDA: install a build with it, or use the CPU"
+        hint: str | None = "this torch is built without CUDA: install a build with it, or use the CPU"
     elif name.partition(":")[0] in ("gpu", "nvidia"):
         hint = "torch names GPUs of NVIDIA and AMD 'cuda', and those of Apple 'mps'"
     else:

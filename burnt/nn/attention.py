@@ -125,7 +125,7 @@ class _Attention(Module):
                 torch.nn.init.zeros_(bias)
 
     @classmethod
-    def _copy_of(cls, attention: torch.nn.MultiheadAttention, **sizes: int | None) -> Self:
+    def _copy_of(cls, attention: torch.nn.MultiheadAttention, **sizes: Any) -> Self:
         """Build a copy of torch's layer, with the arguments `sizes` for keys and values."""
         if attention.bias_k is not None:
             raise UnsupportedError(

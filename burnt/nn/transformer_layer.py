@@ -46,7 +46,8 @@ class _TransformerLayer(FeedForwardBase):
             UnsupportedError: an activation that is a function which burnt has no name for.
         """
         weight = layer.linear1.weight
-        copied = cls(**arguments_of(layer), device=weight.device, dtype=weight.dtype)
+        build: Any = cls
+        copied: Self = build(**arguments_of(layer), device=weight.device, dtype=weight.dtype)
         copied.load_state_dict(layer.state_dict())
         for name, part in list(copied.named_children()):  # each may have been changed individually
             given: Any = getattr(layer, name)
@@ -64,7 +65,8 @@ class _TransformerLayer(FeedForwardBase):
         return added
 
     def _transform(self, x: Tensor) -> Tensor:
-        return self._feed_forward(x) if self.feed_forward is None else self.feed_forward(x)
+        output: Tensor = self._feed_forward(x) if self.feed_forward is None else self.feed_forward(x)
+        return output
 
 
 class TransformerEncoderLayer(_TransformerLayer):

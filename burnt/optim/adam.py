@@ -15,11 +15,15 @@ from burnt.optim.optimizer import Optimizer, StepInputs, zero
 
 
 class _Adam(Optimizer):
-    """Base of Adam and AdamW: their state, and the step except for its function."""
+    """Base of Adam and AdamW: their options, their state, and the step except for its function."""
 
     _step_fn: ClassVar[Callable[..., StepResult]]
-
     _state_names = ("step", "exp_avg", "exp_avg_sq")
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
 
     def _initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         largest = {"max_exp_avg_sq": torch.zeros_like(parameter)} if self._options["amsgrad"] else {}
@@ -53,11 +57,6 @@ class Adam(_Adam):
     _torch = torch.optim.Adam
     _step_fn = staticmethod(adam_step)
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    amsgrad: bool = False
-
 
 class AdamW(_Adam):
     """Adam with decoupled weight decay.
@@ -76,10 +75,7 @@ class AdamW(_Adam):
     _torch = torch.optim.AdamW
     _step_fn = staticmethod(adamw_step)
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 0.01
-    amsgrad: bool = False
 
 
 class Adamax(Optimizer):

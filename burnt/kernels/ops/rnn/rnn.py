@@ -527,7 +527,7 @@ def run_layers(
     run_one: Callable[..., tuple[Tensor, ...]],
     x: Tensor,
     weights: Sequence[Sequence[Tensor]],
-    initial: Sequence[Sequence[Any]],
+    initial: Sequence[Any],
     lengths: Tensor | None,
     directions: int,
     dropout: float,
