@@ -11,6 +11,7 @@ import torch
 
 from burnt import optim
 from burnt._hints import explain_arguments
+from burnt._lazy import own_names
 from burnt._torch import compiled_in_place
 from burnt.errors import DefinitionError, did_you_mean
 from burnt.gradients import refuse_parallel
@@ -161,7 +162,7 @@ def _not_an_optimizer(given: Any, schedule: Any) -> DefinitionError:
     hint = None
     if isinstance(schedule, Optimizer):
         hint = f"the optimizer comes first: Learner(model, {type(schedule).__name__}(...), 1e-3)"
-    elif twin := next((name for name in optim.__all__ if name.lower() == cls.__name__.lower()), None):
+    elif twin := next((n for n in own_names(vars(optim)) if n.lower() == cls.__name__.lower()), None):
         rate = given.defaults["lr"] if isinstance(given, torch.optim.Optimizer) else 1e-3
         hint = f"Learner(model, burnt.optim.{twin}(), {rate}): the learning rate is the schedule"
     return DefinitionError(
