@@ -669,9 +669,8 @@ def test_an_error_of_a_saved_tensor_hook_passes_unchanged(kind: type[Exception],
 
 
 def test_explaining_what_is_no_op() -> None:
-    with pytest.raises(UnsupportedError, match="batch_norm is not an op") as error:
+    with pytest.raises(UnsupportedError, match="batch_norm is not an op"):
         kernels.explain(kernels.batch_norm, torch.ones(2, 3))  # type: ignore[arg-type]
-    assert "batch_norm_training" in str(error.value)
     x = torch.ones(1, 1, 2, 2)
     with pytest.raises(UnsupportedError, match="attention is not an op") as error:
         kernels.explain(kernels.attention, x, x, x)  # type: ignore[arg-type]
