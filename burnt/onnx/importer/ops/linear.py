@@ -17,10 +17,6 @@ from burnt.onnx.importer.quantized import QuantizedWeight, add_quantized, quanti
 from burnt.onnx.importer.registry import handler
 
 
-def _count(value: Any) -> int:
-    return len(list(value.uses())) + int(value.is_graph_output())
-
-
 def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> Any:
     """Add a linear layer with a weight ``[out, in]``; of rows, it takes the tensor whose rows they are."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
@@ -87,34 +83,39 @@ def _bias_after(build: Build, node: Node, size: int) -> tuple[Any, Any]:
     value = node.node.inputs[1]
     assert value is not None
     products = [use.node for use in value.uses()]
-    added = [_added(product) for product in products]
-    if None in added or len({bias for bias, _ in filter(None, added)}) != 1:
+    readers = [_reader(product) for product in products]
+    added = {_other_input(reader, product) for reader, product in zip(readers, products, strict=True)}
+    consumer = readers[products.index(node.node)]
+    if None in readers or len(added) != 1 or consumer is None:
         return None, None
-    consumers = [consumer for _, consumer in filter(None, added)]
-    consumer = consumers[products.index(node.node)]
-    position = 1 if consumer.inputs[0] is node.node.outputs[0] else 0
-    value = consumer.inputs[position]
+    (bias,) = added
+    position = list(consumer.inputs).index(bias)
     array = build.constant(Node(consumer, node.version), position)
-    if array is None or array.dtype.name not in FLOATS or value.is_graph_output():
+    if array is None or array.dtype.name not in FLOATS or bias.is_graph_output():
         return None, None
-    if {use.node for use in value.uses()} != set(consumers) or consumer.graph is not node.node.graph:
+    if {use.node for use in bias.uses()} != set(readers) or consumer.graph is not node.node.graph:
         return None, None
     # A row of a matrix, as scikit-learn writes biases, is added to rows alone.
     is_row = array.shape == (1, size) and (build.rank(node, 0) or 0) >= 2
     return (array.reshape(size), consumer) if is_row or array.shape == (size,) else (None, None)
 
 
-def _added(product: Any) -> tuple[Any, Any] | None:
-    """Return what an Add, the only reader of a product, adds to it, and the Add."""
+def _reader(product: Any) -> Any:
+    """Return the Add that is the only reader of a product; None if there is none."""
     output = product.outputs[0]
-    if product.op_type != "MatMul" or _count(output) != 1 or not output.uses():
+    if product.op_type != "MatMul" or len(output.uses()) != 1 or output.is_graph_output():
         return None
-    (usage,) = output.uses()
-    consumer = usage.node
-    if consumer.op_type != "Add" or consumer.domain not in ("", "ai.onnx") or consumer.attributes:
-        return None  # attributes: axis and broadcast of versions below 7
-    left, right = consumer.inputs
-    return (right if left is output else left), consumer
+    reader = output.uses()[0].node
+    is_add = reader.op_type == "Add" and reader.domain in ("", "ai.onnx")
+    return reader if is_add and not reader.attributes else None  # axis and broadcast of versions below 7
+
+
+def _other_input(reader: Any, product: Any) -> Any:
+    """Return what an Add adds to a product."""
+    if reader is None:
+        return None
+    left, right = reader.inputs
+    return right if left is product.outputs[0] else left
 
 
 @handler("Gemm")
