@@ -24,7 +24,14 @@ from burnt.onnx.importer.fixed_sizes import Sizes
 from burnt.onnx.importer.integers import Ints, compute
 from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.names import unique_name
-from burnt.onnx.importer.node import Node, attribute_defaults, refuse_attribute, shortest_decimal, to_text
+from burnt.onnx.importer.node import (
+    Node,
+    attribute_defaults,
+    place_of,
+    refuse_attribute,
+    shortest_decimal,
+    to_text,
+)
 from burnt.onnx.importer.paths import Paths, layer_path, tensor_hint
 from burnt.onnx.importer.patterns import rewrite_patterns
 from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Size, Statement, names_in
@@ -472,7 +479,7 @@ class Build:
         assert found is not None, "unsupported ops were refused before"
         wrapped = Node(node, version)
         self.node = node
-        if node.op_type in _MOVING and _is_text(node.inputs[0]):
+        if node.op_type in _MOVING and wrapped.is_text(0):
             results = self._move_strings(found, wrapped)
         elif self._is_foldable(wrapped):
             results = self._fold(found, wrapped)
@@ -492,7 +499,7 @@ class Build:
     def take(self, nbytes: int, node: ir.Node | None) -> None:
         """Count bytes of constants that the import makes."""
         if (limit := self.root.limit) is not None:
-            limit.take(nbytes, "weights" if node is None else _name_of(node))
+            limit.take(nbytes, "weights" if node is None else place_of(node))
 
     def _move_strings(self, found: Any, node: Node) -> tuple[Any, ...]:
         """Move strings, which torch does not have: move their positions, and look the strings up there."""
@@ -685,11 +692,6 @@ def _largest_size(op: str, inputs: list[np.ndarray[Any, Any]]) -> Any:
     return math.inf if op in _SIZED_OTHERWISE else math.prod(max(1, size) for size in sizes)
 
 
-def _is_text(value: ir.Value | None) -> bool:
-    """Whether a value is an array of strings."""
-    return value is not None and value.dtype is not None and value.dtype.name == "STRING"
-
-
 def is_tensor_value(value: ir.Value) -> bool:
     """Whether an input is a tensor, not strings, a sequence or an optional."""
     import onnx_ir as ir
@@ -757,18 +759,13 @@ def _set_devices(program: Program, device: Device | None) -> None:
             )
 
 
-def _name_of(node: ir.Node) -> str:
-    """Return the name of a node, or what it computes where it has none."""
-    return node.name or f"the node of {', '.join(repr(value.name) for value in node.outputs)}"
-
-
 def unsupported_nodes(model: ir.Model) -> dict[tuple[str, str, int], str]:
     """Return the ops without a handler, each with the names of its nodes."""
     missing: dict[tuple[str, str, int], list[str]] = {}
     for node in model.graph.all_nodes():
         version = version_of(node)
         if find_handler(node.domain, node.op_type, version) is None:
-            missing.setdefault((node.domain, node.op_type, version), []).append(_name_of(node))
+            missing.setdefault((node.domain, node.op_type, version), []).append(place_of(node))
     return {
         key: ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         for key, names in missing.items()

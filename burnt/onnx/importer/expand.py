@@ -97,20 +97,17 @@ def _infer(model: ir.Model) -> None:
         infer_shapes(model)
 
 
+_PREPROCESSING = "Scaler", "Normalizer", "Imputer", "Binarizer"
+
+
 def _infer_preprocessing(model: ir.Model) -> bool:
     """Give what scales or fills in features a shape, which ONNX does not; return whether any was found."""
     import onnx_ir as ir
 
     found = False
     for node in model.graph:
-        if node.domain != "ai.onnx.ml" or node.op_type not in (
-            "Scaler",
-            "Normalizer",
-            "Imputer",
-            "Binarizer",
-        ):
-            continue
-        source, output = node.inputs[0], node.outputs[0]
+        is_known = node.domain == "ai.onnx.ml" and node.op_type in _PREPROCESSING
+        source, output = node.inputs[0] if is_known else None, node.outputs[0]
         if source is None or source.shape is None or output.shape is not None:
             continue
         output.shape = source.shape.copy()

@@ -28,10 +28,6 @@ def load(
 def load(
     model: object, engine: Literal["onnx2torch"], *, max_constant_bytes: int | None = None
 ) -> ConvertedModule: ...
-@overload
-def load(
-    model: object, engine: str, *, max_constant_bytes: int | None = None
-) -> ImportedModule | ConvertedModule: ...
 def load(
     model: object, engine: str = "burnt", *, max_constant_bytes: int | None = None
 ) -> ImportedModule | ConvertedModule:

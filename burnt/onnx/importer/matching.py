@@ -69,6 +69,14 @@ def integers_of(value: ir.Value | None) -> list[int] | None:
     return [int(v) for v in array.reshape(-1)] if array is not None and array.dtype.kind in "iu" else None
 
 
+def axes_of(node: ir.Node) -> list[int] | None:
+    """Return the axes of a node where they are constant: an attribute, or the second input."""
+    given = node.attributes.get("axes")
+    if given is not None:
+        return list(given.value)
+    return integers_of(node.inputs[1]) if len(node.inputs) > 1 else None
+
+
 def shape_of(value: ir.Value | None) -> list[Any]:
     """Return the sizes of a value: numbers, names, or None for open ones; empty if the rank is unknown."""
     if value is None or value.shape is None:

@@ -100,6 +100,11 @@ class Node:
         """Whether an input is given."""
         return index < self.num_inputs and self.node.inputs[index] is not None
 
+    def is_text(self, index: int) -> bool:
+        """Whether an input is an array of strings."""
+        value = self.node.inputs[index]
+        return value is not None and value.dtype is not None and value.dtype.name == "STRING"
+
     def is_only_use(self, index: int) -> bool:
         """Whether nothing but this input reads a value, so that a layer may take it as its weight."""
         value = self.node.inputs[index] if self.has(index) else None
@@ -127,12 +132,17 @@ def attribute_defaults(domain: str, op: str, version: int) -> dict[str, Any] | N
     return {k: shortest_decimal(v) if isinstance(v, float) else v for k, v in defaults.items()}
 
 
+def place_of(node: ir.Node) -> str:
+    """Return the name of a node, or what it computes where it has none."""
+    return node.name or f"the node of {', '.join(repr(value.name) for value in node.outputs)}"
+
+
 def refuse_attribute(node: ir.Node, name: str, expected: str) -> UnsupportedError:
     """Return the error for an attribute that is not supported, or not with its value."""
     value = to_text(node.attributes[name].value if name in node.attributes else None)
     return UnsupportedError(
         f"the attribute {name} of {node.op_type} is not supported",
-        where=node.name or f"the node of {', '.join(repr(v.name) for v in node.outputs)}",
+        where=place_of(node),
         expected=expected,
         found=f"{name}={value if len(value) <= 80 else value[:80] + '...'}",
     )

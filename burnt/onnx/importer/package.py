@@ -32,13 +32,12 @@ _MOST_LISTED = 88  # characters of the names of outputs in a docstring of one li
 _LEAST_RUN = 3  # equal elements of a list that are written as one
 
 _IMPORTS = (
-    ("burnt", "import burnt"),
-    ("torch", "import torch"),
-    ("QuantScheme", "from burnt import QuantScheme"),
-    ("nn", "from burnt import nn"),
-    ("ops", "from burnt.onnx import functions as ops"),
-    ("Tensor", "from torch import Tensor"),
-    ("F", "from torch.nn import functional as F"),
+    (("burnt",), "import burnt"),
+    (("torch",), "import torch"),
+    (("QuantScheme", "nn"), "from burnt import {}"),
+    (("ops",), "from burnt.onnx import functions as ops"),
+    (("Tensor",), "from torch import Tensor"),
+    (("F",), "from torch.nn import functional as F"),
 )
 """Names that a file may use, and their imports, in the order that ruff wants."""
 
@@ -132,12 +131,9 @@ def module_source(module: ImportedModule, name: str, title: str) -> str:
 
 
 def _import_lines(used: set[str]) -> Iterator[str]:
-    both = {"QuantScheme", "nn"} <= used
-    for name, line in _IMPORTS:
-        if both and name == "QuantScheme":
-            yield "from burnt import QuantScheme, nn"
-        elif name in used and not (both and name == "nn"):
-            yield line
+    for names, line in _IMPORTS:
+        if found := [name for name in names if name in used]:
+            yield line.format(", ".join(found))
 
 
 def _details(module: ImportedModule, title: str) -> Iterator[str]:

@@ -21,19 +21,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-# Attributes of modules and lists, and of ImportedModule.
-_RESERVED = {*dir(Module), *dir(torch.nn.ModuleList)} | {
-    *(
-        "flat_names",
-        "members",
-        "input_names",
-        "output_names",
-        "program",
-        "signature",
-        "sizes",
-        "training",
-    ),  # of ImportedModule
-}
+_RESERVED = {*dir(Module), *dir(torch.nn.ModuleList), "training", "program", "signature", "sizes", "members"}
+_RESERVED |= {"flat_names", "input_names", "output_names"}
+"""Attributes of modules and lists, and of ImportedModule."""
 _OF_LAYER = r"(\.(weights?|bias|scale|gamma|beta|kernel|w|b)(_\w+)?|\.running_\w+|_weight|_bias)$"
 """What the names of a layer's weights end with."""
 _MOST_DEPTH = 32

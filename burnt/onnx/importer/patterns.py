@@ -21,6 +21,7 @@ from burnt.onnx.importer.matching import (
     Found,
     Pattern,
     array_of,
+    axes_of,
     insert,
     integers_of,
     is_internal,
@@ -100,10 +101,7 @@ def _remove_no_ops(model: ir.Model) -> None:
 
 def _mean_axis(node: ir.Node, value: ir.Value) -> int | None:
     """Return the axis that ReduceMean reduces and keeps, -1 for the last; None for several."""
-    axes, keeps, rank = node.attributes.get("axes"), node.attributes.get("keepdims"), rank_of(value)
-    found = list(axes.value) if axes is not None else None
-    if found is None and len(node.inputs) > 1:
-        found = integers_of(node.inputs[1])
+    found, keeps, rank = axes_of(node), node.attributes.get("keepdims"), rank_of(value)
     if found is None or len(found) != 1 or (keeps is not None and int(keeps.value) != 1):
         return None
     (axis,) = found
@@ -419,7 +417,7 @@ def _interleaved_rotary(found: Found) -> _New | None:
     x, rank, sizes = found["x"], rank_of(found["x"]), shape_of(found["x"])
     if rank is None or found["rotated"].attributes["axis"].value not in (-1, rank):
         return None
-    if any(integers_of(found[name].inputs[1]) not in ([-1], [rank]) for name in ("odds", "evens")):
+    if any(axes_of(found[name]) not in ([-1], [rank]) for name in ("odds", "evens")):
         return None
     if [_cut(found[name]) for name in ("odd", "even")] != [(rank - 1, 1, None, 2), (rank - 1, None, None, 2)]:
         return None

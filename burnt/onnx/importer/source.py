@@ -191,34 +191,32 @@ def _dense(sparse: Any, limit: ConstantLimit) -> Any:
     name, dims = sparse.values.name or "a sparse constant", tuple(sparse.dims)
     inner = sparse.values, sparse.indices
     size, bits = math.prod(dims), _num_bytes(sparse.values)
-    if onnx.TensorProto.EXTERNAL in (tensor.data_location for tensor in inner):
-        raise _wrong_sparse(name, limit, "values and indices in the file", "external data")
-    if min(dims, default=0) < 0:
-        raise _wrong_sparse(name, limit, "sizes of at least 0", str(dims))
-    limit.take(size * max(1, (bits or 8) // max(1, math.prod(sparse.values.dims))), name)
     try:
+        if onnx.TensorProto.EXTERNAL in (tensor.data_location for tensor in inner):
+            raise ValueError("external data")
+        if min(dims, default=0) < 0:
+            raise ValueError(f"the shape {dims}")
+        limit.take(size * max(1, (bits or 8) // max(1, math.prod(sparse.values.dims))), name)
         values, indices = (onnx.numpy_helper.to_array(tensor) for tensor in inner)
+        if indices.dtype != np.int64 or indices.shape not in ((values.size,), (values.size, len(dims))):
+            raise ValueError(f"{indices.dtype} indices of shape {indices.shape} for {values.size} values")
+        flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dims)
+        if values.size and not 0 <= int(flat.min()) <= int(flat.max()) < size:
+            raise ValueError(f"indices from {flat.min()} to {flat.max()} for {size} elements")
+        if bool((np.diff(flat) <= 0).any()):
+            raise ValueError("indices that are not in ascending order, each once")
+    except RecordError:  # beyond the limit
+        raise
     except (ValueError, TypeError) as error:
-        raise _wrong_sparse(name, limit, "values and indices of their shapes", str(error)) from None
-    if indices.dtype != np.int64 or indices.shape not in ((values.size,), (values.size, len(dims))):
-        shapes = f"int64 indices of shape ({values.size},) or ({values.size}, {len(dims)})"
-        raise _wrong_sparse(name, limit, shapes, f"{indices.dtype} of shape {indices.shape}")
-    ends = [size] if indices.ndim == 1 else dims
-    if values.size and bool(((indices < 0) | (indices >= ends)).any()):
-        raise _wrong_sparse(
-            name, limit, f"indices from 0 to below {ends}", f"{indices.min()} to {indices.max()}"
-        )
-    flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dims)
-    if bool((np.diff(flat) <= 0).any()):
-        raise _wrong_sparse(name, limit, "indices in ascending order, each once", "another order")
+        raise RecordError(
+            "a sparse tensor is damaged",
+            where=f"{limit.where}: {name}",
+            expected="values in the file, and int64 indices in its shape, in ascending order",
+            found=str(error)[:200],
+        ) from None
     dense = np.full(size, b"" if values.dtype == object else 0, values.dtype)
     dense[flat] = values.reshape(-1)
     return onnx.numpy_helper.from_array(dense.reshape(dims), sparse.values.name)
-
-
-def _wrong_sparse(name: str, limit: ConstantLimit, expected: str, found: str) -> RecordError:
-    where = f"{limit.where}: {name}"
-    return RecordError("a sparse tensor is damaged", where=where, expected=expected, found=found[:200])
 
 
 def _check_proto(proto: Any, where: str, folder: Path | None) -> int:

@@ -9,7 +9,6 @@ import torch
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import torch_dtype
 from burnt.onnx.importer.node import Node
-from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.registry import handler
 
 _NAMES = {8: "string", 21: "uint4", 22: "int4", 23: "float4", 25: "uint2", 26: "int2"}
@@ -27,7 +26,7 @@ def _cast(build: Build, node: Node, to: int) -> Any:
         options["saturate"] = bool(node.attr("saturate", 1))
     if to == 24:
         options["round_mode"] = node.attr("round_mode", "up")
-    if is_strings(node, 0):
+    if node.is_text(0):
         options["device"] = build.device()
     dtype, before = _NAMES.get(to) or torch_dtype(to), build.dtype(node, 0)
     if before in _PLAIN and dtype in _PLAIN:

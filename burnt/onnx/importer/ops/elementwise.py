@@ -103,7 +103,7 @@ def binary(build: Build, node: Node) -> Any:
     left, right = operands(build, node, left=node.op in _TAKES_NUMBERS, right=node.op not in _LOGICAL)
     if wide and dtype in WIDE:
         return build.call("ops.unsigned", wide, left, right, hint=node.op)
-    if node.op == "Equal" and is_strings(node, 0):
+    if node.op == "Equal" and node.is_text(0):
         return build.call("ops.equal", left, right, device=build.device(), hint="equal")
     if function in _MIRRORED and not isinstance(left, Name):
         function, left, right = _MIRRORED[function], right, left
@@ -130,12 +130,6 @@ def _unchanged(build: Build, node: Node) -> int | None:
         if found == neutral and isinstance(found, bool) == isinstance(neutral, bool):
             return index
     return None
-
-
-def is_strings(node: Node, index: int) -> bool:
-    """Whether an input is an array of strings."""
-    value = node.node.inputs[index]
-    return value is not None and value.dtype is not None and value.dtype.name == "STRING"
 
 
 def operands(build: Build, node: Node, *, left: bool = False, right: bool = True) -> tuple[Any, Any]:
@@ -252,7 +246,7 @@ _PYTHON_DTYPES = (torch.float32, torch.int64, torch.bool)
 
 @handler("Where")
 def _where(build: Build, node: Node) -> Any:
-    if is_strings(node, 1):
+    if node.is_text(1):
         return build.call("ops.where", *build.tensors_of(node), hint="where")
     condition, x, y = build.tensor(node, 0), literal(build, node, 1), literal(build, node, 2)
     if x is not None and y is not None and build.dtype(node, 1) not in _PYTHON_DTYPES:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.matching import integers_of, number_of, producer_of, shape_of
+from burnt.onnx.importer.matching import axes_of, number_of, producer_of, shape_of
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
@@ -89,15 +89,9 @@ def _positions(value: ir.Value | None, size: Any) -> int | None:
 def _place(column: ir.Value | None, size: Any, rank: int) -> int | None:
     """Return the axis along which indices count from 0 to a size, if they are the same along all others."""
     node = producer_of(column, "Unsqueeze")
-    if node is None or _axes(node) not in ([-1], [rank]):
+    if node is None or axes_of(node) not in ([-1], [rank]):
         return None
     value = node.inputs[0]
     expand = producer_of(value, "Expand")
     value = value if expand is None else expand.inputs[0]
     return _positions(value, size) if len(shape_of(value)) == rank else None
-
-
-def _axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of an Unsqueeze, which are an attribute before version 13."""
-    given = node.attributes.get("axes")
-    return integers_of(node.inputs[1]) if given is None else list(given.value)

@@ -8,7 +8,6 @@ from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.integers import multiply, product
 from burnt.onnx.importer.matching import shape_of
 from burnt.onnx.importer.node import Node
-from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.program import Arithmetic, Name, Size, names_in
 from burnt.onnx.importer.registry import handler
 
@@ -21,7 +20,7 @@ def _reshape(build: Build, node: Node) -> Any:
         known = tuple(size if type(size) is int and size > 1 else None for size in shape)
         build.root.fixed[node.node.outputs[0]] = known
     allow_zero = bool(node.attr("allowzero", 0))
-    if is_strings(node, 0):  # a numpy array
+    if node.is_text(0):  # a numpy array
         return build.call(
             "ops.reshape",
             x,

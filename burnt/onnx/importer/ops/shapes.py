@@ -15,7 +15,6 @@ from burnt.onnx.importer.fixed_sizes import fixed_sizes
 from burnt.onnx.importer.integers import Ints, product
 from burnt.onnx.importer.matching import producer_of, shape_of
 from burnt.onnx.importer.node import Node
-from burnt.onnx.importer.ops.elementwise import is_strings
 from burnt.onnx.importer.ops.grids import grid_axes
 from burnt.onnx.importer.program import Name, Size, names_in
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
@@ -71,7 +70,7 @@ def _transpose(build: Build, node: Node) -> Any:
 @handler("Flatten")
 def _flatten(build: Build, node: Node) -> Any:
     axis = node.attr("axis", 1)
-    if axis == 1 and (build.rank(node, 0) or 0) >= 2 and not is_strings(node, 0):
+    if axis == 1 and (build.rank(node, 0) or 0) >= 2 and not node.is_text(0):
         return build.call("torch.flatten", build.tensor(node, 0), 1, hint="flat")
     return build.call("ops.flatten", build.tensor(node, 0), axis, hint="flat")
 

@@ -50,14 +50,14 @@ _GENERIC = {
         "batchnorm",
         "conv",
         "embedding",
+        "expanded",
         "flat",
         "gemm",
         "linear",
         "matmul",
         "pooled",
-        "reshaped",
     ),
-    *("transposed", "squeezed", "expanded", "x"),
+    *("reshaped", "squeezed", "transposed", "x"),
 }
 _LONG = 32
 _GENERIC_WORDS = {"constant", "model", "output", "self", "val", "onnx", "weight"}
