@@ -50,17 +50,11 @@ class MissingOpsError(UnsupportedError):
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer of the model needs in the C program.
+    """What a layer of the model needs in the C program."""
 
-    Args:
-        path: the layer's path in the module.
-        weights: bytes of its weights, in flash.
-        result: bytes of its largest result, in RAM.
-    """
-
-    path: str
-    weights: int
-    result: int
+    path: str  # in the module
+    weights: int  # bytes, in flash
+    result: int  # bytes of its largest result, in RAM
 
 
 @dataclass(frozen=True)
@@ -111,14 +105,9 @@ class CSource:
 def c_source(
     model: nn.Module, example: Any, name: str = "model", *, batch: int = 1, fold: bool = True
 ) -> CSource:
-    """Return a module as C99, for a fixed number of items.
+    """Return a module in evaluation mode as C99, for a fixed number of items.
 
-    Args:
-        model: any module; it is taken in evaluation mode and not changed.
-        example: its inputs as `burnt.onnx.export` takes them, such as a `Signature`.
-        name: the name of the C function, a C identifier.
-        batch: the number of items in a call.
-        fold: compute weights anew where that saves work, as for a convolution with a norm after it.
+    `example` is as in `burnt.onnx.export`, and so is `fold`; `name` is the C function's, a C identifier.
 
     >>> import torch
     >>> source = c_source(torch.nn.Linear(3, 2), torch.zeros(1, 3), "linear")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from burnt._files import replacing
+from burnt._torch import restored_modes
 from burnt._version import __version__
 from burnt.errors import InputRuntimeError, UnsupportedError
 from burnt.export.c_source import CSource, Layer, Parameter, c_source
@@ -59,20 +60,12 @@ _HOST = _Toolchain("for this machine, without the C library", ("gcc",), ("-c",),
 
 @dataclass(frozen=True)
 class Memory:
-    """What a model needs on a device, in bytes.
+    """What a model needs on a device, in bytes; without a compiler only the weights, and no stack."""
 
-    Args:
-        flash: code and constants.
-        ram: static memory, the stack of a call, its inputs and outputs.
-        stack: the part of `ram` that is the stack of a call.
-        compiled: what was compiled to measure it; None if no compiler was found: then `flash` is the weights
-            alone, and `ram` lacks the stack.
-    """
-
-    flash: int
-    ram: int
-    stack: int
-    compiled: str | None
+    flash: int  # code and constants
+    ram: int  # static memory, the stack of a call, its inputs and outputs
+    stack: int  # the part of `ram` that is the stack of a call
+    compiled: str | None  # what was compiled to measure it
 
     def __str__(self) -> str:
         how = f"compiled {self.compiled}" if self.compiled else "without code and stack: no gcc was found"
@@ -382,13 +375,9 @@ int main(void) {{
 def _run(model: nn.Module, signature: Signature, cases: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     """Return the module's outputs for each case, in evaluation mode."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            return [signature.call(model, [tensor.to(device) for tensor in case]) for case in cases]
-    finally:
-        model.train(training)
+    with restored_modes(model), torch.no_grad():
+        model.eval()
+        return [signature.call(model, [tensor.to(device) for tensor in case]) for case in cases]
 
 
 def _array(parameter: Parameter, tensor: Tensor) -> str:

@@ -52,12 +52,9 @@ def compile_wasm(source: CSource, weights: str = "float32") -> bytes:
     """Compile a model's C to WebAssembly: a module without imports.
 
     It exports ``memory``; ``init()``, to be called once; ``run()``; and for input or output i the functions
-    ``input_i()`` and ``output_i()``, which return the address of its buffer.
-
-    Args:
-        source: the C; its matrices must be rounded to `weights` already.
-        weights: how the matrices are stored: ``"float32"``, or ``"float16"`` or ``"bfloat16"``, expanded to
-            float32 by ``init()``.
+    ``input_i()`` and ``output_i()``, which return the address of its buffer. Matrices are stored as
+    `weights`, ``"float32"``, or ``"float16"`` or ``"bfloat16"``, to which they are rounded already, and which
+    ``init()`` expands.
     """
     for tool in ("clang", "wasm-ld"):
         if shutil.which(tool) is None:
@@ -83,19 +80,16 @@ def compile_wasm(source: CSource, weights: str = "float32") -> bytes:
 
 
 def _entry_points(source: CSource, expansions: str) -> str:
-    signature = source.signature
-    parameters = re.findall(r"(?:const )?(\w+) (\w+)((?:\[\d+\])+)", source.declaration().partition("(")[2])
-    count = len(signature.inputs)
+    buffers = {f"input_{i}": parameter for i, parameter in enumerate(source.inputs)}
+    buffers |= {f"output_{i}": parameter for i, parameter in enumerate(source.outputs)}
     lines = []
-    for number, (kind, _, dims) in enumerate(parameters):
-        role = f"input_{number}" if number < count else f"output_{number - count}"
+    for role, parameter in buffers.items():
         lines += [
-            f"static {kind} buffer_{role}{dims};",
+            f"static {parameter.kind} buffer_{role}{parameter.dims};",
             f'__attribute__((export_name("{role}")))',
             f"void *address_of_{role}(void) {{ return buffer_{role}; }}",
         ]
-    roles = [f"input_{i}" for i in range(count)] + [f"output_{i}" for i in range(len(parameters) - count)]
-    arguments = ", ".join(f"buffer_{role}" for role in roles)
+    arguments = ", ".join(f"buffer_{role}" for role in buffers)
     lines += [
         f'__attribute__((export_name("init"))) void burnt_init(void) {{ {expansions} }}',
         f'__attribute__((export_name("run"))) void burnt_run(void) {{ {source.name}({arguments}); }}',

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from burnt import nn
+from burnt._torch import restored_modes
 from burnt.errors import InputIndexError, InputTypeError, InputValueError, ShapeError, UnsupportedError
 from burnt.models.layer import PreNormLayer
 from burnt.models.pretrained import Pretrained, PretrainedConfig, check_padding
@@ -239,16 +240,11 @@ class Decoder(Pretrained[_C]):
 def filter_logits(
     logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
-    """Divide logits by a temperature and set those of improbable tokens to minus infinity.
+    """Divide logits ``[..., V]`` by a temperature and set those of improbable tokens to minus infinity, in
+    float32.
 
-    Args:
-        logits: ``[..., V]``.
-        temperature: above 0.
-        top_k: keep the `top_k` largest, and those equal to the smallest of these.
-        top_p: keep the fewest of the largest that together have this probability, at least one.
-
-    Returns:
-        ``[..., V]``, float32.
+    The `top_k` largest stay, and those equal to the smallest of these; of `top_p` the fewest of the largest
+    that together have this probability, at least one.
 
     >>> filter_logits(torch.tensor([1.0, 4.0, 3.0]), top_k=2)
     tensor([-inf, 4., 3.])
@@ -349,7 +345,7 @@ class TokenStream(Iterator[list[int | None]]):
             raise StopIteration
         early = self._num_steps < self._min_new_tokens
         forbidden = [stop[0] for stop in self._stops if len(stop) == 1] if early else []
-        with _eval_mode(self._model):
+        with restored_modes(self._model) if self._model.training else contextlib.nullcontext():
             logits = self._read(self._tokens)
         self._tokens = self._sampler.choose(logits, forbidden)
         self._num_steps += 1
@@ -367,6 +363,8 @@ class TokenStream(Iterator[list[int | None]]):
 
     def _read(self, tokens: Tensor) -> Tensor:
         """Return the logits after the last of these tokens: float32 ``[B, V]``."""
+        if self._model.training:
+            self._model.eval()
         length = self._cache[0].length + tokens.shape[1]
         padding = None if self._padding is None else self._padding[:, :length]
         logits: Tensor = self._model(tokens, padding=padding, cache=self._cache, last=True)[:, -1]
@@ -525,18 +523,3 @@ def _check_length(model: Pretrained[Any], length: int, max_new_tokens: int) -> N
             found=f"{length} of the prompt, and max_new_tokens={max_new_tokens}",
             hint=f"max_new_tokens={left}" if left >= 1 else "shorten the prompt",
         )
-
-
-@contextlib.contextmanager
-def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put a model in train mode into eval mode, and each of its modules back into its own afterwards."""
-    if not model.training:
-        yield
-        return
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,29 +130,21 @@ def with_open_axes(signature: Signature, open_axes: OpenAxes) -> tuple[Signature
                 "open_axes= names no input", expected=" or ".join(map(repr, infos)), found=repr(name)
             )
         for axis, symbol in names.items():
-            shape, where = infos[name].shape, f"{name}: {{{axis}: {symbol!r}}}"
-            batch = infos[name].batch_axis
-            is_other_batch = symbol == "batch" and axis != batch
-            if axis not in range(len(shape)) or is_other_batch or (axis == batch and symbol != "batch"):
-                raise InputValueError(
-                    "open_axes= names no axis that can be opened",
-                    where=where,
-                    expected=f"an axis of {infos[name].shape_text()}, other than the batch",
-                    hint='name the axis of the items: {1: "batch"}' if axis == batch else None,
-                )
-            if not symbol.isidentifier():
-                raise InputValueError(
-                    "open_axes= has an invalid name",
-                    where=where,
-                    expected="an identifier, such as 'sequence'",
-                )
-            if shape[axis] < 2 or shape[axis] != sizes.setdefault(symbol, shape[axis]):
-                raise InputValueError(
-                    "the example has an unsuitable size along an open axis",
-                    where=where,
-                    expected="at least 2, and the same along all axes of one name",
-                    found=shape[axis],
-                )
+            shape, batch = infos[name].shape, infos[name].batch_axis
+            problem = found = hint = None
+            expected: Any = "an identifier, such as 'sequence'"
+            if axis not in range(len(shape)) or (symbol == "batch") != (axis == batch):
+                problem = "open_axes= names no axis that can be opened"
+                expected = f"an axis of {infos[name].shape_text()}, other than the batch"
+                hint = 'name the axis of the items: {1: "batch"}' if axis == batch else None
+            elif not symbol.isidentifier():
+                problem = "open_axes= has an invalid name"
+            elif shape[axis] < 2 or shape[axis] != sizes.setdefault(symbol, shape[axis]):
+                problem = "the example has an unsuitable size along an open axis"
+                expected, found = "at least 2, and the same along all axes of one name", shape[axis]
+            if problem is not None:
+                where = f"{name}: {{{axis}: {symbol!r}}}"
+                raise InputValueError(problem, where=where, expected=expected, found=found, hint=hint)
             axes[name][axis] = symbol
     return replace(signature, inputs=tuple(infos.values())), list(axes.values())
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from burnt._files import replacing
 from burnt._independence import TOLERANCE
-from burnt._torch import missing_onnx_ops, without_compilation, writes_to_argument
+from burnt._torch import missing_onnx_ops, restored_modes, without_compilation, writes_to_argument
 from burnt._version import __version__
 from burnt.errors import (
     BurntError,
@@ -205,7 +205,8 @@ def export(
         )
     require_numbers(model)
     dtype = _WEIGHTS[weights]
-    with _in_evaluation_mode(model):
+    with restored_modes(model):
+        model.eval()
         if isinstance(example, Signature):
             signature = example
         else:
@@ -622,17 +623,6 @@ def _require_tensors(signature: Signature) -> None:
                 found=info.dtype,
                 hint="export model.float() with weights='bfloat16'" if info.dtype == "bfloat16" else None,
             )
-
-
-@contextlib.contextmanager
-def _in_evaluation_mode(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextlib.contextmanager
