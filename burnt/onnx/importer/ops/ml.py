@@ -11,7 +11,7 @@ import torch
 from burnt.errors import UnsupportedError
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.node import Node, to_text
 from burnt.onnx.importer.registry import handler
 from burnt.onnx.importer.source import MAPS
 
@@ -90,64 +90,46 @@ def _zip_map(build: Build, node: Node) -> Any:
     return build.call("ops.zip_map", build.tensor(node, 0), _labels(node), hint="scores")
 
 
+def _look_up(build: Build, node: Node, keys: list[Any], values: list[Any], default: Any, dtype: Any) -> Any:
+    table = keys, values, default, dtype
+    return build.call("ops.lookup", build.tensor(node, 0), *table, device=build.device(), hint="encoded")
+
+
+def _names_and_numbers(build: Build, node: Node, texts: list[Any], numbers: list[Any]) -> Any:
+    """Replace texts by their numbers, or numbers by their texts, whichever the input has."""
+    node.ignore("default_string", "default_int64", "default_float")  # of the other type
+    if build.dtype(node, 0) is None:
+        return _look_up(build, node, texts, numbers, node.attr("default_int64", -1), torch.int64)
+    return _look_up(build, node, numbers, texts, node.text("default_string", "_Unused"), None)
+
+
 @handler("CategoryMapper", domain=ML)
 def _category_mapper(build: Build, node: Node) -> Any:
-    texts, numbers = _list(node, "cats_strings"), _list(node, "cats_int64s")
-    node.ignore("default_string", "default_int64")  # of the other type
-    if build.dtype(node, 0) is None:
-        arguments: tuple[Any, ...] = (texts, numbers, node.attr("default_int64", -1), torch.int64)
-    else:
-        arguments = (numbers, texts, node.text("default_string", "_Unused"), None)
-    return build.call("ops.lookup", build.tensor(node, 0), *arguments, device=build.device(), hint="mapped")
+    return _names_and_numbers(build, node, _list(node, "cats_strings"), _list(node, "cats_int64s"))
 
 
 @handler("LabelEncoder", domain=ML)
 def _label_encoder(build: Build, node: Node) -> Any:
-    node.ignore("default_string", "default_int64", "default_float")  # of other types
     if node.version < 2:
         texts = _list(node, "classes_strings")
-        if build.dtype(node, 0) is None:
-            table: tuple[Any, ...] = (
-                texts,
-                list(range(len(texts))),
-                node.attr("default_int64", -1),
-                torch.int64,
-            )
-        else:
-            table = (list(range(len(texts))), texts, node.text("default_string", "_Unused"), None)
-        return build.call("ops.lookup", build.tensor(node, 0), *table, device=build.device(), hint="encoded")
+        return _names_and_numbers(build, node, texts, list(range(len(texts))))
+    node.ignore("default_string", "default_int64", "default_float")  # of other types
     keys = _list(node, "keys_strings", "keys_int64s", "keys_floats", "keys_tensor")
     values = _list(node, "values_strings", "values_int64s", "values_floats", "values_tensor")
     if node.version < 4:  # whose keys a NaN never equals
         pairs = [(k, v) for k, v in zip(keys, values, strict=True) if k == k]
         keys, values = [k for k, _ in pairs], [v for _, v in pairs]
-    tensor = node.attr("default_tensor")
     kinds = {"values_strings": None, "values_int64s": torch.int64, "values_floats": torch.float32}
-    given = next((name for name in kinds if node.attr(name) is not None), "values_tensor")
-    if given == "values_tensor":
-        array = node.attr("values_tensor")
-        dtype = None if array.dtype.kind in "OSU" else to_tensor(array).dtype
-    else:
-        dtype = kinds[given]
-    if tensor is not None:
-        (default,) = tensor.reshape(-1).tolist()
-        default = default.decode() if isinstance(default, bytes) else default
-    elif dtype is None:
-        default = node.text("default_string", "_Unused")
-    elif dtype.is_floating_point:
-        default = node.attr("default_float", -0.0)
-    else:
-        default = node.attr("default_int64", -1)
-    return build.call(
-        "ops.lookup",
-        build.tensor(node, 0),
-        keys,
-        values,
-        default,
-        dtype,
-        device=build.device(),
-        hint="encoded",
-    )
+    given = [kind for name, kind in kinds.items() if node.attr(name) is not None]
+    array, tensor = node.attr("values_tensor"), node.attr("default_tensor")
+    if not given:
+        given = [None if array.dtype.kind in "OSU" else to_tensor(array).dtype]
+    dtype, name, fallback = given[0], "default_int64", -1
+    if dtype is None or dtype.is_floating_point:
+        name, fallback = ("default_string", "_Unused") if dtype is None else ("default_float", -0.0)
+    default = node.attr(name, fallback) if tensor is None else tensor.reshape(-1).tolist()[0]
+    default = to_text(default) if dtype is None else default
+    return _look_up(build, node, keys, values, default, dtype)
 
 
 @handler("LinearRegressor", domain=ML)
@@ -185,6 +167,18 @@ def _linear_classifier(build: Build, node: Node) -> Any:
     return label, _post(build, node, scores)
 
 
+def _numbers(node: Node, name: str) -> np.ndarray[Any, Any]:
+    """Return an attribute of numbers: a list of float32, or a tensor."""
+    tensor: np.ndarray[Any, Any] | None = node.attr(f"{name}_as_tensor")
+    return np.array(_list(node, name), np.float32) if tensor is None else tensor
+
+
+def _tables(build: Build, **arrays: Any) -> list[Any]:
+    """Add the buffers of trees that `ops.tree_ensemble` takes, in its order."""
+    kinds = dict.fromkeys(("features", "modes", "yes", "no", "roots"), np.int64) | {"missing": np.bool_}
+    return [build.parameter(np.asarray(array, kinds.get(name)), name) for name, array in arrays.items()]
+
+
 _MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER"]
 
 
@@ -204,14 +198,7 @@ def _old_trees(
     for name in ("nodes_truenodeids", "nodes_falsenodeids"):
         following = _list(node, name)
         children.append([i if is_leaf[i] else number[trees[i], following[i]] for i in range(size)])
-    given = node.attr("nodes_values_as_tensor")
-    splits = given if given is not None else np.array(_list(node, "nodes_values"), np.float32)
-    weights_tensor = node.attr(f"{prefix}_weights_as_tensor")
-    leaf_weights = (
-        weights_tensor
-        if weights_tensor is not None
-        else np.array(_list(node, f"{prefix}_weights"), np.float32)
-    )
+    splits, leaf_weights = _numbers(node, "nodes_values"), _numbers(node, f"{prefix}_weights")
     weights = np.full((size, count), np.nan, leaf_weights.dtype)
     places = zip(_list(node, f"{prefix}_treeids"), _list(node, f"{prefix}_nodeids"), targets, strict=True)
     for (tree, leaf, target), weight in zip(places, leaf_weights, strict=True):
@@ -221,19 +208,18 @@ def _old_trees(
     first: dict[Any, int] = {}
     for i, tree in enumerate(trees):
         first.setdefault(tree, i)
-    arrays = {
-        "features": np.array(_list(node, "nodes_featureids"), np.int64),
-        "splits": splits,
-        "modes": np.array(
-            [0 if leaf else _MODES.index(mode) for mode, leaf in zip(modes, is_leaf, strict=True)]
-        ),
-        "yes": np.array(children[0], np.int64),
-        "no": np.array(children[1], np.int64),
-        "missing": np.array(missing, np.bool_),
-        "leaves": weights,
-        "roots": np.array(list(first.values()), np.int64),
-    }
-    return [build.parameter(array, name) for name, array in arrays.items()], bool((leaf_weights >= 0).all())
+    tables = _tables(
+        build,
+        features=_list(node, "nodes_featureids"),
+        splits=splits,
+        modes=[0 if leaf else _MODES.index(mode) for mode, leaf in zip(modes, is_leaf, strict=True)],
+        yes=children[0],
+        no=children[1],
+        missing=missing,
+        leaves=weights,
+        roots=list(first.values()),
+    )
+    return tables, bool((leaf_weights >= 0).all())
 
 
 @handler("TreeEnsembleRegressor", domain=ML)
@@ -288,19 +274,18 @@ def _tree_ensemble(build: Build, node: Node) -> Any:
         children.append(np.concatenate([following + interior * at_leaf, own[interior:]]))
     weights = np.full((size, targets), np.nan, leaf_weights.dtype)
     weights[own[interior:], leaf_targets] = leaf_weights
-    roots = np.array(_list(node, "tree_roots"), np.int64)
     modes = joined("nodes_modes", 0, np.int64)
-    arrays = {
-        "features": joined("nodes_featureids", 0, np.int64),
-        "splits": joined("nodes_splits", 0, leaf_weights.dtype),
-        "modes": modes,
-        "yes": children[0],
-        "no": children[1],
-        "missing": joined("nodes_missing_value_tracks_true", 0, np.bool_),
-        "leaves": weights,
-        "roots": roots,
-    }
-    tables = [build.parameter(array, name) for name, array in arrays.items()]
+    tables = _tables(
+        build,
+        features=joined("nodes_featureids", 0, np.int64),
+        splits=joined("nodes_splits", 0, leaf_weights.dtype),
+        modes=modes,
+        yes=children[0],
+        no=children[1],
+        missing=joined("nodes_missing_value_tracks_true", 0, np.bool_),
+        leaves=weights,
+        roots=_list(node, "tree_roots"),
+    )
     extra = {}
     sets = node.attr("membership_values")
     if sets is not None and (modes == 6).any():
