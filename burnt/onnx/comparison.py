@@ -28,20 +28,13 @@ def compare(
     tolerance: float,
     limits: Mapping[str, Limit] | None = None,
 ) -> dict[int, float]:
-    """Run a file beside its module on random inputs; return the largest error by the number of items.
+    """Run a file beside its module on random inputs; return the largest error by the number of items in
+    `batches`.
 
     Errors are relative to the largest output or 1; larger ones than `tolerance`, and a file that ONNX Runtime
-    refuses, raise `InputRuntimeError`.
-
-    Args:
-        path: the file.
-        model: the module, on the CPU and in evaluation mode.
-        signature: of both.
-        axes: the names of the open axes, by input. After the first batch all but the batch are shorter, too.
-        batches: numbers of items.
-        tolerance: the largest accepted error.
-        limits: of open axes, by name. The file must agree below the smallest sizes that torch's graph is
-            known to hold for, and beyond the largest one not compute something else.
+    refuses, raise `InputRuntimeError`. The module is on the CPU and in evaluation mode; after the first batch
+    all open `axes` but the batch are shorter, too. The file must agree below the smallest sizes of the
+    `limits` that torch's graph is known to hold for, and beyond the largest one not compute something else.
     """
     import onnxruntime
 

@@ -37,12 +37,9 @@ class Signature:
 class ImportedModule(Module, init=False):
     """A module that was imported from an ONNX file; its parameters have the paths of the file.
 
-    Args:
-        program: what it computes; ``self.encoder.norm`` is the name of a layer in it.
-        members: its layers, parameters and buffers by path.
-        names: of inputs and outputs in the file.
-        signature: what the file says of inputs and outputs.
-        sizes: for sizes of results, those of inputs that the file calls the same.
+    `program` is what it computes, where ``self.encoder.norm`` is the name of a layer, `members` are its
+    layers, parameters and buffers by path, `names` those of inputs and outputs in the file, and `sizes` has
+    for sizes of results those of inputs that the file calls the same.
 
     Inputs are positional, in the order of the graph, or keywords: their names in the file, or those of the
     arguments in written Python, which differ where a name is no identifier.

@@ -17,11 +17,7 @@ from burnt.onnx.importer.source import read_model
 
 
 class ConvertedModule(Module, init=False):
-    """A module that onnx2torch has converted.
-
-    Args:
-        converted: onnx2torch's module, a `torch.fx.GraphModule`.
-        names: of inputs and outputs in the file.
+    """A module that onnx2torch has converted, to a `torch.fx.GraphModule`.
 
     Inputs are positional, in the order of the graph, or keywords by their names in the file. One output is
     returned as it is, several as a tuple.

@@ -256,11 +256,7 @@ def names_in(expr: Any) -> Iterator[str]:
 
 
 class Reads:
-    """How often each name of a program is read, and where.
-
-    Args:
-        program: is not changed afterwards.
-    """
+    """How often each name of a program, which is not changed afterwards, is read, and where."""
 
     def __init__(self, program: Program) -> None:
         self.of_statement = [statement.reads for statement in program.statements]
