@@ -98,11 +98,7 @@ def matmul_nbits(
     zero_points: Tensor | None = None,
     groups: Tensor | None = None,
     bias: Tensor | None = None,
-    *,
-    k: int,
-    n: int,
-    bits: int = 4,
-    block: int = 32,
+    **sizes: int,
 ) -> Tensor:
     """Multiply ``[..., k]`` by a weight ``[n, k]`` of unsigned integers of 2, 4 or 8 bits, in blocks along k.
 
@@ -110,7 +106,7 @@ def matmul_nbits(
     blocks]``; `zero_points` packed like values, or in the dtype of scales, None for half the range. `groups`
     ``[k]`` has the block of each input; None where blocks are contiguous.
     """
-    weight = nbits_weight(packed, scales, zero_points, groups, k=k, n=n, bits=bits, block=block)
+    weight = nbits_weight(packed, scales, zero_points, groups, **sizes)
     return F.linear(x, weight.to(x.dtype), bias)
 
 
@@ -127,8 +123,8 @@ def nbits_weight(
     *,
     k: int,
     n: int,
-    bits: int,
-    block: int,
+    bits: int = 4,
+    block: int = 32,
 ) -> Tensor:
     """Return the weight ``[n, k]`` that `matmul_nbits` multiplies by, in the dtype of the scales."""
     blocks = -(-k // block)

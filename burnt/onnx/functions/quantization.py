@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt.onnx.functions.casts import cast
 from burnt.onnx.functions.windows import conv
 
 
@@ -46,31 +47,14 @@ def quantize_linear(
     if dtype == torch.float8_e8m0fnu:
         dtype = torch.float32
     ratio = x.to(dtype) / _spread(scale.to(dtype), x, axis, block)
-    if kind == "float4_e2m1fn":
-        return _to_float4(ratio)
-    if kind.startswith("float8"):
-        target: torch.dtype = getattr(torch, kind)
-        return _to_float8(ratio.float(), target, saturate)
+    if kind.startswith("float"):
+        return cast(ratio, "float4" if kind == "float4_e2m1fn" else getattr(torch, kind), saturate)
     low, high = _range(kind)
     rounded = torch.round(ratio)
     if zero_point is not None:
         rounded = rounded + _spread(zero_point.to(dtype), x, axis, block)
     stored = {"int2": "int8", "uint2": "uint8", "int4": "int8", "uint4": "uint8"}.get(kind, kind)
     return torch.clamp(rounded, low, high).to(getattr(torch, stored))
-
-
-def _to_float8(x: Tensor, dtype: torch.dtype, saturate: bool) -> Tensor:
-    if saturate:
-        limit = torch.finfo(dtype).max
-        x = torch.where(x.isnan(), x, x.clamp(-limit, limit))
-    return x.to(dtype)
-
-
-def _to_float4(x: Tensor) -> Tensor:
-    """Round to 0, 0.5, 1, 1.5, 2, 3, 4 or 6; ties to the even mantissa."""
-    size = x.abs()
-    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
-    return torch.copysign((torch.round(size / step) * step).clamp(max=6), x).float()
 
 
 def dequantize_linear(
@@ -122,7 +106,7 @@ def conv_integer(
 
 def _requantize(total: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     if zero_point.dtype.is_floating_point:
-        return _to_float8((total * scale).float(), zero_point.dtype, saturate=True)
+        return cast((total * scale).float(), zero_point.dtype)
     low, high = _range(str(zero_point.dtype).removeprefix("torch."))
     return (torch.round(total * scale) + zero_point.double()).clamp(low, high).to(zero_point.dtype)
 

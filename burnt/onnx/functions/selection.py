@@ -9,16 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
-def _sizes(shape: Tensor | Sequence[int]) -> list[int]:
-    return [int(size) for size in (shape.tolist() if isinstance(shape, Tensor) else shape)]
+from burnt.onnx.functions.tensors import to_ints
 
 
 def full(
     shape: Tensor | Sequence[int], value: float, dtype: torch.dtype, device: torch.device | None = None
 ) -> Tensor:
     """Return a tensor of one value; its shape may be a tensor."""
-    return torch.full(_sizes(shape), value, dtype=dtype, device=device)
+    return torch.full(to_ints(shape), value, dtype=dtype, device=device)
 
 
 def arange(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
@@ -48,7 +46,7 @@ def random_normal(
     device: torch.device | None = None,
 ) -> Tensor:
     """Return normally distributed numbers, of torch's default generator."""
-    return torch.randn(_sizes(shape), dtype=dtype, device=device) * scale + mean
+    return torch.randn(to_ints(shape), dtype=dtype, device=device) * scale + mean
 
 
 def random_uniform(
@@ -59,7 +57,7 @@ def random_uniform(
     device: torch.device | None = None,
 ) -> Tensor:
     """Return uniformly distributed numbers, of torch's default generator."""
-    return torch.rand(_sizes(shape), dtype=dtype, device=device) * (high - low) + low
+    return torch.rand(to_ints(shape), dtype=dtype, device=device) * (high - low) + low
 
 
 def multinomial(x: Tensor, count: int, dtype: torch.dtype) -> Tensor:

@@ -137,7 +137,7 @@ def gather(x: Any, indices: Tensor, axis: int = 0) -> Any:
     if not isinstance(x, Tensor):
         return x.take(indices.numpy(), axis=axis)
     axis %= x.dim()
-    index = _wrapped(indices, x.shape[axis])
+    index = wrap_indices(indices.long(), x.shape[axis])
     if index.dim() == 0:
         return (
             x.select(axis, int(index))
@@ -148,18 +148,13 @@ def gather(x: Any, indices: Tensor, axis: int = 0) -> Any:
     return taken.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
-def _wrapped(indices: Tensor, size: int) -> Tensor:
-    indices = indices.long()
-    return torch.where(indices < 0, indices + size, indices)
-
-
 def gather_elements(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
     """Take elements along an axis; indices may be negative."""
-    return torch.gather(x, axis, _wrapped(indices, x.shape[axis]))
+    return torch.gather(x, axis, wrap_indices(indices.long(), x.shape[axis]))
 
 
 def _nd_index(sizes: Sequence[int], indices: Tensor) -> tuple[Tensor, ...]:
-    return tuple(_wrapped(indices[..., i], sizes[i]) for i in range(indices.shape[-1]))
+    return tuple(wrap_indices(indices[..., i].long(), sizes[i]) for i in range(indices.shape[-1]))
 
 
 def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
@@ -180,7 +175,7 @@ def scatter_elements(
     x: Tensor, indices: Tensor, updates: Tensor, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
     """Return a copy of `x` with elements along an axis replaced, or reduced with the updates."""
-    index = _wrapped(indices, x.shape[axis])
+    index = wrap_indices(indices.long(), x.shape[axis])
     if reduction == "none":
         return x.scatter(axis, index, updates)
     return x.scatter_reduce(axis, index, updates, _REDUCTIONS[reduction], include_self=True)

@@ -35,12 +35,17 @@ def string_split(
     tensor([2, 1])
     """
     parts = [text.split(delimiter or None, -1 if maxsplit is None else maxsplit) for text in x.reshape(-1)]
-    width = max(map(len, parts), default=0)
-    padded = np.full((len(parts), width), "", dtype=object)
-    for row, words in zip(padded, parts, strict=True):
-        row[: len(words)] = words
     counts = torch.tensor([len(words) for words in parts], dtype=torch.int64, device=device)
-    return padded.reshape(*x.shape, width), counts.reshape(x.shape)
+    filled = _filled(parts, "")
+    return filled.reshape(*x.shape, filled.shape[1]), counts.reshape(x.shape)
+
+
+def _filled(rows: Sequence[Sequence[str]], fill: str) -> np.ndarray[Any, Any]:
+    """Return rows of strings as a matrix, filled up to the longest."""
+    filled = np.full((len(rows), max(map(len, rows), default=0)), fill, dtype=object)
+    for row, words in zip(filled, rows, strict=True):
+        row[: len(words)] = words
+    return filled
 
 
 def regex_full_match(x: np.ndarray[Any, Any], pattern: str, device: torch.device | None = None) -> Tensor:
@@ -161,14 +166,10 @@ def tokenize(
             expected=r"whole characters, without \C",
             found=repr([*separators] or pattern)[:80],
         ) from error
-    width = max(map(len, rows), default=0)
-    if with_marks and width:
+    if with_marks and any(rows):
         rows = [["\x02", *row, "\x03"] for row in rows]
-        width += 2
-    padded = np.full((len(rows), width), pad, dtype=object)
-    for padded_row, row in zip(padded, rows, strict=True):
-        padded_row[: len(row)] = row
-    return padded.reshape(*x.shape, width)
+    filled = _filled(rows, pad)
+    return filled.reshape(*x.shape, filled.shape[1])
 
 
 def _splitter(pattern: str, separators: Sequence[str]) -> Callable[[str], list[str]]:

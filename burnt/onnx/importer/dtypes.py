@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,54 +11,37 @@ from torch import Tensor
 
 from burnt.errors import UnsupportedError
 
-# By TensorProto.DataType. Types of less than 8 bits are unpacked to the smallest type that holds them.
-_DTYPES = {
-    1: torch.float32,
-    2: torch.uint8,
-    3: torch.int8,
-    4: torch.uint16,
-    5: torch.int16,
-    6: torch.int32,
-    7: torch.int64,
-    9: torch.bool,
-    10: torch.float16,
-    11: torch.float64,
-    12: torch.uint32,
-    13: torch.uint64,
-    14: torch.complex64,
-    15: torch.complex128,
-    16: torch.bfloat16,
-    17: torch.float8_e4m3fn,
-    18: torch.float8_e4m3fnuz,
-    19: torch.float8_e5m2,
-    20: torch.float8_e5m2fnuz,
-    21: torch.uint8,
-    22: torch.int8,
-    23: torch.float32,
-    24: torch.float8_e8m0fnu,
-    25: torch.uint8,
-    26: torch.int8,
-}
+_SMALL = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8", "float4_e2m1fn": "float32"}
+"""Types of less than 8 bits, and the smallest type that holds their elements, which are unpacked."""
 
 
+@functools.cache
+def type_name(onnx_type: int) -> str:
+    """Return the name of a TensorProto.DataType in numpy or ml_dtypes; ``object`` for strings."""
+    import onnx_ir as ir
+
+    return str(ir.DataType(onnx_type).numpy().name)
+
+
+@functools.cache
 def torch_dtype(onnx_type: int) -> torch.dtype | None:
     """Return torch's dtype for a TensorProto.DataType; None for strings."""
-    if onnx_type == 8:
-        return None
-    if onnx_type not in _DTYPES:
+    try:
+        name = type_name(onnx_type)
+        found: torch.dtype | None = None if name == "object" else getattr(torch, _SMALL.get(name, name))
+    except (ValueError, TypeError, AttributeError):
         raise UnsupportedError(
             "torch has no such type of elements",
             expected="a type of ONNX up to 2-bit integers",
             found=onnx_type,
-        )
-    return _DTYPES[onnx_type]
+        ) from None
+    return found
 
 
 _BITS = {"bfloat16": (np.int16, torch.bfloat16)} | {
     name: (np.uint8, getattr(torch, name))
     for name in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 }
-_SMALL = {"int4": np.int8, "uint4": np.uint8, "int2": np.int8, "uint2": np.uint8, "float4_e2m1fn": np.float32}
 
 
 def to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
@@ -109,12 +93,9 @@ def to_numpy(value: Any, kind: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_numpy(part, kind.sequence_type.elem_type) for part in value]
     array = to_array(value)
-    name = _SMALL_TYPES.get(kind.tensor_type.elem_type)
-    if name is not None:
+    code = kind.tensor_type.elem_type
+    if code and (name := type_name(code)) in _SMALL:
         import ml_dtypes
 
         return array.astype(getattr(ml_dtypes, name))
     return array
-
-
-_SMALL_TYPES = {21: "uint4", 22: "int4", 23: "float4_e2m1fn", 25: "uint2", 26: "int2"}

@@ -8,26 +8,10 @@ import numpy as np
 
 from burnt.onnx.functions.quantization import dequantize_linear
 from burnt.onnx.importer.build import Build, Dequantized
-from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
+from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype, type_name
 from burnt.onnx.importer.node import Node
 from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.registry import handler
-
-_KINDS = {
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    17: "float8_e4m3fn",
-    18: "float8_e4m3fnuz",
-    19: "float8_e5m2",
-    20: "float8_e5m2fnuz",
-    21: "uint4",
-    22: "int4",
-    23: "float4_e2m1fn",
-    25: "uint2",
-    26: "int2",
-}
 
 
 def _kind(node: Node, index: int) -> int:
@@ -46,9 +30,10 @@ def _quantize(build: Build, node: Node) -> Any:
     if not node.attr("saturate", 1):
         options["saturate"] = False
     inputs = [build.tensor(node, i) for i in range(3)]
-    if _KINDS[kind].startswith("float"):
+    name = type_name(kind)
+    if name.startswith("float"):
         inputs[2] = None
-    return build.call("ops.quantize_linear", *inputs, _KINDS[kind], hint="quantized", **options)
+    return build.call("ops.quantize_linear", *inputs, name, hint="quantized", **options)
 
 
 @handler("DequantizeLinear")
