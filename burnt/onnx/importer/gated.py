@@ -6,6 +6,7 @@ The layer has the weights as the file has them: ``down_proj(silu(gate_proj(x)) *
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from burnt import nn
 from burnt.onnx.importer.build import Build
@@ -84,19 +85,14 @@ def _layer(linears: list[nn.Linear | None], activation: str) -> nn.GatedFeedForw
     gate, up, down = linears
     if gate is None or up is None or down is None:
         return None
-    d_model, d_ff = gate.in_features, gate.out_features
-    sizes = [(layer.in_features, layer.out_features) for layer in (gate, up, down)]
-    biases = {layer.bias is None for layer in (gate, up, down)}
-    dtypes = {layer.weight.dtype for layer in (gate, up, down)}
-    if sizes != [(d_model, d_ff), (d_model, d_ff), (d_ff, d_model)] or len(biases) > 1 or len(dtypes) > 1:
+    kinds = {(layer.bias is None, layer.weight.dtype) for layer in (gate, up, down)}
+    shapes = [gate.weight.shape, up.weight.shape, down.weight.shape[::-1]]
+    if len(kinds) > 1 or shapes != shapes[:1] * 3:
         return None
-    layer = nn.GatedFeedForward(
-        d_model,
-        d_ff,
-        activation=activation,  # type: ignore[arg-type]
-        bias=gate.bias is not None,
-        device="meta",
-    )
+    d_ff, d_model = gate.weight.shape
+    kind: Any = activation
+    has_bias = gate.bias is not None
+    layer = nn.GatedFeedForward(d_model, d_ff, activation=kind, bias=has_bias, device="meta")
     layer.gate_proj, layer.up_proj, layer.down_proj = gate, up, down
     return layer
 

@@ -12,8 +12,8 @@ from burnt.errors import InputValueError
 from burnt.onnx.importer.build import build_program, is_tensor_value
 from burnt.onnx.importer.gated import gather_gated
 from burnt.onnx.importer.module import ImportedModule, Signature
+from burnt.onnx.importer.names import axis_names, sizes_of_inputs
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
-from burnt.onnx.importer.sizes import axis_names, sizes_of_inputs
 from burnt.onnx.importer.source import read_model
 
 if TYPE_CHECKING:

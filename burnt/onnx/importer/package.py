@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from burnt._files import replacing
-from burnt.onnx.importer.blocks.lists import Block, Members, group_lists
+from burnt.onnx.importer.blocks.lists import Block, Members, group_lists, grouped
 from burnt.onnx.importer.blocks.repeats import number_repeats
 from burnt.onnx.importer.blocks.structure import Constructor, constructor, with_attributes
 from burnt.onnx.importer.module import ImportedModule
@@ -211,9 +211,7 @@ class _Classes:
         self, blocks: Sequence[Block], kinds: dict[str, Kind]
     ) -> tuple[dict[str, Code], dict[str, list[str]]]:
         """Add the classes of blocks; return what creates each of them, and the names of its arguments."""
-        groups: dict[Hashable, list[Block]] = {}
-        for block in blocks:
-            groups.setdefault(block.structure.key, []).append(block)
+        groups = grouped(blocks, lambda block: block.structure.key)
         names = _class_names({block.list_path for block in blocks})
         calls: dict[str, Code] = {}
         arguments: dict[str, list[str]] = {}
@@ -273,14 +271,11 @@ class _Classes:
             [block.structure for block in group], {path.partition(".")[0] for path in first.members}
         )
         if found is None:
-            parts: dict[Hashable, list[Block]] = {}
-            for block in group:
-                of_forward = [repr(n.value) for n in block.structure.numbers if not n.member]
-                parts.setdefault(tuple(of_forward), []).append(block)
+            parts = grouped(
+                group, lambda block: repr([n.value for n in block.structure.numbers if not n.member])
+            )
             if len(parts) == 1:
-                parts = {}
-                for block in group:
-                    parts.setdefault(tuple(repr(n.value) for n in block.structure.numbers), []).append(block)
+                parts = grouped(group, lambda block: repr([n.value for n in block.structure.numbers]))
             for part in parts.values():
                 self.add_class(part, name, inputs, kinds, calls)
             return

@@ -13,8 +13,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,8 @@ _MOST_GAP = 24  # statements without layers between two blocks, or at the ends o
 _MOST_LENGTH = 1000  # statements of a block
 _MOST_READ = 100_000  # statements of all blocks that are tried: some seconds
 _CLASS_LINES = 5  # of Python, in addition to the statements of a class
+
+_T = TypeVar("_T")
 
 Members = Mapping[str, torch.nn.Module | Tensor]
 
@@ -112,6 +115,14 @@ def group_lists(program: Program, members: Members) -> tuple[Program, list[Block
         _order_values(best, search)
         _call(program, best, search)
         blocks += best
+
+
+def grouped(items: Iterable[_T], key: Callable[[_T], Hashable]) -> dict[Hashable, list[_T]]:
+    """Return items by what a function returns for them."""
+    groups: dict[Hashable, list[_T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def _worth(blocks: Sequence[Block]) -> tuple[bool, bool, int, int]:
@@ -238,11 +249,9 @@ class _Search:
         self.bound(spans)
         found = self.decide(spans)
         counts = Counter(block.structure.key for block in found if block is not None)
-        lists: dict[str, list[Block | None]] = {}
-        for span, block in zip(spans, found, strict=True):
-            lists.setdefault(span.list_path, []).append(block)
+        lists = grouped(zip(spans, found, strict=True), lambda pair: pair[0].list_path)
         chosen: list[Block] = []
-        for blocks in lists.values():
+        for blocks in ([block for _, block in pairs] for pairs in lists.values()):
             whole = [block for block in blocks if block is not None]
             repeated = [block for block in whole if counts[block.structure.key] > 1 and block.is_large]
             if len(whole) == len(blocks) and 2 * len(repeated) >= len(whole):
@@ -363,9 +372,7 @@ class _Search:
 
 def _order_values(blocks: Sequence[Block], search: _Search) -> None:
     """Give blocks of one structure the same results, and what the block before hands on as first inputs."""
-    groups: dict[Hashable, list[Block]] = {}
-    for block in blocks:
-        groups.setdefault(block.structure.key, []).append(block)
+    groups = grouped(blocks, lambda block: block.structure.key)
     results: dict[Hashable, list[tuple[int, int]]] = {}
     for key, group in groups.items():
         found: set[tuple[int, int]] = set()

@@ -63,14 +63,8 @@ def _imputer(build: Build, node: Node) -> Any:
 @handler("OneHotEncoder", domain=ML)
 def _one_hot(build: Build, node: Node) -> Any:
     categories = _list(node, "cats_strings", "cats_int64s")
-    return build.call(
-        "ops.one_hot_of",
-        build.tensor(node, 0),
-        categories,
-        bool(node.attr("zeros", 1)),
-        device=build.device(),
-        hint="one_hot",
-    )
+    arguments = build.tensor(node, 0), categories, bool(node.attr("zeros", 1))
+    return build.call("ops.one_hot_of", *arguments, device=build.device(), hint="one_hot")
 
 
 @handler("FeatureVectorizer", domain=ML)

@@ -100,13 +100,9 @@ def _topk(build: Build, node: Node) -> Any:
 def _one_hot(build: Build, node: Node) -> Any:
     known = build.ints(node, 1)
     depth = known[0] if known else build.tensor_or_number(node, 1)
-    if isinstance(depth, float):
-        depth = int(depth)
-    return build.call(
-        "ops.one_hot",
+    arguments = (
         build.tensor(node, 0),
-        depth,
+        int(depth) if isinstance(depth, float) else depth,
         build.tensor(node, 2),
-        node.attr("axis", -1),
-        hint="one_hot",
     )
+    return build.call("ops.one_hot", *arguments, node.attr("axis", -1), hint="one_hot")

@@ -301,13 +301,6 @@ def _col2im(build: Build, node: Node) -> Any:
         given = node.node.inputs[1]
         size = given.shape[0] if given is not None and given.shape is not None else 2
         rank = size if isinstance(size, int) else 2
-    return build.call(
-        "ops.col2im",
-        build.tensor(node, 0),
-        image,
-        block,
-        node.attr("dilations", [1] * rank),
-        node.attr("pads", [0] * 2 * rank),
-        node.attr("strides", [1] * rank),
-        hint="image",
-    )
+    defaults = {"dilations": [1] * rank, "pads": [0] * 2 * rank, "strides": [1] * rank}
+    window = [node.attr(name, default) for name, default in defaults.items()]
+    return build.call("ops.col2im", build.tensor(node, 0), image, block, *window, hint="image")

@@ -17,27 +17,17 @@ from burnt.onnx.importer.registry import handler
 def _regex_full_match(build: Build, node: Node) -> Any:
     pattern = node.text("pattern", "")
     compile_pattern(pattern)  # refuses what is not supported during the import
-    return build.call(
-        "ops.regex_full_match",
-        build.tensor(node, 0),
-        pattern,
-        device=build.device(),
-        hint="matches",
-    )
+    x = build.tensor(node, 0)
+    return build.call("ops.regex_full_match", x, pattern, device=build.device(), hint="matches")
 
 
 @handler("StringNormalizer")
 def _string_normalizer(build: Build, node: Node) -> Any:
     if re.match("(az|lt|tr)", node.text("locale", "")):
         raise node.refusal("locale", "a language whose letters change case as in English")
-    return build.call(
-        "ops.normalize_strings",
-        build.tensor(node, 0),
-        node.attr("case_change_action", "NONE"),
-        bool(node.attr("is_case_sensitive", 0)),
-        node.attr("stopwords", []),
-        hint="text",
-    )
+    action, words = node.attr("case_change_action", "NONE"), node.attr("stopwords", [])
+    options = action, bool(node.attr("is_case_sensitive", 0)), words
+    return build.call("ops.normalize_strings", build.tensor(node, 0), *options, hint="text")
 
 
 @handler("Tokenizer", domain="com.microsoft")

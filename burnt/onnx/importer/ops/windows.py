@@ -31,12 +31,8 @@ def _conv(build: Build, node: Node) -> Any:
     auto_pad, groups = node.text("auto_pad", "NOTSET"), node.attr("group", 1)
     strides, dilations, pads = node.attr("strides"), node.attr("dilations"), node.attr("pads")
     pads_of_layer = pads is None or (min(pads) >= 0 and pads[: len(pads) // 2] == pads[len(pads) // 2 :])
-    if (
-        quantized is not None
-        and auto_pad == "NOTSET"
-        and pads_of_layer
-        and (bias is not None or not node.has(2))
-    ):
+    has_own_bias = bias is not None or not node.has(2)
+    if quantized is not None and auto_pad == "NOTSET" and pads_of_layer and has_own_bias:
         shape, add = quantized.weight.shape, None
         rank = len(shape) - 2
         if bias is None and node.is_only_use(1):
@@ -56,8 +52,7 @@ def _conv(build: Build, node: Node) -> Any:
             upper = auto_pad == "SAME_UPPER"
             spans = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
             if strides == [1] * rank:
-                less, more = [s // 2 for s in spans], [s - s // 2 for s in spans]
-                pads = [*less, *more] if upper else [*more, *less]
+                pads = _halves(spans, upper)
             else:
                 x = build.call("ops.pad_same", x, list(kernel), strides, dilations, upper, hint="padded")
                 pads = [0] * 2 * rank
@@ -73,6 +68,12 @@ def _conv(build: Build, node: Node) -> Any:
         return _finish(build, node, y, bias, last)
     arguments = (x, build.tensor(node, 1), build.tensor(node, 2), strides, pads, dilations, groups, auto_pad)
     return build.call("ops.conv", *arguments, hint="conv")
+
+
+def _halves(numbers: list[int], upper: bool) -> list[int]:
+    """Return pads that divide numbers between both sides, the larger part at the end with `upper`."""
+    less, more = [n // 2 for n in numbers], [n - n // 2 for n in numbers]
+    return [*less, *more] if upper else [*more, *less]
 
 
 def _conv_layer(
@@ -168,11 +169,8 @@ def _conv_transpose(build: Build, node: Node) -> Any:
         extra = extra or [0] * rank
         spans = [d * (k - 1) + 1 for d, k in zip(dilations, weight.shape[2:], strict=True)]
         ends = [span - s + e for span, s, e in zip(spans, strides, extra, strict=True)]
-        if auto_pad.startswith(
-            "SAME"
-        ):  # so many elements that the result has stride times those of the input
-            less, more = [n // 2 for n in ends], [n - n // 2 for n in ends]
-            pads = [*less, *more] if auto_pad == "SAME_UPPER" else [*more, *less]
+        if auto_pad.startswith("SAME"):  # the result has stride times the elements of the input
+            pads = _halves(ends, auto_pad == "SAME_UPPER")
         elif auto_pad == "VALID" or not pads:
             pads = [0] * 2 * rank
         # What one side has more is cut off; torch has no output padding without a stride above it.
@@ -197,20 +195,9 @@ def _conv_transpose(build: Build, node: Node) -> Any:
             y = build.layer(set_weights(layer, weight=weight, bias=bias), x, hint="conv_transpose")
             y = y if is_plain else build.call("F.pad", y, tuple(crop), hint="cut")
             return _finish(build, node, y, bias, last)
-    return build.call(
-        "ops.conv_transpose",
-        x,
-        build.tensor(node, 1),
-        build.tensor(node, 2),
-        strides,
-        pads,
-        dilations,
-        groups,
-        auto_pad,
-        extra,
-        shape,
-        hint="conv",
-    )
+    inputs = x, build.tensor(node, 1), build.tensor(node, 2)
+    window = strides, pads, dilations, groups, auto_pad, extra, shape
+    return build.call("ops.conv_transpose", *inputs, *window, hint="conv")
 
 
 def _as_torch(node: Node) -> tuple[int, Any] | None:
@@ -263,15 +250,9 @@ def _global_pool(build: Build, node: Node) -> Any:
 
 @handler("MaxUnpool")
 def _max_unpool(build: Build, node: Node) -> Any:
+    window = [node.attr(name) for name in ("kernel_shape", "strides", "pads")]
     return build.call(
-        "ops.max_unpool",
-        build.tensor(node, 0),
-        build.tensor(node, 1),
-        node.attr("kernel_shape"),
-        node.attr("strides"),
-        node.attr("pads"),
-        build.integers(node, 2),
-        hint="x",
+        "ops.max_unpool", *build.tensors_of(node, 2), *window, build.integers(node, 2), hint="x"
     )
 
 
@@ -279,16 +260,9 @@ def _max_unpool(build: Build, node: Node) -> Any:
 def _roi_align(build: Build, node: Node) -> Any:
     default = "half_pixel" if node.version >= 16 else "output_half_pixel"
     half_pixel = node.text("coordinate_transformation_mode", default) == "half_pixel"
-    return build.call(
-        "ops.roi_align",
-        *build.tensors_of(node),
-        (node.attr("output_height", 1), node.attr("output_width", 1)),
-        node.attr("spatial_scale", 1.0),
-        node.attr("sampling_ratio", 0),
-        node.text("mode", "avg"),
-        half_pixel,
-        hint="pooled",
-    )
+    size = node.attr("output_height", 1), node.attr("output_width", 1)
+    numbers = node.attr("spatial_scale", 1.0), node.attr("sampling_ratio", 0), node.text("mode", "avg")
+    return build.call("ops.roi_align", *build.tensors_of(node), size, *numbers, half_pixel, hint="pooled")
 
 
 @handler("NonMaxSuppression")
@@ -298,12 +272,5 @@ def _non_max_suppression(build: Build, node: Node) -> Any:
         constant = build.constant(node, i)
         given = build.tensor(node, i) if constant is None else constant.reshape(()).item()
         numbers.append(given if node.has(i) else (0, 0.0, None)[i - 2])
-    center = bool(node.attr("center_point_box", 0))
-    return build.call(
-        "ops.non_max_suppression",
-        build.tensor(node, 0),
-        build.tensor(node, 1),
-        *numbers,
-        center,
-        hint="boxes",
-    )
+    arguments = *build.tensors_of(node, 2), *numbers, bool(node.attr("center_point_box", 0))
+    return build.call("ops.non_max_suppression", *arguments, hint="boxes")
