@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -118,25 +118,17 @@ class Build:
 
     def known(self, node: Node, index: int) -> Any:
         """Return the expression that an input has already; None for a constant that is not used yet."""
-        build: Build | None = self
-        while node.has(index) and build is not None:
-            if node.node.inputs[index] in build.values:
-                return build.values[node.node.inputs[index]]
-            build = build.parent
-        return None
+        value = node.node.inputs[index] if node.has(index) else None
+        return next((build.values[value] for build in self._around() if value in build.values), None)
 
     def constant(self, node: Node, index: int) -> np.ndarray[Any, Any] | None:
         """Return an input's value where it is constant, else None."""
         if not node.has(index):
             return None
         value = node.node.inputs[index]
-        build: Build | None = self
-        while build is not None:
-            if value in build.constants:
-                return build.constants[value]
-            if value in build.values:
-                return None
-            build = build.parent
+        for build in self._around():
+            if value in build.constants or value in build.values:
+                return build.constants.get(value)
         return None
 
     def ints(self, node: Node, index: int) -> list[Any] | None:
@@ -428,13 +420,16 @@ class Build:
         """Return a new name: an identifier made from text of any kind."""
         return unique_name(hint, self.used_names)
 
+    def _around(self) -> Iterator[Build]:
+        """Yield the build, and those of the graphs around it."""
+        yield self
+        if self.parent is not None:
+            yield from self.parent._around()
+
     @property
     def root(self) -> Build:
         """The build of the whole model."""
-        build = self
-        while build.parent is not None:
-            build = build.parent
-        return build
+        return self if self.parent is None else self.parent.root
 
     def remove_unused(self) -> None:
         """Remove statements that nothing reads, and members that no statement reads."""
@@ -583,15 +578,11 @@ class Build:
 
     def find(self, value: Any) -> Any:
         """Return the expression of a value of the graph; constants become literals, parameters or buffers."""
-        build: Build | None = self
-        while build is not None:
+        for build in self._around():
+            if value not in build.values and value in build.constants:
+                build.values[value] = self.root._constant(value, build.constants[value])
             if value in build.values:
                 return build.values[value]
-            if value in build.constants:
-                built = self.root._constant(value, build.constants[value])
-                build.values[value] = built
-                return built
-            build = build.parent
         raise RecordError(
             "a node reads a value that nothing computes",
             where=str(value.name),

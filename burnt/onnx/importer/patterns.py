@@ -67,7 +67,7 @@ def rewrite_patterns(model: ir.Model) -> None:
             for needed, (pattern, make) in rules:
                 if not needed <= given:  # most rules end here, in a tenth of the time of `match`
                     continue
-                found: Found = {}
+                found: Found = {"node": node}
                 new = make(found) if match(pattern, node.outputs[0], found) else None
                 if new is not None and _keeps_rank(new, node.outputs[0]):
                     _replace(node, new)
@@ -456,7 +456,12 @@ def _attention(found: Found) -> _New | None:
         return None
     if any(_widens(mask, query, key) for mask in masks):
         return None
-    return DOMAIN, "Attention", [query, key, value, *masks], {"scale": scale} if unscaled is None else {}
+    attributes: dict[str, Any] = {"scale": scale} if unscaled is None else {}
+    inputs = _attention_inputs(found["node"], query, key, value, masks)
+    heads = [shape_of(one)[1] for one in inputs[:2] if len(shape_of(one)) == 4]
+    if len(heads) == 2 and heads[0] != heads[1]:
+        attributes["grouped"] = 1
+    return DOMAIN, "Attention", inputs, attributes
 
 
 _ERF_GATES: list[Pattern] = [
@@ -570,21 +575,15 @@ def _replace(node: ir.Node, new: _New) -> None:
     """Put a new node in the place of an old one, whose output it computes."""
     import onnx_ir as ir
 
-    domain, op, inputs, attributes = new
-    if op == "Attention" and domain == DOMAIN:
-        inputs = _attention_inputs(node, inputs)
-        heads = [shape_of(value)[1] for value in inputs[:2] if len(shape_of(value)) == 4]
-        attributes = attributes | ({"grouped": 1} if len(heads) == 2 and heads[0] != heads[1] else {})
-    insert(node, domain, op, inputs, attributes, node.outputs[0])
+    insert(node, *new, node.outputs[0])
     assert isinstance(node.graph, ir.Graph | ir.Function)
     node.graph.remove(node, safe=True)
 
 
-def _attention_inputs(node: ir.Node, inputs: list[Any]) -> list[Any]:
+def _attention_inputs(node: ir.Node, query: Any, key: Any, value: Any, masks: list[Any]) -> list[Any]:
     """Return query, key, value and the sum of the masks; the key is no longer transposed."""
     import onnx_ir as ir
 
-    query, key, value, *masks = inputs
     if (original := _without_swap(key)) is not None:
         key, order = original, [0, 1, 2, 3]
     else:
