@@ -154,7 +154,7 @@ def in_order(
     problem = hint = None
     if len(inputs) > len(names):
         problem = "the model takes fewer inputs"
-    for name, value in named.items():
+    for name, value in () if problem else named.items():
         position = positions.get(name)
         if position is None:
             problem, hint = f"the model has no input {name!r}", did_you_mean(name, positions)
