@@ -131,7 +131,9 @@ def with_open_axes(signature: Signature, open_axes: OpenAxes) -> tuple[Signature
             )
         for axis, symbol in names.items():
             shape, batch = infos[name].shape, infos[name].batch_axis
-            problem = found = hint = None
+            problem: str | None = None
+            hint: str | None = None
+            found: Any = None
             expected: Any = "an identifier, such as 'sequence'"
             if axis not in range(len(shape)) or (symbol == "batch") != (axis == batch):
                 problem = "open_axes= names no axis that can be opened"

@@ -90,27 +90,24 @@ class _Translations:
         self._opset = opset
 
     def table(self, signed: bool) -> dict[Any, Callable[..., Any]]:
-        ops, known = (
-            torch.ops.burnt,
-            {
-                "layer_norm": self.layer_norm,
-                "dot_product_attention": self.attention,
-                "quantize": self.quantize,
-                "quantize_tensor": self.signed_quantize_tensor if signed else self.quantize_tensor,
-                "dequantize": self.dequantize,
-                "quantized_linear": self.quantized_linear,
-                "quantized_embedding": self.quantized_embedding,
-                "scaled_linear": self.scaled_linear,
-                "scaled_conv": self.scaled_conv,
-            },
-        )
+        known: dict[str, Callable[[Any], Any]] = {
+            "layer_norm": self.layer_norm,
+            "dot_product_attention": self.attention,
+            "quantize": self.quantize,
+            "quantize_tensor": self.signed_quantize_tensor if signed else self.quantize_tensor,
+            "dequantize": self.dequantize,
+            "quantized_linear": self.quantized_linear,
+            "quantized_embedding": self.quantized_embedding,
+            "scaled_linear": self.scaled_linear,
+            "scaled_conv": self.scaled_conv,
+        }
         if self._opset >= _OPSET_RMS_NORM:
             known |= {"rms_norm": self.rms_norm, "rope": self.rope}
+        ops = torch.ops.burnt
         traced = {name: _traced(getattr(kernels, name), function) for name, function in known.items()}
         table: dict[Any, Callable[..., Any]] = {getattr(ops, name).default: f for name, f in traced.items()}
-        table |= {
-            getattr(ops, name).residual: traced[name] for name in ("layer_norm", "rms_norm") if name in traced
-        }
+        for name in {"layer_norm", "rms_norm"} & known.keys():
+            table[getattr(ops, name).residual] = traced[name]
         return table | {torch.ops.aten.scaled_dot_product_attention.default: self.torch_attention}
 
     def _call(

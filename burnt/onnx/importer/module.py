@@ -151,10 +151,12 @@ def in_order(
     """
     positions = {name: i for i, name in enumerate(arguments)} | {name: i for i, name in enumerate(names)}
     values = dict(enumerate(inputs))
-    problem = hint = None
+    problem: str | None = None
+    hint: str | None = None
+    pairs = [] if len(inputs) > len(names) else list(named.items())
     if len(inputs) > len(names):
         problem = "the model takes fewer inputs"
-    for name, value in () if problem else named.items():
+    for name, value in pairs:
         position = positions.get(name)
         if position is None:
             problem, hint = f"the model has no input {name!r}", did_you_mean(name, positions)

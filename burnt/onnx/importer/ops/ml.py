@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ def _label_encoder(build: Build, node: Node) -> Any:
     array, tensor = node.attr("values_tensor"), node.attr("default_tensor")
     if not given:
         given = [None if array.dtype.kind in "OSU" else to_tensor(array).dtype]
-    dtype, name, fallback = given[0], "default_int64", -1
+    dtype, name, fallback = given[0], "default_int64", cast(Any, -1)
     if dtype is None or dtype.is_floating_point:
         name, fallback = ("default_string", "_Unused") if dtype is None else ("default_float", -0.0)
     default = node.attr(name, fallback) if tensor is None else tensor.reshape(-1).tolist()[0]

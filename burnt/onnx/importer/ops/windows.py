@@ -15,7 +15,7 @@ from burnt.onnx.importer.ops.layers import FLOATS, float_constant, set_weights
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
 from burnt.onnx.importer.registry import handler
 
-WINDOW = (
+WINDOW: tuple[tuple[str, Any], ...] = (
     *((name, None) for name in ("strides", "pads", "dilations")),
     ("ceil_mode", False),
     ("auto_pad", "NOTSET"),
