@@ -169,7 +169,8 @@ def _numbers(node: Node, name: str) -> np.ndarray[Any, Any]:
 
 def _tables(build: Build, **arrays: Any) -> list[Any]:
     """Add the buffers of trees that `ops.tree_ensemble` takes, in its order."""
-    kinds = dict.fromkeys(("features", "modes", "yes", "no", "roots"), np.int64) | {"missing": np.bool_}
+    kinds: dict[str, Any] = dict.fromkeys(("features", "modes", "yes", "no", "roots"), np.int64)
+    kinds["missing"] = np.bool_
     return [build.parameter(np.asarray(array, kinds.get(name)), name) for name, array in arrays.items()]
 
 
