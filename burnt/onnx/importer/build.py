@@ -34,7 +34,7 @@ from burnt.onnx.importer.node import (
 )
 from burnt.onnx.importer.paths import Paths, layer_path, tensor_hint
 from burnt.onnx.importer.patterns import rewrite_patterns
-from burnt.onnx.importer.program import Call, Define, Device, Name, Program, Size, Statement, names_in
+from burnt.onnx.importer.program import Call, Define, Device, Leaf, Name, Program, Size, Statement, names_in
 from burnt.onnx.importer.registry import find_handler
 from burnt.onnx.importer.source import MAX_NODES, ConstantLimit
 
@@ -200,6 +200,21 @@ class Build:
                 root.shapes.setdefault(expr, sizes)
                 return Size(expr, sizes.index(name))
         return None
+
+    def sizes_of_inputs(self) -> dict[Size, Size]:
+        """Return for sizes of results those of the inputs whose axes have their names in the file."""
+        found: dict[Size, Size] = {}
+
+        def leaf(one: Leaf) -> Leaf:
+            if isinstance(one, Size) and one.axis is not None:
+                sizes = self.shapes.get(one.tensor, [])
+                size = self.size_of(sizes[one.axis]) if one.axis < len(sizes) else None
+                if isinstance(size, Size) and size != one:
+                    found[one] = size
+            return one
+
+        self.program.replaced(leaf)
+        return found
 
     def is_shape(self, shape: Sequence[Any], x: Name, sizes: Sequence[Any]) -> bool:
         """Whether sizes to reshape to, of which one may be -1, are those of a tensor."""

@@ -12,7 +12,7 @@ from burnt.errors import InputValueError
 from burnt.onnx.importer.build import build_program, is_tensor_value
 from burnt.onnx.importer.gated import gather_gated
 from burnt.onnx.importer.module import ImportedModule, Signature
-from burnt.onnx.importer.names import axis_names, sizes_of_inputs
+from burnt.onnx.importer.names import axis_names
 from burnt.onnx.importer.onnx2torch import ConvertedModule, convert
 from burnt.onnx.importer.source import read_model
 
@@ -96,7 +96,7 @@ def _load(model: object, max_constant_bytes: int | None) -> ImportedModule:
         value.name or "" for value in parsed.graph.inputs if value.name not in parsed.graph.initializers
     ]
     outputs = [value.name or "" for value in parsed.graph.outputs]
-    sizes = sizes_of_inputs(build)
+    sizes = build.sizes_of_inputs()
     return ImportedModule(build.program, build.members, (inputs, outputs), signature, sizes).eval()
 
 

@@ -1,4 +1,4 @@
-"""Names of variables, made from text of any kind, and of axes; in which inputs sizes are read."""
+"""Names of variables, made from text of any kind, and of axes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import keyword
 import re
 from typing import TYPE_CHECKING
 
-from burnt.onnx.importer.program import Expr, Leaf, Size
-
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-    from burnt.onnx.importer.build import Build
 
 _RESERVED = {"self", "ops", "torch", "F", "nn", "burnt", "forward", "training", "f"} | set(dir(builtins))
 
@@ -74,19 +70,3 @@ def _axis_name(sizes: list[int | str | None], axis: int, dtype: str) -> str:
     if is_image and not isinstance(sizes[2], int) and not isinstance(sizes[3], int):
         return ("height", "width")[axis - 2]
     return ""
-
-
-def sizes_of_inputs(build: Build) -> dict[Size, Size]:
-    """Return for sizes of results those of the inputs whose axes have their names in the file."""
-    found: dict[Size, Size] = {}
-
-    def leaf(one: Leaf) -> Expr:
-        if isinstance(one, Size) and one.axis is not None:
-            sizes = build.shapes.get(one.tensor, [])
-            size = build.size_of(sizes[one.axis]) if one.axis < len(sizes) else None
-            if isinstance(size, Size) and size != one:
-                found[one] = size
-        return one
-
-    build.program.replaced(leaf)
-    return found
