@@ -1,4 +1,4 @@
-"""Loading takes little memory beyond the model: two gigabytes into a model on the meta device."""
+"""Loading takes little memory beyond the model: half a gigabyte into a model on the meta device."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import torch
 import burnt
 from burnt.record import Layout, Rename, Split
 
-count, size, path, kind = 20, 5120, sys.argv[1], sys.argv[3]
+count, size, path, kind = 20, 2560, sys.argv[1], sys.argv[3]
 bytes_each = 4 * size * size
 header = {
     f"{i}.weight": dict(dtype="F32", shape=[size, size], data_offsets=[i * bytes_each, (i + 1) * bytes_each])
@@ -56,8 +56,8 @@ print(megabytes("VmHWM") - before - sum(p.nbytes for p in model.parameters()) //
     ("dtype", "layout"),
     [("float32", "none"), ("bfloat16", "none"), ("float32", "split"), ("bfloat16", "transposed")],
 )
-def test_two_gigabytes(tmp_path, dtype, layout):
+def test_half_a_gigabyte(tmp_path, dtype, layout):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "m.safetensors"), dtype, layout]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 300
+    assert int(done.stdout) < 200

@@ -137,12 +137,12 @@ class TestSafetensors:
         refused("too many tensors", model, tmp_path)
 
     @pytest.mark.full
-    def test_half_a_million_tensors_that_do_not_fit(self, tmp_path, model):
-        header = {f"layers.{i}.weight": entry(i, i + 1, dtype="U8") for i in range(499_000)}
+    def test_a_hundred_thousand_tensors_that_do_not_fit(self, tmp_path, model):
+        header = {f"layers.{i}.weight": entry(i, i + 1, dtype="U8") for i in range(99_000)}
         start = time.process_time()
-        text = refused("499,001 of 499,002 tensors", model, write(tmp_path / "m", header, bytes(499_000)))
-        assert time.process_time() - start < 60
-        assert "and 498,989 more" in text
+        text = refused("99,001 of 99,002 tensors", model, write(tmp_path / "m", header, bytes(99_000)))
+        assert time.process_time() - start < 12
+        assert "and 98,989 more" in text
 
     def test_a_file_that_shrinks_while_it_is_read(self, tmp_path, model):
         small_files(tmp_path, model.state_dict())
