@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from burnt.errors import RecordError, UnsupportedError
@@ -15,6 +16,26 @@ TOKENIZER_FILES = (
 
 _SAFETENSORS = ["model*.safetensors", "model*.safetensors.index.json"]
 _BIN = ["pytorch_model*.bin", "pytorch_model*.bin.index.json"]
+
+
+def find_folder(
+    source: str | os.PathLike[str], *, download: bool, revision: str | None, weights: bool = True
+) -> Path:
+    """Return a folder, or that of the Hub's cache with what was downloaded, if that is asked for."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if download:
+        return download_snapshot(os.fspath(source), revision=revision, weights=weights)
+    raise RecordError(
+        "there is no such snapshot",
+        where=os.fspath(source),
+        expected=f"a folder with {'config.json and weights' if weights else 'the files of a tokenizer'}",
+        found="a file" if folder.exists() else "nothing",
+        hint="pass the folder that it is in"
+        if folder.exists()
+        else "download=True fetches one by its name on the Hugging Face Hub, such as 'Qwen/Qwen2-0.5B'",
+    )
 
 
 def download_snapshot(name: str, *, revision: str | None = None, weights: bool = True) -> Path:

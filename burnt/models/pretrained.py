@@ -23,7 +23,7 @@ from burnt.config import Config, field_values
 from burnt.device import as_device
 from burnt.errors import ConfigError, InputTypeError, RecordError, ShapeError
 from burnt.models.activation import name_activation, read_activation
-from burnt.models.hub import download_snapshot
+from burnt.models.hub import find_folder
 from burnt.module import Module
 from burnt.record import Join, Layout, LoadReport, Record, Step, load_weights, record_of
 from burnt.record.sources import open_source
@@ -433,22 +433,10 @@ def build(
 
 def snapshot(source: str | os.PathLike[str], *, download: bool = False, revision: str | None = None) -> Path:
     """Return the folder of a snapshot, downloaded if that is asked for."""
-    folder = Path(source)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise _no_config(folder)
-        return folder
-    if not download:
-        raise RecordError(
-            "there is no such snapshot",
-            where=os.fspath(source),
-            expected="a folder with config.json and weights",
-            found="a file" if folder.exists() else "nothing",
-            hint="pass the folder that it is in"
-            if folder.exists()
-            else "download=True fetches one by its name on the Hugging Face Hub, such as 'Qwen/Qwen2-0.5B'",
-        )
-    return download_snapshot(os.fspath(source), revision=revision)
+    folder = find_folder(source, download=download, revision=revision)
+    if not (folder / "config.json").is_file():
+        raise _no_config(folder)
+    return folder
 
 
 def _no_config(folder: Path) -> RecordError:

@@ -23,7 +23,7 @@ from burnt.errors import (
     ShapeError,
     UnsupportedError,
 )
-from burnt.models.hub import TOKENIZER_FILES, download_snapshot
+from burnt.models.hub import TOKENIZER_FILES, find_folder
 from burnt.models.pretrained import read_json
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Tokenizer:
             RecordError: there is no such folder or repository, or its tokenizer is damaged.
             ConfigError: ``tokenizer_config.json`` is damaged.
         """
-        folder = _find_folder(source, download, revision)
+        folder = find_folder(source, download=download, revision=revision, weights=False)
         config, named = _read_config(folder)
         tokenizer, kind = _read_tokenizer(folder, config)
         special = {**_CLASSES.get(kind, {}), **named}
@@ -439,21 +439,6 @@ def _truncated_sizes(first: int, second: int, most: int) -> tuple[int, int]:
     if long < short:
         short, long = most // 2, most - most // 2
     return (short, long) if first <= second else (long, short)
-
-
-def _find_folder(source: str | os.PathLike[str], download: bool, revision: str | None) -> Path:
-    folder = Path(source)
-    if folder.is_dir():
-        return folder
-    if download:
-        return download_snapshot(os.fspath(source), revision=revision, weights=False)
-    raise RecordError(
-        "there is no such folder",
-        where=os.fspath(source),
-        expected="a folder with the files of a tokenizer",
-        found="a file" if folder.exists() else "nothing",
-        hint="download=True fetches them by their name on the Hugging Face Hub, such as 'Qwen/Qwen2-0.5B'",
-    )
 
 
 def _library(where: str) -> Any:

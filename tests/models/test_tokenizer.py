@@ -352,7 +352,7 @@ class TestErrors:
         assert caught.value.__cause__ is not None
         (tmp_path / "tokenizer_config.json").write_text("{")
         self.refused(ConfigError, "no JSON", Tokenizer.from_pretrained, tmp_path)
-        self.refused(BurntError, "there is no such folder", Tokenizer.from_pretrained, tmp_path / "none")
+        self.refused(BurntError, "there is no such snapshot", Tokenizer.from_pretrained, tmp_path / "none")
 
     def test_tokenizers_is_not_installed(self, tmp_path, monkeypatch):
         real = builtins.__import__
