@@ -10,7 +10,7 @@ import csv
 import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,6 +99,9 @@ def iter_records(
     after = {"attempt": 0, "event": 0, "log": 0, "system": 0, "artefact": 0}
     seen: dict[tuple[Series, int], int] = {}
     with RunReader(folder) as reader:
+        appended: dict[str, Callable[..., Iterable[Any]]] = {
+            "event": reader.events, "log": reader.log_lines, "system": reader.system_samples,
+        }  # fmt: skip
         while True:
             # Read the state before the rows: if the run has ended, no rows are added after this.
             state = reader.state()
@@ -110,7 +113,6 @@ def iter_records(
             for series, points in _pages(reader, seen):
                 for point in points:
                     yield {"type": "metric", **series._asdict(), **point._asdict()}
-            appended = {"event": reader.events, "log": reader.log_lines, "system": reader.system_samples}
             for kind, read in appended.items():
                 for row in read(after=after[kind]):
                     after[kind] = row.id

@@ -197,7 +197,7 @@ class _Parser:
 
     def _field(self, name: str) -> _Test:
         """Parse the values of a field, of which one must match."""
-        tests = []
+        tests: list[Callable[[str], bool]] = []
         while not tests or self._take(_COMMA):
             start, value = self._at, self._value(_BARE_IN_LIST, f"a value after {name}:")
             if name == "state" and not any(map(_equals(value), _STATES)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -274,13 +275,12 @@ def _columns(data: Any) -> dict[Any, Any] | None:
     """Return the columns of data that is a tensor, or a dict or tuple of them; None for other data."""
     if isinstance(data, Tensor | np.ndarray):
         return {"data": data}
-    if isinstance(data, Mapping | Batch):
-        columns: dict[Any, Any] = dict(data) if isinstance(data, Mapping) else dict(vars(data))
-    elif isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        columns = dict(enumerate(data))
-    else:
+    columns = None if isinstance(data, list) else _batch_columns(data)
+    if columns is None:
         return None
     wrong = next((n for n, column in columns.items() if not isinstance(column, Tensor | np.ndarray)), None)
+    if isinstance(data, tuple) and (wrong is not None or not columns):
+        return None
     if wrong is not None or not columns:
         raise DataError(
             "a column of the data is no tensor",
@@ -307,7 +307,7 @@ def _rows(data: Any, start: int, stop: int) -> Any:
         return torch.as_tensor(data[start:stop])
     if isinstance(data, tuple):
         return tuple(_rows(column, start, stop) for column in data)
-    columns = data if isinstance(data, Mapping) else vars(data)
+    columns = _batch_columns(data) or {}
     return Batch(**{name: _rows(column, start, stop) for name, column in columns.items()})
 
 
@@ -319,14 +319,9 @@ def _is_dataset(data: Any) -> bool:
 
 
 def _collated(items: Iterable[Any], size: int) -> Iterator[Any]:
-    collected: list[Any] = []
-    for item in items:
-        collected.append(item)
-        if len(collected) == size:
-            yield collate(collected)
-            collected = []
-    if collected:
-        yield collate(collected)
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield collate(chunk)
 
 
 def _refuse_reordered(loader: Any) -> None:

@@ -167,12 +167,14 @@ class RewoundLoop(Loop):
     ) -> None:
         super().__init__(*args)
         self.last, self._finish, self._rates, self._validations = last, finish, rates, validations
+        self.batches_of_step = 0  # of the current one; an optimizer may evaluate them several times
 
     def step(self, window: Sequence[Any]) -> None:
         """Run a step at the learning rate that a command had set."""
         done = self.position.step
         if done in self._rates and self._rates[done] != self.control.override:
             self.control.override, self.control.override_factor = self._rates[done], None
+        self.batches_of_step = len(window)
         super().step(window)
 
     def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:

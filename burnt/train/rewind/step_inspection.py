@@ -17,6 +17,7 @@ from burnt.data.loading.loader import EpochLoader
 from burnt.errors import quantity
 from burnt.gradients import Gradients
 from burnt.inspect.specs import named_tensors, tensors_in
+from burnt.train.control.non_finite import list_text
 from burnt.train.events import Failed, GradientsComputed, Started, Stepped
 from burnt.train.format import value_text
 from burnt.train.rewind.rewind import RewoundLoop
@@ -61,9 +62,7 @@ class InspectedStep:
             yield f"  not looked at  {shown}: compiled, or not used"
             yield "                 with TORCHDYNAMO_DISABLE=1 they are, but rounded in other ways"
         if self.samples is not None:
-            shown = ", ".join(map(str, self.samples[:_MAX_ITEMS]))
-            rest = len(self.samples) - _MAX_ITEMS
-            yield f"  samples        {shown}" + (f" and {rest} more" if rest > 0 else "")
+            yield f"  samples        {list_text(self.samples, _MAX_ITEMS)}"
         for i, text in enumerate(self.tensors):
             yield f"  {'' if i else 'values':<13}  {text}"
         if self.gradients:
@@ -184,10 +183,12 @@ class _Watch:
         return _StepDebugger(skip=["burnt.train.learner"]).runcall(self._training_step, *args)
 
     def _before(self, steps: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        """Describe a micro-batch."""
+        """Describe a micro-batch, once."""
         if not self._loop.is_stepping:  # a validation before the step
             return
         step, position = self.step, self._loop.position
+        if len(step.batches) == self._loop.batches_of_step:
+            return
         step.epoch = position.epoch + 1  # before it, the last epoch may not have been counted
         number = position.batch + len(step.batches)
         step.batches.append(number)
@@ -202,7 +203,8 @@ class _Watch:
     def _after(self, steps: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not self._loop.is_stepping:
             return
-        self.step.losses.append(output.loss.item())
+        if len(self.step.losses) < len(self.step.batches):
+            self.step.losses.append(output.loss.item())
         if not _is_finite(output.loss):
             has_unseen = bool(self._find_unseen())
             self._report("the loss" if has_unseen else "the loss, from finite outputs of the layers", "")
@@ -245,7 +247,7 @@ class _Watch:
         for path in gradients:
             layers.setdefault(path.rpartition(".")[0], []).append(path)
         for layer, paths in layers.items():
-            norm = gradients_norm([gradients[path] for path in paths])
+            norm = float(Gradients({path: gradients[path] for path in paths}).norm())
             size = math.sqrt(sum(float(self._sizes[path]) ** 2 for path in paths if path in self._sizes))
             bad = sum(_num_bad(gradients[path]) for path in paths)
             self.step.gradients.append((layer or "(model)", norm, size, bad))
@@ -263,11 +265,6 @@ class _StepDebugger(pdb.Pdb):
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
         """Go on to the first line."""
-
-
-def gradients_norm(values: list[Tensor]) -> float:
-    """Return the Euclidean norm of several tensors."""
-    return float(Gradients({str(i): value for i, value in enumerate(values)}).norm())
 
 
 def _indices(loader: EpochLoader[Any], epoch: int, batch: int) -> list[int] | None:

@@ -14,6 +14,7 @@ from burnt.data import Batch, Loader, TensorDataset
 from burnt.train import Learner, StepOutput, SupervisedTraining
 from burnt.train.checkpoints.buffers import load_buffers
 from burnt.train.metrics import Metric
+from tests.train.cases import supervised
 
 SIZE = 37
 
@@ -77,16 +78,8 @@ def run(folder: Path, steps: int, *, resume: bool = False) -> tuple[Net, Supervi
         return StepOutput(F.mse_loss(outputs, batch.y.expand_as(outputs)), outputs, batch.y)
 
     data = Loader(TensorDataset(x=x, y=x.sum(1, keepdim=True)), 16, shuffle=True)
-    training = SupervisedTraining(
-        folder,
-        train=data,
-        duration=f"{steps} steps",
-        monitor="off",
-        device="cpu",
-        resume=resume,
-        check=False,
-        metrics=[Largest()],
-    )
+    settings = {"train": data, "duration": f"{steps} steps", "metrics": [Largest()]}
+    training = supervised(folder, settings, resume=resume)
     net = Net()
     training.run(Learner(net, optim.AdamW(), 1e-2, step=step))
     return net, training

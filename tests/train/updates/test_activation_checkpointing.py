@@ -10,9 +10,9 @@ import burnt.nn
 from burnt import Gradients, optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import ConfigError, ShapeError
-from burnt.train import Learner, StepOutput, SupervisedTraining
+from burnt.train import Learner, StepOutput
 from burnt.train.updates.activation_checkpointing import checkpointed, select_modules
-from tests.train.cases import refused
+from tests.train.cases import refused, supervised
 
 
 class Block(burnt.Module):
@@ -58,18 +58,8 @@ def train(folder, model, **settings):
     data = TensorDataset(
         x=torch.randn(12, 8, generator=generator), y=torch.randint(2, (12,), generator=generator)
     )
-    training = SupervisedTraining(
-        folder,
-        train=Loader(data, 4),
-        valid=Loader(data, 12),
-        duration="2 epochs",
-        device="cpu",
-        monitor="off",
-        seed=0,
-        checkpoints=None,
-        check=False,
-        **settings,
-    )
+    defaults = {"train": Loader(data, 4), "valid": Loader(data, 12), "duration": "2 epochs", "seed": 0}
+    training = supervised(folder, {**defaults, "checkpoints": None}, **settings)
     return training.run(Learner(model, optim.AdamW(), 0.01, step=step))
 
 
