@@ -76,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _result_json(device: str, step: str, comparison: Any) -> dict[str, Any]:
-    """Return the results for a device and a kind of step as JSON data."""
     rivals = {}
     for name in comparison.seconds:
         speed, low, high = comparison.speedup(name)

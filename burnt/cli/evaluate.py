@@ -191,7 +191,6 @@ def _takes_config(function: Any, target: str) -> bool:
 
 
 def _choose_metrics(names: str | None, files: RunFiles) -> list[Metric]:
-    """Return the metrics of the run, or those that are named."""
     from burnt.train.metrics.saved import metric_from_dict
 
     saved = files.metrics()

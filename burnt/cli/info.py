@@ -116,7 +116,6 @@ def _nvml_status() -> dict[str, Any]:
 
 
 def _compiler_info() -> dict[str, str] | None:
-    """Return the C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
     from burnt.codegen.runtime.c_compiler import find_compiler
 
     compiler = find_compiler()
@@ -124,7 +123,6 @@ def _compiler_info() -> dict[str, str] | None:
 
 
 def _kernel_status() -> dict[str, Any]:
-    """Return whether kernels can be compiled, where they are cached, and how many tunings are stored."""
     from burnt.codegen.runtime import c_compiler, c_library
     from burnt.errors import CacheError
     from burnt.kernels.autotune.database import TuningDatabase

@@ -143,7 +143,6 @@ def parse_input(text: str, option: str = "--input") -> Any:
 
 
 def _signature(files: RunFiles, model: torch.nn.Module, examples: Sequence[str]) -> Signature:
-    """Return the signature that the run knows, or that of ``--example``."""
     if not examples:
         try:
             return files.signature()

@@ -89,7 +89,6 @@ def _circumstances(run: RunReader, reproduction: RunReader) -> dict[str, dict[st
 
 
 def _kernels(folder: Path) -> dict[str, str]:
-    """Return the kernels of a run's newest checkpoint."""
     from burnt.record import read_document
     from burnt.train.checkpoints.checkpoint import Checkpoints
 

@@ -130,7 +130,6 @@ def _is_raised_inside(error: BaseException) -> bool:
 
 
 def _python_files() -> Iterator[str]:
-    """Yield the Python files below the current folder, as relative paths."""
     for folder, folders, files in os.walk("."):
         parts = Path(folder).parts
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
@@ -149,7 +148,6 @@ def _not_found_error(kind: str, name: str, names: Iterable[str], separator: str)
 
 
 def _functions_hint(module: ModuleType) -> str:
-    """Return a hint that lists the functions of a module."""
     functions = [
         name
         for name, value in vars(module).items()

@@ -177,7 +177,6 @@ def _measure_example(
 
 
 def _print_progress(name: str, rows: Sequence[Row], kind: Any) -> None:
-    """Print one line per example, to show the progress of long runs."""
     count = {
         status: sum(row.status == status for row in rows) for status in ("ok", "wrong", "failed", "pruned")
     }

@@ -150,7 +150,6 @@ class Plot:
 
 
 def _segments(line: Line) -> Iterator[list[tuple[float, float]]]:
-    """Yield the points of a curve between its gaps."""
     segment: list[tuple[float, float]] = []
     for x, y in zip(line.xs, line.ys, strict=True):
         if math.isfinite(y):

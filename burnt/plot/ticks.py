@@ -44,7 +44,6 @@ def linear_ticks(low: float, high: float, max_ticks: int, *, whole: bool = False
 
 
 def _times_power_of_ten(factor: int, power: int) -> float:
-    """Return ``factor * 10**power``, rounded once."""
     return float(f"{factor}e{power}")
 
 

@@ -361,7 +361,6 @@ class _BodyReader:
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
-    """Answer an unknown path or method as JSON."""
     assert isinstance(error, HTTPException)
     hint = "POST /v1/predict, GET /v1/schema, GET /v1/models"
     refusal = Refusal(error.status_code, error.detail, error.headers, where=request.url.path, hint=hint)

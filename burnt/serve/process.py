@@ -118,7 +118,6 @@ def configuration(app: Starlette, settings: Settings, access_log: bool = False) 
 
 
 def _max_handles() -> int:
-    """Return how many files and connections this process may open."""
     if sys.platform == "win32":
         return sys.maxsize
     import resource

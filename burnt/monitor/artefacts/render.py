@@ -133,7 +133,6 @@ def _draw_shaded_matrix(counts: list[list[float]], width: int, colors: bool) -> 
 def _draw_most_confused(
     names: list[str], counts: list[list[float]], targets: list[float], width: int
 ) -> Lines:
-    """Draw the list of the most confused pairs."""
     pairs: list[tuple[float, int, int]] = []
     for i, row in enumerate(counts):
         # In large matrices most counts are below the smallest shown, so they are skipped early.
@@ -316,7 +315,6 @@ def draw_image(image: Image, width: int, height: int, *, colors: bool = True) ->
 
 
 def _merge_equal_styles(line: list[StyledText]) -> list[StyledText]:
-    """Merge neighbouring texts of the same style."""
     merged: list[StyledText] = []
     for ink in line:
         if merged and merged[-1][1:] == ink[1:]:

@@ -597,7 +597,6 @@ def _as_mapping(data: Any) -> dict[str, Any]:
 
 
 def _unexpected_error(label: str, error: Exception) -> RunError:
-    """Wrap an unexpected exception raised while reading in a `RunError`."""
     wrapped = RunError(f"{label} cannot be read", found=f"{type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

@@ -467,7 +467,6 @@ def _full_x_range(curves: Sequence[Curve]) -> Range:
 
 
 def _truncate(spans: Sequence[Span], width: int) -> list[Span]:
-    """Truncate spans to a number of cells."""
     shown = []
     for span in spans:
         if width <= 0:

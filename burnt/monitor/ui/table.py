@@ -316,7 +316,6 @@ def _cell_width(parts: Cell) -> int:
 
 
 def _fit_cell(parts: Cell, width: int, right: bool) -> list[tuple[str, str]]:
-    """Pad a cell to a width, or truncate it with an ellipsis."""
     current_width = _cell_width(parts)
     if current_width <= width:
         pad = (" " * (width - current_width), "")

@@ -282,7 +282,6 @@ def _shorten_start(name: str, width: int) -> str:
 
 
 def _memory_bytes(data: Any) -> int:
-    """Return the approximate memory of an artefact in bytes."""
     if isinstance(data, Image):
         return len(data.rgb)
     lists = [part for part in data.values() if isinstance(part, list)] if isinstance(data, dict) else []

@@ -112,7 +112,6 @@ def _values_of(samples: Sequence[SystemSample], name: str, divisor: float) -> li
 
 
 def _latest_values(last: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Return the latest values as styled parts of one line."""
     if last is None:
         return [(" No system samples have been recorded yet.", "$dim")]
     parts: list[tuple[str, str]] = []

@@ -177,7 +177,6 @@ class KernelsPane(_TablesPane):
 
 
 def _mark_fallbacks(table: _Table) -> _Table:
-    """Colour the rows of functions that fell back, and count them."""
     if _FALLBACK_COLUMN not in table.data["columns"]:
         return table
     column = table.data["columns"].index(_FALLBACK_COLUMN)
