@@ -10,91 +10,65 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
-from burnt.data import transforms
-from burnt.data.batch import Batch, Mover, collate, move, pin
-from burnt.data.dataset import Dataset, InMemoryDataset, TensorDataset
-from burnt.data.decoding import read_image, read_mask
-from burnt.data.files.csv_files import CsvDataset
-from burnt.data.files.dataframe import DataframeDataset
-from burnt.data.files.hugging_face import HuggingFaceDataset
-from burnt.data.files.image_folder import ImageFolder, MultiLabelImageFolder, SegmentationFolder
-from burnt.data.files.json_lines import JsonLinesDataset
-from burnt.data.files.parquet import ParquetDataset
-from burnt.data.files.sqlite import SqliteDataset
-from burnt.data.files.text_folder import TextFolder
-from burnt.data.limit import LimitedLoader, RepeatedLoader
-from burnt.data.loading.buckets import Buckets
-from burnt.data.loading.iterable_loader import IterableLoader, as_loader
-from burnt.data.loading.loader import EpochLoader, Loader, ResumableIterator, ResumableLoader
-from burnt.data.loading.pack import Pack, segment_mask, segment_starts
-from burnt.data.loading.pad import Pad
-from burnt.data.loading.samplers import ClassBalanced, Sampler, SubsetSampler, TorchSampler, WeightedSampler
-from burnt.data.loading.shard_reader import Shards
-from burnt.data.loading.stream import StreamLoader
-from burnt.data.operations import cache, chunks, concat, filter, map, sample, select, shuffle, split, windows
-from burnt.data.standard.ag_news import AgNews
-from burnt.data.standard.cifar import Cifar10, Cifar100
-from burnt.data.standard.mnist import Mnist
-
-__all__ = [
-    "AgNews",
-    "Batch",
-    "Buckets",
-    "Cifar10",
-    "Cifar100",
-    "ClassBalanced",
-    "CsvDataset",
-    "DataframeDataset",
-    "Dataset",
-    "EpochLoader",
-    "HuggingFaceDataset",
-    "ImageFolder",
-    "InMemoryDataset",
-    "IterableLoader",
-    "JsonLinesDataset",
-    "LimitedLoader",
-    "Loader",
-    "Mnist",
-    "Mover",
-    "MultiLabelImageFolder",
-    "Pack",
-    "Pad",
-    "ParquetDataset",
-    "RepeatedLoader",
-    "ResumableIterator",
-    "ResumableLoader",
-    "Sampler",
-    "SegmentationFolder",
-    "Shards",
-    "SqliteDataset",
-    "StreamLoader",
-    "SubsetSampler",
-    "TensorDataset",
-    "TextFolder",
-    "TorchSampler",
-    "WeightedSampler",
-    "as_loader",
-    "cache",
-    "chunks",
-    "collate",
-    "concat",
-    "filter",
-    "map",
-    "move",
-    "pin",
-    "read_image",
-    "read_mask",
-    "sample",
-    "segment_mask",
-    "segment_starts",
-    "select",
-    "shuffle",
-    "split",
-    "transforms",
-    "windows",
-]
+from burnt._lazy import own_names
+from burnt.data import transforms as transforms
+from burnt.data.batch import Batch as Batch
+from burnt.data.batch import Mover as Mover
+from burnt.data.batch import collate as collate
+from burnt.data.batch import move as move
+from burnt.data.batch import pin as pin
+from burnt.data.dataset import Dataset as Dataset
+from burnt.data.dataset import InMemoryDataset as InMemoryDataset
+from burnt.data.dataset import TensorDataset as TensorDataset
+from burnt.data.decoding import read_image as read_image
+from burnt.data.decoding import read_mask as read_mask
+from burnt.data.files.csv_files import CsvDataset as CsvDataset
+from burnt.data.files.dataframe import DataframeDataset as DataframeDataset
+from burnt.data.files.hugging_face import HuggingFaceDataset as HuggingFaceDataset
+from burnt.data.files.image_folder import ImageFolder as ImageFolder
+from burnt.data.files.image_folder import MultiLabelImageFolder as MultiLabelImageFolder
+from burnt.data.files.image_folder import SegmentationFolder as SegmentationFolder
+from burnt.data.files.json_lines import JsonLinesDataset as JsonLinesDataset
+from burnt.data.files.parquet import ParquetDataset as ParquetDataset
+from burnt.data.files.sqlite import SqliteDataset as SqliteDataset
+from burnt.data.files.text_folder import TextFolder as TextFolder
+from burnt.data.limit import LimitedLoader as LimitedLoader
+from burnt.data.limit import RepeatedLoader as RepeatedLoader
+from burnt.data.loading.buckets import Buckets as Buckets
+from burnt.data.loading.iterable_loader import IterableLoader as IterableLoader
+from burnt.data.loading.iterable_loader import as_loader as as_loader
+from burnt.data.loading.loader import EpochLoader as EpochLoader
+from burnt.data.loading.loader import Loader as Loader
+from burnt.data.loading.loader import ResumableIterator as ResumableIterator
+from burnt.data.loading.loader import ResumableLoader as ResumableLoader
+from burnt.data.loading.pack import Pack as Pack
+from burnt.data.loading.pack import segment_mask as segment_mask
+from burnt.data.loading.pack import segment_starts as segment_starts
+from burnt.data.loading.pad import Pad as Pad
+from burnt.data.loading.samplers import ClassBalanced as ClassBalanced
+from burnt.data.loading.samplers import Sampler as Sampler
+from burnt.data.loading.samplers import SubsetSampler as SubsetSampler
+from burnt.data.loading.samplers import TorchSampler as TorchSampler
+from burnt.data.loading.samplers import WeightedSampler as WeightedSampler
+from burnt.data.loading.shard_reader import Shards as Shards
+from burnt.data.loading.stream import StreamLoader as StreamLoader
+from burnt.data.operations import cache as cache
+from burnt.data.operations import chunks as chunks
+from burnt.data.operations import concat as concat
+from burnt.data.operations import filter as filter
+from burnt.data.operations import map as map
+from burnt.data.operations import sample as sample
+from burnt.data.operations import select as select
+from burnt.data.operations import shuffle as shuffle
+from burnt.data.operations import split as split
+from burnt.data.operations import windows as windows
+from burnt.data.standard.ag_news import AgNews as AgNews
+from burnt.data.standard.cifar import Cifar10 as Cifar10
+from burnt.data.standard.cifar import Cifar100 as Cifar100
+from burnt.data.standard.mnist import Mnist as Mnist
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
+    __all__ = ["transforms", *own_names(globals())]
 
     def __getattr__(name: str) -> Any:
         raise no_attribute(__name__, name, __all__)

@@ -10,139 +10,91 @@ runs, `autotune/` measures candidates, `ops/` and `optim/` hold the ops and the 
 
 from __future__ import annotations
 
-from burnt.codegen.precision import multiplying, precision, set_precision
-from burnt.kernels.autotune.tuner import tune, tuning
-from burnt.kernels.dispatch.explain import explain
-from burnt.kernels.dispatch.op import Op, op
-from burnt.kernels.dispatch.selection import choices, pin
-from burnt.kernels.dispatch.torch_library import decompositions
-from burnt.kernels.interface.candidate import Candidate
-from burnt.kernels.interface.op_protocol import OPS
-from burnt.kernels.ops.activation import ACTIVATIONS, geglu, gelu, relu2, silu, swiglu
-from burnt.kernels.ops.attention.attention import attention
-from burnt.kernels.ops.attention.reference import dot_product_attention
-from burnt.kernels.ops.conv.conv import conv, conv_transpose, folded_norm
-from burnt.kernels.ops.dropout import dropout
-from burnt.kernels.ops.embedding.embedding import embedding
-from burnt.kernels.ops.grouped_matmul import grouped_matmul
-from burnt.kernels.ops.loss.fused_linear_cross_entropy import linear_cross_entropy
-from burnt.kernels.ops.loss.loss import cross_entropy
-from burnt.kernels.ops.matmul import bmm, linear, matmul
-from burnt.kernels.ops.normalization import (
-    batch_norm,
-    batch_norm_inference,
-    batch_norm_training,
-    group_norm,
-    layer_norm,
-    rms_norm,
-)
-from burnt.kernels.ops.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
+from typing import TYPE_CHECKING
+
+from burnt._lazy import own_names
+from burnt.codegen.precision import multiplying as multiplying
+from burnt.codegen.precision import precision as precision
+from burnt.codegen.precision import set_precision as set_precision
+from burnt.kernels.autotune.tuner import tune as tune
+from burnt.kernels.autotune.tuner import tuning as tuning
+from burnt.kernels.dispatch.explain import explain as explain
+from burnt.kernels.dispatch.op import Op as Op
+from burnt.kernels.dispatch.op import op as op
+from burnt.kernels.dispatch.selection import choices as choices
+from burnt.kernels.dispatch.selection import pin as pin
+from burnt.kernels.dispatch.torch_library import decompositions as decompositions
+from burnt.kernels.interface.candidate import Candidate as Candidate
+from burnt.kernels.interface.op_protocol import OPS as OPS
+from burnt.kernels.ops.activation import ACTIVATIONS as ACTIVATIONS
+from burnt.kernels.ops.activation import geglu as geglu
+from burnt.kernels.ops.activation import gelu as gelu
+from burnt.kernels.ops.activation import relu2 as relu2
+from burnt.kernels.ops.activation import silu as silu
+from burnt.kernels.ops.activation import swiglu as swiglu
+from burnt.kernels.ops.attention.attention import attention as attention
+from burnt.kernels.ops.attention.reference import dot_product_attention as dot_product_attention
+from burnt.kernels.ops.conv.conv import conv as conv
+from burnt.kernels.ops.conv.conv import conv_transpose as conv_transpose
+from burnt.kernels.ops.conv.conv import folded_norm as folded_norm
+from burnt.kernels.ops.dropout import dropout as dropout
+from burnt.kernels.ops.embedding.embedding import embedding as embedding
+from burnt.kernels.ops.grouped_matmul import grouped_matmul as grouped_matmul
+from burnt.kernels.ops.loss.fused_linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from burnt.kernels.ops.loss.loss import cross_entropy as cross_entropy
+from burnt.kernels.ops.matmul import bmm as bmm
+from burnt.kernels.ops.matmul import linear as linear
+from burnt.kernels.ops.matmul import matmul as matmul
+from burnt.kernels.ops.normalization import batch_norm as batch_norm
+from burnt.kernels.ops.normalization import batch_norm_inference as batch_norm_inference
+from burnt.kernels.ops.normalization import batch_norm_training as batch_norm_training
+from burnt.kernels.ops.normalization import group_norm as group_norm
+from burnt.kernels.ops.normalization import layer_norm as layer_norm
+from burnt.kernels.ops.normalization import rms_norm as rms_norm
+from burnt.kernels.ops.pooling import adaptive_avg_pool as adaptive_avg_pool
+from burnt.kernels.ops.pooling import adaptive_max_pool as adaptive_max_pool
+from burnt.kernels.ops.pooling import avg_pool as avg_pool
+from burnt.kernels.ops.pooling import max_pool as max_pool
 from burnt.kernels.ops.quantized import (  # noqa: F401 - they register candidates
     scaled_cpu,
     scaled_gpu,
     weight_only_gpu,
 )
-from burnt.kernels.ops.quantized.quantize import dequantize, quantize, quantize_rows, quantize_tensor
-from burnt.kernels.ops.quantized.scaled import scaled_conv, scaled_linear
-from burnt.kernels.ops.quantized.weight_only import quantized_embedding, quantized_linear
-from burnt.kernels.ops.reduction import (
-    reduce_all,
-    reduce_any,
-    reduce_argmax,
-    reduce_argmin,
-    reduce_logsumexp,
-    reduce_max,
-    reduce_mean,
-    reduce_min,
-    reduce_prod,
-    reduce_std,
-    reduce_sum,
-    reduce_var,
-)
-from burnt.kernels.ops.rnn.rnn import gru, gru_layer, lstm, lstm_layer
-from burnt.kernels.ops.rotary import rope
-from burnt.kernels.ops.scan import cumprod, cumsum
-from burnt.kernels.ops.softmax import log_softmax, softmax
-from burnt.kernels.optim.muon import muon_step, orthogonalized
-from burnt.kernels.optim.request import StepResult
-from burnt.kernels.optim.steps import adam_step, adamw_step, sgd_step
+from burnt.kernels.ops.quantized.quantize import dequantize as dequantize
+from burnt.kernels.ops.quantized.quantize import quantize as quantize
+from burnt.kernels.ops.quantized.quantize import quantize_rows as quantize_rows
+from burnt.kernels.ops.quantized.quantize import quantize_tensor as quantize_tensor
+from burnt.kernels.ops.quantized.scaled import scaled_conv as scaled_conv
+from burnt.kernels.ops.quantized.scaled import scaled_linear as scaled_linear
+from burnt.kernels.ops.quantized.weight_only import quantized_embedding as quantized_embedding
+from burnt.kernels.ops.quantized.weight_only import quantized_linear as quantized_linear
+from burnt.kernels.ops.reduction import reduce_all as reduce_all
+from burnt.kernels.ops.reduction import reduce_any as reduce_any
+from burnt.kernels.ops.reduction import reduce_argmax as reduce_argmax
+from burnt.kernels.ops.reduction import reduce_argmin as reduce_argmin
+from burnt.kernels.ops.reduction import reduce_logsumexp as reduce_logsumexp
+from burnt.kernels.ops.reduction import reduce_max as reduce_max
+from burnt.kernels.ops.reduction import reduce_mean as reduce_mean
+from burnt.kernels.ops.reduction import reduce_min as reduce_min
+from burnt.kernels.ops.reduction import reduce_prod as reduce_prod
+from burnt.kernels.ops.reduction import reduce_std as reduce_std
+from burnt.kernels.ops.reduction import reduce_sum as reduce_sum
+from burnt.kernels.ops.reduction import reduce_var as reduce_var
+from burnt.kernels.ops.rnn.rnn import gru as gru
+from burnt.kernels.ops.rnn.rnn import gru_layer as gru_layer
+from burnt.kernels.ops.rnn.rnn import lstm as lstm
+from burnt.kernels.ops.rnn.rnn import lstm_layer as lstm_layer
+from burnt.kernels.ops.rotary import rope as rope
+from burnt.kernels.ops.scan import cumprod as cumprod
+from burnt.kernels.ops.scan import cumsum as cumsum
+from burnt.kernels.ops.softmax import log_softmax as log_softmax
+from burnt.kernels.ops.softmax import softmax as softmax
+from burnt.kernels.optim.muon import muon_step as muon_step
+from burnt.kernels.optim.muon import orthogonalized as orthogonalized
+from burnt.kernels.optim.request import StepResult as StepResult
+from burnt.kernels.optim.steps import adam_step as adam_step
+from burnt.kernels.optim.steps import adamw_step as adamw_step
+from burnt.kernels.optim.steps import sgd_step as sgd_step
 
-__all__ = [
-    "ACTIVATIONS",
-    "OPS",
-    "Candidate",
-    "Op",
-    "StepResult",
-    "adam_step",
-    "adamw_step",
-    "adaptive_avg_pool",
-    "adaptive_max_pool",
-    "attention",
-    "avg_pool",
-    "batch_norm",
-    "batch_norm_inference",
-    "batch_norm_training",
-    "bmm",
-    "choices",
-    "conv",
-    "conv_transpose",
-    "cross_entropy",
-    "cumprod",
-    "cumsum",
-    "decompositions",
-    "dequantize",
-    "dot_product_attention",
-    "dropout",
-    "embedding",
-    "explain",
-    "folded_norm",
-    "geglu",
-    "gelu",
-    "group_norm",
-    "grouped_matmul",
-    "gru",
-    "gru_layer",
-    "layer_norm",
-    "linear",
-    "linear_cross_entropy",
-    "log_softmax",
-    "lstm",
-    "lstm_layer",
-    "matmul",
-    "max_pool",
-    "multiplying",
-    "muon_step",
-    "op",
-    "orthogonalized",
-    "pin",
-    "precision",
-    "quantize",
-    "quantize_rows",
-    "quantize_tensor",
-    "quantized_embedding",
-    "quantized_linear",
-    "reduce_all",
-    "reduce_any",
-    "reduce_argmax",
-    "reduce_argmin",
-    "reduce_logsumexp",
-    "reduce_max",
-    "reduce_mean",
-    "reduce_min",
-    "reduce_prod",
-    "reduce_std",
-    "reduce_sum",
-    "reduce_var",
-    "relu2",
-    "rms_norm",
-    "rope",
-    "scaled_conv",
-    "scaled_linear",
-    "set_precision",
-    "sgd_step",
-    "silu",
-    "softmax",
-    "swiglu",
-    "tune",
-    "tuning",
-]
+if not TYPE_CHECKING:  # type checkers take the imports above as exports
+    __all__ = ["ACTIVATIONS", "OPS", "multiplying", "precision", "set_precision", *own_names(globals())]

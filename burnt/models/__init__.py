@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from burnt.models.bert import Bert, BertConfig
-from burnt.models.generation import Generation, TokenStream
-from burnt.models.gpt2 import Gpt2, Gpt2Config
-from burnt.models.llama import Llama, LlamaConfig
-from burnt.models.pretrained import Pretrained, PretrainedConfig, load_pretrained
-from burnt.models.resnet import ResNet, ResNetConfig
-from burnt.models.tokenizer import TextStream, Tokenizer
-from burnt.models.vit import ViT, ViTConfig
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Bert",
-    "BertConfig",
-    "Generation",
-    "Gpt2",
-    "Gpt2Config",
-    "Llama",
-    "LlamaConfig",
-    "Pretrained",
-    "PretrainedConfig",
-    "ResNet",
-    "ResNetConfig",
-    "TextStream",
-    "TokenStream",
-    "Tokenizer",
-    "ViT",
-    "ViTConfig",
-    "load_pretrained",
-]
+from burnt._lazy import own_names
+from burnt.models.bert import Bert as Bert
+from burnt.models.bert import BertConfig as BertConfig
+from burnt.models.generation import Generation as Generation
+from burnt.models.generation import TokenStream as TokenStream
+from burnt.models.gpt2 import Gpt2 as Gpt2
+from burnt.models.gpt2 import Gpt2Config as Gpt2Config
+from burnt.models.llama import Llama as Llama
+from burnt.models.llama import LlamaConfig as LlamaConfig
+from burnt.models.pretrained import Pretrained as Pretrained
+from burnt.models.pretrained import PretrainedConfig as PretrainedConfig
+from burnt.models.pretrained import load_pretrained as load_pretrained
+from burnt.models.resnet import ResNet as ResNet
+from burnt.models.resnet import ResNetConfig as ResNetConfig
+from burnt.models.tokenizer import TextStream as TextStream
+from burnt.models.tokenizer import Tokenizer as Tokenizer
+from burnt.models.vit import ViT as ViT
+from burnt.models.vit import ViTConfig as ViTConfig
+
+if not TYPE_CHECKING:  # type checkers take the imports above as exports
+    __all__ = own_names(globals())
