@@ -66,7 +66,7 @@ def as_if(processor: Processor) -> Iterator[None]:
 def give(processor: Processor | None) -> None:
     """Choose as on this processor from now on; None: this machine's."""
     from burnt import device
-    from burnt.kernels.interface.op_protocol import OPS
+    from burnt.kernels.interface.candidate import OPS
 
     device._override = processor
     for op in OPS.values():

@@ -33,7 +33,7 @@ class _Evaluation:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate a run's model and print the metrics. The code that the run names is imported."""
-    from burnt.data.names import check_same_names
+    from burnt.data.dataset import check_same_names
     from burnt.device import as_device
     from burnt.store.afterwards import add_results, check_ended
 

@@ -18,8 +18,7 @@ from burnt.errors import ConfigError, quantity
 from burnt.monitor.format import size_text
 from burnt.record.loading import Selection
 from burnt.record.sources import Source, open_source
-from burnt.record.statistics import Statistics, statistics_of
-from burnt.record.stored import StoredTensor
+from burnt.record.stored import Statistics, StoredTensor, statistics_of
 from burnt.scheme import QuantScheme
 from burnt.store.schema import DATABASE
 from burnt.store.search import setting_text

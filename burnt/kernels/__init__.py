@@ -24,8 +24,8 @@ from burnt.kernels.dispatch.op import op as op
 from burnt.kernels.dispatch.selection import choices as choices
 from burnt.kernels.dispatch.selection import pin as pin
 from burnt.kernels.dispatch.torch_library import decompositions as decompositions
+from burnt.kernels.interface.candidate import OPS as OPS
 from burnt.kernels.interface.candidate import Candidate as Candidate
-from burnt.kernels.interface.op_protocol import OPS as OPS
 from burnt.kernels.ops.activation import ACTIVATIONS as ACTIVATIONS
 from burnt.kernels.ops.activation import geglu as geglu
 from burnt.kernels.ops.activation import gelu as gelu

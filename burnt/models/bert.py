@@ -13,9 +13,9 @@ from torch import Tensor
 
 from burnt import nn
 from burnt.errors import ConfigError
-from burnt.models.activation import Activation
 from burnt.models.pretrained import (
     LAYER_KEYS,
+    Activation,
     Pretrained,
     PretrainedConfig,
     build,

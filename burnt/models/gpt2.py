@@ -14,10 +14,16 @@ from torch import Tensor
 
 from burnt import nn
 from burnt.errors import ShapeError
-from burnt.models.activation import Activation
 from burnt.models.generation import Decoder
 from burnt.models.layer import PreNormLayer
-from burnt.models.pretrained import PretrainedConfig, build, check_heads, check_length, check_tokens
+from burnt.models.pretrained import (
+    Activation,
+    PretrainedConfig,
+    build,
+    check_heads,
+    check_length,
+    check_tokens,
+)
 from burnt.record import Drop, Layout, Rename, Step
 
 _ALIASES = {

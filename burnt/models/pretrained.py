@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,12 +21,68 @@ from burnt._json import parse_json
 from burnt._patterns import matches
 from burnt.config import Config, field_values
 from burnt.device import as_device
-from burnt.errors import ConfigError, InputTypeError, RecordError, ShapeError
-from burnt.models.activation import name_activation, read_activation
+from burnt.errors import ConfigError, InputTypeError, RecordError, ShapeError, did_you_mean
 from burnt.models.hub import find_folder
 from burnt.module import Module
 from burnt.record import Join, Layout, LoadReport, Record, Step, load_weights, record_of
 from burnt.record.sources import open_source
+
+Activation: TypeAlias = Literal[
+    "gelu",
+    "gelu_tanh",
+    "hardswish",
+    "leaky_relu",
+    "mish",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "tanh",
+]
+"""The names of `burnt.nn.build_activation` that transformers has, too."""
+
+_NAMES: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "hardswish": "hardswish",
+    "leaky_relu": "leaky_relu",
+    "mish": "mish",
+    "relu": "relu",
+    "relu2": "relu2",
+    "relu6": "relu6",
+    "sigmoid": "sigmoid",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+"""burnt's names of transformers' activations; the first of several is the one that is written."""
+
+
+def read_activation(name: str, where: str) -> Activation:
+    """Return burnt's name of one of transformers' activations; a ConfigError if there is none."""
+    if name not in _NAMES:
+        raise ConfigError(
+            "the models have no such activation",
+            where=where,
+            expected=" or ".join(map(repr, _NAMES)),
+            found=repr(name),
+            hint=did_you_mean(name, _NAMES),
+        )
+    return _NAMES[name]
+
+
+def name_activation(activation: str, before: str) -> str:
+    """Return transformers' name of an activation: the one before if that is the same activation."""
+    if _NAMES.get(before) == activation:
+        return before
+    return next(name for name, ours in _NAMES.items() if ours == activation)
+
 
 _OTHER_NAMES = {"num_labels": "num_classes", "torch_dtype": "dtype", "device_map": "device"}
 """Arguments of transformers' `from_pretrained` that have another name here."""

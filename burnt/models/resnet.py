@@ -13,8 +13,7 @@ from torch import Tensor
 
 from burnt import nn
 from burnt.errors import ConfigError
-from burnt.models.activation import Activation
-from burnt.models.pretrained import Pretrained, PretrainedConfig, build
+from burnt.models.pretrained import Activation, Pretrained, PretrainedConfig, build
 from burnt.module import Module
 from burnt.record import Keep, Layout, Step
 

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from burnt import nn
 from burnt.errors import ConfigError, ShapeError
-from burnt.models.activation import Activation
 from burnt.models.layer import PreNormLayer
-from burnt.models.pretrained import LAYER_KEYS, Pretrained, PretrainedConfig, build, join_qkv
+from burnt.models.pretrained import LAYER_KEYS, Activation, Pretrained, PretrainedConfig, build, join_qkv
 from burnt.module import Module
 from burnt.record import Drop, Layout, Rename, Step
 

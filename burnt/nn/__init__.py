@@ -65,11 +65,9 @@ from burnt.nn.container import Sequential as Sequential
 from burnt.nn.conv import Conv1d as Conv1d
 from burnt.nn.conv import Conv2d as Conv2d
 from burnt.nn.conv import Conv3d as Conv3d
-from burnt.nn.conv_transpose import ConvTranspose1d as ConvTranspose1d
-from burnt.nn.conv_transpose import ConvTranspose2d as ConvTranspose2d
-from burnt.nn.conv_transpose import ConvTranspose3d as ConvTranspose3d
-from burnt.nn.distance import CosineSimilarity as CosineSimilarity
-from burnt.nn.distance import PairwiseDistance as PairwiseDistance
+from burnt.nn.conv import ConvTranspose1d as ConvTranspose1d
+from burnt.nn.conv import ConvTranspose2d as ConvTranspose2d
+from burnt.nn.conv import ConvTranspose3d as ConvTranspose3d
 from burnt.nn.dropout import AlphaDropout as AlphaDropout
 from burnt.nn.dropout import Dropout as Dropout
 from burnt.nn.dropout import Dropout1d as Dropout1d
@@ -79,10 +77,10 @@ from burnt.nn.dropout import FeatureAlphaDropout as FeatureAlphaDropout
 from burnt.nn.dropout import GaussianNoise as GaussianNoise
 from burnt.nn.embedding import Embedding as Embedding
 from burnt.nn.embedding import EmbeddingBag as EmbeddingBag
+from burnt.nn.feed_forward import GatedFeedForward as GatedFeedForward
+from burnt.nn.feed_forward import GeGlu as GeGlu
 from burnt.nn.feed_forward import PositionWiseFeedForward as PositionWiseFeedForward
-from burnt.nn.gated import GatedFeedForward as GatedFeedForward
-from burnt.nn.gated import GeGlu as GeGlu
-from burnt.nn.gated import SwiGlu as SwiGlu
+from burnt.nn.feed_forward import SwiGlu as SwiGlu
 from burnt.nn.lazy import LazyBatchNorm as LazyBatchNorm
 from burnt.nn.lazy import LazyConv1d as LazyConv1d
 from burnt.nn.lazy import LazyConv2d as LazyConv2d
@@ -95,6 +93,8 @@ from burnt.nn.lazy import LazyLinear as LazyLinear
 from burnt.nn.linear import Bilinear as Bilinear
 from burnt.nn.linear import Linear as Linear
 from burnt.nn.loss import *  # noqa: F403
+from burnt.nn.loss.similarity import CosineSimilarity as CosineSimilarity
+from burnt.nn.loss.similarity import PairwiseDistance as PairwiseDistance
 from burnt.nn.masks import causal_mask as causal_mask
 from burnt.nn.masks import length_mask as length_mask
 from burnt.nn.masks import padding_mask as padding_mask

@@ -8,8 +8,17 @@ import torch
 from torch import Tensor
 
 from burnt.config import Config, field_values
-from burnt.nn.conv import Conv1d, Conv2d, Conv3d, Pads, Sides, Size
-from burnt.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from burnt.nn.conv import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    Pads,
+    Sides,
+    Size,
+)
 from burnt.nn.linear import Linear
 from burnt.nn.norm import BatchNorm, InstanceNorm
 

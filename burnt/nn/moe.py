@@ -20,7 +20,7 @@ from burnt import kernels
 from burnt.errors import ConfigError, ShapeError
 from burnt.module import Module
 from burnt.nn.checks import require
-from burnt.nn.gated import GateActivation, GatedFeedForward, check_gate, gated
+from burnt.nn.feed_forward import GateActivation, GatedFeedForward, check_gate, gated
 
 
 class Routing(NamedTuple):

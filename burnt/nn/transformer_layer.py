@@ -17,8 +17,7 @@ from burnt.nn.attention import CrossAttention, MultiHeadAttention
 from burnt.nn.cache import KeyValueCache
 from burnt.nn.checks import check_sizes
 from burnt.nn.dropout import Dropout
-from burnt.nn.feed_forward import FeedForwardActivation, FeedForwardBase
-from burnt.nn.gated import GatedFeedForward
+from burnt.nn.feed_forward import FeedForwardActivation, FeedForwardBase, GatedFeedForward
 from burnt.nn.moe import MoeFeedForward
 from burnt.nn.norm import LayerNorm, RmsNorm
 from burnt.nn.position import RotaryEncoding

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
 from burnt._lazy import own_names
-from burnt.optim.adafactor import Adafactor as Adafactor
 from burnt.optim.adagrad import Adadelta as Adadelta
+from burnt.optim.adagrad import Adafactor as Adafactor
 from burnt.optim.adagrad import Adagrad as Adagrad
 from burnt.optim.adagrad import RmsProp as RmsProp
 from burnt.optim.adam import Adam as Adam
@@ -23,12 +23,12 @@ from burnt.optim.groups import Group as Group
 from burnt.optim.groups import Groups as Groups
 from burnt.optim.groups import matrices as matrices
 from burnt.optim.lbfgs import Lbfgs as Lbfgs
-from burnt.optim.lion import Lion as Lion
-from burnt.optim.muon import Muon as Muon
 from burnt.optim.optimizer import Optimizer as Optimizer
 from burnt.optim.optimizer import OptimizerRecord as OptimizerRecord
 from burnt.optim.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
 from burnt.optim.schedules import *  # noqa: F403
+from burnt.optim.sgd import Lion as Lion
+from burnt.optim.sgd import Muon as Muon
 from burnt.optim.sgd import Sgd as Sgd
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too

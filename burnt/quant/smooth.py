@@ -16,7 +16,7 @@ from torch import Tensor
 from burnt.errors import quantity
 from burnt.nn.quantized import QuantizedLinear, has_transposed_weight, quantized_class
 from burnt.quant.calibration import Calibration
-from burnt.quant.copies import is_plain, shared_parameters, with_parameters
+from burnt.quant.fold import is_plain, shared_parameters, with_parameters
 from burnt.record.report import first_of
 
 _SMALLEST = 1e-5

@@ -30,10 +30,9 @@ from burnt.record.arranging.quantized import (
 )
 from burnt.record.arranging.wrappers import WRAPPERS, without_wrappers
 from burnt.record.casting import beside_statistics, check_range
-from burnt.record.fit import Fit
 from burnt.record.layouts import burn
 from burnt.record.record import Record, constants_of, static_fields_of, unwrapped
-from burnt.record.report import LoadReport
+from burnt.record.report import Fit, LoadReport
 from burnt.record.sources import Source, open_source
 from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, describe_indirect, memory_of
 

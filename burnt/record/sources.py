@@ -31,8 +31,7 @@ from burnt.record.formats.safetensors_file import (
     open_safetensors,
     read_header_checksum,
 )
-from burnt.record.formats.state_dict import find_state_dict
-from burnt.record.formats.torch_file import is_legacy, read_torch
+from burnt.record.formats.torch_file import find_state_dict, is_legacy, read_torch
 from burnt.record.record import Record, parse_metadata
 from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, read_all
 

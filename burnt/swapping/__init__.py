@@ -6,7 +6,6 @@
 `kept.py`         the files of kept decisions
 `site.py`         a site (one swapped module): its subclasses, and its first call
 `measure.py`      run the original and the swapped module side by side: time and error
-`model_timing.py` time a whole model, original and swapped; restore the original
 `state.py`        restore what a call of a user's module changes
 `kind.py`         `Kind`: which modules are recognised, and what replaces their method
 `patterns/`       the kinds: layers of `torch.nn`, of Hugging Face's models, and blocks of layers

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from burnt.swapping.api import as_arguments, swap
+from burnt.swapping.first_call import loss_or_output
 from burnt.swapping.measure import Call
-from burnt.swapping.model_timing import loss_or_output
 from burnt.swapping.report import Report
 
 RIVALS = ("eager", "inductor", "swapped")

@@ -22,7 +22,7 @@ from burnt._json import parse_json
 from burnt._version import __version__
 from burnt.config import Config
 from burnt.data import LimitedLoader
-from burnt.data.names import category_names, check_same_names, class_names
+from burnt.data.dataset import category_names, check_same_names, class_names
 from burnt.errors import DefinitionError, TakenOverError, quantity
 from burnt.gradients import refuse_parallel
 from burnt.kernels.dispatch.selection import pinned

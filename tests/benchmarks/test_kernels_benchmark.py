@@ -444,7 +444,7 @@ def test_our_own_candidate_is_found_and_computes_the_same(
     name: str, ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from burnt.kernels.dispatch.op import Entry
-    from burnt.kernels.interface.op_protocol import OPS
+    from burnt.kernels.interface.candidate import OPS
 
     cpu, clock, row = module("cpu"), module("clock"), module("rows").find(name)
     op = OPS[(row.beneath or row.op)[0]]

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from burnt import data, optim
-from burnt.data.names import category_names, check_same_names, class_names
+from burnt.data.dataset import category_names, check_same_names, class_names
 from burnt.errors import DataError
 from burnt.train import Learner, StepOutput, SupervisedTraining
 from burnt.train.after.loading import RunFiles

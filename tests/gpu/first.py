@@ -285,8 +285,7 @@ def quantized_linear(
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.kernels.ops.quantized.quantize import quantized_example
     from burnt.kernels.ops.quantized.weight_only import LinearArguments
-    from burnt.kernels.ops.quantized.weight_only_config import select_config
-    from burnt.kernels.ops.quantized.weight_only_gpu import linear_sizes
+    from burnt.kernels.ops.quantized.weight_only_gpu import linear_sizes, select_config
     from burnt.kernels.ops.quantized.weight_only_triton import quantized_linear_triton
 
     torch.manual_seed(0)
@@ -316,7 +315,7 @@ def scaled_linear(rows: int, value: str, out: str, device: torch.device) -> Case
     from burnt.device import device_info
     from burnt.kernels.ops.quantized.quantize import quantized_example
     from burnt.kernels.ops.quantized.scaled import LinearCall
-    from burnt.kernels.ops.quantized.scaled_config import multiplies_float8, select_config
+    from burnt.kernels.ops.quantized.scaled_gpu import multiplies_float8, select_config
     from burnt.kernels.ops.quantized.scaled_triton import scaled_linear_triton
 
     torch.manual_seed(0)
@@ -353,7 +352,7 @@ def scaled_conv(groups: int, device: torch.device) -> Case:
     """A convolution of int8 in channels-last memory, with padding that stands for a zero point."""
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.kernels.ops.quantized.scaled import ConvCall
-    from burnt.kernels.ops.quantized.scaled_config import select_config
+    from burnt.kernels.ops.quantized.scaled_gpu import select_config
     from burnt.kernels.ops.quantized.scaled_triton import scaled_conv_triton
 
     source = torch.Generator().manual_seed(0)

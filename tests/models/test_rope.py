@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnt import nn
-from burnt.models.rope import read_rope, write_rope
+from burnt.models.llama import read_rope, write_rope
 
 LENGTH = {"original_max_position_embeddings": 16}
 PARAMETERS: dict[str, dict[str, Any]] = {

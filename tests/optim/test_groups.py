@@ -210,7 +210,7 @@ def message(make) -> str:
         ([(optim.matrices, optim.Sgd())], ["the last group", "matrices"]),
         ([("*", torch.optim.Adam)], ["optimizer", "an optimizer of burnt.optim", "torch.optim"]),
         ([(3, optim.Sgd())], ["pattern", "(path, parameter) -> bool"]),
-        ([("*", optim.Muon)], ["optimizer", "the class burnt.optim.muon.Muon", "did you mean Muon()?"]),
+        ([("*", optim.Muon)], ["optimizer", "the class burnt.optim.sgd.Muon", "did you mean Muon()?"]),
         ([("*", "muon")], ["optimizer", "'muon'", "did you mean Muon()?"]),
         ([("*", optim.Sgd(), optim.Cosine)], ["schedule", "1e-3", "burnt.optim.Cosine(lr, steps, end)"]),
         ([("*", optim.Sgd(), "cosine")], ["schedule", "'cosine'", "burnt.optim.Cosine(lr, steps, end)"]),

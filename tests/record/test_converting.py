@@ -12,8 +12,7 @@ import torch
 from burnt import nn
 from burnt.errors import RecordError
 from burnt.record import Record, Renumber, convert_weights, load_weights, read_weights, record_of
-from burnt.record.statistics import statistics_of
-from burnt.record.stored import MemoryTensor
+from burnt.record.stored import MemoryTensor, statistics_of
 from tests.faults import operations
 
 TARGETS = ["m.safetensors", "m.npz", "m.pt", "m.pth", "m.bin", "m.bpk", "folder/", "shards/"]

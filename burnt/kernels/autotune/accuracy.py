@@ -30,7 +30,7 @@ from burnt.kernels.interface.results import (
 )
 
 if TYPE_CHECKING:
-    from burnt.kernels.interface.op_protocol import AnyOp
+    from burnt.kernels.interface.candidate import AnyOp
 
 
 _MATMULS = frozenset(

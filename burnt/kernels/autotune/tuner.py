@@ -34,8 +34,7 @@ from burnt.kernels.interface.candidate import Alternative
 from burnt.kernels.interface.tuning_key import format_choice, parse_choice, runnable_candidates, tuning_key
 
 if TYPE_CHECKING:
-    from burnt.kernels.interface.candidate import Candidate
-    from burnt.kernels.interface.op_protocol import AnyOp
+    from burnt.kernels.interface.candidate import AnyOp, Candidate
 
 
 POLICIES = ("off", "cached", "quick", "full")
@@ -111,7 +110,7 @@ def tuning(name: str) -> Iterator[None]:
 
 
 def _clear_selections() -> None:
-    from burnt.kernels.interface.op_protocol import OPS
+    from burnt.kernels.interface.candidate import OPS
 
     for op in OPS.values():
         op.forget()

@@ -23,8 +23,7 @@ from burnt.kernels.interface.tuning_key import (
 from burnt.torch_speed import Fact, find_fact
 
 if TYPE_CHECKING:
-    from burnt.kernels.interface.candidate import Candidate
-    from burnt.kernels.interface.op_protocol import AnyOp
+    from burnt.kernels.interface.candidate import AnyOp, Candidate
 
 
 Choice = tuple["Candidate", dict[str, Any] | None, str, str]
@@ -55,7 +54,7 @@ def pin(choices: dict[str, str]) -> None:
     >>> from burnt import kernels
     >>> kernels.pin(kernels.choices()); kernels.pin({})
     """
-    from burnt.kernels.interface.op_protocol import OPS
+    from burnt.kernels.interface.candidate import OPS
 
     _pinned.clear()
     _pinned.update(choices)

@@ -26,10 +26,10 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.backward import grad_by_torch
 from burnt.errors import DefinitionError
-from burnt.kernels.interface.references import Vjp
+from burnt.kernels.interface.binding import Vjp
 
 if TYPE_CHECKING:
-    from burnt.kernels.interface.op_protocol import AnyOp
+    from burnt.kernels.interface.candidate import AnyOp
 
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)

@@ -23,7 +23,7 @@ from burnt.errors import (
 )
 
 if TYPE_CHECKING:
-    from burnt.kernels.interface.op_protocol import AnyOp
+    from burnt.kernels.interface.candidate import AnyOp
 
 
 _SHORT = (torch.float16, torch.bfloat16)

@@ -19,8 +19,7 @@ from burnt.device import Processor, device_info, processor
 from burnt.errors import DefinitionError
 
 if TYPE_CHECKING:
-    from burnt.kernels.interface.candidate import Candidate
-    from burnt.kernels.interface.op_protocol import AnyOp
+    from burnt.kernels.interface.candidate import AnyOp, Candidate
 
 
 def runnable_candidates(

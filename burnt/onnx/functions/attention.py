@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt.nn.gated import gated
+from burnt.nn.feed_forward import gated
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

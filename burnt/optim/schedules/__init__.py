@@ -18,9 +18,12 @@ from burnt.optim.schedules.base import ScheduleLike as ScheduleLike
 from burnt.optim.schedules.base import as_schedule as as_schedule
 from burnt.optim.schedules.combined import Mean as Mean
 from burnt.optim.schedules.combined import Multiplicative as Multiplicative
+from burnt.optim.schedules.combined import Noam as Noam
 from burnt.optim.schedules.combined import Product as Product
 from burnt.optim.schedules.combined import Sequential as Sequential
 from burnt.optim.schedules.combined import Sum as Sum
+from burnt.optim.schedules.combined import Warmup as Warmup
+from burnt.optim.schedules.combined import WarmupStableDecay as WarmupStableDecay
 from burnt.optim.schedules.cyclic import CosineRestarts as CosineRestarts
 from burnt.optim.schedules.cyclic import Cyclic as Cyclic
 from burnt.optim.schedules.cyclic import OneCycle as OneCycle
@@ -32,9 +35,6 @@ from burnt.optim.schedules.decay import MultiStep as MultiStep
 from burnt.optim.schedules.decay import Polynomial as Polynomial
 from burnt.optim.schedules.decay import Step as Step
 from burnt.optim.schedules.drawing import plot as plot
-from burnt.optim.schedules.warmup import Noam as Noam
-from burnt.optim.schedules.warmup import Warmup as Warmup
-from burnt.optim.schedules.warmup import WarmupStableDecay as WarmupStableDecay
 
 if not TYPE_CHECKING:  # type checkers take the imports above as exports
     __all__ = [name for name in own_names(globals()) if name != "as_schedule"]

@@ -24,7 +24,7 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import DefinitionError, InputError, InputRuntimeError, UnsupportedError
 from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.dispatch.selection import select_by_heuristic
-from burnt.kernels.interface.op_protocol import OPS
+from burnt.kernels.interface.candidate import OPS
 from tests.processors import WIDE
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: the library serves")

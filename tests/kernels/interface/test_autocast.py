@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import kernels
-from burnt.kernels.interface.op_protocol import OPS
+from burnt.kernels.interface.candidate import OPS
 from burnt.swapping.patterns.lazy_logits import Logits
 
 

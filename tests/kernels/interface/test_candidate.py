@@ -15,7 +15,7 @@ from burnt import kernels
 from burnt.errors import DefinitionError, InputRuntimeError, InputTypeError
 from burnt.kernels.autotune.tuner import tune
 from burnt.kernels.dispatch.op import Op
-from burnt.kernels.interface.op_protocol import OPS
+from burnt.kernels.interface.candidate import OPS
 
 
 @pytest.fixture(autouse=True)

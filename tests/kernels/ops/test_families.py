@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from burnt import kernels
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.kernels.dispatch.op import Op
-from burnt.kernels.interface.op_protocol import OPS
+from burnt.kernels.interface.candidate import OPS
 from tests.codegen.compare import Watched
 from tests.kernels.ops.attention.by_hand import attention_by_hand
 

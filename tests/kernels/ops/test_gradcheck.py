@@ -12,8 +12,7 @@ from torch import Tensor
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.binding import bind_candidate
-from burnt.kernels.interface.candidate import Candidate
-from burnt.kernels.interface.op_protocol import OPS
+from burnt.kernels.interface.candidate import OPS, Candidate
 from burnt.kernels.ops.loss import fused_linear_cross_entropy
 
 

@@ -12,9 +12,8 @@ from torch import Tensor
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import InputRuntimeError, InputUnsupportedError
 from burnt.kernels.optim import foreach_c, updates
-from burnt.kernels.optim.adafactor import adafactor_step
 from burnt.kernels.optim.formula import Scope, Trace, Update, apply_eagerly, lerp, sqrt, trace
-from burnt.kernels.optim.steps import lamb_step, number_options, update_step
+from burnt.kernels.optim.steps import adafactor_step, lamb_step, number_options, update_step
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here")
 

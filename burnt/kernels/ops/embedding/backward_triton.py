@@ -1,4 +1,4 @@
-"""The gradient of an embedding table in Triton: as `burnt.kernels.ops.embedding.backward`, in several rounds.
+"""The gradient of an embedding table in Triton, in several rounds.
 
 A round sums the runs within the parts of a sorted list, one program per part. A run within one part is
 written to the table. A run that crosses parts becomes entries of the next round's list, two per part: each

@@ -15,7 +15,7 @@ from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import cast_none
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_shape
 from burnt.kernels.ops.activation import apply_activation, check_activation
-from burnt.kernels.ops.conv.onednn import Sizes, expand_sizes
+from burnt.kernels.ops.conv.conv import Sizes, expand_sizes
 from burnt.kernels.ops.quantized.quantize import check_scale, is_floating, quantized_example
 from burnt.kernels.ops.quantized.values import check_values, decode, encode, value_type
 

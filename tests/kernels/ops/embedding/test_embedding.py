@@ -8,7 +8,7 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.codegen.runtime.c_compiler import find_compiler
-from burnt.kernels.ops.embedding.backward import embedding_gradient
+from burnt.kernels.ops.embedding.embedding import embedding_gradient
 
 pytestmark = pytest.mark.skipif(
     find_compiler() is None, reason="no C compiler works here: the library serves"

@@ -18,13 +18,15 @@ from burnt.codegen.precision import multiplying
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.triton_compile_pool import compile_job, job_of
-from burnt.kernels.ops.quantized import scaled_config, scaled_triton, weight_only_config, weight_only_triton
+from burnt.kernels.ops.quantized import scaled_gpu, scaled_triton, weight_only_gpu, weight_only_triton
 from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall
-from burnt.kernels.ops.quantized.scaled_config import multiplies_float8
-from burnt.kernels.ops.quantized.scaled_gpu import sum_unsupported_reason, uses_float8_units
+from burnt.kernels.ops.quantized.scaled_gpu import (
+    multiplies_float8,
+    sum_unsupported_reason,
+    uses_float8_units,
+)
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
-from burnt.kernels.ops.quantized.weight_only_config import LinearSizes, VectorConfig
-from burnt.kernels.ops.quantized.weight_only_gpu import unsupported_reason
+from burnt.kernels.ops.quantized.weight_only_gpu import LinearSizes, VectorConfig, unsupported_reason
 from burnt.scheme import VALUES
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, compiled_launch, driven, limits_of
 
@@ -39,8 +41,8 @@ def test_linear_always_has_block_sizes(limits: Limits) -> None:
     sizes = itertools.product((1, 2, 17, 500), (1, 33, 4096), (2, 130, 11008), (1, 2, 4), (0, 32), (2, 4))
     for rows, columns, terms, per_byte, block, itemsize in sizes:
         problem = LinearSizes(rows, columns, terms, per_byte, block, itemsize)
-        found = weight_only_config.configs(problem, limits)
-        assert found[0] == weight_only_config.select_config(problem, limits)
+        found = weight_only_gpu.configs(problem, limits)
+        assert found[0] == weight_only_gpu.select_config(problem, limits)
         assert len({str(c) for c in found}) == len(found)
         for config in found:
             ((kind, text),) = config.items()
@@ -58,7 +60,7 @@ def test_linear_always_has_block_sizes(limits: Limits) -> None:
 
 def test_a_small_batch_splits_the_terms() -> None:
     def split(problem: LinearSizes) -> int:
-        ((_, text),) = weight_only_config.select_config(problem).items()
+        ((_, text),) = weight_only_gpu.select_config(problem).items()
         return (VectorConfig if " k" in text and "s" not in text else MatmulConfig).of(text).split
 
     assert split(LinearSizes(1, 4096, 4096, 2, 32)) == 1  # 1,024 programs, several for each multiprocessor
@@ -76,8 +78,8 @@ def test_malformed_block_sizes() -> None:
 @pytest.mark.parametrize("use", ["int8", "float8", "float16", "windows"])
 def test_scaled_ops_always_have_block_sizes(use: Any, limits: Limits) -> None:
     for rows, columns, terms in itertools.product((1, 40, 5000), (1, 33, 4096), (1, 130, 11008)):
-        found = scaled_config.configs(rows, columns, terms, limits, use)
-        assert found[0] == scaled_config.select_config(rows, columns, terms, limits, use)
+        found = scaled_gpu.configs(rows, columns, terms, limits, use)
+        assert found[0] == scaled_gpu.select_config(rows, columns, terms, limits, use)
         for config in found:
             assert MatmulConfig.of(str(config)) == config
             assert config.block_k >= 32  # what tensor cores take of 8 bits
@@ -141,7 +143,7 @@ def of_linear(
     scale = empty(columns, terms // block if block else 1, dtype=torch.float16)
     zero_point = empty(*scale.shape, dtype=torch.int8) if zero else None
     problem = LinearSizes(rows, columns, terms, kind.per_byte, block, dtype.itemsize)
-    config = weight_only_config.select_config(problem, limits_of(target))
+    config = weight_only_gpu.select_config(problem, limits_of(target))
     tensors = empty(rows, terms, dtype=dtype), values, scale, zero_point, empty(columns, dtype=dtype)
     return weight_only_triton.launches(LinearArguments(*tensors, activation, value, block), config)[0]
 
@@ -159,7 +161,7 @@ def of_scaled(
         empty(columns, 1), empty(1, dtype=torch.int8) if zero else None, empty(columns), activation,
         empty(1) if dtype is None else None, None, value, dtype,
     )  # fmt: skip
-    config = scaled_config.select_config(rows, columns, terms, limits_of(target), use)
+    config = scaled_gpu.select_config(rows, columns, terms, limits_of(target), use)
     return scaled_triton.linear_launches(call, config, float8=float8)[0]
 
 
@@ -171,7 +173,7 @@ def of_conv(target: str, channels_last: bool, zero: bool) -> list[Any]:
         empty(1, dtype=torch.int8) if zero else None, empty(64), "relu", 1, 1, 1, 1,
         empty(1) if zero else None,
     )  # fmt: skip
-    config = scaled_config.select_config(8 * 56 * 56, 64, 64, limits_of(target), "windows")
+    config = scaled_gpu.select_config(8 * 56 * 56, 64, 64, limits_of(target), "windows")
     return scaled_triton.conv_launches(call, config)[0]
 
 
