@@ -1,7 +1,7 @@
 """Llama, and its layout with other sizes: Qwen2 and Mistral.
 
-``config.json`` has the rotary encoding in two spellings: older files have ``rope_theta`` and ``rope_scaling``,
-those of transformers 5 both in ``rope_parameters``.
+``config.json`` has two spellings of the rotary encoding: older files have ``rope_theta`` and
+``rope_scaling``, those of transformers 5 both in ``rope_parameters``.
 
 Axes: B batch, L tokens, E the size of a vector, V the vocabulary.
 """

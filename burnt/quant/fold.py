@@ -1,4 +1,4 @@
-"""Batch norms that follow a layer are folded into its weight and bias, as they are in evaluation; copies of layers."""
+"""Batch norms that follow a layer are folded into its weight and bias, as in evaluation; copies of layers."""
 
 from __future__ import annotations
 

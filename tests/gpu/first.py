@@ -285,7 +285,8 @@ def quantized_linear(
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.kernels.ops.quantized.quantize import quantized_example
     from burnt.kernels.ops.quantized.weight_only import LinearArguments
-    from burnt.kernels.ops.quantized.weight_only_gpu import linear_sizes, select_config
+    from burnt.kernels.ops.quantized.weight_only_config import select_config
+    from burnt.kernels.ops.quantized.weight_only_gpu import linear_sizes
     from burnt.kernels.ops.quantized.weight_only_triton import quantized_linear_triton
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Bind a candidate to its configuration and record its calls in the autograd graph; references as functions to trace."""
+"""Bind a candidate to its configuration, record its calls in the autograd graph, trace references."""
 
 from __future__ import annotations
 

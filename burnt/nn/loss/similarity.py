@@ -1,4 +1,4 @@
-"""Losses of pairs and triplets of embeddings: what belongs together must be close; similarity and distance."""
+"""Losses of pairs and triplets of embeddings: what belongs together must be close; distances of vectors."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from burnt.codegen.render.triton.matmul_template import tile_index
 from burnt.kernels.interface.launch import Launch, run_all
 from burnt.kernels.ops.quantized.values_triton import activate, decode
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
-from burnt.kernels.ops.quantized.weight_only_gpu import VectorConfig
+from burnt.kernels.ops.quantized.weight_only_config import VectorConfig
 from burnt.scheme import VALUES
 
 _PARTS_BLOCK = 256  # elements per program that adds split sums

@@ -18,7 +18,7 @@ from burnt.codegen.precision import multiplying
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.triton_compile_pool import compile_job, job_of
-from burnt.kernels.ops.quantized import scaled_gpu, scaled_triton, weight_only_gpu, weight_only_triton
+from burnt.kernels.ops.quantized import scaled_gpu, scaled_triton, weight_only_config, weight_only_triton
 from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall
 from burnt.kernels.ops.quantized.scaled_gpu import (
     multiplies_float8,
@@ -26,7 +26,8 @@ from burnt.kernels.ops.quantized.scaled_gpu import (
     uses_float8_units,
 )
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
-from burnt.kernels.ops.quantized.weight_only_gpu import LinearSizes, VectorConfig, unsupported_reason
+from burnt.kernels.ops.quantized.weight_only_config import LinearSizes, VectorConfig
+from burnt.kernels.ops.quantized.weight_only_gpu import unsupported_reason
 from burnt.scheme import VALUES
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, compiled_launch, driven, limits_of
 
@@ -41,8 +42,8 @@ def test_linear_always_has_block_sizes(limits: Limits) -> None:
     sizes = itertools.product((1, 2, 17, 500), (1, 33, 4096), (2, 130, 11008), (1, 2, 4), (0, 32), (2, 4))
     for rows, columns, terms, per_byte, block, itemsize in sizes:
         problem = LinearSizes(rows, columns, terms, per_byte, block, itemsize)
-        found = weight_only_gpu.configs(problem, limits)
-        assert found[0] == weight_only_gpu.select_config(problem, limits)
+        found = weight_only_config.configs(problem, limits)
+        assert found[0] == weight_only_config.select_config(problem, limits)
         assert len({str(c) for c in found}) == len(found)
         for config in found:
             ((kind, text),) = config.items()
@@ -60,7 +61,7 @@ def test_linear_always_has_block_sizes(limits: Limits) -> None:
 
 def test_a_small_batch_splits_the_terms() -> None:
     def split(problem: LinearSizes) -> int:
-        ((_, text),) = weight_only_gpu.select_config(problem).items()
+        ((_, text),) = weight_only_config.select_config(problem).items()
         return (VectorConfig if " k" in text and "s" not in text else MatmulConfig).of(text).split
 
     assert split(LinearSizes(1, 4096, 4096, 2, 32)) == 1  # 1,024 programs, several for each multiprocessor
@@ -143,7 +144,7 @@ def of_linear(
     scale = empty(columns, terms // block if block else 1, dtype=torch.float16)
     zero_point = empty(*scale.shape, dtype=torch.int8) if zero else None
     problem = LinearSizes(rows, columns, terms, kind.per_byte, block, dtype.itemsize)
-    config = weight_only_gpu.select_config(problem, limits_of(target))
+    config = weight_only_config.select_config(problem, limits_of(target))
     tensors = empty(rows, terms, dtype=dtype), values, scale, zero_point, empty(columns, dtype=dtype)
     return weight_only_triton.launches(LinearArguments(*tensors, activation, value, block), config)[0]
 
