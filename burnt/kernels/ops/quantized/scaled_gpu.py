@@ -34,12 +34,8 @@ from burnt.kernels.ops.quantized.scaled import (
     sum_rows,
 )
 from burnt.kernels.ops.quantized.values import FLOAT8
-from burnt.kernels.ops.quantized.weight_only_gpu import (
-    DTYPES,
-    MIN_TERMS_PER_SPLIT,
-    is_reasonable,
-    select_split,
-)
+from burnt.kernels.ops.quantized.weight_only_config import MIN_TERMS_PER_SPLIT, is_reasonable, select_split
+from burnt.kernels.ops.quantized.weight_only_gpu import DTYPES
 
 Use = Literal["int8", "float8", "float16", "windows"]
 
