@@ -36,7 +36,7 @@ from kernel_table.cpu import quartiles
 
 import burnt
 from burnt.swapping.benchmark import Comparison, compare
-from burnt.swapping.patterns.rebind_globals import resolve_global, with_global
+from burnt.swapping.patterns.hf_layers import resolve_global, with_global
 
 RIVALS = ("eager", "inductor", "liger")
 RESULTS = Path(__file__).parent / "results"

@@ -23,8 +23,7 @@ from torch import Tensor
 from burnt import device_info, kernels, torch_speed
 from burnt.kernels.autotune.timers import HostClock
 from burnt.kernels.dispatch.selection import find_op_fact
-from burnt.kernels.interface.binding import bind_candidate
-from burnt.kernels.interface.results import results_and_gradients
+from burnt.kernels.interface.binding import bind_candidate, results_and_gradients
 from burnt.torch_speed import Fact
 
 SAMPLES = 11

@@ -24,6 +24,7 @@ from burnt.data.decoding import read_image as read_image
 from burnt.data.decoding import read_mask as read_mask
 from burnt.data.files.csv_files import CsvDataset as CsvDataset
 from burnt.data.files.dataframe import DataframeDataset as DataframeDataset
+from burnt.data.files.folders import TextFolder as TextFolder
 from burnt.data.files.hugging_face import HuggingFaceDataset as HuggingFaceDataset
 from burnt.data.files.image_folder import ImageFolder as ImageFolder
 from burnt.data.files.image_folder import MultiLabelImageFolder as MultiLabelImageFolder
@@ -31,7 +32,6 @@ from burnt.data.files.image_folder import SegmentationFolder as SegmentationFold
 from burnt.data.files.json_lines import JsonLinesDataset as JsonLinesDataset
 from burnt.data.files.parquet import ParquetDataset as ParquetDataset
 from burnt.data.files.sqlite import SqliteDataset as SqliteDataset
-from burnt.data.files.text_folder import TextFolder as TextFolder
 from burnt.data.limit import LimitedLoader as LimitedLoader
 from burnt.data.limit import RepeatedLoader as RepeatedLoader
 from burnt.data.loading.buckets import Buckets as Buckets

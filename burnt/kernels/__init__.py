@@ -68,6 +68,8 @@ from burnt.kernels.ops.quantized.scaled import scaled_conv as scaled_conv
 from burnt.kernels.ops.quantized.scaled import scaled_linear as scaled_linear
 from burnt.kernels.ops.quantized.weight_only import quantized_embedding as quantized_embedding
 from burnt.kernels.ops.quantized.weight_only import quantized_linear as quantized_linear
+from burnt.kernels.ops.reduction import cumprod as cumprod
+from burnt.kernels.ops.reduction import cumsum as cumsum
 from burnt.kernels.ops.reduction import reduce_all as reduce_all
 from burnt.kernels.ops.reduction import reduce_any as reduce_any
 from burnt.kernels.ops.reduction import reduce_argmax as reduce_argmax
@@ -85,8 +87,6 @@ from burnt.kernels.ops.rnn.rnn import gru_layer as gru_layer
 from burnt.kernels.ops.rnn.rnn import lstm as lstm
 from burnt.kernels.ops.rnn.rnn import lstm_layer as lstm_layer
 from burnt.kernels.ops.rotary import rope as rope
-from burnt.kernels.ops.scan import cumprod as cumprod
-from burnt.kernels.ops.scan import cumsum as cumsum
 from burnt.kernels.ops.softmax import log_softmax as log_softmax
 from burnt.kernels.ops.softmax import softmax as softmax
 from burnt.kernels.optim.muon import muon_step as muon_step

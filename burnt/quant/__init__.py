@@ -1,7 +1,7 @@
 """Quantization: `burnt.quantize` and `burnt.dequantize`, on any torch module.
 
 `api` has the two functions and calls the steps in order: `sites` (which layers), `calibration` (with
-`observers` and `flow`), `fold` and `smooth` (what leaves the float outputs), `conversion` (with `ranges`),
+`observers` and `flow`), `fold` (what leaves the float outputs), `conversion` (with `ranges`),
 `report`.
 
 The layers are in `burnt.nn.quantized`, the kernels in `burnt.kernels.ops.quantized`, schemes in

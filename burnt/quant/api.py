@@ -14,7 +14,15 @@ from burnt.errors import ConfigError, QuantError, quantity
 from burnt.nn.quantized import Folded, Quantized
 from burnt.quant.calibration import Calibration, calibrate_layers
 from burnt.quant.conversion import group_sites, layer_report, quantize_group, skipped_report
-from burnt.quant.fold import batch_norms, find_batch_norms
+from burnt.quant.fold import (
+    Smoothing,
+    batch_norms,
+    find_batch_norms,
+    find_smoothings,
+    smoothed_layer,
+    smoothing_norms,
+    smoothing_notes,
+)
 from burnt.quant.fold import fold_batch_norm as _folded_layer
 from burnt.quant.observers import ACTIVATION_METHODS, ActivationMethod
 from burnt.quant.ranges import METHODS, RangeMethod, check_method
@@ -28,7 +36,6 @@ from burnt.quant.sites import (
     other_reason,
     refuse_single_layer,
 )
-from burnt.quant.smooth import Smoothing, find_smoothings, smoothed_layer, smoothing_norms, smoothing_notes
 from burnt.record.report import first_of
 from burnt.scheme import QuantScheme
 

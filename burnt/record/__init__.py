@@ -17,7 +17,7 @@ from burnt.record.arranging.layout import Layout as Layout
 from burnt.record.arranging.layout import Rename as Rename
 from burnt.record.arranging.layout import Split as Split
 from burnt.record.arranging.layout import Step as Step
-from burnt.record.arranging.wrappers import without_wrappers as without_wrappers
+from burnt.record.arranging.layout import without_wrappers as without_wrappers
 from burnt.record.converting import ConvertReport as ConvertReport
 from burnt.record.converting import convert_weights as convert_weights
 from burnt.record.formats.safetensors_file import read_document as read_document

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.errors import RecordError, did_you_mean
-from burnt.record.arranging.layout import Layout
+from burnt.record.arranging.layout import WRAPPERS, Layout, without_wrappers
 from burnt.record.arranging.quantized import (
     module_paths,
     quantized_hint,
@@ -28,7 +28,6 @@ from burnt.record.arranging.quantized import (
     tied_layers,
     with_quantized_layers,
 )
-from burnt.record.arranging.wrappers import WRAPPERS, without_wrappers
 from burnt.record.casting import beside_statistics, check_range
 from burnt.record.layouts import burn
 from burnt.record.record import Record, constants_of, static_fields_of, unwrapped

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from burnt.config import Config, qualified_name
 from burnt.errors import RecordError, quantity
+from burnt.record.arranging.layout import without_wrappers
 from burnt.record.arranging.quantized import quantized_layers, scale_paths, with_weight_dtype
-from burnt.record.arranging.wrappers import without_wrappers
 from burnt.record.casting import cast_tensors
 from burnt.record.formats.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write_burnpack
 from burnt.record.formats.folder import SHARD_BYTES, write_folder

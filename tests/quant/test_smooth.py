@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import burnt
 from burnt.quant.calibration import calibrate_layers
-from burnt.quant.smooth import find_smoothings, smoothed_layer, smoothing_norms
+from burnt.quant.fold import find_smoothings, smoothed_layer, smoothing_norms
 
 
 class Block(nn.Module):

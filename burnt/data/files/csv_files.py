@@ -1,10 +1,20 @@
-"""CSV files as datasets: read once by pyarrow, held as compact columns."""
+"""CSV files as datasets: read once by pyarrow, held as compact columns.
+
+pyarrow parses the fields, which then become numbers, text or categories, of types that are declared or
+inferred; Python's csv module says where a row starts and which is damaged.
+"""
 
 from __future__ import annotations
 
+import bisect
 import codecs
+import csv
+import gzip
 import io
-from collections.abc import Mapping, Sequence
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,12 +28,23 @@ from burnt.data.files.arrow import (
     import_pyarrow,
     read_entries,
 )
-from burnt.data.files.csv_column import typed_column
-from burnt.data.files.csv_source import CsvFile, place_in
 from burnt.data.files.opening import Paths, find_files
-from burnt.data.files.schema import SCALARS, Options, Schema
+from burnt.data.files.schema import (
+    BOOL,
+    FLOAT,
+    INT,
+    SCALARS,
+    TEXT,
+    Kind,
+    Options,
+    Schema,
+    bad_cell,
+    name_of,
+    repeated,
+    unfit_cell,
+)
 from burnt.data.files.table import Table
-from burnt.errors import DataError
+from burnt.errors import DataError, quantity
 
 
 class CsvDataset(Table):
@@ -130,3 +151,320 @@ class CsvDataset(Table):
     def place(self, index: int) -> str:
         """Return the file and line of an item, ``"houses.csv, line 7"``."""
         return place_in(self._files, index if self._rows is None else int(self._rows[index]))
+
+
+_BLOCK = 1 << 24  # bytes that pyarrow parses at once; no row may be longer
+
+
+class CsvFile:
+    """One file: its dialect, names of columns and, after reading, number of rows."""
+
+    def __init__(
+        self, path: str, delimiter: str | None, header: bool | Sequence[str], skip: int, encoding: str
+    ) -> None:
+        self.path = path
+        base = path.removesuffix(".gz")
+        self._delimiter = delimiter or ("\t" if base.endswith((".tsv", ".tab")) else ",")
+        self._encoding = "utf-8-sig" if encoding == "utf-8" else encoding
+        self._skip = skip
+        self._has_header = header is True
+        self._header_lines = 0
+        self.num_rows = 0
+        self.names = self._read_names(header)
+
+    def _read_names(self, header: bool | Sequence[str]) -> list[str]:
+        if isinstance(header, str):
+            raise DataError(
+                "header= must be true, false or a list of names", where=self.path, found=repr(header)
+            )
+        if not isinstance(header, bool):
+            names = list(header)
+        else:
+            with self._rows() as reader:
+                first = next(filter(None, reader), None)
+                self._header_lines = reader.line_num if header else 0
+            if first is None:
+                raise DataError("the file is empty", where=self.path, expected="a header or rows")
+            names = first if header else [f"column_{number}" for number in range(len(first))]
+        twice = repeated(names)
+        if twice is not None:
+            raise DataError(
+                "two columns have the same name",
+                where=self.path,
+                found=repr(twice),
+                hint="header=[...] names the columns, with skip=1 in place of the header",
+            )
+        return names
+
+    def read(self, columns: list[str]) -> Any:
+        """Return the fields of some columns as text, in a table of pyarrow."""
+        import pyarrow
+        import pyarrow.csv as arrow_csv
+
+        with self._opened(binary=True) as file:
+            data = file.read()
+        if data.count(b'"') % 2:
+            self._find_damage()  # a quote that is not closed, which pyarrow does not mind
+        text = pyarrow.large_string()
+        try:
+            table = arrow_csv.read_csv(
+                pyarrow.BufferReader(data),
+                arrow_csv.ReadOptions(
+                    column_names=self.names,
+                    skip_rows=self._skip + self._header_lines,
+                    block_size=_BLOCK,
+                    encoding=self._encoding.removesuffix("-sig"),
+                ),
+                arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                arrow_csv.ConvertOptions(column_types=dict.fromkeys(columns, text), include_columns=columns),
+            )
+        except (pyarrow.ArrowException, UnicodeError) as error:
+            self._find_damage()
+            raise DataError("the file cannot be read", where=self.path, found=str(error)) from error
+        self.num_rows = table.num_rows
+        return table
+
+    def _find_damage(self) -> None:
+        """Raise a DataError for the first line that is damaged or has another number of fields."""
+        expected = len(self.names)
+        for line, fields in self._numbered_rows():
+            if len(fields) != expected:
+                raise bad_cell(
+                    f"{self.path}, line {line}",
+                    None,
+                    f"{quantity(expected, 'field')}: {', '.join(self.names)}",
+                    f"{quantity(len(fields), 'field')}: {self._delimiter.join(fields)}",
+                    "is delimiter= right? A field that contains it needs quotes"
+                    if len(fields) == 1
+                    else None,
+                )
+
+    def place(self, row: int) -> str:
+        """Return the file and the line where a row starts, found by reading the file up to it."""
+        line, _ = next(itertools.islice(self._numbered_rows(), row, None))
+        return f"{self.path}, line {line}"
+
+    def _numbered_rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Iterate over the rows that are not empty, each after the number of the line where it starts."""
+        with self._rows() as reader:
+            if self._has_header:
+                next(filter(None, reader), None)
+            line = self._skip + reader.line_num + 1
+            for fields in reader:
+                if fields:
+                    yield line, fields
+                line = self._skip + reader.line_num + 1
+
+    @contextmanager
+    def _rows(self) -> Iterator[Any]:
+        """The rows after those skipped, as Python reads them; errors of reading name the line."""
+        reader = None
+        try:
+            with _unlimited_fields(), self._opened() as file:
+                for _ in itertools.islice(file, self._skip):
+                    pass
+                reader = csv.reader(file, delimiter=self._delimiter, strict=True)
+                yield reader
+        except UnicodeDecodeError as error:
+            raise self._bad_encoding(error) from None
+        except csv.Error as error:
+            line = self._skip + (reader.line_num if reader is not None else 0)
+            what = "a quote is not closed" if "end of data" in str(error) else str(error)
+            raise bad_cell(f"{self.path}, line {line}", None, "fields of CSV", what) from None
+
+    @contextmanager
+    def _opened(self, binary: bool = False) -> Iterator[Any]:
+        open_file: Any = gzip.open if self.path.endswith(".gz") else open
+        try:
+            with (
+                open_file(self.path, "rb")
+                if binary
+                else open_file(self.path, "rt", encoding=self._encoding, newline="") as file
+            ):
+                yield file
+        except (OSError, EOFError) as error:
+            raise DataError("the file cannot be read", where=self.path, found=str(error)) from error
+
+    def _bad_encoding(self, error: UnicodeDecodeError) -> DataError:
+        """Return the error for bytes that are not text, with their line, which `error` lacks."""
+        decoder = codecs.getincrementaldecoder(self._encoding)()
+        line = 0
+        with self._opened(binary=True) as file:
+            for data in file:
+                line += 1
+                try:
+                    decoder.decode(data)
+                except UnicodeDecodeError as found:
+                    error = found
+                    break
+        return bad_cell(
+            f"{self.path}, line {line}",
+            None,
+            f"text in {self._encoding.removesuffix('-sig')}",
+            f"bytes {error.object[error.start : error.end].hex(' ')}",
+            "encoding= names another encoding, such as 'latin-1' or 'utf-16'",
+        )
+
+
+@contextmanager
+def _unlimited_fields() -> Iterator[None]:
+    """Read fields of any length; the csv module's limit of 131,072 characters is for the whole process."""
+    before = csv.field_size_limit(2**31 - 1)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def place_in(files: list[CsvFile], row: int) -> str:
+    """Return the file and line of a row, counted over all files."""
+    for file in files:
+        if row < file.num_rows:
+            return file.place(row)
+        row -= file.num_rows
+    raise IndexError(row)
+
+
+_SAMPLED = 20_000
+_MISSING = frozenset(("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None"))
+_BOOLS = ("true", "True", "TRUE", "false", "False", "FALSE")
+_INTEGER = r"^[+-]?\d+$"
+_CODE = r"^0\d+$"
+"""A field such as 00501: digits after a leading zero."""
+
+Fields = Any  # a chunked array of pyarrow, in which nulls are missing
+
+
+def typed_column(fields: Fields, name: str, schema: Schema, where: Callable[[int], str]) -> Fields:
+    """Return the fields of a column, text as it stands in the file, as text, bool, int64 or float64 of Arrow.
+
+    Without a declared type in `schema`, it is inferred from the first rows; integers become float64 when a
+    fraction follows. ``where(row)`` is the place of a row, for messages.
+    """
+    import pyarrow
+    import pyarrow.compute as compute
+
+    declared = schema.kinds.get(name)
+    if declared is TEXT:
+        return fields
+    trimmed = compute.utf8_trim_whitespace(fields)
+    given = schema.categories.get(name)
+    missing = sorted(_MISSING.difference(() if given is None else given.names))
+    is_missing = compute.is_in(trimmed, pyarrow.array(missing, trimmed.type))
+    present = compute.if_else(is_missing, pyarrow.scalar(None, trimmed.type), trimmed)
+    if name in schema.categories:
+        return present
+    kind = declared or _infer(present.drop_null()[:_SAMPLED])
+    if kind is TEXT:
+        return fields  # in which nothing is missing: an empty field is an empty text
+    values = _parse(present, kind, declared is not None)
+    if values is None:
+        raise _misfit(present, name, kind, declared is not None, where)
+    if pyarrow.types.is_floating(values.type):
+        dtype = kind if isinstance(kind, np.dtype) and kind.kind == "f" else FLOAT
+        _check_literals(present, values, name, dtype, where)
+    return values
+
+
+def _infer(fields: Fields) -> Kind:
+    if not len(fields):
+        return FLOAT
+    if _bools(fields) is not None:
+        return BOOL
+    if len(_matching(fields, _CODE)):
+        return TEXT
+    if _integers(fields) is not None:
+        return INT
+    if len(_matching(fields, _INTEGER)) == len(fields) or _floats(fields) is None:
+        return TEXT  # integers that do not fit int64 are identifiers
+    return FLOAT
+
+
+def _parse(fields: Fields, kind: Kind, is_declared: bool) -> Fields | None:
+    """Return fields as values of a kind; None if one does not fit."""
+    if kind is BOOL:
+        return _bools(fields)
+    if isinstance(kind, np.dtype) and kind.kind in "iu":
+        if not is_declared and len(_matching(fields, _CODE)):
+            return None
+        values = _integers(fields)
+        if values is not None or is_declared or _integers(_matching(fields, _INTEGER)) is None:
+            return values
+    return _floats(fields)
+
+
+def _bools(fields: Fields) -> Fields | None:
+    import pyarrow
+    import pyarrow.compute as compute
+
+    are_known = compute.is_in(fields.drop_null(), pyarrow.array(_BOOLS, fields.type))
+    return compute.equal(compute.utf8_lower(fields), "true") if compute.all(are_known).as_py() else None
+
+
+def _integers(fields: Fields) -> Fields | None:
+    import pyarrow
+    import pyarrow.compute as compute
+
+    if len(_matching(fields, "[xX]")):
+        return None  # which pyarrow takes for hexadecimal
+    try:
+        return compute.utf8_ltrim(fields, "+").cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        return None
+
+
+def _floats(fields: Fields) -> Fields | None:
+    import pyarrow
+    import pyarrow.compute as compute
+
+    try:
+        values = fields.cast(pyarrow.float64())
+    except pyarrow.ArrowInvalid:
+        return None
+    return None if compute.any(compute.is_nan(values)).as_py() else values
+
+
+def _matching(fields: Fields, pattern: str) -> Fields:
+    import pyarrow.compute as compute
+
+    return fields.filter(compute.match_substring_regex(fields, pattern))
+
+
+def _misfit(
+    fields: Fields, name: str, kind: Kind, is_declared: bool, where: Callable[[int], str]
+) -> DataError:
+    """Return the error for the first field that does not fit the kind."""
+
+    def ends_unfit(row: int) -> bool:
+        return _parse(fields[: row + 1], kind, is_declared) is None
+
+    row = bisect.bisect_left(range(len(fields)), True, key=ends_unfit)
+    text = fields[row].as_py()
+    expected = name_of(kind)
+    if isinstance(kind, np.dtype) and kind.kind in "iu":
+        if not is_declared and re.match(_CODE, text):
+            expected = "a number without leading zeros"
+        elif re.match(_INTEGER, text):
+            expected = f"a number that fits {INT}"
+        elif not is_declared:
+            expected = name_of(FLOAT)
+    if is_declared:
+        return bad_cell(where(row), name, expected, text)
+    hint = f"types={{{name!r}: str}} if the column is text"
+    return bad_cell(where(row), name, f"{expected}, as in the rows before it", text, hint)
+
+
+def _check_literals(
+    fields: Fields, values: Fields, name: str, dtype: np.dtype[Any], where: Callable[[int], str]
+) -> None:
+    """Refuse integers that a dtype rounds, also next to fractions, and 1e999, which is not infinity."""
+    numbers = values.fill_null(0).to_numpy()
+    rows = np.flatnonzero(np.abs(numbers) >= 2.0 ** (np.finfo(dtype).nmant + 1))
+    with np.errstate(over="ignore"):
+        cells = numbers[rows].astype(dtype).tolist()
+    for row, text, cell in zip(rows.tolist(), fields.take(rows).to_pylist(), cells, strict=True):
+        is_wrong = (
+            int(text) != cell if re.match(_INTEGER, text) and abs(cell) < np.inf else abs(cell) == np.inf
+        )
+        if is_wrong and "n" not in text.lower():
+            raise unfit_cell(where(row), name, dtype, text)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from burnt.data.files.text_folder import read_text
+from burnt.data.files.folders import read_text
 from burnt.data.standard.download import fetch, remote_file
 from burnt.data.standard.mnist import check_split
 from burnt.errors import DataError

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt.codegen.precision import matmul_eps
 from burnt.errors import DefinitionError
-from burnt.kernels.interface.results import (
+from burnt.kernels.interface.binding import (
     aliases,
     as_list,
     default_grad_out,

@@ -15,9 +15,8 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.runtime.triton_backend import TRITON, are_block_sizes, with_block_sizes
-from burnt.kernels.interface.binding import PartialReference, StaticArg
+from burnt.kernels.interface.binding import PartialReference, StaticArg, results_and_gradients
 from burnt.kernels.interface.candidate import Alternative, Candidate
-from burnt.kernels.interface.results import results_and_gradients
 
 
 class Generated(Candidate):

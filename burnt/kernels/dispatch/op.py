@@ -31,10 +31,9 @@ from burnt.codegen.precision import precision
 from burnt.errors import DefinitionError, InputTypeError
 from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.interface.autocast import autocast_dtype
-from burnt.kernels.interface.binding import bind_candidate, describe_results
+from burnt.kernels.interface.binding import aliases, as_list, bind_candidate, describe_results, structure_of
 from burnt.kernels.interface.candidate import OPS, Candidate
 from burnt.kernels.interface.checks import all_strided, describe, format_signature, translate_error
-from burnt.kernels.interface.results import aliases, as_list, structure_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -24,14 +24,14 @@ from burnt.optim.schedules.combined import Sequential as Sequential
 from burnt.optim.schedules.combined import Sum as Sum
 from burnt.optim.schedules.combined import Warmup as Warmup
 from burnt.optim.schedules.combined import WarmupStableDecay as WarmupStableDecay
-from burnt.optim.schedules.cyclic import CosineRestarts as CosineRestarts
-from burnt.optim.schedules.cyclic import Cyclic as Cyclic
-from burnt.optim.schedules.cyclic import OneCycle as OneCycle
 from burnt.optim.schedules.decay import Cosine as Cosine
+from burnt.optim.schedules.decay import CosineRestarts as CosineRestarts
+from burnt.optim.schedules.decay import Cyclic as Cyclic
 from burnt.optim.schedules.decay import Exponential as Exponential
 from burnt.optim.schedules.decay import InverseSqrt as InverseSqrt
 from burnt.optim.schedules.decay import Linear as Linear
 from burnt.optim.schedules.decay import MultiStep as MultiStep
+from burnt.optim.schedules.decay import OneCycle as OneCycle
 from burnt.optim.schedules.decay import Polynomial as Polynomial
 from burnt.optim.schedules.decay import Step as Step
 from burnt.optim.schedules.drawing import plot as plot

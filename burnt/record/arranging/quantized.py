@@ -17,7 +17,7 @@ import torch
 from burnt import _lazy
 from burnt._patterns import matches
 from burnt.errors import RecordError, did_you_mean, quantity
-from burnt.record.arranging.wrappers import WRAPPERS, without_wrappers
+from burnt.record.arranging.layout import WRAPPERS, without_wrappers
 from burnt.record.casting import DTYPES
 from burnt.scheme import QuantScheme
 

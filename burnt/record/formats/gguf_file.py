@@ -33,8 +33,7 @@ import torch
 from torch import Tensor
 
 from burnt.errors import RecordError
-from burnt.record.arranging.arranged import RearrangedTensor
-from burnt.record.arranging.layout import Drop, Layout
+from burnt.record.arranging.layout import Drop, Layout, RearrangedTensor
 from burnt.record.formats.safetensors_file import CUT, FileTensor, check_count, wrong_size
 from burnt.record.stored import StoredTensor
 from burnt.scheme import QuantScheme

@@ -28,8 +28,13 @@ from burnt.errors import InputError
 from burnt.kernels.interface.derived import derive
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.swapping.kind import Kind, is_lazy, original_class
-from burnt.swapping.patterns.hf_layers import LIBRARIES, activation_name, has_hooks, is_of_class
-from burnt.swapping.patterns.rebind_globals import isolated_eval
+from burnt.swapping.patterns.hf_layers import (
+    LIBRARIES,
+    activation_name,
+    has_hooks,
+    is_of_class,
+    isolated_eval,
+)
 from burnt.swapping.patterns.torch_layers import conv_reason, padding_of
 
 _MAX_LAYERS = 64

@@ -21,7 +21,7 @@ from burnt import kernels
 from burnt.codegen import fuse
 from burnt.errors import InputError
 from burnt.swapping.kind import Kind
-from burnt.swapping.patterns.rebind_globals import isolated_eval, resolve_global, with_global
+from burnt.swapping.patterns.hf_layers import isolated_eval, resolve_global, with_global
 
 Interface = Callable[..., tuple[Tensor, Tensor | None]]
 

@@ -10,8 +10,7 @@ import torch
 import burnt
 from burnt.errors import RecordError
 from burnt.record import Record, load_weights, read_weights
-from burnt.record.formats.burnpack_file import write_burnpack
-from burnt.record.formats.cbor import decode_cbor, encode_cbor
+from burnt.record.formats.burnpack_file import decode_cbor, encode_cbor, write_burnpack
 from burnt.record.stored import MemoryTensor
 from tests.messages import raises
 
@@ -365,7 +364,7 @@ class TestHostileFiles:
         assert found in refused(tmp_path / "m", contents, "metadata of a burnpack file is damaged")
 
     def test_many_items(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("burnt.record.formats.cbor.MOST_ITEMS", 10_000)
+        monkeypatch.setattr("burnt.record.formats.burnpack_file.MOST_ITEMS", 10_000)
         start = time.process_time()
         with pytest.raises(ValueError, match="more than 10,000 items"):
             decode_cbor(b"\x9a\x00\x10\x00\x00" + bytes(2**20))
