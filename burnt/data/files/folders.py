@@ -1,4 +1,4 @@
-"""Folders of files, and `TextFolder`: a class for each folder, in an order that is the same on every machine."""
+"""Folders of files, and `TextFolder`: a class for each folder, in the same order on every machine."""
 
 from __future__ import annotations
 

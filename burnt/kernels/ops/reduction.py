@@ -1,4 +1,4 @@
-"""Reductions over one, several or all axes: `reduce_sum`, `reduce_max`, `reduce_var` and so on."""
+"""Reductions over one, several or all axes: `reduce_sum`, `reduce_max` and so on; `cumsum` and `cumprod`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Layouts: how the tensors of another program map to those of a model, in both directions.
 
-A `Layout` is a table of steps. Each says what a tensor of the file ("theirs") is in the model ("ours"). An `ArrangedTensor` is read when needed, from the same file.
+A `Layout` is a table of steps. Each says what a tensor of the file ("theirs") is in the model ("ours").
+An `ArrangedTensor` is read when needed, from the same file.
 """
 
 from __future__ import annotations
