@@ -1,4 +1,4 @@
-"""Schedules that only fall (linear, cosine, exponential, in steps, by a power), and those that go in cycles."""
+"""Schedules that only fall (linear, cosine, exponential, in steps, by a power), and those in cycles."""
 
 from __future__ import annotations
 
