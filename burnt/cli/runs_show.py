@@ -121,7 +121,7 @@ def _print_entries(page: Page, heading: str, columns: list[str], rows: list[list
 
 
 def _attempt_cells(attempt: Attempt) -> list[str]:
-    end = "not" if attempt.ended is None else attempt.end_state or ""
+    end: str = "not" if attempt.ended is None else attempt.end_state or ""
     if attempt.end_reason and attempt.end_reason != end:
         end += f": {attempt.end_reason}"
     took = duration_text(max((attempt.ended or attempt.heartbeat) - attempt.started, 0.0))

@@ -52,7 +52,7 @@ class Generation:
         return [row[:end] for row, end in zip(self.tokens.tolist(), ends, strict=True)]
 
 
-class Decoder(Pretrained[_C]):
+class Decoder(Pretrained[_C], init=False):
     """Base of the models that predict the next token.
 
     Their Configs have `vocab_size`, `max_len` and `head`; their `forward` takes tokens, ``padding=``,

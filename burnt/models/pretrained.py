@@ -474,7 +474,7 @@ def join_qkv(parts: Iterable[str], attention: str, sizes: tuple[int, ...] | None
 
 def model_classes() -> dict[str, type[Pretrained[Any]]]:
     """Return the models by model type."""
-    bases = Pretrained, *Pretrained.__subclasses__()
+    bases: list[type[Pretrained[Any]]] = [Pretrained, *Pretrained.__subclasses__()]
     models = [model for base in bases for model in base.__subclasses__() if hasattr(model, "config_class")]
     return {kind: model for model in models for kind in model.config_class._MODEL_TYPES}
 

@@ -494,7 +494,7 @@ def build_normalization(
     config = config.replace(**_size_of(config, num_features))
     if normalization == "group":
         config = config.replace(num_groups=math.gcd(32, num_features))
-    layer: torch.nn.Module = config.init(device=device, dtype=dtype)  # type: ignore[attr-defined]
+    layer: torch.nn.Module = config.init(device=device, dtype=dtype)
     return layer
 
 

@@ -26,7 +26,7 @@ FeedForwardConfig: TypeAlias = GatedFeedForward.Config | MoeFeedForward.Config
 """Feed-forwards that a Config can name in place of two Linears."""
 
 
-class _TransformerLayer(FeedForwardBase):
+class _TransformerLayer(FeedForwardBase, init=False):
     """Base of both layers: self-attention and feed-forward, and how they are added to their input."""
 
     self_attn: MultiHeadAttention

@@ -153,8 +153,8 @@ def zero(parameter: Tensor) -> Tensor:
 class Optimizer:
     """Base of the optimizers: built without parameters; each step gets model, gradients and learning rate.
 
-    A subclass annotates its options, and `__init__` is derived from them, as for a dataclass. State is stored
-    by parameter path, so it stays valid for a model that was moved, forked or reloaded.
+    A direct subclass annotates its options, and `__init__` is derived from them, as for a dataclass. State is
+    stored by parameter path, so it stays valid for a model that was moved, forked or reloaded.
 
     Raises:
         OptimError: an option has an invalid value; at a step, a gradient is sparse or a parameter complex,
@@ -187,9 +187,17 @@ class Optimizer:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "__init__" not in cls.__dict__ and any(
-            not str(kind).startswith(("ClassVar", "typing.ClassVar"))
-            for kind in inspect.get_annotations(cls).values()
+        own = {
+            name
+            for name, kind in inspect.get_annotations(cls).items()
+            if not str(kind).startswith(("ClassVar", "typing.ClassVar"))
+        }
+        # A subclass of an optimizer with options may change their defaults; what else it annotates is its own
+        has_options = cls.__init__ is not Optimizer.__init__
+        if (
+            own
+            and "__init__" not in cls.__dict__
+            and (not has_options or own <= getattr(cls, "__dataclass_fields__", {}).keys())
         ):
             dataclasses.dataclass(eq=False, repr=False)(cls)
         if "__init__" in cls.__dict__:

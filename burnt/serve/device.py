@@ -116,7 +116,8 @@ class DeviceThread:
         except asyncio.CancelledError:
             self._discard(request)
             raise
-        return _raised(outcome)
+        prediction: Prediction = _raised(outcome)
+        return prediction
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function in the thread, before the next batch; return its result or raise its error."""

@@ -584,6 +584,16 @@ def test_lbfgs_resumed_at_any_step_rounds_as_if_it_had_not_been(tmp_path):
         assert all(map(torch.equal, whole, weights(step))), step
 
 
+def test_what_a_subclass_of_an_optimizer_annotates_is_no_option_of_it():
+    class Noting(optim.Sgd):
+        noted: list[float]
+        every: int = 2
+
+    optimizer = Noting(momentum=0.5)
+    assert (optimizer.every, optimizer.into_record().options["momentum"]) == (2, 0.5)
+    assert "every" not in repr(optimizer)
+
+
 @pytest.mark.parametrize(
     ("ours", "options"),
     [(optim.Sgd, {"momentum": 0.9}), (optim.AdamW, {}), (optim.Lamb, {}), (optim.ScheduleFreeAdamW, {})],

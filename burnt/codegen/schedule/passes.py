@@ -114,14 +114,14 @@ def simplify_one_hot_sum(kernel: Kernel) -> None:
                 elements[key] = element
                 kernel.steps.remove(step)
     if elements:
-        for step in kernel.steps:
-            step.body = replace_reductions(step.body, elements)
+        for user in kernel.steps:
+            user.body = replace_reductions(user.body, elements)
         inner = {step.inner for step in kernel.steps}
         if len(inner) == 1 and not kernel.reductions:
             # No reduction is left: the inner loops can be outer loops.
             kernel.outer += inner.pop()
-            for step in kernel.steps:
-                step.inner = ()
+            for user in kernel.steps:
+                user.inner = ()
 
 
 def _one_hot_element(body: Expr, loop: Var) -> Expr | None:

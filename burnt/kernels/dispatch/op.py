@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, overload
 
 import torch
@@ -325,7 +325,8 @@ class Op(InlinedWhenTraced, Generic[P, R]):
             DefinitionError: an example is not a tuple, lacks an argument without a default, or has too many.
         """
         examples = []
-        for i, example in enumerate(() if self.examples is None else self.examples(device)):
+        given: Iterable[Any] = () if self.examples is None else self.examples(device)
+        for i, example in enumerate(given):
             try:
                 if not isinstance(example, tuple | list):
                     raise TypeError("it is not a tuple of arguments")

@@ -328,7 +328,7 @@ def _adam_step(
     steps: Sequence[Tensor],
     *,
     betas: tuple[float, float],
-    **numbers: float,
+    **numbers: Any,
 ) -> StepResult:
     """Take a step of Adam, with weight decay decoupled or as an L2 penalty."""
     request.check_numbers(*betas, **numbers)

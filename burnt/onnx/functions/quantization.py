@@ -48,7 +48,8 @@ def quantize_linear(
         dtype = torch.float32
     ratio = x.to(dtype) / _spread(scale.to(dtype), x, axis, block)
     if kind.startswith("float"):
-        return cast(ratio, "float4" if kind == "float4_e2m1fn" else getattr(torch, kind), saturate)
+        wanted = "float4" if kind == "float4_e2m1fn" else getattr(torch, kind)
+        return cast(ratio, wanted, saturate)  # type: ignore[no-any-return]
     low, high = _range(kind)
     rounded = torch.round(ratio)
     if zero_point is not None:
@@ -106,7 +107,7 @@ def conv_integer(
 
 def _requantize(total: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     if zero_point.dtype.is_floating_point:
-        return cast((total * scale).float(), zero_point.dtype)
+        return cast((total * scale).float(), zero_point.dtype)  # type: ignore[no-any-return]
     low, high = _range(str(zero_point.dtype).removeprefix("torch."))
     return (torch.round(total * scale) + zero_point.double()).clamp(low, high).to(zero_point.dtype)
 

@@ -288,7 +288,14 @@ def _each(function: Callable[..., Any], *arrays: np.ndarray[Any, Any]) -> np.nda
     return found
 
 
-_ARITHMETIC = {"Add": add, "Sub": subtract, "Mul": multiply, "Max": maximum, "Min": minimum, "Sum": add}
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": add,
+    "Sub": subtract,
+    "Mul": multiply,
+    "Max": maximum,
+    "Min": minimum,
+    "Sum": add,
+}
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "Equal": equal,
     "Less": less,

@@ -64,7 +64,10 @@ class Node:
 
         Each is the argument's name, the default, and the attribute's name if that is another one.
         """
-        found = {name: (default, self.given(*other or (name,), default)) for name, default, *other in names}
+        found = {
+            name: (default, self.given(str(other[0]) if other else name, default))
+            for name, default, *other in names
+        }
         return {name: value for name, (default, value) in found.items() if value != default}
 
     def choice(self, name: str, default: str, *others: str) -> str:

@@ -339,7 +339,7 @@ def _split(step: Split, whole: StoredTensor, name: str, *, reading: bool) -> lis
             expected=f"{parts} along axis {step.dim}{groups}",
             found=f"shape {arranged.shape}",
         )
-    pieces = [
+    pieces: list[StoredTensor] = [
         PartOfTensor(
             _resized(arranged, step.dim, size), whole.dtype, (arranged,), sizes, i, step.dim, step.groups
         )

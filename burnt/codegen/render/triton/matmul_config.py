@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from typing import Any
 
 from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two, scale_sizes
 
@@ -79,8 +80,9 @@ class MatmulConfig:
         match = _PATTERN.fullmatch(text)
         if match is not None:
             *sizes, programs, descriptors = match.groups()
-            config = cls(*(int(size or 1) for size in sizes))
-            config = dataclasses.replace(config, programs=int(programs or 0), descriptors=bool(descriptors))
+            m, n, k, warps, stages, split = (int(size or 1) for size in sizes)
+            persistent = int(programs or 0)
+            config = cls(m, n, k, warps, stages, split, programs=persistent, descriptors=bool(descriptors))
             if config.is_possible:
                 return config
         raise ValueError(f"block sizes {text!r}: expected those of a matmul, such as '128x128x64 w8 s3'")
@@ -163,8 +165,8 @@ def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) ->
     selected = select_config(structure, limits)
     # Persistent programs pay off only if loads of the next tile overlap the epilogue of this one, which
     # takes asynchronous units.
-    persistent = {"programs": limits.multiprocessors}
-    modes = [] if limits.is_rocm else [persistent]
+    persistent: dict[str, Any] = {"programs": limits.multiprocessors}
+    modes: list[dict[str, Any]] = [] if limits.is_rocm else [persistent]
     # With one operand by TMA and one computed in registers, 0.1 % of the elements are wrong on an H100 with
     # three or more stages (Triton 3.6): the next copy seems to arrive before the multiplication has ended.
     if limits.has_tma and structure.num_tma_operands == 2:

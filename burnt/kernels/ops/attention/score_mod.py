@@ -56,11 +56,11 @@ class _ScorePrinter(ExprPrinter):
 
     def load(self, expr: Expr, guard: TileValue) -> TileValue:
         """Return an argument, or load from a captured tensor."""
-        buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
+        buffer: Buffer = expr.extra[0]
         if buffer.position < _NUM_ARGUMENTS:
             return self._ARGUMENTS[buffer.position]
         self.buffers[buffer] = None
-        index = self.index_text(expr.extra[1], guard)  # type: ignore[arg-type]
+        index = self.index_text(expr.extra[1], guard)
         axes = "".join(a for a in "RC" if a in index.axes or a in guard.axes)
         pointer, mask = f"{buffer.name} + ({index.text})", ""
         if guard.text:
