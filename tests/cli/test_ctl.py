@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,8 +17,6 @@ from burnt.data import Loader, TensorDataset
 from burnt.store import RunWriter
 from burnt.store.control import Command, Inbox, waiting
 from burnt.train import ClassificationOutput, Learner, SupervisedTraining
-
-ROOT = Path(burnt.__file__).parents[1]
 
 
 class Answering:
@@ -223,14 +219,6 @@ def test_what_cannot_be_sent_is_code_2_and_leaves_nothing(capsys, words, expecte
         assert os.listdir("runs/digits/control") == []
 
 
-def test_a_run_that_has_ended_takes_no_commands(capsys, write):
-    write("runs/digits", "stopped", "stopped by somebody")
-    code, out, err = ctl(capsys, "runs/digits", "resume")
-    assert (code, out) == (1, "")
-    assert "runs/digits is not running, so it takes no commands" in err
-    assert "found     stopped: stopped by somebody" in err
-
-
 def test_names_are_shown_as_a_terminal_takes_them(answering, capsys):
     answering("runs/red\x1b[31m")
     assert ctl(capsys, "runs/red\x1b[31m", "pause")[1] == "runs/red\\x1b[31m: paused after step 7\n"
@@ -247,18 +235,6 @@ def test_help_tells_the_commands_and_the_codes(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "control a running training: pause, resume, stop, save, lr, note" in capsys.readouterr().out
-
-
-def test_a_command_loads_no_torch():
-    with RunWriter.create("run"):
-        program = (
-            "import sys; from burnt.cli import main; code = main(['ctl', 'run', 'stop', '--no-wait']);"
-            " print({'torch', 'numpy', 'textual'} & set(sys.modules), code)"
-        )
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "run: stop was sent\nset() 0\n", done.stderr
 
 
 class Slow(burnt.Module):

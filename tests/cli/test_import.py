@@ -1,5 +1,6 @@
 """`burnt import`: what it prints, and which folders and files it refuses."""
 
+import shutil
 from pathlib import Path
 
 import onnx
@@ -13,11 +14,16 @@ from tests.cli.commands import refused
 from tests.onnx.importer_files import read
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "net.onnx"
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "net.onnx"
     burnt.onnx.export(torch.nn.Linear(3, 2), torch.ones(1, 3), path)
     return path
+
+
+@pytest.fixture
+def model(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(exported, tmp_path))
 
 
 def test_layers_in_blocks_are_counted(tmp_path, capsys):

@@ -116,14 +116,6 @@ class Window:
             assert time.monotonic() < deadline, f"{texts} did not come; the screen is\n{self.text()}"
             time.sleep(0.1)
 
-    def press_until(self, key: str, text: str) -> None:
-        """Press a key until it shows: what is on the screen may be older than what takes the keys."""
-        deadline = time.monotonic() + PATIENCE
-        while text not in self.text():
-            assert time.monotonic() < deadline, f"{key} did not give {text!r}; the screen is\n{self.text()}"
-            self.type(key)
-            time.sleep(1)
-
 
 @pytest.fixture
 def tmux(tmp_path: Path) -> Iterator[Tmux]:

@@ -309,11 +309,6 @@ def test_tensorboard_files_of_each_split(tmp_path: Path) -> None:
         ]
 
 
-def test_a_shared_folder_of_tensorboard_has_a_folder_for_each_run(tmp_path: Path) -> None:
-    train(tmp_path / "first", [TensorBoard(tmp_path / "board")])
-    assert set(event_files(tmp_path / "board")) == {"first", "first/train", "first/valid"}
-
-
 @pytest.mark.full
 def test_tensorboard_reads_what_was_written_also_after_a_kill_and_a_resume(tmp_path: Path) -> None:
     accumulator = pytest.importorskip(

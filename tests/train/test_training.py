@@ -820,26 +820,6 @@ def test_an_exception_of_the_step_is_raised_as_it_is_and_recorded(tmp_path):
     assert (event.step, event.data) == (2, data)
 
 
-def test_a_disk_that_is_full_while_saving(tmp_path, monkeypatch):
-    from burnt.train.checkpoints import checkpoint
-
-    write, calls = checkpoint.write_tensors, []
-
-    def full(path, tensors, document):
-        calls.append(path)
-        if len(calls) == 2:
-            raise OSError(28, "No space left on device")
-        write(path, tensors, document)
-
-    monkeypatch.setattr(checkpoint, "write_tensors", full)
-    folder = tmp_path / "run"
-    with pytest.raises(OSError, match="No space left on device"):
-        training(folder, duration="3 epochs").run(learner())
-    assert ended(folder) == ("crashed", "OSError: [Errno 28] No space left on device")
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000005"]
-    assert training(folder, duration="3 epochs", resume=True).run(learner()).position.step == 15
-
-
 def test_resuming_what_does_not_fit(tmp_path):
     folder = tmp_path / "run"
     training(folder).run(learner())
@@ -930,12 +910,6 @@ def test_two_signals_stop_at_once(tmp_path):
     assert done.returncode in (-signal.SIGINT, 130)
     assert not list((folder / "checkpoints").iterdir())
     assert ended(folder) == ("stopped", "interrupted at once; nothing was saved after the last checkpoint")
-
-
-def test_signal_handlers_are_put_back(tmp_path):
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    training(tmp_path / "run").run(learner())
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 # what a step costs and leaves behind
@@ -1087,23 +1061,6 @@ def test_as_a_loop_written_by_hand(tmp_path, optimizer):
         torch.testing.assert_close(mine, other)
     assert (result.position.step, result.position.epoch, result.reason) == (10, 2, "finished")
     assert result.model is model
-
-
-def test_bfloat16_is_in_the_arithmetic_and_not_in_the_parameters(tmp_path):
-    dtypes = set()
-
-    def seen(model, batch):
-        output = step(model, batch)
-        if not output.loss.is_meta:
-            dtypes.add((model.training, output.outputs.dtype, output.loss.dtype))
-        return output
-
-    model = net()
-    result = training(tmp_path / "run", precision="bf16", metrics=[Accuracy()]).run(learner(model, how=seen))
-    assert dtypes == {(mode, torch.bfloat16, torch.float32) for mode in (True, False)}
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert result.values["valid/loss"] > 0
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["precision"] == "bfloat16"
 
 
 def test_a_model_with_steps_of_its_own(tmp_path):

@@ -14,7 +14,7 @@ from burnt import load, optim
 from burnt.data import Loader
 from burnt.errors import ConfigError, DataError, MetricError
 from burnt.monitor.format import main_metric
-from burnt.store import RunWriter, Series
+from burnt.store import Series
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -28,7 +28,6 @@ from burnt.train import (
 )
 from burnt.train.events import Validated
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
-from burnt.train.reporting.final_summary import format_summary
 from burnt.train.reporting.progress import LiveReporter
 from tests.train.cases import labelled, refused
 
@@ -170,18 +169,6 @@ def test_a_set_without_batches_is_named(tmp_path):
 
 
 # what is shown
-
-
-def test_the_summary_has_a_column_for_each_set(tmp_path):
-    with RunWriter.create(tmp_path / "run") as run:
-        run.log(10, 1, {"loss": 0.5}, "rotated")
-        run.log(10, 1, {"loss": 0.25}, "clean")
-    values = {"clean/loss": 0.25, "rotated/loss": 0.5, "train/loss": 0.125}
-    table = format_summary(tmp_path / "run", values, [Loss()], [], [KeepBest(Loss(), "rotated")])
-    assert table.splitlines()[:2] == [
-        "       train   clean  rotated  best clean         best rotated",
-        "loss  0.1250  0.2500   0.5000  0.2500 at step 10  0.5000 at step 10",
-    ]
 
 
 def test_lines_and_tables_have_room_for_the_names(tmp_path, capsys):

@@ -16,14 +16,10 @@ from burnt.train import (
     Checkpoints,
     KeepBest,
     KeepLast,
-    Learner,
     Position,
     RunReader,
-    StepOutput,
-    SupervisedTraining,
     TrainingState,
 )
-from burnt.train.checkpoints.copies import copied_tensors
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.checkpoints.saving import CheckpointWriter
 from burnt.train.control import control
@@ -89,29 +85,14 @@ def failing(monkeypatch, steps, error=OSError) -> None:
 SETTINGS = {"checkpoint_every": "2 steps", "validate_every": "3 steps"}
 
 
-def test_the_files_are_those_of_a_training_that_waits(tmp_path, still_clock):
-    waited = run(tmp_path / "waited", "plain", **SETTINGS)
-    ours = run(tmp_path / "ours", "plain", async_checkpoints=True, **SETTINGS)
+@pytest.mark.parametrize("setting", ["plain", "groups"])  # these with averages
+def test_the_files_are_those_of_a_training_that_waits(tmp_path, still_clock, setting):
+    waited = run(tmp_path / "waited", setting, **SETTINGS)
+    ours = run(tmp_path / "ours", setting, async_checkpoints=True, **SETTINGS)
     assert differences(ours.state, waited.state) == []
     assert_equal_runs(tmp_path / "ours", tmp_path / "waited")
     expected = files(tmp_path / "waited")
     assert len(expected) == 2 * len(list((tmp_path / "waited" / "checkpoints").iterdir())) >= 4
-    assert files(tmp_path / "ours") == expected
-
-
-def test_averages_are_in_the_files_as_well(tmp_path, still_clock):
-    def step(model, batch):
-        return StepOutput(model(batch).square().mean(), targets=batch)
-
-    for name, is_async in (("waited", False), ("ours", True)):
-        torch.manual_seed(0)
-        learner = Learner(torch.nn.Linear(2, 1), optim.Ema(optim.Sgd(), decay=0.5), 0.1, step)
-        SupervisedTraining(
-            tmp_path / name, train=[torch.ones(4, 2)] * 3, duration="2 epochs", device="cpu", seed=0,
-            checkpoints=[KeepLast(9)], checkpoint_every="1 step", async_checkpoints=is_async, monitor="off",
-        ).run(learner)  # fmt: skip
-    expected = files(tmp_path / "waited")
-    assert len(expected) == 12
     assert files(tmp_path / "ours") == expected
 
 
@@ -148,23 +129,6 @@ def test_the_state_is_that_of_the_moment_whatever_the_training_does_meanwhile(tm
     }
     assert loaded.document["callbacks"] == {"Mine": {"seen": [1]}}
     assert (again.total.item(), again.count) == (3.0, 4)
-
-
-def test_copies_are_contiguous_and_leave_what_cannot_be_stored():
-    sparse = torch.eye(3).to_sparse()
-    meta = torch.empty(2, device="meta")
-    tensors = {
-        "t": torch.arange(6).reshape(2, 3).T,
-        "scalar": torch.tensor(1.5),
-        "sparse": sparse,
-        "meta": meta,
-    }
-    copies = copied_tensors(tensors)
-    assert copies["t"].is_contiguous()
-    assert copies["t"].tolist() == tensors["t"].tolist()
-    assert copies["scalar"].data_ptr() != tensors["scalar"].data_ptr()
-    assert copies["sparse"] is not None
-    assert copies["meta"].is_meta
 
 
 def test_one_is_written_at_a_time_and_reported_when_it_is_written(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ import torch
 import burnt
 from burnt import nn, optim
 from burnt.cli import main
-from burnt.cli.run_model import load_model
 from burnt.errors import CheckpointError, RecordError
 from burnt.record import Record, read_document
 from burnt.serve.run_model import RunModel
@@ -277,15 +276,6 @@ def test_the_moment_between_two_renames(run):
         shutil.rmtree(at(run, number))
     at(run, 8).rename(run / "checkpoints" / ".tmp-moved-step-00000008")
     assert burnt.load(run).bias.isfinite().all()
-
-
-def test_commands_choose_again(run, rotated, monkeypatch):
-    monkeypatch.chdir(run.parent)
-    Path("parts.py").write_text("from burnt import nn\ndef build(): return nn.Linear(2, 1)\n")
-    expected = Record.load(at(run, 6) / MODEL).tensors["weight"]
-    saved, model = load_model(RunFiles.read(run), "last", "parts.py:build")
-    assert saved.path == at(run, 6)
-    assert torch.equal(model.weight, expected)
 
 
 # --- power cuts

@@ -36,11 +36,12 @@ def saved_steps(folder: Path) -> list[int]:
 
 @pytest.mark.sample(keep=("background", "float16", "manual", "groups", "closure"))
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_stopped_after_every_step_it_ends_as_if_it_had_never_stopped(tmp_path, setting):
+@pytest.mark.parametrize("apart", [3, pytest.param(1, marks=pytest.mark.full)])
+def test_stopped_every_few_steps_it_ends_as_if_it_had_never_stopped(tmp_path, setting, apart):
     whole = run(tmp_path / "whole", setting)
     folder = tmp_path / "run"
     ways = itertools.cycle(["SIGINT", "crash", "SIGTERM"])
-    for k, how in zip(range(1, num_steps(tmp_path / "whole") + 1), ways, strict=False):
+    for k, how in zip(range(1, num_steps(tmp_path / "whole") + 1, apart), ways, strict=False):
         # Without a checkpoint it starts anew, and like the other one.
         seed = k if saved_steps(folder) else 0
         ended = run(folder, setting, stop_at=k, how=how, resume=k > 1, seed=seed)

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import BurntError, NonFiniteError
+from burnt.store import writer
 from burnt.store.control import Acknowledgement, acknowledgement, send
 from burnt.train import (
     ClassificationOutput,
@@ -188,7 +189,9 @@ def pausing(during: Callable[[Trial], None]) -> Callable[[Trial], None]:
 # pause and resume
 
 
-def test_a_paused_training_waits_and_goes_on_as_if_nothing_had_been(tmp_path, whole):
+def test_a_paused_training_waits_and_goes_on_as_if_nothing_had_been(tmp_path, whole, monkeypatch):
+    monkeypatch.setattr(writer, "HEARTBEAT_SECONDS", 0.4)
+    monkeypatch.setattr(writer, "_FLUSH_SECONDS", 0.1)
     seen: list[Any] = []
 
     def look(trial: Trial) -> None:
@@ -209,7 +212,7 @@ def test_a_paused_training_waits_and_goes_on_as_if_nothing_had_been(tmp_path, wh
     assert [trial.events(kind)[0][0] for kind in ("paused", "resumed")] == [5, 5]
     with RunReader(trial.folder) as reader:
         (paused,), (resumed,) = reader.events("paused"), reader.events("resumed")
-        assert resumed.time - paused.time > 1.5
+        assert resumed.time - paused.time > 0.2
         # The step after the pause took no longer than others.
         speeds = reader.points("steps_per_second").values
         assert speeds[5] > 5 / (resumed.time - paused.time)
@@ -521,11 +524,6 @@ def test_garbage_never_hurts_and_is_refused_once(tmp_path, whole, capsys):
 
 def garbage_again(trial: Trial) -> None:
     (trial.folder / "control" / "again").write_text("x")
-
-
-def test_a_control_folder_that_is_removed_changes_nothing(tmp_path, whole):
-    trial = Trial(tmp_path / "run", {2: lambda trial: shutil.rmtree(trial.folder / "control")}).run()
-    assert trial.losses == whole.losses
 
 
 def test_what_comes_in_the_last_step_is_answered(tmp_path):

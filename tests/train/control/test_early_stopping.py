@@ -8,7 +8,7 @@ from torch import nn
 
 from burnt import load, optim
 from burnt.data import Loader, TensorDataset
-from burnt.errors import ConfigError, MetricError
+from burnt.errors import ConfigError
 from burnt.record import Record
 from burnt.train import (
     EarlyStopping,
@@ -93,11 +93,6 @@ def test_what_is_no_early_stopping(settings, where, expected, found):
     assert str(caught.value) == (
         f"EarlyStopping cannot be built\n  in        {where}\n  expected  {expected}\n  found     {found}"
     )
-
-
-def test_bounds_need_the_metric():
-    with pytest.raises(MetricError, match="EarlyStopping has only the name of its metric"):
-        EarlyStopping("loss", target=0.1).update(0.5, Position())
 
 
 # in a training
