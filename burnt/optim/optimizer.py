@@ -164,7 +164,7 @@ class Optimizer:
     _torch: ClassVar[type[torch.optim.Optimizer] | None] = None
     _update: ClassVar[Update]
     needs_closure: bool = False  # whether the training calls `step_with`
-    # Of the learning rates that the optimizer schedules itself. The training sets it after `burnt ctl lr`.
+    # Of the learning rates that the optimizer schedules itself. The training sets it before each step.
     rate_factor: float = 1.0
     _usage: ClassVar[str | None] = None  # how it is built, for messages; by default with options
     _shape: ClassVar[tuple[int, ...]] = (0,)  # of a parameter that every such optimizer accepts

@@ -22,8 +22,8 @@ copies and pickles are swapped too.
 
 A site first gets a measuring subclass. Its first call that computes eagerly (not traced, compiled or
 captured) times the original and burnt's kernels on copies that share only the memory of the parameters. The
-module then gets the subclass that calls burnt's kernels, or its original class, and later calls cost nothing
-extra. Under `torch.compile` every subclass runs the original method.
+module then gets its original class back, or the subclass that calls burnt's kernels, which checks before each
+call whether they take its arguments. Under `torch.compile` every subclass runs the original method.
 """
 
 from __future__ import annotations

@@ -203,9 +203,9 @@ class FirstCall:
         if not any(site.signature for site in plan.sites):
             return
         unregister(model)
-        is_swapped = any(site.state == "swapped" and not site.requested for site in plan.sites)
+        any_swapped = any(site.state == "swapped" and not site.requested for site in plan.sites)
         is_new = any(site.source == "measured" for site in plan.sites)
-        if is_swapped:
+        if any_swapped:
             whole = self._earlier_whole()
             if not is_new and whole is not None:
                 plan.whole = replace(whole, source=plan.earlier_source)

@@ -223,7 +223,7 @@ def model_step(model: torch.nn.Module, *names: str) -> StepFunction:
 
 
 class Steps(torch.nn.Module):
-    """A module whose `forward` runs a step, so that wrappers (hooks, DDP) see each step as a call."""
+    """A module whose `forward` runs a step, so that hooks and `torch.compile` see each step as a call."""
 
     def __init__(self, model: torch.nn.Module, training: StepFunction, validation: StepFunction) -> None:
         super().__init__()

@@ -64,8 +64,8 @@ SPEED = (
     *("gradient_norm", "loss_scale", "skipped_steps"),
 )
 
-Observe = Callable[[StepOutput, bool], None]
-"""Is given the output of a micro-batch, and whether it counts: False if its loss is not finite."""
+Observe = Callable[[Any, StepOutput, bool], None]
+"""Is given a micro-batch on the device, its output, and whether it counts: not if its loss is not finite."""
 
 
 class TrainStep:
@@ -122,7 +122,7 @@ class TrainStep:
             # The mean over no items is NaN, and adds nothing to a sum; a step that is skipped needs no sum.
             if output.count and self.outcomes.non_finite is None and self.optimizers is None:
                 gradients.add(Gradients.of(self.rules.scaled(output.loss), self.params), output.count)
-            observe(output, is_finite)
+            observe(batch, output, is_finite)
             del batch, output  # free this batch's outputs before the next one allocates its own
         return gradients.mean()
 
@@ -134,10 +134,10 @@ class TrainStep:
             losses: list[tuple[Tensor, int]] = []
             first = next(observers)  # the metrics are of the parameters before the step
 
-            def look(output: StepOutput, counts: bool) -> None:
+            def look(batch: Any, output: StepOutput, counts: bool) -> None:
                 if output.count:
                     losses.append((output.loss.detach(), output.count))
-                first(output, counts)
+                first(batch, output, counts)
 
             with torch.enable_grad():
                 gradients = self.forward_backward(window, look)
@@ -205,7 +205,7 @@ class Loop:
         self.learning_rate, self.due_splits = math.nan, list(settings.valid)
         self.validated: dict[str, int] = {}  # the last step of each validation
         self.stop_reason: str | None = None
-        self.step_output: StepOutput | None = None
+        self.stepped: tuple[Any, StepOutput] | None = None  # of the step, where callbacks want it
         self.activity, self.is_stepping, self.is_evaluating = "training", False, False
         self.before_validation: RandomStates | None = None
         self.load_state(loaded)
@@ -318,11 +318,11 @@ class Loop:
         position.batch += len(window)
         if found is not None and self.non_finite.report(found, position, len(window), self.learning_rate):
             self.stop("stopped by a step that was not finite")
-        if self.step_output is not None:
-            batch, output, self.step_output = self.train_step.to_device(window[-1]), self.step_output, None
+        if self.stepped is not None:
+            (batch, output), self.stepped = self.stepped, None
             self.callbacks(Stepped(self, batch, output, self.learning_rate, skipped=found is not None))
 
-    def observe(self, output: StepOutput, counts: bool) -> None:
+    def observe(self, batch: Any, output: StepOutput, counts: bool) -> None:
         """Update the metrics by the output of a training step; one that does not count is left out."""
         if counts:
             self.losses.add(output)
@@ -332,7 +332,7 @@ class Loop:
                 self.logged.add(output.log)
         if self.callbacks.wants(Stepped):
             output.loss = output.loss.detach()
-            self.step_output = output
+            self.stepped = batch, output
 
     def show_gradients(self, gradients: Gradients) -> Gradients:
         """Give the gradients of a step to the callbacks; return them, or those that a callback put there."""
@@ -641,7 +641,7 @@ class Loop:
         return state() if self.position.batch and callable(state) else None
 
 
-def _ignore(output: StepOutput, counts: bool) -> None:
+def _ignore(batch: Any, output: StepOutput, counts: bool) -> None:
     """Observe nothing."""
 
 

@@ -4,10 +4,12 @@ The reference, a function of plain torch ops, is the specification. Every op has
 start: ``library`` calls the reference (or the single ATen op that is equivalent), and ``generated`` runs the
 kernels that `burnt.codegen` generates from the reference. `Op.candidate` registers more.
 
-A call computes its signature (dtypes, shapes, strides and devices of tensors, the values of other arguments
-but floats) and looks it up in a dictionary. A new signature selects a candidate, see
-`burnt.kernels.dispatch.selection`; later calls run the same candidate. While ops are traced, compiled or
-transformed, a call goes through ``torch.ops.burnt`` instead (`burnt.kernels.dispatch.torch_library`).
+A call first asks the guards of the last few entries, the inline cache, whether its arguments are those of
+one of them. If not, it computes its signature (dtypes, shapes, strides and devices of tensors, the values of
+other arguments but floats) and looks it up in a dictionary. A new signature selects a candidate, see
+`burnt.kernels.dispatch.selection`; the second call with it runs the same candidate and gets a guard, which is
+found from the third call on. While ops are traced, compiled or transformed, a call goes through
+``torch.ops.burnt`` instead (`burnt.kernels.dispatch.torch_library`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from burnt.errors import UnsupportedError
+from burnt.kernels.interface.candidate import OPS
 from burnt.kernels.interface.tuning_key import (
     format_choice,
     parse_choice,
@@ -54,8 +55,6 @@ def pin(choices: dict[str, str]) -> None:
     >>> from burnt import kernels
     >>> kernels.pin(kernels.choices()); kernels.pin({})
     """
-    from burnt.kernels.interface.candidate import OPS
-
     _pinned.clear()
     _pinned.update(choices)
     for op in OPS.values():

@@ -26,7 +26,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.backward import grad_by_torch
 from burnt.errors import DefinitionError
-from burnt.kernels.interface.binding import Vjp
+from burnt.kernels.interface.binding import Vjp, reference_gradient
 
 if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import AnyOp
@@ -185,8 +185,6 @@ def _define_overload(library: Any, op: AnyOp, overload: str, arguments: Sequence
         return list(Vjp(op.reference, len(grad_outs), rest[-1])(*grad_outs, *rest[:-1]))
 
     def generated_gradients(grad_outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
-        from burnt.kernels.interface.binding import reference_gradient
-
         with _torch.normal_dispatch(), torch.no_grad():
             gradients = reference_gradient(op, grad_outs, rest[:-1], rest[-1])
             expected = _empty_gradients(rest[:-1], rest[-1], device="meta")

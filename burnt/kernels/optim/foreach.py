@@ -1,8 +1,8 @@
 """Common parts of optimizer steps over lists of tensors: input checks, norm, clipping, choice of candidate.
 
-A step by burnt's kernels goes through `Passes`: its constructor computes the norm of the gradients, and
-`apply_update` runs an update over all tensors, once or more per step. `HostPasses` knows at once whether the
-step is skipped; on a GPU the norm stays on the device (`burnt.kernels.optim.foreach_triton`).
+A step by burnt's kernels goes through `HostPasses`, or on a GPU `DevicePasses` (`foreach_triton`): the
+constructor computes the norm of the gradients, `apply_update` runs an update over all tensors, once or more
+per step. On the host it is known at once whether the step is skipped; on a GPU the norm stays on the device.
 """
 
 from __future__ import annotations
