@@ -191,7 +191,7 @@ def _takes_config(function: Any, target: str) -> bool:
 
 
 def _choose_metrics(names: str | None, files: RunFiles) -> list[Metric]:
-    from burnt.train.metrics.saved import metric_from_dict
+    from burnt.train.metrics.base import metric_from_dict
 
     saved = files.metrics()
     if names is None:
@@ -207,7 +207,7 @@ def _choose_metrics(names: str | None, files: RunFiles) -> list[Metric]:
 
 def _named_metrics(name: str, saved: Mapping[str, Mapping[str, Any]]) -> Sequence[Metric]:
     from burnt.train import metrics
-    from burnt.train.metrics.saved import metric_from_dict
+    from burnt.train.metrics.base import metric_from_dict
 
     if name in saved:
         return [metric_from_dict(saved[name])]

@@ -1,14 +1,15 @@
-"""`burnt export`: write the model of a run as an ONNX file. Imports torch."""
+"""`burnt export`, `page`, `c`: write the model of a run as ONNX, as a web page or as C. Imports torch."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from burnt.cli.output import Page, UsageError, check_target, print_json
-from burnt.cli.run_model import load_run_model
+from burnt.cli.run_model import RunModel, load_run_model
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,3 +70,62 @@ def parse_open_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
             )
         names[axis] = match[3]
     return axes
+
+
+def page(args: argparse.Namespace) -> int:
+    """Write a run's model as a page and print where."""
+    from burnt.export import write_page
+
+    shipped = load_run_model(args)
+    written = write_page(
+        shipped.model,
+        shipped.signature,
+        args.out,
+        title=args.title or shipped.folder.resolve().name,
+        classes=_names(args.classes) or _classes_of_run(shipped, args.table),
+        fields=_names(args.fields),
+        table=args.table,
+        weights=args.weights,
+        onnxruntime_web=args.onnxruntime_web,
+    )
+    printed = Page()
+    printed.line(f"{shipped.folder}, {shipped.checkpoint}")
+    printed.line(f"{written.path}, {written.size:,} bytes: open it in a browser")
+    if written.reason is not None:
+        printed.line(f"{written.runtime} in the page runs the model; {written.reason}")
+    return 0
+
+
+def _names(text: str | None) -> Sequence[str] | None:
+    """Split names at commas; one that contains a comma is quoted."""
+    return (
+        None if text is None else [name.strip() for name in next(csv.reader([text], skipinitialspace=True))]
+    )
+
+
+def _classes_of_run(shipped: RunModel, table: bool) -> Sequence[str] | None:
+    """Return the names that the dataset has for its labels, if the model returns a number for each."""
+    outputs = shipped.signature.outputs
+    fits = (
+        len(outputs) == 1 and shipped.classes is not None and outputs[0].shape[1:] == (len(shipped.classes),)
+    )
+    return shipped.classes if fits and not table else None
+
+
+def c(args: argparse.Namespace) -> int:
+    """Write a run's model as C, and print what was written and what memory it needs."""
+    from burnt.export import write_firmware
+
+    shipped = load_run_model(args)
+    written = write_firmware(
+        shipped.model, shipped.signature, args.out, args.name, ram=args.ram, flash=args.flash
+    )
+    page = Page()
+    page.line(f"{shipped.folder}, {shipped.checkpoint}")
+    page.line(f"needs {written.memory}")
+    page.line(f"{written.folder}: {', '.join(written.files)}")
+    if written.compared:
+        page.line("compared with the model on random inputs: the outputs agree")
+    else:
+        page.line("not compared with the model: no cc and make here")
+    return 0

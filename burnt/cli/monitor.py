@@ -49,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
             hint='pip install "burnt[tui]", or print a snapshot with `burnt monitor --once`',
         )
     if args.pulse is None:  # otherwise the training lowers the priority after the first screen
-        from burnt.train.reporting.priority import set_lowest_priority
+        from burnt.train.reporting.monitor_process import set_lowest_priority
 
         set_lowest_priority()
     library = RunLibrary(folders)
     if args.svg is not None:
-        from burnt.monitor.snapshot_svg import write_screenshot
+        from burnt.monitor.app import write_screenshot
 
         write_screenshot(library, args.svg, args.size or (120, 40))
         return 0

@@ -1,16 +1,19 @@
-"""`burnt runs show`: print one run in detail."""
+"""`burnt runs show` and `export`: one run in detail, or as CSV, JSON lines or TensorBoard event files."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import math
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from burnt.cli.output import Cell, Page, print_json
 from burnt.cli.runs_list import STATE_STYLES, run_json
-from burnt.cli.runs_select import read_view, run_folder
-from burnt.errors import quantity
+from burnt.cli.runs_select import find_run, read_view, run_folder
+from burnt.errors import clean, quantity
 from burnt.monitor.data.event_text import event_text
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import series_in_order
@@ -22,7 +25,16 @@ from burnt.monitor.format import (
     size_text,
     split_tuning_keys,
 )
-from burnt.store import Artefact, Attempt, Points, RunReader, Series
+from burnt.store import (
+    Artefact,
+    Attempt,
+    Points,
+    RunReader,
+    Series,
+    export_csv,
+    export_jsonl,
+    export_tensorboard,
+)
 from burnt.store.reader import text_of
 from burnt.store.search import setting_text
 from burnt.train.format import duration_text, value_text
@@ -223,3 +235,27 @@ def _step_text(step: int | None) -> str:
 
 def _date(seconds: float) -> str:
     return clock_text(seconds, "%Y-%m-%d %H:%M:%S")
+
+
+def export(args: argparse.Namespace) -> int:
+    """Export a run."""
+    folder = find_run(args.run)
+    if args.format == "tensorboard":
+        files = export_tensorboard(folder, Path(folder, "tensorboard") if args.out is None else args.out)
+        messages = [f"wrote {file}" for file in files] or ["the run has no metrics yet: nothing was written"]
+    elif args.format == "csv":  # JSON is ASCII
+        file = args.out or (_Terminal() if sys.stdout.isatty() else sys.stdout)
+        messages = [f"wrote {quantity(export_csv(folder, file), 'point')} to {args.out}"]
+    else:
+        num_lines = export_jsonl(folder, args.out or sys.stdout, follow=args.follow)
+        messages = [f"wrote {quantity(num_lines, 'line')} to {args.out}"]
+    if args.out is not None or args.format == "tensorboard":
+        print(*map(clean, messages), sep="\n", file=sys.stderr)
+    return 0
+
+
+class _Terminal(io.StringIO):
+    """Standard output, with what would control a terminal escaped."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write("\n".join(map(clean, text.split("\n"))))

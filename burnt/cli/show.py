@@ -1,27 +1,33 @@
-"""`burnt show`: print the tensors of a file or folder of weights, or an ONNX model. Imports torch."""
+"""`burnt show`: the tensors of weights and whether they are damaged, or an ONNX model. Imports torch."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import sqlite3
+import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from burnt.cli import show_check, show_onnx
+from burnt._json import parse_json
 from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar
-from burnt.errors import ConfigError, quantity
+from burnt.errors import BurntError, ConfigError, RecordError, quantity
 from burnt.monitor.format import size_text
+from burnt.record.formats.safetensors_file import open_safetensors
 from burnt.record.loading import Selection
 from burnt.record.sources import Source, open_source
 from burnt.record.stored import Statistics, StoredTensor, statistics_of
 from burnt.scheme import QuantScheme
-from burnt.store.schema import DATABASE
+from burnt.store.schema import DATABASE, check_schema, connect
 from burnt.store.search import setting_text
+from burnt.train.checkpoints.checkpoint import MODEL_FILE, TRAINING_FILE, Checkpoints, model_file
 from burnt.train.format import value_text
 
 _LONGEST_METADATA = 200  # characters of a value; --json has all
@@ -33,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         if args.only or args.values:
             raise UsageError("--check reads all values, and shows none", found="--only or --values")
-        return show_check.run(path, args.json)
+        return check_weights(path, args.json)
     check_source(path)
     if path.endswith(".onnx") and os.path.isfile(path):
         if args.only or args.values:
             raise UsageError("--only and --values are for files of weights", found=path)
-        return show_onnx.run(path, args.json, args.max_constant_bytes)
+        return show_onnx(path, args.json, args.max_constant_bytes)
     with ExitStack() as stack:
         source = open_source(path, stack)
         names = [*source.tensors, *source.record.aliases]
@@ -214,3 +220,131 @@ def _dtype(stored: StoredTensor) -> str:
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST_METADATA else text[: _LONGEST_METADATA - 3] + "..."
+
+
+def show_onnx(path: str, as_json: bool, max_constant_bytes: int | None = None) -> int:
+    """Print inputs, outputs, operator sets, ops by count, parameters, and what is not supported."""
+    from burnt.onnx.importer.summary import summarize
+
+    summary = summarize(path, max_constant_bytes)
+    if as_json:
+        print_json({"path": path, "format": "onnx", **asdict(summary)})
+        return 0
+    page = Page()
+    opsets = ", ".join(f"{domain} {version}" for domain, version in summary.opsets.items())
+    page.line(f"{path}: ONNX, IR version {summary.ir_version}, opset {opsets}")
+    if summary.producer:
+        page.line(f"written by {summary.producer}")
+    parameters = quantity(summary.parameters, "parameter")
+    page.line(f"{parameters} in {quantity(summary.tensors, 'tensor')}, {size_text(summary.nbytes)}")
+    for title, values in (("inputs", summary.inputs), ("outputs", summary.outputs)):
+        page.heading(title)
+        page.pairs(values)
+    page.heading(f"{quantity(sum(summary.ops.values()), 'node')}")
+    page.pairs({op: f"{count:,}" for op, count in summary.ops.items()})
+    if summary.functions:
+        page.line(f"functions: {', '.join(summary.functions)}")
+    if summary.unsupported:
+        page.heading("not supported by `burnt import`")
+        page.pairs(summary.unsupported)
+    else:
+        page.line("`burnt import` supports all of them.")
+    return 0
+
+
+_COLOURS = {"ok": "green", "damaged": "bold red", "not checked": "yellow"}
+
+
+def check_weights(path: str, as_json: bool) -> int:
+    """Compare weights, a checkpoint or a run with the checksums in it; return 1 if something is damaged."""
+    if not os.path.exists(path) or path.endswith(".onnx"):
+        what = "ONNX models have no checksums" if os.path.exists(path) else "there is no such file or folder"
+        raise UsageError(what, found=path)
+    found = list(_check(Path(path)))
+    is_damaged = any(state == "damaged" for _, state, _ in found)
+    if as_json:
+        files = [{"file": str(file), "state": state, "detail": detail} for file, state, detail in found]
+        print_json({"path": path, "ok": not is_damaged, "files": files})
+    else:
+        rows: list[list[str | Cell]] = [
+            [str(file), Cell(state, _COLOURS[state]), detail] for file, state, detail in found
+        ]
+        Page().table(["file", "state", ""], rows, fold_column="")
+    return 1 if is_damaged else 0
+
+
+def _check(path: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yield files, what is known of each, and why."""
+    if (path / DATABASE).is_file():
+        yield path / DATABASE, *_check_database(path / DATABASE)
+        yield path / "config.json", *_check_document(path / "config.json")
+        for folder in Checkpoints(path / "checkpoints").folders():
+            found = list(_check(folder))
+            if folder.exists():  # else the training has removed it meanwhile
+                yield from found
+    elif (path / TRAINING_FILE).is_file():
+        yield path / TRAINING_FILE, *_check_tensors(path / TRAINING_FILE)
+        state, detail = _check_tensors(path / MODEL_FILE)
+        try:
+            model_file(path)
+        except (BurntError, OSError) as error:
+            state, detail = "damaged", detail if state == "damaged" else _text(error)
+        yield path / MODEL_FILE, state, detail
+    else:
+        yield path, *_check_tensors(path)
+
+
+def _check_tensors(path: Path) -> tuple[str, str]:
+    damaged: list[str] = []
+    unchecked = 0
+    is_zip = path.is_file() and zipfile.is_zipfile(path)  # .npz and .pt
+    try:
+        with ExitStack() as stack:
+            # The document of an optimizer's state is not that of a Record.
+            is_plain = path.suffix == ".safetensors" and path.is_file()
+            tensors = open_safetensors(path, stack)[0] if is_plain else open_source(path, stack).tensors
+            if is_zip and (name := stack.enter_context(zipfile.ZipFile(path)).testzip()) is not None:
+                return "damaged", f"the checksum of {name} in the zip differs"
+            done, total = 0, sum(stored.nbytes for stored in tensors.values())
+            with progress_bar(f"checking {path.name}", total) as advance_to:
+                for name, stored in tensors.items():
+                    try:
+                        stored.verify(f"{path}: {name}")
+                    except RecordError as error:
+                        damaged.append(_text(error))
+                    unchecked += getattr(stored, "checksum", None) is None
+                    advance_to(done := done + stored.nbytes, total)
+    except (BurntError, OSError, zipfile.BadZipFile) as error:
+        return "damaged", _text(error)
+    if damaged:
+        return "damaged", "; ".join(damaged[:3]) + (f"; {len(damaged)} in all" if len(damaged) > 3 else "")
+    if unchecked and not is_zip:
+        return "not checked", f"{quantity(unchecked, 'tensor')} without checksums"
+    return "ok", quantity(len(tensors), "tensor")
+
+
+def _check_document(path: Path) -> tuple[str, str]:
+    try:
+        parse_json(path.read_bytes())
+    except (ValueError, OSError) as error:
+        return "damaged", _text(error)
+    return "not checked", "it is JSON, without a checksum"
+
+
+def _check_database(path: Path) -> tuple[str, str]:
+    try:
+        with contextlib.closing(connect(path, "ro")) as connection:
+            check_schema(connection, path)
+            problems = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
+    except (BurntError, sqlite3.Error, UnicodeDecodeError) as error:
+        return "damaged", _text(error)
+    if problems != ["ok"]:
+        return "damaged", "; ".join(problems)
+    return "ok", "its structure: SQLite keeps no checksums of the values in it"
+
+
+def _text(error: Exception) -> str:
+    if not isinstance(error, BurntError):
+        return str(error)
+    found = f": expected {error.expected}, found {error.found}" if error.found is not None else ""
+    return error.what + (f", in {error.where}" if error.where else "") + found

@@ -22,8 +22,7 @@ from torch import nn
 from burnt._files import replacing
 from burnt.errors import InputValueError, UnsupportedError
 from burnt.export.c_source import MissingOpsError, c_source
-from burnt.export.onnxruntime_web import OnnxRuntimeWeb
-from burnt.export.wasm import compile_wasm
+from burnt.export.wasm import OnnxRuntimeWeb, compile_wasm
 from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx import export
 from burnt.onnx.weights import rounded_copy

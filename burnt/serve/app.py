@@ -35,8 +35,8 @@ from starlette.routing import Route
 
 from burnt.errors import InputError, did_you_mean
 from burnt.serve import wire
+from burnt.serve.connections import Refusal, busy
 from burnt.serve.device import Prediction, QueueFullError, Slot
-from burnt.serve.refusal import Refusal, busy
 from burnt.serve.schema import Batch, TooLargeError
 from burnt.serve.servable import Servable
 from burnt.serve.service import OVER_LIMIT, Service, Settings

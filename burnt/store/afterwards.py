@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from burnt.errors import RunError
+from burnt.store.pyramid import INTO_ARTEFACT, INTO_EVENT, insert
 from burnt.store.reader import RunReader, state_of
-from burnt.store.rows import INTO_ARTEFACT, INTO_EVENT, insert
 from burnt.store.schema import DATABASE, clean_text, connect, to_json, unreadable, unwritable
 
 Table = tuple[str, Sequence[str], Iterable[Sequence[object]]]

@@ -13,8 +13,7 @@ from typing import Any
 
 from burnt._files import replacing
 from burnt.errors import RunError
-from burnt.store.liveness import ProcessName, writing_state
-from burnt.store.rows import INTO_EVENT, insert
+from burnt.store.pyramid import INTO_EVENT, insert
 from burnt.store.schema import (
     DATABASE,
     SCHEMA,
@@ -25,6 +24,7 @@ from burnt.store.schema import (
     unreadable,
     unwritable,
 )
+from burnt.store.write_lease import ProcessName, writing_state
 
 _NETWORK_FILE_SYSTEMS = (
     *("nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.ceph"),

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, cast
 
 from burnt._json import parse_json
 from burnt.errors import MetricError, RunError, did_you_mean
-from burnt.store.liveness import ProcessName, State, writing_state
 from burnt.store.pyramid import FANOUT, LEVELS, Bucket, merge, single
 from burnt.store.schema import DATABASE, MAX_INTEGER, REMOVED, check_schema, connect, unreadable
+from burnt.store.write_lease import ProcessName, State, writing_state
 
 
 class Attempt(NamedTuple):

@@ -23,10 +23,8 @@ from typing import Any, Literal, Self
 
 from burnt._files import sync_folder
 from burnt.errors import MetricError, RunError, TakenOverError
-from burnt.store.liveness import HEARTBEAT_SECONDS
 from burnt.store.opening import begin_attempt, create_database
-from burnt.store.pyramid import Pyramid
-from burnt.store.rows import (
+from burnt.store.pyramid import (
     INTO_ARTEFACT,
     INTO_BUCKET,
     INTO_EVENT,
@@ -36,11 +34,12 @@ from burnt.store.rows import (
     INTO_SERIES,
     INTO_SYSTEM,
     Batch,
+    Pyramid,
     Row,
     insert,
 )
 from burnt.store.schema import DATABASE, MAX_INTEGER, clean_text, connect, to_json, write_errors
-from burnt.store.write_lease import WriteLease
+from burnt.store.write_lease import HEARTBEAT_SECONDS, WriteLease
 
 EndState = Literal["finished", "stopped", "crashed"]
 _FLUSH_SECONDS = 0.5

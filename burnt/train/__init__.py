@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from burnt.train.checkpoints.checkpoint import TrainingState as TrainingState
     from burnt.train.checks.batch_size_finder import find_batch_size as find_batch_size
     from burnt.train.checks.rate_finder import find_learning_rate as find_learning_rate
-    from burnt.train.control.interrupt import Interrupted as Interrupted
+    from burnt.train.control.end_reason import Interrupted as Interrupted
     from burnt.train.control.plateau import Plateau as Plateau
     from burnt.train.control.stopping import EarlyStopping as EarlyStopping
     from burnt.train.duration import Duration as Duration
@@ -57,7 +57,7 @@ _NAMES = {
     "burnt.train.checkpoints.checkpoint": "Checkpoints Every KeepBest KeepLast Saved TrainingState",
     "burnt.train.checks.batch_size_finder": "find_batch_size",
     "burnt.train.checks.rate_finder": "find_learning_rate",
-    "burnt.train.control.interrupt": "Interrupted",
+    "burnt.train.control.end_reason": "Interrupted",
     "burnt.train.control.plateau": "Plateau",
     "burnt.train.control.stopping": "EarlyStopping",
     "burnt.train.duration": "Duration Position",

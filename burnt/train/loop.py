@@ -33,7 +33,7 @@ from burnt.train.checkpoints.saving import CheckpointWriter
 from burnt.train.control.control import Control, TrainingClock
 from burnt.train.control.non_finite import NonFiniteReports, RecentLosses
 from burnt.train.control.plateau import plateaus_of
-from burnt.train.control.watch import MetricWatch
+from burnt.train.control.stopping import MetricWatch
 from burnt.train.duration import Duration, Position
 from burnt.train.events import (
     Callbacks,
@@ -53,9 +53,8 @@ from burnt.train.reporting.run_tables import KernelTables
 from burnt.train.resuming import checkpoint_document
 from burnt.train.settings import TrainingSettings
 from burnt.train.step import StepOutput
-from burnt.train.updates.accumulation import WindowGradients
 from burnt.train.updates.manual import Optimizers, StepOptimizers
-from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep
+from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep, WindowGradients
 from burnt.train.updates.outcome import NonFinite, StepOutcomes
 from burnt.train.updates.precision import autocast
 

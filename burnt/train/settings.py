@@ -23,13 +23,12 @@ from burnt.train.duration import Duration
 from burnt.train.events import Callbacks
 from burnt.train.learner import Learner
 from burnt.train.metrics import Loss, Metric
-from burnt.train.metrics.loss import loss_first
+from burnt.train.metrics.base import loss_first
 from burnt.train.other_trainers import TRAINER_OPTIONS
 from burnt.train.reporting.progress import Reporter, check_monitor
-from burnt.train.updates.loss_scale import LossScale
 from burnt.train.updates.manual import Optimizers
 from burnt.train.updates.optimizer_step import GradientRules
-from burnt.train.updates.precision import check_precision, check_strategy
+from burnt.train.updates.precision import LossScale, check_precision, check_strategy
 
 _POLICIES = ("raise", "skip", "stop")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from burnt.cli import c, main
+from burnt.cli import export, main
 from burnt.cli.run_model import RunModel
 from burnt.export import CSource
 from burnt.export.c_source import c_source
@@ -42,7 +42,7 @@ def source(name: str) -> CSource:
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch: Patch) -> None:
     """The model of the run net is loaded, and exported once."""
-    monkeypatch.setattr(c, "load_run_model", lambda args: shipped())
+    monkeypatch.setattr(export, "load_run_model", lambda args: shipped())
     monkeypatch.setattr("burnt.export.firmware.c_source", lambda model, signature, name: source(name))
 
 

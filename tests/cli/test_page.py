@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import burnt.export
-from burnt.cli import main, page
+from burnt.cli import export, main
 from burnt.cli.run_model import RunModel
 from burnt.export import Page
 from burnt.inspect import signature_of
@@ -39,7 +39,7 @@ def given(monkeypatch: Patch) -> dict[str, Any]:
         return Page(Path(path), 1234, example, "onnxruntime-web 1.30.0", "the C generator lacks ops: Scan")
 
     monkeypatch.setattr(burnt.export, "write_page", write)
-    monkeypatch.setattr(page, "load_run_model", lambda args: shipped(["cat", "dog"]))
+    monkeypatch.setattr(export, "load_run_model", lambda args: shipped(["cat", "dog"]))
     return given
 
 
@@ -47,7 +47,7 @@ def given(monkeypatch: Patch) -> dict[str, Any]:
     shutil.which("clang") is None or shutil.which("wasm-ld") is None, reason="no clang: apt install clang lld"
 )
 def test_it_writes_the_page(desk: Path, capsys: Any, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(page, "load_run_model", lambda args: shipped())
+    monkeypatch.setattr(export, "load_run_model", lambda args: shipped())
     assert main(["page", "runs/net", "-o", "net.html", "--weights", "float16", "--fields", 'a,"b, c",d']) == 0
     size = (desk / "net.html").stat().st_size
     assert capsys.readouterr().out.splitlines() == [
@@ -82,7 +82,7 @@ def test_options(options: list[str], expected: dict[str, Any], given: dict[str, 
 
 
 def test_names_of_another_number_of_classes_are_left_out(given: dict[str, Any], monkeypatch: Patch) -> None:
-    monkeypatch.setattr(page, "load_run_model", lambda args: shipped(["a", "b", "c"]))
+    monkeypatch.setattr(export, "load_run_model", lambda args: shipped(["a", "b", "c"]))
     assert main(["page", "runs/net", "-o", "net.html"]) == 0
     assert given["classes"] is None
 

@@ -22,7 +22,7 @@ from burnt.codegen.ir import Buffer, IndexExpr, Kernel, Split, Store, Var, index
 from burnt.codegen.render.c.kernel import print_kernels
 from burnt.codegen.render.metal.kernel import print_kernel as print_metal
 from burnt.codegen.render.shape_params import with_constant_sizes
-from burnt.codegen.render.triton.configs import select_config
+from burnt.codegen.render.triton.source import select_config
 from burnt.codegen.runtime import c_compiler
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler

@@ -4,7 +4,7 @@ import tarfile
 import pytest
 
 from burnt.errors import UnsupportedError
-from burnt.export.onnxruntime_web import OnnxRuntimeWeb
+from burnt.export.wasm import OnnxRuntimeWeb
 
 PACKAGE = {
     "package.json": b'{"version": "9.9.9"}',

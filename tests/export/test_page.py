@@ -13,7 +13,7 @@ from torch import nn
 
 from burnt.errors import InputValueError, UnsupportedError
 from burnt.export import page, write_page
-from burnt.export.onnxruntime_web import OnnxRuntimeWeb
+from burnt.export.wasm import OnnxRuntimeWeb
 from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx.weights import rounded_copy
 from tests.export import browser as browser_module

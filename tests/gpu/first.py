@@ -75,8 +75,8 @@ CONFIGS = {
 def product(name: str, changes: dict[str, Any], device: torch.device, *, offset: int = 0) -> Case:
     """A matmul of `tests/codegen/render/triton/test_products.py`; its first argument begins at `offset`."""
     from burnt.codegen.function import Function
-    from burnt.codegen.render.triton.configs import select_config
     from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulStructure
+    from burnt.codegen.render.triton.source import select_config
     from burnt.codegen.runtime.triton_backend import TRITON
     from burnt.codegen.runtime.triton_launch import build
     from tests.codegen.render.triton.test_products import CASES as PRODUCTS

@@ -14,7 +14,7 @@ from torch import Tensor
 from burnt import kernels, nn, optim
 from burnt.data import Batch, Loader, Mover, TensorDataset
 from burnt.train import KeepLast, Learner, StepOutput, SupervisedTraining, replay
-from burnt.train.checkpoints.copies import copied_tensors
+from burnt.train.checkpoints.checkpoint import copied_tensors
 from tests.gpu.test_device import Classifier, classifier, data, training
 
 pytestmark = pytest.mark.gpu

@@ -31,8 +31,8 @@ from burnt.monitor.screens import run as run_module
 from burnt.monitor.screens.compare import CompareScreen
 from burnt.monitor.screens.panes import events as events_pane
 from burnt.monitor.screens.panes import log as log_pane
-from burnt.monitor.screens.panes.checkpoints import best_checkpoint
 from burnt.monitor.screens.panes.log import LogPane
+from burnt.monitor.screens.panes.tables import best_checkpoint
 from burnt.monitor.screens.run import RunScreen
 from burnt.monitor.screens.run_list import RunsScreen
 from burnt.monitor.ui.dialogs import (

@@ -153,8 +153,8 @@ def _install_driver() -> None:
 
 def _send_to_triton() -> None:
     """Tensors on the CPU are sent to the kernels that a GPU would run."""
-    from burnt.codegen.render.triton.configs import parse_config, select_config
     from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.codegen.render.triton.source import parse_config, select_config
     from burnt.codegen.runtime import targets, triton_backend, triton_launch
     from burnt.codegen.runtime.target import BuiltKernels
     from burnt.kernels.ops.rnn import layer, loop_triton

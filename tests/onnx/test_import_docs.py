@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from burnt.onnx.importer.table import ops_table
+from burnt.onnx.importer.summary import ops_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "import-export.md"
 

@@ -20,8 +20,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import burnt
 from burnt.errors import BurntError, RecordError, UnsupportedError
-from burnt.onnx.importer.names import unique_name
 from burnt.onnx.importer.package import module_source
+from burnt.onnx.importer.paths import unique_name
 from burnt.onnx.importer.summary import summarize
 
 FLOAT = TensorProto.FLOAT

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 
 import burnt
 from burnt.errors import InputValueError, UnsupportedError
-from burnt.onnx.importer import onnx2torch
 from burnt.onnx.importer.dtypes import from_numpy
+from burnt.onnx.importer.load import _onnx2torch
 from tests.onnx.importer_files import inputs_of, names, read
 
 MISSING = [name for name in ("onnx2torch", "torchvision") if importlib.util.find_spec(name) is None]
@@ -35,7 +35,7 @@ def test_there_is_no_other_engine() -> None:
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    onnx2torch._onnx2torch.cache_clear()
+    _onnx2torch.cache_clear()
     with pytest.raises(UnsupportedError, match=r"(?s)no onnx2torch, no torchvision.*burnt\[onnx2torch\]"):
         burnt.onnx.load(linear(), engine="onnx2torch")
 

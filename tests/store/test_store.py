@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from burnt.errors import MetricError, RunError
-from burnt.store import RunReader, RunWriter, Series, find_runs, liveness, opening, schema
+from burnt.store import RunReader, RunWriter, Series, find_runs, opening, schema, write_lease
 from burnt.store import writer as writer_module
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
@@ -601,11 +601,11 @@ def test_a_run_that_may_not_be_read_is_listed_and_says_so(tmp_path, monkeypatch)
 
 
 def test_states_of_an_attempt_without_an_end(monkeypatch):
-    own = liveness.ProcessName.own()
+    own = write_lease.ProcessName.own()
     now = 1000.0
     elsewhere = own._replace(host="elsewhere")
     gone = own._replace(started=own.started - 100)  # the id was given to another process
-    state = liveness.writing_state
+    state = write_lease.writing_state
     assert state(own, now - 1, now) == "running"
     assert state(own, now + 5, now) == "running"
     assert state(own, now - 11, now) == "stale"
@@ -624,5 +624,5 @@ def test_a_run_that_ends_while_it_is_viewed_is_not_crashed(folder, monkeypatch):
         run.close("finished")
         return False
 
-    monkeypatch.setattr(liveness.ProcessName, "is_alive", gone)
+    monkeypatch.setattr(write_lease.ProcessName, "is_alive", gone)
     assert reader.state() == "finished"

@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from burnt.train.reporting import monitor_process
 from burnt.train.duration import Position
 from burnt.train.events import EpochEnded, Logged, Started
-from burnt.train.control.interrupt import Interruption
+from burnt.train.control.end_reason import Interruption
 from burnt.train.reporting.progress import choose_reporter
 from burnt.store import RunWriter
 

@@ -21,11 +21,10 @@ from burnt.data import Loader, TensorDataset
 from burnt.errors import UnsupportedError
 from burnt.train import Learner, Position, StepOutput, SupervisedTraining, predict
 from burnt.train.events import Logged, Started, Validated
+from burnt.train.reporting import notebook as work_module
 from burnt.train.reporting import progress as progress_module
-from burnt.train.reporting import work_progress as work_module
-from burnt.train.reporting.notebook import bar_html, curves_html, in_notebook, table_html
+from burnt.train.reporting.notebook import WorkProgress, bar_html, curves_html, in_notebook, table_html
 from burnt.train.reporting.progress import NotebookReporter, PlainReporter, choose_reporter
-from burnt.train.reporting.work_progress import WorkProgress
 
 DATA = TensorDataset(x=torch.linspace(0, 1, 16)[:, None], y=torch.linspace(0, 1, 16)[:, None])
 

@@ -29,7 +29,7 @@ from burnt.train import (
     TrainingState,
 )
 from burnt.train.checkpoints.rng import RandomStates
-from burnt.train.control.interrupt import Interruption
+from burnt.train.control.end_reason import Interruption
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
 from burnt.train.metrics.monitored_metric import Monitored
 from burnt.train.step import StepOutput

@@ -89,7 +89,7 @@ def add(burnt: Parser) -> None:
     example = "example: burnt runs show runs/digits"
     show = runs.command("show", "show one run in detail", example, "runs_show")
     example = "example: burnt runs export runs/digits --format jsonl --follow"
-    export = runs.command("export", "export a run for other tools", example, "runs_export")
+    export = runs.command("export", "export a run for other tools", example, "runs_show:export")
     export.add_argument("--format", required=True, choices=["csv", "jsonl", "tensorboard"])
     text = "output file, default: standard output; for tensorboard a folder, default: RUN/tensorboard"
     export.option("--out", "PATH", text)
@@ -106,19 +106,21 @@ def add(burnt: Parser) -> None:
     compare = runs.command("compare", text, _COMPARE_EXAMPLES, "runs_compare")
     compare.words("runs", "RUN", runs_help, nargs="+")
     compare.repeated("--metric", "NAME", "also draw its curves; a pattern")
-    search = runs.command("search", "list the runs that a query matches", _SEARCH_EXAMPLES, "runs_search")
+    search = runs.command(
+        "search", "list the runs that a query matches", _SEARCH_EXAMPLES, "runs_list:search"
+    )
     search.words("query", "QUERY", "terms, as in the examples below", nargs="+")
     search.option("--in", "FOLDER", "the folder to search", default="runs", dest="folder")
     search.flag("--paths", "print only the folders")
-    tag = runs.command("tag", "add tags to runs, or remove them", _TAG_EXAMPLES, "runs_tag:tag")
+    tag = runs.command("tag", "add tags to runs, or remove them", _TAG_EXAMPLES, "runs_edit:tag")
     tag.words("words", "RUN|+TAG|-TAG", f"{runs_help}; then the tags", nargs="+")
     example = 'example: burnt runs note digits "the rate was too high"'
-    note = runs.command("note", "add a note to a run", example, "runs_tag:note")
+    note = runs.command("note", "add a note to a run", example, "runs_edit:note")
     text, example = (
         "remove runs that have ended, with their checkpoints",
         "example: burnt runs rm digits-a 'runs/old-*'",
     )
-    remove = runs.command("rm", text, example, "runs_rm")
+    remove = runs.command("rm", text, example, "runs_edit:rm")
     remove.words("runs", "RUN", runs_help, nargs="+")
     remove.flag("-y --yes", "remove without asking")
 

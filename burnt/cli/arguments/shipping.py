@@ -126,7 +126,9 @@ def _add_run_models(burnt: Parser) -> None:
     )
     export.option("--tolerance", "ERROR", text, real())
 
-    page = burnt.command("page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, "page")
+    page = burnt.command(
+        "page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, "export:page"
+    )
     page.option("--title", "TITLE", "the page's title, default: the run's name")
     page.option("--classes", "A,B", "the names of the classes, default: those of the run's dataset")
     page.option("--fields", "A,B", "the names of the input's numbers, in order")
@@ -137,7 +139,7 @@ def _add_run_models(burnt: Parser) -> None:
         dtypes = ["float32", "float16", "bfloat16"]
         command.choice("--weights", dtypes, "how matrices are stored", "float32")
 
-    firmware = burnt.command("c", "write a run's model as C for a microcontroller", _C_EXAMPLES, "c")
+    firmware = burnt.command("c", "write a run's model as C for a microcontroller", _C_EXAMPLES, "export:c")
     firmware.option("--name", "NAME", "the C function", default="model")
     for memory in ("ram", "flash"):
         firmware.option(f"--{memory}", "BYTES", f"refuse a model that needs more {memory}, such as 64k", SIZE)

@@ -119,7 +119,7 @@ def add(burnt: Parser) -> None:
 def check_train(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Check that `burnt train` was given either a function or a run to go on with."""
     if args.resume is not None:
-        args.home = "resume"
+        args.home = "fork:resume"
         if args.target is not None and "=" in args.target:  # the first assignment
             args.overrides.insert(0, args.target)
         elif args.target is not None:

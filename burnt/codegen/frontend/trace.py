@@ -24,8 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from burnt import _torch
-from burnt.codegen.frontend.aliases import Aliases, find_aliases
-from burnt.codegen.frontend.overlap import STRIDE_OPS, OverlapWatch, is_attention
+from burnt.codegen.frontend.overlap import STRIDE_OPS, Aliases, OverlapWatch, find_aliases, is_attention
 from burnt.codegen.frontend.real_results import RealResults
 from burnt.codegen.frontend.refusals import RefusalWatch, decompose_unless_unsupported
 from burnt.errors import UnsupportedError

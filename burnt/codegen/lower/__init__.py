@@ -7,13 +7,11 @@ from burnt.codegen.ir import const
 from burnt.codegen.lower import (  # noqa: F401 - they register their lowerings
     conv,
     elementwise,
-    float8,
     gather,
     integers,
     pooling,
     random,
     reduction,
-    scan,
     views,
 )
 from burnt.codegen.lower.registry import (

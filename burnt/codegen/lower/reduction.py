@@ -1,4 +1,4 @@
-"""Lowerings of reductions: sums, means, products, extremes and their indices, variances."""
+"""Lowerings of reductions (sums, products, extremes and indices, variances) and of cumulative ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, IndexExpr, Reduction, Value, cast, index_value, reduction_result
+from burnt.codegen.ir import (
+    Expr,
+    Index,
+    IndexExpr,
+    Reduction,
+    Scan,
+    Value,
+    cast,
+    index_value,
+    reduction_result,
+    scan_result,
+)
 from burnt.codegen.lower.registry import (
     Lowering,
     Scalar,
@@ -193,3 +204,37 @@ register_lowering(aten.std.correction)(partial(_first_of, _lower_std_mean))
 
 FLOAT64_OPS = frozenset({aten.std.correction, aten.std_mean.correction})
 """Ops whose lowering takes ``has_fast_float64``: whether the target computes in float64 at little cost."""
+
+
+def _scan(kind: str, x: Value, axis: int, dtype: torch.dtype, math_dtype: torch.dtype) -> Value:
+    """Scan along an axis, computing in `math_dtype`; the result has `dtype`."""
+    if dtype.is_complex:
+        raise Unlowered
+    axis = axis % len(x.shape) if x.shape else 0
+    is_arg = kind.startswith("arg")
+    if not x.shape or x.shape[axis] == 1:
+        # One element: it is the result, and its index is 0.
+        if is_arg:
+            return full(x.shape, 0, dtype)
+        return Value(x.shape, dtype, lambda index: rounded(cast(x.at(index), math_dtype), dtype))
+    result_dtype = torch.int64 if is_arg else math_dtype
+    node = Scan(kind, x.shape, axis, result_dtype, lambda index: cast(x.at(index), math_dtype))
+    return Value(x.shape, dtype, lambda index: rounded(scan_result(node, index), dtype))
+
+
+def _lower_scan(kind: str, meta: torch.Tensor, x: Value, axis: int, *, dtype: Any = None) -> Value:
+    if kind == "logsumexp" and not meta.dtype.is_floating_point:
+        raise Unlowered
+    return _scan(kind, x, axis, meta.dtype, compute_dtype(meta.dtype))
+
+
+def _lower_extreme_scan(kind: str, metas: Sequence[torch.Tensor], x: Value, axis: int) -> tuple[Value, Value]:
+    math_dtype = compute_dtype(x.dtype)
+    return _scan(kind, x, axis, x.dtype, math_dtype), _scan(f"arg{kind}", x, axis, torch.int64, math_dtype)
+
+
+register_lowering(aten.cumsum.default)(partial(_lower_scan, "sum"))
+register_lowering(aten.cumprod.default)(partial(_lower_scan, "prod"))
+register_lowering(aten.logcumsumexp.default)(partial(_lower_scan, "logsumexp"))
+register_lowering(aten.cummax.default)(partial(_lower_extreme_scan, "max"))
+register_lowering(aten.cummin.default)(partial(_lower_extreme_scan, "min"))

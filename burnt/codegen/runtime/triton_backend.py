@@ -21,7 +21,7 @@ def _build_triton(
     number_positions: Sequence[int],
     blocks: Mapping[str, str] | None = None,
 ) -> BuiltKernels:
-    from burnt.codegen.render.triton.configs import parse_config, select_config
+    from burnt.codegen.render.triton.source import parse_config, select_config
     from burnt.codegen.runtime.triton_compile_pool import limits_of
     from burnt.codegen.runtime.triton_launch import build
 
@@ -47,7 +47,7 @@ def are_block_sizes(blocks: Mapping[Any, Any]) -> bool:
     >>> are_block_sizes({"BLOCK": 64})
     False
     """
-    from burnt.codegen.render.triton.configs import parse_config
+    from burnt.codegen.render.triton.source import parse_config
 
     try:
         return all(
@@ -59,8 +59,8 @@ def are_block_sizes(blocks: Mapping[Any, Any]) -> bool:
 
 
 def _show_triton(kernels: Sequence[Kernel], number_positions: Sequence[int]) -> dict[Kernel, str]:
-    from burnt.codegen.render.triton.configs import select_config
     from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+    from burnt.codegen.render.triton.source import select_config
 
     return {
         kernel: print_kernel(kernel, select_config(structure_of(kernel))).text.rstrip("\n")

@@ -30,9 +30,15 @@ import torch
 
 from burnt.codegen.frontend.trace import PLANNING_LOCK
 from burnt.codegen.ir import Buffer, Expr, Kernel
-from burnt.codegen.render.triton.configs import AnyConfig, neighbouring_configs, why_too_large
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
-from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, Workspace
+from burnt.codegen.render.triton.source import (
+    AnyConfig,
+    FailedFlag,
+    ScalarArg,
+    Workspace,
+    neighbouring_configs,
+    why_too_large,
+)
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.errors import CompileError
 

@@ -20,10 +20,17 @@ import torch
 import triton
 
 from burnt.codegen.ir import Buffer, Check, Kernel, walk
-from burnt.codegen.render.triton.configs import AnyConfig, select_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
-from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
+from burnt.codegen.render.triton.source import (
+    AnyConfig,
+    DeviceFunction,
+    FailedFlag,
+    ScalarArg,
+    TritonSource,
+    Workspace,
+    select_config,
+)
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, raise_failed_check
 
 _NO_BLOCK_SIZES: Mapping[str, AnyConfig] = MappingProxyType({})

@@ -33,7 +33,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.ir.loops import contiguous_strides, merge_splits, new_index, split_loops
 from burnt.codegen.lower import LOWERINGS, Scalar, Unlowered
-from burnt.codegen.lower.float8 import FLOAT8_FORMATS, find_float8_nodes
+from burnt.codegen.lower.elementwise import FLOAT8_FORMATS, find_float8_nodes
 from burnt.codegen.lower.matmul import (
     MATMUL_LOWERINGS,
     MM_OPS,

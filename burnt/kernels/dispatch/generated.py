@@ -129,7 +129,7 @@ class Generated(Candidate):
         device = next(a.device for a in args if isinstance(a, Tensor))
         if config is None or device.type != "cuda":
             return None
-        from burnt.codegen.render.triton.configs import parse_config
+        from burnt.codegen.render.triton.source import parse_config
         from burnt.codegen.runtime.triton_compile_pool import jobs_of, pool_of
 
         named = [(k, parse_config(config[k.name])) for k in self.kernels(args) if k.name in config]

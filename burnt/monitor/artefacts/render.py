@@ -6,6 +6,7 @@ Without `colors`, shades are characters.
 
 from __future__ import annotations
 
+import io
 import math
 import textwrap
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 from rich.cells import cell_len, chop_cells
 
 from burnt.errors import clean
-from burnt.monitor.artefacts.png import Image, fit
 from burnt.monitor.format import truncate
 from burnt.plot.ticks import linear_ticks, number_text
 
@@ -366,3 +366,58 @@ def draw_text(text: str, width: int, height: int = 0, colors: bool = True) -> Li
         # Wide characters take two cells.
         lines += [[StyledText(part)] for one in wrapped for part in chop_cells(one, width) or [""]]
     return lines
+
+
+_GREY = (128, 128, 128, 255)  # behind transparent pixels
+
+
+class PngError(ValueError):
+    """The image cannot be decoded; the message says why."""
+
+
+class Image(NamedTuple):
+    """An RGB image: three bytes per pixel, row by row from the top."""
+
+    width: int
+    height: int
+    rgb: bytes
+
+
+def decode(data: bytes) -> Image:
+    """Decode a PNG file; transparent pixels are blended on grey.
+
+    Raises:
+        PngError: the file is damaged or far too large, or Pillow is not installed.
+    """
+    try:
+        from PIL import Image as pillow
+    except ImportError:
+        raise PngError("showing images needs Pillow: pip install 'burnt[tui]'") from None
+    try:
+        with pillow.open(io.BytesIO(data), formats=["PNG"]) as file:
+            image = file.convert("RGBA")
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        raise PngError(f"the PNG file is damaged: {error}") from error
+    rgb = pillow.alpha_composite(pillow.new("RGBA", image.size, _GREY), image).convert("RGB")
+    return Image(*rgb.size, rgb.tobytes())
+
+
+def fit(image: Image, width: int, height: int) -> Image:
+    """Scale an image to at most `width` by `height` pixels, keeping its proportions.
+
+    Large images are reduced by averaging pixels; small ones are enlarged by a whole number, so that pixels
+    stay square.
+    """
+    from PIL import Image as pillow
+
+    if width < 1 or height < 1:
+        return Image(0, 0, b"")
+    shrink = max(image.width / width, image.height / height)
+    if shrink <= 1:
+        factor, method = max(min(width // image.width, height // image.height), 1), pillow.Resampling.NEAREST
+        size = image.width * factor, image.height * factor
+    else:
+        method = pillow.Resampling.BOX
+        size = max(round(image.width / shrink), 1), max(round(image.height / shrink), 1)
+    scaled = pillow.frombytes("RGB", (image.width, image.height), image.rgb).resize(size, method)
+    return Image(*size, scaled.tobytes())

@@ -42,11 +42,11 @@ from burnt.store import (
     SystemSample,
     find_runs,
 )
-from burnt.store.liveness import SILENT_SECONDS
 from burnt.store.reader import Head, NewestIds, marked_points, mean_points, state_of, training_seconds
 from burnt.store.schema import DATABASE, unreadable
 from burnt.store.search import RunFacts, settings_of
 from burnt.store.tags import Note, event_notes, read_notes, read_tags, tags_stamp
+from burnt.store.write_lease import SILENT_SECONDS
 
 ViewState = Literal["running", "finished", "stopped", "crashed", "stale", "unreadable", "deleted"]
 

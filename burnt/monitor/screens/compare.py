@@ -32,9 +32,8 @@ from burnt.monitor.plotting.run_curves import (
 from burnt.monitor.plotting.text_chart import ChartView, XAxis
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.filter_input import FilterInput, matcher
-from burnt.monitor.ui.keybar import KeyBar
+from burnt.monitor.ui.keybar import KeyBar, update_if_changed
 from burnt.monitor.ui.keymap import COMPARE, bindings
-from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import state_cell
 from burnt.plot.braille import line_sample

@@ -29,20 +29,17 @@ from burnt.monitor.format import (
     series_label,
 )
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
-from burnt.monitor.screens.panes.checkpoints import CheckpointsPane
-from burnt.monitor.screens.panes.config import ConfigPane
 from burnt.monitor.screens.panes.events import EventsPane
 from burnt.monitor.screens.panes.log import LogPane
-from burnt.monitor.screens.panes.numbers import NumbersPane
+from burnt.monitor.screens.panes.numbers import ConfigPane, NumbersPane
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.plots import PlotsPane
 from burnt.monitor.screens.panes.system import SystemPane
-from burnt.monitor.screens.panes.tables import KernelsPane, ModelPane
+from burnt.monitor.screens.panes.tables import CheckpointsPane, KernelsPane, ModelPane
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
-from burnt.monitor.ui.keybar import KeyBar
+from burnt.monitor.ui.keybar import KeyBar, Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.keymap import RUN, Key, bindings
-from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.theme import progress_bar, state_cell
 from burnt.store import Series
 from burnt.store.control import check

@@ -23,13 +23,13 @@ from burnt.monitor.format import clock_text, error_text, series_label, size_text
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.run_curves import MAX_RUNS, curves_of
 from burnt.monitor.plotting.text_chart import ChartView
-from burnt.monitor.screens.choose_columns import ChooseColumnsScreen
 from burnt.monitor.screens.list_columns import (
     FIRST_COLUMNS,
     SORT_KEYS,
     USUAL_COLUMNS,
     USUAL_HELP,
     Candidate,
+    ChooseColumnsScreen,
     age_cell_text,
     automatic_columns,
     candidates,
@@ -41,9 +41,8 @@ from burnt.monitor.screens.list_columns import (
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
 from burnt.monitor.ui.filter_input import FilterInput, run_matcher
-from burnt.monitor.ui.keybar import KeyBar
+from burnt.monitor.ui.keybar import KeyBar, Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.keymap import RUNS, bindings
-from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
 from burnt.monitor.ui.theme import state_cell
 from burnt.store.removal import Removable, examine, remove

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from burnt.onnx.functions.attention import *  # noqa: F403
-from burnt.onnx.functions.casts import *  # noqa: F403
 from burnt.onnx.functions.control import *  # noqa: F403
 from burnt.onnx.functions.fused import *  # noqa: F403
 from burnt.onnx.functions.math import *  # noqa: F403
@@ -25,7 +24,6 @@ from burnt.onnx.functions.resizing import *  # noqa: F403
 from burnt.onnx.functions.selection import *  # noqa: F403
 from burnt.onnx.functions.signal import *  # noqa: F403
 from burnt.onnx.functions.tensors import *  # noqa: F403
-from burnt.onnx.functions.text import *  # noqa: F403
 from burnt.onnx.functions.training import *  # noqa: F403
 from burnt.onnx.functions.windows import *  # noqa: F403
 

@@ -18,25 +18,34 @@ from torch import Tensor
 
 from burnt.errors import RecordError, UnsupportedError, quantity
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype
-from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.expand import expand, version_of
-from burnt.onnx.importer.fixed_sizes import Sizes
 from burnt.onnx.importer.integers import Ints, compute
 from burnt.onnx.importer.matching import shape_of
-from burnt.onnx.importer.names import unique_name
 from burnt.onnx.importer.node import (
     Node,
     attribute_defaults,
+    find_handler,
     place_of,
     refuse_attribute,
     shortest_decimal,
     to_text,
 )
-from burnt.onnx.importer.paths import Paths, layer_path, tensor_hint
+from burnt.onnx.importer.paths import Paths, layer_path, tensor_hint, unique_name
 from burnt.onnx.importer.patterns import rewrite_patterns
-from burnt.onnx.importer.program import Call, Define, Device, Leaf, Name, Program, Size, Statement, names_in
-from burnt.onnx.importer.registry import find_handler
+from burnt.onnx.importer.program import (
+    Call,
+    Define,
+    Device,
+    Leaf,
+    Name,
+    Program,
+    Size,
+    Statement,
+    names_in,
+    run_program,
+)
 from burnt.onnx.importer.source import MAX_NODES, ConstantLimit
+from burnt.onnx.importer.symbols import Sizes
 
 if TYPE_CHECKING:
     import onnx_ir as ir

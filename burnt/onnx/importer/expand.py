@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from burnt.errors import RecordError
+from burnt.onnx.importer.node import find_handler
 from burnt.onnx.importer.qoperators import expand_qoperators
-from burnt.onnx.importer.registry import find_handler
 from burnt.onnx.importer.shapes import infer_shapes
 from burnt.onnx.importer.symbols import name_symbols
 

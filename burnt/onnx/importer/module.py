@@ -17,9 +17,8 @@ from torch import Tensor
 
 from burnt.errors import InputTypeError, ShapeError, did_you_mean, quantity
 from burnt.module import Module
-from burnt.onnx.importer.evaluate import run_program
 from burnt.onnx.importer.paths import add_members, find_member, flat, flat_names
-from burnt.onnx.importer.program import Program, Size
+from burnt.onnx.importer.program import Program, Size, run_program
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from burnt.onnx.importer.blocks.lists import Block, Members, group_lists, groupe
 from burnt.onnx.importer.blocks.repeats import number_repeats
 from burnt.onnx.importer.blocks.structure import Constructor, constructor, with_attributes
 from burnt.onnx.importer.module import ImportedModule
-from burnt.onnx.importer.names import unique_name
-from burnt.onnx.importer.paths import children_of, list_length
+from burnt.onnx.importer.paths import children_of, list_length, unique_name
 from burnt.onnx.importer.program import Leaf, Name, Program, Size, name_of
 from burnt.onnx.importer.python.body import body_lines
 from burnt.onnx.importer.python.expressions import Code, bracketed, broken, code_of, prefixed

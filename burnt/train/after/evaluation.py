@@ -15,7 +15,7 @@ from burnt.errors import DefinitionError
 from burnt.train.learner import Learner, StepFunction, Steps, model_step
 from burnt.train.loop import run_validation
 from burnt.train.metrics import Metric, intervals, read
-from burnt.train.metrics.loss import loss_first
+from burnt.train.metrics.base import loss_first
 from burnt.train.updates.precision import autocast, check_precision, float32_matmuls
 
 

@@ -25,7 +25,7 @@ from burnt.train.after.gathering import gather, to_cpu
 from burnt.train.after.item_dependence import has_one_scale, measure_item_dependence
 from burnt.train.after.trained import TrainedAs
 from burnt.train.learner import Learner
-from burnt.train.reporting.work_progress import WorkProgress
+from burnt.train.reporting.notebook import WorkProgress
 from burnt.train.updates.precision import autocast, check_precision
 
 _BATCH_SIZE = 64

@@ -31,11 +31,41 @@ from burnt.record.formats.checksums import check_checksum
 from burnt.record.formats.safetensors_file import read_header_checksum
 from burnt.store.write_lease import WriteLease
 from burnt.train.checkpoints.buffers import allocated, load_buffers
-from burnt.train.checkpoints.copies import copied_record, copied_tensors
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.duration import Duration, Position
 from burnt.train.metrics.base import Metric
 from burnt.train.metrics.monitored_metric import Monitored
+
+
+def copied_record(record: Record) -> Record:
+    """Return a record with copies of the values, in memory that the training does not change."""
+    return dataclasses.replace(
+        record, tensors=copied_tensors(record.tensors), static=copy.deepcopy(record.static)
+    )
+
+
+def copied_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of tensors on the host; from CUDA, all at once through pinned memory.
+
+    >>> ours = torch.ones(2)
+    >>> copies = copied_tensors({"a": ours})
+    >>> ours.zero_(), copies
+    (tensor([0., 0.]), {'a': tensor([1., 1.])})
+    """
+    copies = {name: _copied(tensor.detach()) for name, tensor in tensors.items()}
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided or hasattr(tensor, "__tensor_flatten__") or tensor.is_meta:
+        return tensor  # which the writer refuses
+    if tensor.is_cuda:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
 
 FORMAT = 1
 MODEL_FILE, TRAINING_FILE = "model.safetensors", "training.safetensors"

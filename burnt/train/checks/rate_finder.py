@@ -25,9 +25,8 @@ from burnt.train.loop import TrainStep
 from burnt.train.metrics import Loss
 from burnt.train.settings import check_update
 from burnt.train.updates.activation_checkpointing import checkpointed
-from burnt.train.updates.loss_scale import LossScale
 from burnt.train.updates.optimizer_step import GradientRules
-from burnt.train.updates.precision import cast_parameters, check_precision, float32_matmuls
+from burnt.train.updates.precision import LossScale, cast_parameters, check_precision, float32_matmuls
 
 _DIVERGED = 4.0  # times the lowest mean of the last losses
 _LAST = 5

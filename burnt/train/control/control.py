@@ -15,7 +15,7 @@ from typing import Literal, Self
 from burnt.errors import BurntError, TakenOverError, clean
 from burnt.store import RunWriter
 from burnt.store.control import Command, Inbox, Refused
-from burnt.train.control.interrupt import Interruption
+from burnt.train.control.end_reason import Interruption
 from burnt.train.duration import Position
 
 _PAUSED_POLL_SECONDS = 0.05

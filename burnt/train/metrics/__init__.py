@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
-from burnt.train.metrics.accuracy import Accuracy
-from burnt.train.metrics.base import Metric, intervals, read
-from burnt.train.metrics.confusion import ConfusionMatrix
-from burnt.train.metrics.loss import Loss
+from burnt.train.metrics.accuracy import Accuracy, ConfusionMatrix
+from burnt.train.metrics.base import Loss, Metric, intervals, read
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
 

@@ -1,12 +1,14 @@
-"""Classification accuracy."""
+"""Classification: accuracy and the confusion matrix."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from burnt.errors import MetricError
-from burnt.train.metrics.base import Metric
+from burnt.train.metrics.base import Metric, Recorder
 from burnt.train.step import StepOutput
 
 
@@ -89,3 +91,128 @@ def predictions(output: StepOutput, metric: str) -> tuple[Tensor, Tensor, int]:
         found=f"outputs {tuple(logits.shape)}, targets {tuple(targets.shape)}",
         hint=hint,
     )
+
+
+class ConfusionMatrix(Metric):
+    """Counts how often each class was predicted for each target class.
+
+    Reads `outputs` and `targets` as `Accuracy` does; the targets must be of an integer dtype.
+
+    Args:
+        num_classes: the number of classes.
+        classes: their names; by default the numbers from 0.
+        ignore_index: a target value to ignore, such as padding.
+        name: as in `Metric`.
+
+    Raises:
+        MetricError: the number of names is not the number of classes.
+
+    >>> import torch
+    >>> from burnt.train import StepOutput
+    >>> confusion = ConfusionMatrix(2)
+    >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+    >>> confusion.update(StepOutput(torch.tensor(0.0), logits, torch.tensor([1, 1, 0])))
+    >>> confusion.matrix()
+    tensor([[0, 1],
+            [1, 1]])
+    >>> print(confusion)
+    class  precision  recall      f1  count
+        0     0.0000  0.0000  0.0000      1
+        1     0.5000  0.5000  0.5000      2
+    <BLANKLINE>
+           predicted
+     true   0  1
+        0   .  1
+        1   1  1
+    """
+
+    name = "confusion"
+    scalar = False
+
+    def __init__(
+        self,
+        num_classes: int,
+        classes: Sequence[str] | None = None,
+        ignore_index: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.num_classes = num_classes
+        self.ignore_index = ignore_index
+        self.classes = [str(i) for i in range(num_classes)] if classes is None else list(classes)
+        if len(self.classes) != num_classes:
+            raise MetricError(
+                "each class needs one name", expected=f"{num_classes} names", found=f"{len(self.classes)}"
+            )
+
+    def update(self, output: StepOutput) -> None:
+        """Add the batch's counts of (target, prediction) pairs."""
+        predicted, targets, num_classes = predictions(output, self.name)
+        size = len(self.classes)
+        if num_classes != size:
+            raise MetricError(
+                f"{self.name} was built for another number of classes",
+                expected=f"{size} classes",
+                found=f"{num_classes} logits",
+            )
+        if targets.dtype != torch.int64:
+            raise MetricError(
+                f"{self.name} needs integer labels",
+                expected="targets of an integer dtype",
+                found=targets.dtype,
+                hint="return targets.long() from the step, or targets.argmax(-1) for class probabilities",
+            )
+        pairs = (targets * size + predicted).reshape(-1)
+        counted = torch.ones_like(pairs)
+        if self.ignore_index is not None:
+            counted = (targets != self.ignore_index).reshape(-1).to(pairs.dtype)
+            pairs = pairs * counted
+        # bincount would wait for the device, because it needs the largest value on the host.
+        cells = torch.zeros(size * size, dtype=torch.int64, device=pairs.device)
+        cells.scatter_add_(0, pairs, counted)
+        self.add(cells, targets.numel())
+
+    def matrix(self) -> Tensor:
+        """Return the counts, ``[classes, classes]``, int64, on the CPU: row = target, column = prediction."""
+        size = len(self.classes)
+        if self.total is None:
+            return torch.zeros(size, size, dtype=torch.int64)
+        return self.total.cpu().round().to(torch.int64).view(size, size)
+
+    def per_class(self) -> list[tuple[str, float, float, float, int]]:
+        """Return name, precision, recall, F1 and number of targets for each class; NaN where undefined."""
+        counts = self.matrix().double()
+        hits = counts.diag()
+        precision, recall = hits / counts.sum(0), hits / counts.sum(1)
+        f1 = 2 * hits / (counts.sum(0) + counts.sum(1))
+        support = counts.sum(1).to(torch.int64)
+        columns = (precision.tolist(), recall.tolist(), f1.tolist(), support.tolist())
+        return [(name, *row) for name, *row in zip(self.classes, *columns, strict=True)]
+
+    def __str__(self) -> str:
+        """Return the per-class table and the matrix as aligned text; a dot stands for zero."""
+        wide = max(len(name) for name in ["class", *self.classes])
+        lines = [f"{'class':>{wide}}  precision  recall      f1  count"]
+        for name, precision, recall, f1, count in self.per_class():
+            lines.append(f"{name:>{wide}}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:5}")
+        counts = self.matrix()
+        cell = max(len(str(int(counts.max()))), max(map(len, self.classes)), 2)
+        lines += ["", f"{'':>{wide}}  predicted", f"{'true':>{wide}}  " + _row(self.classes, cell)]
+        for name, row in zip(self.classes, counts.tolist(), strict=True):
+            lines.append(f"{name:>{wide}}  " + _row([str(n) if n else "." for n in row], cell))
+        return "\n".join(lines)
+
+    def record(self, recorder: Recorder, split: str, step: int) -> None:
+        """Write the matrix and the per-class table to the run store."""
+        rows = [[name, *row] for name, row in zip(self.classes, self.matrix().tolist(), strict=True)]
+        recorder.record_table(f"{split}/{self.name}", ["target", *self.classes], rows, step)
+        recorder.record_table(
+            f"{split}/{self.name}/classes",
+            ["class", "precision", "recall", "f1", "count"],
+            [list(row) for row in self.per_class()],
+            step,
+        )
+
+
+def _row(cells: Sequence[str], width: int) -> str:
+    return " ".join(f"{cell:>{width}}" for cell in cells)

@@ -1,4 +1,4 @@
-"""Metric: sums that are accumulated on the device over batches, and the value computed from them.
+"""Metric: sums that are accumulated on the device over batches, and the value computed; `Loss`; as JSON.
 
 Because the sums are additive, the value over any interval of batches is computed from the difference of two
 sums.
@@ -8,12 +8,17 @@ Sums are copied to the host only when a value is needed: updating a metric never
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from burnt._modules import class_in
 from burnt.errors import MetricError
 from burnt.train.step import StepOutput
 
@@ -174,3 +179,101 @@ def intervals(
         if count:
             values[metric.name] = metric.value(total, count)
     return values
+
+
+def metric_to_dict(metric: Metric) -> dict[str, Any]:
+    """Return a metric's name, class and arguments for JSON.
+
+    The arguments are the attributes of the same names; of a metric that lacks one, or holds one that JSON
+    cannot give back, they are None.
+
+    >>> from burnt.train.metrics import Accuracy
+    >>> metric_to_dict(Accuracy(ignore_index=-100))["arguments"]
+    {'ignore_index': -100, 'name': 'accuracy'}
+    """
+    kind = type(metric)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    # A script's module has another name when the script is imported.
+    module = Path(file).stem if kind.__module__ == "__main__" and file else kind.__module__
+    names = [
+        parameter.name
+        for parameter in inspect.signature(kind).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    arguments: dict[str, Any] | None = None
+    if all(hasattr(metric, name) for name in names):
+        arguments = {name: getattr(metric, name) for name in names}
+        try:
+            arguments = arguments if json.loads(json.dumps(arguments)) == arguments else None
+        except (TypeError, ValueError):
+            arguments = None
+    return {"name": metric.name, "module": module, "class": kind.__qualname__, "arguments": arguments}
+
+
+def metric_from_dict(document: Mapping[str, Any]) -> Metric:
+    """Build the metric that `metric_to_dict` has described; its module must be imported already."""
+    module = sys.modules.get(str(document.get("module")))
+    found = class_in(module, str(document.get("class")), Metric)
+    arguments = document.get("arguments")
+    if found is not None and isinstance(arguments, dict):
+        try:
+            return found(**arguments)
+        except (TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+    elif isinstance(arguments, dict):
+        reason = f"no class {document.get('class')} in {document.get('module')}"
+    else:
+        reason = f"the attributes of {document.get('class')} do not hold its arguments"
+    raise MetricError(
+        f"the metric {document.get('name')!r} of the run cannot be built",
+        found=reason,
+        hint="name the metrics to compute: --metrics module:name",
+    )
+
+
+class Loss(Metric):
+    """The mean loss over items (not over batches, because the last batch may be smaller).
+
+    >>> import torch
+    >>> from burnt.train import StepOutput
+    >>> loss = Loss()
+    >>> loss.update(StepOutput(torch.tensor(1.0), count=3))
+    >>> loss.update(StepOutput(torch.tensor(5.0), count=1))
+    >>> loss.compute()
+    2.0
+    """
+
+    name = "loss"
+    higher_is_better = False
+
+    def update(self, output: StepOutput) -> None:
+        """Add the batch's loss, weighted by its count; without items it is NaN, and not added."""
+        assert output.count is not None
+        if output.count:
+            self.add(output.loss, output.count, weight=output.count)
+
+
+def loss_first(metrics: object) -> list[Metric]:
+    """Return the metrics with the loss first; add the loss if it is missing."""
+    if isinstance(metrics, Iterable):
+        metric_list = list(metrics)
+        wrong = [metric for metric in metric_list if not isinstance(metric, Metric)]
+    else:
+        wrong = [metrics]
+    if wrong:
+        raise MetricError(
+            "metrics= takes metric objects",
+            expected="a list such as [Accuracy(), Loss()] of burnt.train.metrics",
+            found=repr(wrong[0]),
+        )
+    loss = next((metric for metric in metric_list if metric.name == "loss"), None)
+    ordered = [loss or Loss(), *(metric for metric in metric_list if metric is not loss)]
+    names = [metric.name for metric in ordered]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise MetricError(
+            "two metrics have the same name",
+            found=repr(duplicate),
+            hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
+        )
+    return ordered

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
 from burnt.codegen import fuse
-from burnt.codegen.frontend.aliases import find_aliases
+from burnt.codegen.frontend.overlap import find_aliases
 from burnt.codegen.runtime.c_compiler import find_compiler
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")

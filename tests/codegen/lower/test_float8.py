@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from burnt.codegen import explain, fuse
-from burnt.codegen.lower import float8 as float8_lowerings
+from burnt.codegen.lower import elementwise as float8_lowerings
 from tests.codegen.lower.test_integers import PRINTERS
 
 FORMATS = torch.float8_e4m3fn, torch.float8_e5m2

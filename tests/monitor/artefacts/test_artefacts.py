@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.artefacts import render
-from burnt.monitor.artefacts.png import Image, PngError, decode, fit
 from burnt.monitor.artefacts.render import (
+    Image,
     Lines,
+    PngError,
+    decode,
     draw_class_scores,
     draw_confusion_matrix,
     draw_histogram,
     draw_image,
     draw_text,
+    fit,
     is_class_scores,
     is_confusion_matrix,
 )

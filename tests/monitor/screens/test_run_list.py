@@ -14,8 +14,13 @@ from textual.widgets import Input
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.data.preferences import ListPreferences, Preferences
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.screens.choose_columns import ChooseColumnsScreen
-from burnt.monitor.screens.list_columns import automatic_columns, candidates, headings, sort_value
+from burnt.monitor.screens.list_columns import (
+    ChooseColumnsScreen,
+    automatic_columns,
+    candidates,
+    headings,
+    sort_value,
+)
 from burnt.monitor.screens.run_list import RunsScreen
 from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
 from burnt.monitor.ui.filter_input import FilterInput

@@ -18,12 +18,12 @@ import torch
 import burnt.onnx
 from burnt.errors import InputIndexError
 from burnt.onnx import functions
-from burnt.onnx.importer import registry
+from burnt.onnx.importer import node as node_module
 from burnt.onnx.importer.build import build_program
 from burnt.onnx.importer.source import read_model
 from tests.onnx.importer_files import parse, read, tensor
 
-_OPS = Path(registry.__file__).with_name("ops")
+_OPS = Path(node_module.__file__).with_name("ops")
 
 
 def _load(body: str, **arrays: np.ndarray) -> torch.nn.Module:
@@ -44,7 +44,7 @@ def test_handlers_call_functions_that_exist() -> None:
 def test_second_handler_of_an_op_is_refused() -> None:
     """The message names the op and the version."""
     with pytest.raises(ValueError, match=r"two handlers of Identity \(domain ai.onnx\) since version 1"):
-        registry.handler("Identity")(lambda build, node: None)
+        node_module.handler("Identity")(lambda build, node: None)
 
 
 def test_weight_behind_identities_is_one_parameter() -> None:

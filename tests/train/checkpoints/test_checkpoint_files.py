@@ -343,7 +343,7 @@ def test_the_log_is_synced_once_for_a_checkpoint(tmp_path, monkeypatch):
 def test_a_database_that_fails_does_not_keep_checkpoints_back(tmp_path, monkeypatch):
     monkeypatch.setattr("burnt.store.writer._FAILING_SYNC_SECONDS", 0.01)
     monkeypatch.setattr(
-        "burnt.store.rows.Batch.insert",
+        "burnt.store.pyramid.Batch.insert",
         lambda *_: (_ for _ in ()).throw(sqlite3.OperationalError("disk full")),
     )
 

@@ -7,7 +7,7 @@ import pytest
 
 from burnt.errors import MetricError
 from burnt.train import EarlyStopping, KeepBest, Position
-from burnt.train.control.interrupt import Interruption
+from burnt.train.control.end_reason import Interruption
 from burnt.train.metrics import Loss
 from burnt.train.reporting.progress import PlainReporter
 

@@ -19,8 +19,7 @@ from burnt.train import (
     evaluate,
     update_batch_norm,
 )
-from burnt.train.updates.loss_scale import LossScale
-from burnt.train.updates.precision import check_precision
+from burnt.train.updates.precision import LossScale, check_precision
 from tests import forked
 from tests.train.cases import bare, refused, supervised
 

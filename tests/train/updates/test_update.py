@@ -16,7 +16,7 @@ from burnt import Gradients, optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import BurntError, DefinitionError
 from burnt.train import Interrupted, KeepLast, Learner, RunReader, StepOutput
-from burnt.train.updates.accumulation import WindowGradients
+from burnt.train.updates.optimizer_step import WindowGradients
 from tests.train.cases import bare, supervised
 
 ITEMS, BATCH, IGNORED = 22, 4, -100

@@ -22,7 +22,7 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.render.c.bounds_and_prefetch import split_row_index
-from burnt.codegen.render.c.dtypes import C_TYPES, SIXTEEN_BIT_FLOATS, constant
+from burnt.codegen.render.c.prelude import C_TYPES, SIXTEEN_BIT_FLOATS, constant
 from burnt.codegen.render.printer import LinePrinter, operation_text
 from burnt.codegen.render.shape_params import mark_size
 

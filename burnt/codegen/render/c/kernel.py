@@ -37,23 +37,31 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.render.c import prelude
 from burnt.codegen.render.c.bounds_and_prefetch import (
+    index_period,
     interior_range,
     next_output_rows,
     next_pooling_rows,
     next_reduction_rows,
+    unroll_period,
 )
-from burnt.codegen.render.c.dtypes import C_TYPES, MEMORY_TYPES, SIXTEEN_BIT_FLOATS
 from burnt.codegen.render.c.expr import ExprPrinter, has_adjacent_stores
-from burnt.codegen.render.c.philox import RANDOM_BLOCK, RandomWords, find_random_words
+from burnt.codegen.render.c.prelude import (
+    C_TYPES,
+    MEMORY_TYPES,
+    RANDOM_BLOCK,
+    SIXTEEN_BIT_FLOATS,
+    RandomWords,
+    find_random_words,
+)
 from burnt.codegen.render.c.reduction import (
     ONLINE_HELPERS,
     Accumulator,
     OnlineExpSum,
     OnlineSquareSum,
     create_accumulators,
+    create_scan_states,
+    select_scan_lane,
 )
-from burnt.codegen.render.c.scan import create_scan_states, select_scan_lane
-from burnt.codegen.render.c.stride_phases import index_period, unroll_period
 from burnt.codegen.render.shape_params import mark_size
 from burnt.codegen.schedule.passes import LANES, lane_loop, unconditional_exprs
 

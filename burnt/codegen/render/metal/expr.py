@@ -13,7 +13,7 @@ import torch
 
 from burnt.codegen.ir import Buffer, Computed, Expr, Kernel, Store, Var
 from burnt.codegen.render.metal import prelude
-from burnt.codegen.render.metal.dtypes import MEMORY_TYPES, METAL_TYPES, SIXTEEN_BIT_FLOATS, constant
+from burnt.codegen.render.metal.prelude import MEMORY_TYPES, METAL_TYPES, SIXTEEN_BIT_FLOATS, constant
 from burnt.codegen.render.printer import LinePrinter, operation_text
 from burnt.codegen.render.shape_params import mark_size
 from burnt.errors import UnsupportedError

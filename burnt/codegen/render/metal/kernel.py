@@ -35,10 +35,9 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.ir.loops import max_index
-from burnt.codegen.render.metal.dtypes import MEMORY_TYPES, METAL_TYPES
 from burnt.codegen.render.metal.expr import ExprPrinter, Scratch
-from burnt.codegen.render.metal.reduction import OnlineSum, ReductionState
-from burnt.codegen.render.metal.scan import ScanState, select_scan_lane
+from burnt.codegen.render.metal.prelude import MEMORY_TYPES, METAL_TYPES
+from burnt.codegen.render.metal.reduction import OnlineSum, ReductionState, ScanState, select_scan_lane
 from burnt.codegen.render.shape_params import mark_size
 from burnt.errors import UnsupportedError
 

@@ -34,12 +34,19 @@ from burnt.codegen.ir import (
     Var,
 )
 from burnt.codegen.ir.expr import extreme
-from burnt.codegen.render.triton.configs import AnyConfig, AnyStructure
 from burnt.codegen.render.triton.expr import TL_DTYPES, ExprPrinter, TileValue, literal
 from burnt.codegen.render.triton.layout import ColumnSpace, Layout
 from burnt.codegen.render.triton.matmul import matmul_structure, print_matmul
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
-from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
+from burnt.codegen.render.triton.source import (
+    AnyConfig,
+    AnyStructure,
+    DeviceFunction,
+    FailedFlag,
+    ScalarArg,
+    TritonSource,
+    Workspace,
+)
 from burnt.codegen.render.triton.tile_config import TileConfig, next_power_of_two
 
 

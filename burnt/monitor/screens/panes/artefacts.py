@@ -15,10 +15,12 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.errors import clean
-from burnt.monitor.artefacts.png import Image, PngError, decode
 from burnt.monitor.artefacts.render import (
+    Image,
     Lines,
+    PngError,
     StyledText,
+    decode,
     draw_class_scores,
     draw_confusion_matrix,
     draw_histogram,
@@ -35,8 +37,8 @@ from burnt.monitor.screens.panes.pane import FilterPane
 from burnt.monitor.screens.panes.tables import KernelsPane, ModelPane, table_rows
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.filter_input import FilterInput
+from burnt.monitor.ui.keybar import update_if_changed
 from burnt.monitor.ui.keymap import ARTEFACTS, bindings
-from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Column, Table, cell
 from burnt.store import ArtefactName
 from burnt.store.reader import text_of

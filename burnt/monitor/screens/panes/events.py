@@ -14,7 +14,7 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clock_text
 from burnt.monitor.screens.panes.pane import TablePane
 from burnt.monitor.ui.dialogs import TextScreen
-from burnt.monitor.ui.status_line import update_if_changed
+from burnt.monitor.ui.keybar import update_if_changed
 from burnt.monitor.ui.table import Column, Row, Table, cell
 from burnt.store import Event
 from burnt.store.control import Command, waiting

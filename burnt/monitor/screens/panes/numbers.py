@@ -1,4 +1,4 @@
-"""The table of metrics with a filter: the last value of each, and the best with its step."""
+"""Tables with a filter: the last and best values of each metric; the configuration."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import math
 import time
 from collections.abc import Sequence
 
+from textual import on
+
 from burnt.monitor.data.series_order import series_in_order
 from burnt.monitor.format import age_text, better_direction, full_number_text, series_label
 from burnt.monitor.screens.panes.pane import TablePane
-from burnt.monitor.ui.table import Column, Row, cell
+from burnt.monitor.ui.dialogs import TextScreen
+from burnt.monitor.ui.table import Column, Row, Table, cell
 from burnt.store import Series
+from burnt.store.search import flatten, setting_text
 
 
 class NumbersPane(TablePane):
@@ -48,3 +52,30 @@ class NumbersPane(TablePane):
             cell(better_direction(series.name, self.view.config) or "", "$dim"),
             cell(age_text(time.time() - point.time), "$dim"),
         )
+
+
+class ConfigPane(TablePane):
+    """The configuration of the newest attempt."""
+
+    TITLE = "Config"
+    COLUMNS = (Column("key"), Column("value", expands=True))
+    EMPTY = "The run has no configuration."
+    NO_MATCH = "No setting matches the filter."
+
+    def token(self) -> object:
+        """Return the number of attempts, as a resumed run may have another configuration, and the error."""
+        return len(self.view.attempts), self.view.error, self._num_requests
+
+    def rows(self) -> Sequence[tuple[str, Row]]:
+        return [
+            (f"{key} {value}", (key, (cell(key, "$dim"), cell(value))))
+            for key, value in self._settings().items()
+        ]
+
+    def _settings(self) -> dict[str, str]:
+        return {key: setting_text(value) for key, value in flatten(self.view.config or {}).items()}
+
+    @on(Table.RowOpened)
+    def row_opened(self, message: Table.RowOpened) -> None:
+        key = str(message.key)
+        self.app.push_screen(TextScreen(key, self._settings().get(key, "")))

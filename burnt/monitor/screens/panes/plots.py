@@ -21,8 +21,8 @@ from burnt.monitor.plotting.run_curves import curves_of
 from burnt.monitor.plotting.text_chart import ChartView, XAxis
 from burnt.monitor.screens.panes.pane import FilterPane
 from burnt.monitor.ui.filter_input import FilterInput
+from burnt.monitor.ui.keybar import update_if_changed
 from burnt.monitor.ui.keymap import PLOTS, bindings
-from burnt.monitor.ui.status_line import update_if_changed
 
 _CHART_WIDTH, _CHART_HEIGHT = 56, 8  # cells that a chart should have
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from burnt.config import qualified_name
 from burnt.nn.quantized import Quantized
-from burnt.onnx.importer.names import is_reserved
+from burnt.onnx.importer.paths import is_reserved
 from burnt.onnx.importer.program import Arithmetic, Call, Device, Expr, Name, Program, Size, Statement, parts
 from burnt.onnx.importer.python.expressions import parameter_name
 from burnt.onnx.importer.python.layers import has_values, layer_arguments, layer_code, tensor_code

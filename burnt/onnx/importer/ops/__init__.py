@@ -1,27 +1,21 @@
 """Handlers of ONNX's ops, a file per family; importing this package registers them."""
 
 from burnt.onnx.importer.ops import (  # noqa: F401
-    attention,
-    casts,
     control,
     elementwise,
     fused,
-    grids,
     linear,
     masks,
     ml,
     normalization,
-    patterns,
     plain,
     quantization,
     recurrent,
-    reductions,
     reshaping,
     resizing,
     selection,
     shapes,
     signal,
-    text,
     training,
     windows,
 )

@@ -9,8 +9,7 @@ import torch
 from burnt.errors import UnsupportedError
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import torch_dtype
-from burnt.onnx.importer.node import Node
-from burnt.onnx.importer.registry import handler
+from burnt.onnx.importer.node import Node, handler
 
 
 def _results(build: Build, node: Node, function: str, *args: Any, hint: str = "x", **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Elementwise ops: arithmetic, comparisons, logic, bits, activations; and the softmax family."""
+"""Elementwise ops: arithmetic, comparisons, logic, bits, activations, casts; and the softmax family."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 
 from burnt import nn
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.dtypes import to_tensor
+from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
 from burnt.onnx.importer.integers import Ints
-from burnt.onnx.importer.node import Node, shortest_decimal
+from burnt.onnx.importer.node import Node, handler, shortest_decimal
 from burnt.onnx.importer.program import Name
-from burnt.onnx.importer.registry import handler
 
 WIDE = (torch.uint16, torch.uint32, torch.uint64)
 """Dtypes that torch has hardly any kernels for; `ops.unsigned` computes with them."""
@@ -334,3 +333,52 @@ def _softmax(build: Build, node: Node) -> Any:
     x, axis = build.tensor(node, 0), node.attr("axis", -1)
     name = {"Softmax": "torch.softmax", "LogSoftmax": "torch.log_softmax"}.get(node.op, "ops.hardmax")
     return build.call(name, x, axis, hint=node.op)
+
+
+_NAMES = {8: "string", 21: "uint4", 22: "int4", 23: "float4", 25: "uint2", 26: "int2"}
+_PLAIN = (
+    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+"""Dtypes between which torch's conversion is ONNX's."""
+
+
+def _cast(build: Build, node: Node, to: int) -> Any:
+    options: dict[str, Any] = {}
+    node.ignore("saturate", "round_mode")  # of float8 alone
+    if 17 <= to <= 20 or to == 24:
+        options["saturate"] = bool(node.attr("saturate", 1))
+    if to == 24:
+        options["round_mode"] = node.attr("round_mode", "up")
+    if node.is_text(0):
+        options["device"] = build.device()
+    dtype, before = _NAMES.get(to) or torch_dtype(to), build.dtype(node, 0)
+    if before in _PLAIN and dtype in _PLAIN:
+        return build.call("torch.Tensor.to", build.tensor(node, 0), dtype, hint="cast")
+    return build.call("ops.cast", build.tensor(node, 0), dtype, hint="cast", **options)
+
+
+@handler("Cast")
+def _cast_to(build: Build, node: Node) -> Any:
+    to = node.attr("to")
+    if isinstance(to, str):  # version 1 names the type
+        import onnx
+
+        to = onnx.TensorProto.DataType.Value(to)
+    return _cast(build, node, int(to))
+
+
+@handler("CastLike")
+def _cast_like(build: Build, node: Node) -> Any:
+    value = node.node.inputs[1]
+    if value is not None and value.dtype is not None:
+        return _cast(build, node, value.dtype.value)
+    saturate = bool(node.attr("saturate", 1))
+    return build.call("ops.cast_like", build.tensor(node, 0), build.tensor(node, 1), saturate, hint="cast")
+
+
+@handler("BitCast")
+def _bit_cast(build: Build, node: Node) -> Any:
+    dtype = torch_dtype(int(node.attr("to")))
+    assert isinstance(dtype, torch.dtype)
+    return build.call("ops.bitcast", build.tensor(node, 0), dtype, hint="bits")

@@ -1,7 +1,8 @@
-"""ONNX Runtime's fused ops (domain com.microsoft), as its optimizer writes them."""
+"""Attention; ONNX Runtime's fused ops (com.microsoft); nodes that `burnt.onnx.importer.patterns` writes."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ from burnt import nn
 from burnt.errors import UnsupportedError
 from burnt.onnx import functions
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.dtypes import to_tensor
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.dtypes import to_tensor, torch_dtype
+from burnt.onnx.importer.matching import DOMAIN, shape_of
+from burnt.onnx.importer.node import Node, find_handler, handler
+from burnt.onnx.importer.ops.layers import float_constant, set_weights
 from burnt.onnx.importer.quantized import QuantizedWeight, add_quantized
-from burnt.onnx.importer.registry import find_handler, handler
 from burnt.scheme import QuantScheme
 
 MS = "com.microsoft"
@@ -172,3 +174,108 @@ def _group_query_attention(build: Build, node: Node) -> Any:
         *(("rotate", False, "do_rotary"), ("interleaved", False, "rotary_interleaved")),
     )
     return build.calls("ops.group_query_attention", *inputs, count=3, hint="attention", **options)
+
+
+@handler("Attention")
+def _attention(build: Build, node: Node) -> Any:
+    inputs = build.tensors_of(node, 7)
+    heads = ("num_heads", None, "q_num_heads"), ("kv_num_heads", None)
+    options = node.options(*heads, ("scale", None), ("is_causal", False), ("softcap", 0.0))
+    window = node.attr("left_window_size", -1), node.attr("right_window_size", -1)
+    if window != (-1, -1):
+        options["window"] = window
+    if node.attr("softmax_precision"):
+        options["softmax_dtype"] = torch_dtype(node.attr("softmax_precision"))
+    mode = node.attr("qk_matmul_output_mode", 0)
+    if node.uses_output(3):
+        options["scores"] = mode
+    while inputs[-1] is None:
+        inputs.pop()
+    if any(node.uses_output(i) for i in (1, 2, 3)):
+        return build.calls("ops.attention_details", *inputs, count=4, hint="attention", **options)
+    names = ["past_key", "past_value", "lengths"]
+    extra = {name: v for name, v in zip(names, inputs[4:], strict=False) if v is not None}
+    plain = not extra and set(options) <= {"scale", "is_causal"} and build.rank(node, 0) == 4
+    count = _queries_per_head(node)
+    if plain and len(inputs) == 3 and count and not options.get("is_causal"):
+        options |= {"enable_gqa": True} if count > 1 else {}
+        return build.call("F.scaled_dot_product_attention", *inputs, hint="attention", **options)
+    return build.call("ops.attention", *inputs[:4], hint="attention", **extra, **options)
+
+
+def _queries_per_head(node: Node) -> int:
+    """Return how many heads of the query there are for each of keys and values; 0 where it is not known."""
+    heads = [shape_of(value)[1] if shape_of(value) else None for value in node.node.inputs[:3]]
+    if not all(type(number) is int for number in heads) or heads[1] != heads[2]:
+        return 0
+    return heads[0] // heads[1] if heads[1] and heads[0] % heads[1] == 0 else 0
+
+
+@handler("TensorScatter")
+def _tensor_scatter(build: Build, node: Node) -> Any:
+    inputs = build.tensors_of(node, 3)
+    circular = node.text("mode", "linear") == "circular"
+    return build.call("ops.tensor_scatter", *inputs, node.attr("axis", -2), circular, hint="cache")
+
+
+@handler("ChannelsLayerNorm", domain=DOMAIN)
+def _channels_layer_norm(build: Build, node: Node) -> Any:
+    """LayerNorm over the channels of images, as ConvNeXt has it."""
+    eps, x = node.attr("epsilon"), build.call("torch.movedim", build.tensor(node, 0), 1, -1, hint="x")
+    weights = [float_constant(build, node, i) for i in range(1, node.num_inputs)]
+    scale, bias = [*weights, None][:2]
+    if scale is not None and (bias is not None or node.num_inputs == 2):
+        layer = nn.LayerNorm(scale.size, eps, bias=bias is not None)
+        set_weights(layer, weight=scale.reshape(-1), bias=None if bias is None else bias.reshape(-1))
+        norm = build.layer(layer, x, hint="norm")
+    else:
+        norm = build.call("ops.layer_norm", x, *_flat_weights(build, node), eps=eps, hint="norm")
+    return build.call("torch.movedim", norm, -1, 1, hint="x")
+
+
+@handler("GroupNorm", domain=DOMAIN)
+def _group_norm(build: Build, node: Node) -> Any:
+    x, groups, eps = build.tensor(node, 0), node.attr("groups"), node.attr("epsilon")
+    weights = [float_constant(build, node, i) for i in range(1, node.num_inputs)]
+    if any(weight is None for weight in weights):
+        return build.call("F.group_norm", x, groups, *_flat_weights(build, node), eps=eps, hint="norm")
+    layer = nn.GroupNorm(groups, node.attr("channels"), eps, affine=bool(weights))
+    arrays = zip(("weight", "bias"), weights, strict=False)
+    set_weights(layer, **{name: None if array is None else array.reshape(-1) for name, array in arrays})
+    return build.layer(layer, x, hint="norm")
+
+
+def _flat_weights(build: Build, node: Node) -> list[Any]:
+    """Return the weights of channels with one axis."""
+    ranks = {index: build.rank(node, index) for index in range(1, node.num_inputs)}
+    return [
+        build.tensor(node, i)
+        if rank == 1
+        else build.call("torch.flatten", build.tensor(node, i), hint="flat")
+        for i, rank in ranks.items()
+    ]
+
+
+@handler("Roll", domain=DOMAIN)
+def _roll(build: Build, node: Node) -> Any:
+    x, shifts = build.tensor(node, 0), {node.attr("axis"): node.attr("shift")}
+    before = build.maker(x, "torch.roll") if node.is_only_use(0) else None
+    if before is not None:
+        values, axes = (one if isinstance(one, tuple) else (one,) for one in before.args[1:])
+        if node.attr("axis") not in axes:
+            x, shifts = before.args[0], dict(zip(axes, values, strict=True)) | shifts
+    both = [tuple(shifts[axis] for axis in sorted(shifts)), tuple(sorted(shifts))]
+    return build.call("torch.roll", x, *(one if len(one) > 1 else one[0] for one in both), hint="rolled")
+
+
+@handler("Attention", domain=DOMAIN)
+def _fused_attention(build: Build, node: Node) -> Any:
+    scale, value = node.attr("scale"), node.node.inputs[0]
+    size = value.shape[-1] if value is not None and value.shape is not None else None
+    is_default = isinstance(size, int) and scale is not None and math.isclose(scale, size**-0.5, rel_tol=1e-6)
+    extra = {} if is_default or scale is None else {"scale": scale}
+    query, *both, mask = [*build.tensors_of(node), None][:4]
+    if node.attr("grouped", 0):
+        extra["enable_gqa"] = True
+    inputs = [query, *both] if mask is None else [query, *both, mask]
+    return build.call("F.scaled_dot_product_attention", *inputs, hint="attention", **extra)

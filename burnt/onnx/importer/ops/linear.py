@@ -9,12 +9,11 @@ import numpy as np
 
 from burnt import nn
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.node import Node, handler
 from burnt.onnx.importer.ops.elementwise import WIDE
 from burnt.onnx.importer.ops.layers import FLOATS, float_constant, set_weights
 from burnt.onnx.importer.program import Name
 from burnt.onnx.importer.quantized import QuantizedWeight, add_quantized, quantized_weight
-from burnt.onnx.importer.registry import handler
 
 
 def _linear(build: Build, x: Any, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any] | None) -> Any:

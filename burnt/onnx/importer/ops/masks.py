@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.matching import DOMAIN, array_of, number_of, producer_of, rank_of, shape_of
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.node import Node, handler
 from burnt.onnx.importer.ops.elementwise import binary
 from burnt.onnx.importer.ops.shapes import is_never_negative
 from burnt.onnx.importer.program import Name
-from burnt.onnx.importer.registry import handler
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -9,9 +9,8 @@ import numpy as np
 
 from burnt import nn
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.node import Node, handler
 from burnt.onnx.importer.ops.layers import float_constant, set_weights
-from burnt.onnx.importer.registry import handler
 
 
 @handler("BatchNormalization")

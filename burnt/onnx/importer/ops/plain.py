@@ -8,9 +8,8 @@ from typing import Any
 
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.matching import DOMAIN
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.node import Node, handler
 from burnt.onnx.importer.ops.windows import WINDOW
-from burnt.onnx.importer.registry import handler
 
 ML, MS, TRAINING = "ai.onnx.ml", "com.microsoft", "ai.onnx.preview.training"
 

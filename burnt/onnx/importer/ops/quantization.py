@@ -9,9 +9,8 @@ import numpy as np
 from burnt.onnx.functions.quantization import dequantize_linear
 from burnt.onnx.importer.build import Build, Dequantized
 from burnt.onnx.importer.dtypes import to_array, to_tensor, torch_dtype, type_name
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.node import Node, handler
 from burnt.onnx.importer.program import Name
-from burnt.onnx.importer.registry import handler
 
 
 def _kind(node: Node, index: int) -> int:

@@ -9,10 +9,9 @@ import numpy as np
 from burnt import nn
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import to_tensor
-from burnt.onnx.importer.node import Node, to_text
+from burnt.onnx.importer.node import Node, handler, to_text
 from burnt.onnx.importer.ops.layers import float_constant
 from burnt.onnx.importer.program import Name, Size
-from burnt.onnx.importer.registry import handler
 
 _GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 """ONNX's gates in torch's order."""

@@ -7,9 +7,8 @@ from typing import Any
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.integers import multiply, product
 from burnt.onnx.importer.matching import shape_of
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.node import Node, handler
 from burnt.onnx.importer.program import Arithmetic, Name, Size, names_in
-from burnt.onnx.importer.registry import handler
 
 
 @handler("Reshape")

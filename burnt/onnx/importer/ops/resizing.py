@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.node import Node, shortest_decimal
+from burnt.onnx.importer.node import Node, handler, shortest_decimal
 from burnt.onnx.importer.program import Arithmetic, Name, Size
-from burnt.onnx.importer.registry import handler
 
 _MODES = {
     ("linear", 1): "linear",

@@ -6,8 +6,7 @@ from typing import Any
 
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.dtypes import torch_dtype
-from burnt.onnx.importer.node import Node
-from burnt.onnx.importer.registry import handler
+from burnt.onnx.importer.node import Node, handler
 
 
 def _dft(build: Build, node: Node, axis: Any) -> Any:

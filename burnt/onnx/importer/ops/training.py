@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from burnt.onnx.importer.build import Build
-from burnt.onnx.importer.node import Node
-from burnt.onnx.importer.registry import handler
+from burnt.onnx.importer.node import Node, handler
 
 _NAMES = {
     "Adagrad": {"epsilon": "epsilon", "decay_factor": "decay", "norm_coefficient": "penalty"},

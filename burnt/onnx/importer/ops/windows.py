@@ -10,10 +10,9 @@ import numpy as np
 from burnt import nn
 from burnt.onnx.importer.build import Build
 from burnt.onnx.importer.expand import version_of
-from burnt.onnx.importer.node import Node
+from burnt.onnx.importer.node import Node, handler
 from burnt.onnx.importer.ops.layers import FLOATS, float_constant, set_weights
 from burnt.onnx.importer.quantized import add_quantized, quantized_weight
-from burnt.onnx.importer.registry import handler
 
 WINDOW: tuple[tuple[str, Any], ...] = (
     *((name, None) for name in ("strides", "pads", "dilations")),

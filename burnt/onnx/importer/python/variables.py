@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from burnt.onnx.importer.names import is_reserved
+from burnt.onnx.importer.paths import is_reserved
 from burnt.onnx.importer.program import Call, Name
 from burnt.onnx.importer.python.kinds import Kinds, is_tensor, kind_of
 

@@ -19,9 +19,8 @@ from triton.runtime.jit import MockTensor
 
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Kernel
-from burnt.codegen.render.triton.configs import select_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
-from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, TritonSource, Workspace
+from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, TritonSource, Workspace, select_config
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.triton_backend import TRITON

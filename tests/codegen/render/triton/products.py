@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.function import Function
-from burnt.codegen.render.triton.configs import select_config
 from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
+from burnt.codegen.render.triton.source import select_config
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import build

@@ -25,8 +25,8 @@ import triton
 from torch import Tensor
 
 from burnt.codegen.ir import Kernel
-from burnt.codegen.render.triton.configs import select_config as select_matmul_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.source import select_config as select_matmul_config
 from burnt.kernels.ops.attention.flash_config import select_config
 from tests.codegen.render.triton import attention
 from tests.codegen.render.triton.ahead import TARGETS, Compiled, compiled, limits_of, planned

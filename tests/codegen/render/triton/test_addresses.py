@@ -34,9 +34,9 @@ from burnt.codegen.render.triton import device_math
 from burnt.codegen.render.triton import expr as triton_expr
 from burnt.codegen.render.triton import layout as triton_layout
 from burnt.codegen.render.triton import matmul as triton_matmul
-from burnt.codegen.render.triton.configs import select_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
+from burnt.codegen.render.triton.source import select_config
 from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.kernels.ops.attention import flash_triton

@@ -16,14 +16,14 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
 
 from burnt.codegen import precision
-from burnt.codegen.render.triton.configs import (
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
+from burnt.codegen.render.triton.source import (
     neighbouring_configs,
     parse_config,
     select_config,
     why_too_large,
 )
-from burnt.codegen.render.triton.kernel import print_kernel, structure_of
-from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.triton_backend import are_block_sizes
 from burnt.codegen.runtime.triton_compile_pool import Pool, jobs_of

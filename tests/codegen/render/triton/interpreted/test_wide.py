@@ -15,8 +15,8 @@ from torch import Tensor
 from burnt.codegen.render.triton import expr as triton_expr
 from burnt.codegen.render.triton import layout as triton_layout
 from burnt.codegen.render.triton import matmul as triton_matmul
-from burnt.codegen.render.triton.configs import select_config
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
+from burnt.codegen.render.triton.source import select_config
 from burnt.codegen.render.triton.tile_config import TileConfig
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import build
