@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests import forked
+
+_WORKERS = """
+import os, sys, torch
+torch.set_num_threads(1)
+program, kind = sys.argv[1:]
+sys.path[0] = os.path.dirname(program)
+children = []
+for rank in range(2):
+    if not (child := os.fork()):
+        sys.argv = [program, kind, str(rank)]
+        with open(program) as source:
+            exec(compile(source.read(), program, "exec"), {"__name__": "__main__", "__file__": program})
+        sys.stdout.flush()
+        os._exit(0)
+    children.append(child)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children))
+"""
 
 
 def by_two(script: str, folder: Path, kind: str) -> None:
@@ -23,19 +38,8 @@ def by_two(script: str, folder: Path, kind: str) -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(forked.ROOT),
     }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(file), kind, str(rank)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [worker.communicate(timeout=300) for worker in workers]  # of both, before either is judged
-    for worker, (out, errors) in zip(workers, outputs, strict=True):
-        assert worker.returncode == 0, errors[-3000:]
-        assert "equal" in out
+    done = forked.run(_WORKERS, file, kind, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("equal") == 2

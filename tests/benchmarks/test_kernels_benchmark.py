@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import runpy
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import forked
 from tests.benchmarks.running import ROOT, output_of
 
 
@@ -273,31 +273,6 @@ def test_a_step_that_torch_served_has_no_ratio(after: int, monkeypatch: pytest.M
     assert lines[1] == ["sgd", f"the step was served by torch: {reason}", "-", "-"]
 
 
-def test_rows_of_a_gpu_and_what_is_aimed_at() -> None:
-    gpu, step = module("gpu"), module("steps").Step
-    rows, memory, products = gpu.rows(), gpu.rows("memory"), gpu.rows("products")
-    assert list(rows) == [*memory, *products]
-    assert {family.product for family, _ in memory.values()} == {False}
-    steps = [name for name, row in products.items() if isinstance(row, step)]
-    assert [name.split()[0].strip(",") for name in steps] == ["adamw", "sgd", "muon"]
-    aims = {name: row[0].aimed(row[1]) for name, row in rows.items() if not isinstance(row, step)}
-    assert {name: aim for name, aim in aims.items() if aim} == {
-        **{f"matmul {size}": {"own": 0.9} for size in (2048, 4096, 8192)},
-        "linear, bias, gelu": {"torch": 1.1},
-        **{f"attention{kind}": {"own": 0.9} for kind in ("", ", causal")},
-        **{f"attention{kind} fwd+bwd": {"own": 0.8} for kind in ("", ", causal")},
-        **{
-            f"attention, {what} beside flex_attention{backward}": {"torch": 1.2}
-            for what in ("soft cap", "distances")
-            for backward in ("", " fwd+bwd")
-        },
-        **{f"conv {size}": {"torch": 1.3} for size in ("56x56x64", "28x28x128", "14x14x256")},
-        **{f"linear_cross_entropy{backward}": {"liger": 1.0} for backward in ("", " fwd+bwd")},
-        "quantized_linear int4 1x4096": {"torch": 2.8},
-        "scaled_linear float8 4096": {"torch": 1.5},
-    }
-
-
 def test_the_list_of_what_was_not_run_on_a_gpu_is_up_to_date() -> None:
     folder = ROOT / "benchmarks" / "results"
     written = (folder / "gpu-not-run.md").read_text(encoding="utf-8")
@@ -366,25 +341,6 @@ def test_what_says_nothing_is_refused(
 # --- rows
 
 
-def test_rows_are_those_of_the_table_with_their_targets() -> None:
-    rows = module("rows")
-    by_name = {row.name: row for row in rows.ROWS}
-    assert len(by_name) == len(rows.ROWS)
-    pool = by_name["max_pool2d k5s2p2d2 2x128x512x512"]
-    assert pool.specs(1) == [(2, 128, 512, 512)]
-    assert pool.targets == {
-        (rows.SAME, "eager"): 20,
-        (rows.SAME, "inductor"): 3,
-        (rows.SHIPPED, "eager"): 10,
-        (rows.SHIPPED, "inductor"): 2,
-    }
-    assert by_name["max_pool2d k2s2 2x32x512x512"].targets[rows.SAME, "inductor"] == 1
-    assert by_name["var, last axis, 4096x1024"].targets == {
-        (rows.SAME, "eager"): 10,
-        (rows.SAME, "inductor"): 0.97,
-    }
-
-
 def test_inputs_are_the_same_in_every_process_and_smaller_when_quick() -> None:
     row = module("rows").find("cross_entropy fwd+bwd 512x32000")
     first, again = row.inputs(32), row.inputs(32)
@@ -397,10 +353,8 @@ def test_inputs_are_the_same_in_every_process_and_smaller_when_quick() -> None:
 
 def test_a_rivals_process_has_no_burnt() -> None:
     code = "import sys; from kernel_table import rows, clock, rival; print('burnt' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"
+    done = forked.run(code, cwd=ROOT / "benchmarks")
+    assert done.stdout == "False\n", done.stderr
 
 
 def test_a_rival_that_fails_ends_the_run() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 import pickle
 
 import pytest
@@ -212,12 +213,22 @@ def test_a_gradient_of_no_parameter_is_refused_and_nothing_has_moved():
         (lambda: optim.Sgd(nesterov=True), ["Sgd", "nesterov", "momentum"]),
         (lambda: optim.Adan(betas=(0.9, 0.99)), ["Adan", "betas", "3 numbers", "(0.9, 0.99)"]),
         (lambda: optim.AdamW(betas=(0.9, 0.99, 0.9)), ["AdamW", "betas", "2 numbers", "(0.9, 0.99, 0.9)"]),
+        (lambda: optim.Lion(betas=(0.9, 1.0)), ["Lion", "betas", "below 1", "(0.9, 1.0)"]),
+        (lambda: optim.Adan(weight_decay=-0.1), ["Adan", "weight_decay", "at least 0", "-0.1"]),
+        (lambda: optim.Lamb(eps=math.nan), ["Lamb", "eps", "nan"]),
+        (lambda: optim.ScheduleFreeAdamW(warmup_steps=-1), ["ScheduleFreeAdamW", "warmup_steps", "-1"]),
+        (
+            lambda: optim.Lbfgs(line_search_fn="wolfe"),
+            ["Lbfgs", "line_search_fn", "'strong_wolfe'", "'wolfe'"],
+        ),
+        (lambda: optim.Adadelta(rho=2.0), ["Adadelta", "rho", "2.0"]),
+        (lambda: optim.Adafactor(d=0.5), ["Adafactor", "0.5"]),
     ],
 )
 def test_options_that_cannot_be_are_refused_when_the_optimizer_is_made(make, words):
     with pytest.raises(OptimError) as caught:
         make()
-    for word in words:
+    for word in ("cannot be built", *words):
         assert word.lower() in str(caught.value).lower()
 
 

@@ -10,10 +10,8 @@ import os
 import platform
 import re
 import shutil
-import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -67,22 +65,8 @@ HEAD = (
 )
 
 
-def python(code: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen[str]:
-    """A new process, which has this one's environment."""
-    return subprocess.Popen(
-        [sys.executable, "-c", HEAD + code, *arguments], stdin=stdin, stdout=subprocess.PIPE, text=True
-    )
-
-
 def output(code: str, *arguments: str) -> str:
-    process = python(code, *arguments)
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    return out.strip()
-
-
-def output_of_fork(code: str, *arguments: str) -> str:
-    """Where the process may be a fork of one that has loaded torch and nothing of burnt."""
+    """What another process prints, which has this one's environment, and nothing of burnt loaded."""
     done = forked.run(HEAD + code, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -365,20 +349,24 @@ x = torch.tensor([3.0])
 launcher(load(sys.argv[1], ["scale"])["scale"], pointers=1, floats=1)(x.data_ptr(), 5.0)
 print(x.item())
 """
-        assert output_of_fork(code, SCALE) == "15.0"
+        assert output(code, SCALE) == "15.0"
 
     def test_two_processes_at_once(self, folder: Path) -> None:
         code = """
-sys.stdin.read()
-x = torch.tensor([3.0])
-launcher(load(sys.argv[1], ["scale"])["scale"], pointers=1, floats=1)(x.data_ptr(), 2.0)
-print(x.item())
-"""
-        read, write = os.pipe()  # both go on when its other end is closed
-        pair = [python(code, SCALE, stdin=read) for _ in range(2)]
-        os.close(read)
+read, write = os.pipe()  # both children go on when it is closed here
+children = []
+for _ in range(2):
+    if not (child := os.fork()):
         os.close(write)
-        assert [process.communicate(timeout=120)[0].strip() for process in pair] == ["6.0", "6.0"]
+        os.read(read, 1)
+        x = torch.tensor([3.0])
+        launcher(load(sys.argv[1], ["scale"])["scale"], pointers=1, floats=1)(x.data_ptr(), 2.0)
+        os._exit(int(x.item()))
+    children.append(child)
+os.close(write)
+print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+        assert output(code, SCALE) == "6 6"
         assert files(folder) == ["", ".c", ".so"]
 
     @pytest.mark.sample(2)
@@ -402,7 +390,7 @@ x = torch.tensor([3.0])
 launcher(load(sys.argv[1], ["scale"])["scale"], pointers=1, floats=1)(x.data_ptr(), 2.0)
 print(x.item(), *status()["notes"])
 """
-        value, note = output_of_fork(code, SCALE).split(" ", 1)
+        value, note = output(code, SCALE).split(" ", 1)
         assert value == "6.0"
         assert note.startswith(f"{path} could not be loaded and is compiled again: ")
         assert build_cache.has_valid_checksum(path)
@@ -424,12 +412,18 @@ print(x.item(), *status()["notes"])
             tmp_path / "slow",
             f'grep -q scale kernel.c 2>/dev/null && touch {begun} && exec sleep 60\nexec gcc "$@"\n',
         )
-        process = python(f"os.environ['BURNT_CC'] = {str(slow)!r}; load(sys.argv[1], ['scale'])", SCALE)
-        deadline = time.monotonic() + 60
-        while not begun.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        code = """
+import signal, time
+os.environ["BURNT_CC"] = sys.argv[1]
+if not (child := os.fork()):
+    load(sys.argv[3], ["scale"])
+deadline = time.monotonic() + 60
+while not os.path.exists(sys.argv[2]) and time.monotonic() < deadline:
+    time.sleep(0.01)
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+"""
+        output(code, str(slow), str(begun), SCALE)
         (left,) = folder.glob(build_cache.WORK_PREFIX + "*")
         assert scaled(load(SCALE, ["scale"])) == 6.0
         assert left.exists()  # it could be another process at work
@@ -476,7 +470,7 @@ print(x.item(), *status()["notes"])
 paths = [load(sys.argv[1], ["scale"]).path for _ in range(2)]
 print(*paths, *status()["notes"], sep="|")
 """
-        first, again, *notes = output_of_fork(code, SCALE).split("|")
+        first, again, *notes = output(code, SCALE).split("|")
         assert first == again
         assert not Path(first).parent.exists()
         assert any("not kept" in note and "Not a directory" in note for note in notes)
@@ -556,9 +550,9 @@ libc.mprotect(ctypes.c_void_p(start), 2 * most * page, 3)
 print(protected < most, type(failed).__name__, failed)
 print(load(sys.argv[1] + "\\n", ["scale"]).path.parent == build_cache.cache_folder())
 """
-        output = output_of_fork(code, SCALE)
+        printed = output(code, SCALE)
         expected = r"True CompileError there is no memory to load(.|\n)*vm.max_map_count(.|\n)*\nTrue$"
-        assert re.match(expected, output), output
+        assert re.match(expected, printed), printed
 
     def test_the_least_recently_used_goes_first(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         paths = [load(SCALE + "\n" * i, []).path for i in range(4)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from torch.nn import functional as F
 from burnt import _torch, kernels
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.kernels.ops.quantized.quantize import quantized_example
+from tests import forked
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
@@ -192,8 +191,8 @@ assert not _torch.onednn_convolves_int8_exactly()
 # Without AVX-512, torch's own matmul of integers takes the place of oneDNN's.
 print(_torch.onednn_adds_int8_exactly() or kernels.scaled_linear.chosen(*args).candidate.name == "float32")
 """
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "BURNT_TUNE": "off"}
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    environment = {"ONEDNN_MAX_CPU_ISA": "AVX2", "BURNT_TUNE": "off", "PYTHONPATH": str(forked.ROOT)}
+    out = forked.run(code, env={**os.environ, **environment})
     assert out.stdout.strip() == "True", out.stdout + out.stderr
 
 
