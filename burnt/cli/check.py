@@ -16,7 +16,7 @@ from burnt.cli.train import configured
 from burnt.errors import BurntError
 
 if TYPE_CHECKING:
-    from burnt.train.checks.dry_run import Findings
+    from burnt.train.checks.first_batches import Findings
 
 
 @dataclass
@@ -60,7 +60,7 @@ def _split(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _check(target: str, function: Callable[[], object]) -> _Result:
-    from burnt.train.checks.dry_run import dry_run
+    from burnt.train.checks.first_batches import dry_run
 
     start = time.perf_counter()
     findings = failure = None

@@ -25,7 +25,7 @@ from burnt.export.c_source import MissingOpsError, c_source
 from burnt.export.wasm import OnnxRuntimeWeb, compile_wasm
 from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx import export
-from burnt.onnx.weights import rounded_copy
+from burnt.onnx.comparison import rounded_copy
 
 _WEIGHTS = ("float32", "float16", "bfloat16")
 _DTYPES = ("float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")

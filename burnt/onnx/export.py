@@ -53,7 +53,7 @@ from burnt.onnx.axes import (
     with_open_axes,
     without_batch,
 )
-from burnt.onnx.comparison import compare, first_line
+from burnt.onnx.comparison import compare, first_line, require_numbers, rounded_copy, store_in_16_bits
 from burnt.onnx.importer.module import ImportedModule
 from burnt.onnx.translations import (
     FLOAT8,
@@ -65,7 +65,6 @@ from burnt.onnx.translations import (
     store_packed_weights,
     translations,
 )
-from burnt.onnx.weights import require_numbers, rounded_copy, store_in_16_bits
 from burnt.scheme import QuantScheme
 
 OPSET = 20

@@ -90,6 +90,10 @@ class WriteLease:
         return status.st_dev, status.st_ino
 
 
+# Which process writes a run, and whether it is still alive. A process is identified by host, pid and
+# start time, because pids are reused. Times of another host are compared with this host's clock: the
+# clocks must agree within seconds, as with NTP.
+
 State = Literal["running", "finished", "stopped", "crashed", "stale"]
 
 HEARTBEAT_SECONDS = 2.0

@@ -48,7 +48,7 @@ from burnt.train.events import (
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
 from burnt.train.metrics.base import Metric, read
-from burnt.train.metrics.run_metrics import RunMetrics
+from burnt.train.metrics.monitored_metric import RunMetrics
 from burnt.train.reporting.run_tables import KernelTables
 from burnt.train.resuming import checkpoint_document
 from burnt.train.settings import TrainingSettings

@@ -32,8 +32,13 @@ from burnt.store import RunWriter
 from burnt.train.after.trained import TrainedAs
 from burnt.train.checkpoints.checkpoint import Checkpoints, KeepBest, Keeper, Loaded, Saved, model_file
 from burnt.train.checkpoints.rng import RandomStates
-from burnt.train.checks.dry_run import CollectingReporter, Findings
-from burnt.train.checks.first_batches import FirstBatches, check_first_batches, check_without_values
+from burnt.train.checks.first_batches import (
+    CollectingReporter,
+    Findings,
+    FirstBatches,
+    check_first_batches,
+    check_without_values,
+)
 from burnt.train.code.source import Source, is_restartable, refuse_while_importing
 from burnt.train.control.control import Control
 from burnt.train.control.end_reason import Ending, Interruption
@@ -45,7 +50,7 @@ from burnt.train.format import duration_text, value_text, values_text
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
 from burnt.train.metrics.base import metric_to_dict
-from burnt.train.metrics.run_metrics import RunMetrics
+from burnt.train.metrics.monitored_metric import RunMetrics
 from burnt.train.reporting.final_summary import format_summary
 from burnt.train.reporting.progress import choose_reporter
 from burnt.train.reporting.run_tables import KernelTables, record_model

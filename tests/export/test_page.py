@@ -15,7 +15,7 @@ from burnt.errors import InputValueError, UnsupportedError
 from burnt.export import page, write_page
 from burnt.export.wasm import OnnxRuntimeWeb
 from burnt.inspect.signature import Signature, TensorInfo
-from burnt.onnx.weights import rounded_copy
+from burnt.onnx.comparison import rounded_copy
 from tests.export import browser as browser_module
 from tests.export.browser import chromium, find_chromium
 from tests.export.test_onnxruntime_web import PACKAGE, save_package

@@ -10,7 +10,7 @@ from burnt.errors import UnsupportedError
 from burnt.export.c_source import c_source
 from burnt.export.wasm import compile_wasm
 from burnt.inspect.signature import TensorInfo
-from burnt.onnx.weights import rounded_copy
+from burnt.onnx.comparison import rounded_copy
 from tests.export.toolchains import needs_clang
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="no node: apt install nodejs")

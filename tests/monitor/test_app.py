@@ -29,7 +29,7 @@ from burnt.monitor.data.runs import Checkpoint, RunLibrary
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.screens import run as run_module
 from burnt.monitor.screens.compare import CompareScreen
-from burnt.monitor.screens.panes import events as events_pane
+from burnt.monitor.screens.panes import log as events_pane
 from burnt.monitor.screens.panes import log as log_pane
 from burnt.monitor.screens.panes.log import LogPane
 from burnt.monitor.screens.panes.tables import best_checkpoint

@@ -25,8 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from burnt import _torch
 from burnt.codegen.frontend.overlap import STRIDE_OPS, Aliases, OverlapWatch, find_aliases, is_attention
-from burnt.codegen.frontend.real_results import RealResults
-from burnt.codegen.frontend.refusals import RefusalWatch, decompose_unless_unsupported
+from burnt.codegen.frontend.refusals import RealResults, RefusalWatch, decompose_unless_unsupported
 from burnt.errors import UnsupportedError
 
 PLANNING_LOCK = threading.RLock()

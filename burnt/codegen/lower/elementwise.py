@@ -287,6 +287,13 @@ def _lower_elu_backward(
     return elementwise(meta, [grad_out, x, alpha, scale, input_scale], element)
 
 
+# Lowerings of float8: bytes seen as float8 and converted to a wider float, and the way back. Quantized
+# values are stored as bytes. `values.view(torch.float8_e4m3fn).to(dtype)` and
+# `x.to(torch.float8_e4m3fn).view(torch.uint8)` are elementwise functions of bytes, so they fuse like any
+# other. Between the two ops, a `Value` of a float8 dtype has bytes as its elements. It has no place in
+# memory: a float8 tensor that is an argument, a result or an input of torch's own call is converted by
+# torch.
+
 FLOAT8_FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 """The float8 dtypes, with their names in expressions."""
 _BYTES = (torch.uint8, torch.int8)

@@ -29,8 +29,7 @@ from burnt.monitor.format import (
     series_label,
 )
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
-from burnt.monitor.screens.panes.events import EventsPane
-from burnt.monitor.screens.panes.log import LogPane
+from burnt.monitor.screens.panes.log import EventsPane, LogPane
 from burnt.monitor.screens.panes.numbers import ConfigPane, NumbersPane
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.plots import PlotsPane

@@ -264,6 +264,11 @@ def tree_ensemble(
     return total + torch.tensor(base, dtype=total.dtype, device=total.device) if len(base) else total
 
 
+# Strings: numpy arrays of Python's strings, since torch has none; their tokens and regular expressions.
+# Regular expressions are those of RE2, to whose syntax ONNX refers: a match takes time linear in the
+# text. In Python's `re` it takes exponential time for some patterns, and patterns come from files.
+
+
 def string_concat(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Concatenate strings element by element; shapes are broadcast."""
     return np.asarray(np.add(x, y), dtype=object)

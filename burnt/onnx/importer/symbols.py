@@ -178,6 +178,10 @@ def _broadcast(shapes: Sequence[list[Any]]) -> list[Any]:
     return result
 
 
+# Sizes that weights fix, such as the features of a linear layer or the channels of a convolution. Shape
+# arithmetic on them is computed while a model is imported. What the file says of other shapes is not
+# asked: a batch or a length that an exporter fixed stays open where the nodes leave it so.
+
 Sizes: TypeAlias = "tuple[int | None, ...]"
 
 _MAY_BROADCAST = {"Add", "Sub", "Mul", "Div", "LayerNormalization", "RMSNormalization"}

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import burnt
-from burnt.codegen.frontend.real_results import STRIDES, RealResults
+from burnt.codegen.frontend.refusals import STRIDES, RealResults
 from burnt.codegen.function import Function
 from burnt.codegen.runtime.c_compiler import find_compiler
 

@@ -17,7 +17,7 @@ from burnt.data import Batch, CsvDataset, Loader, TensorDataset, split
 from burnt.errors import BurntError, DataError
 from burnt.inspect.isolated import run_isolated
 from burnt.train import Learner, StepOutput, SupervisedTraining
-from burnt.train.checks.dry_run import Findings, dry_run
+from burnt.train.checks.first_batches import Findings, dry_run
 from burnt.train.checks.targets import TargetChecks
 from tests.train.cases import refused
 

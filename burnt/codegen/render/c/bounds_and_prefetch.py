@@ -151,6 +151,11 @@ def next_output_rows(kernel: Kernel, stores: Sequence[Store], last: Var) -> list
     return list(rows) if sizes and min(sizes) >= _MIN_ROW_BYTES and sum(sizes) <= _MAX_ROW_BYTES else []
 
 
+# Unroll loops whose indices contain divisions by the period after which the index pattern repeats. The
+# gradient of pooling with stride 2 is an example: element `i` is in the windows `i // 2` and `i // 2 -
+# 1`, at positions `i % 2` and `i % 2 + 2`. In a loop over `q` with one body for `i = 2 * q` and one for
+# `i = 2 * q + 1`, no index is divided, most tests are constant, and loads and stores are vectorised.
+
 _MAX_PERIOD = 4  # iterations of a period: more make the source too long
 
 

@@ -413,6 +413,11 @@ def _is_vectorizable(step: ReductionStep) -> bool:
     return True
 
 
+# Print scans (cumulative sums, maxima and so on) as C: the running value and how an element updates it.
+# The inner loop of a scan kernel runs in order. Where memory is contiguous along an outer loop, a tile of
+# that loop is scanned at once, with a running value for each lane, and the lanes are vectorised. Sums and
+# products are accumulated in double.
+
 _MAX_LANES = 512  # lanes of a tile
 _NUM_ROWS = 4  # rows that are scanned at once where lanes are not vectorised
 

@@ -160,6 +160,12 @@ class OnlineSum:
         return [f"{self.name} = abs_f32({self.reference}) < INFINITY ? {self.name} : {limit};"]
 
 
+# Print scans (cumulative sums, maxima and so on) as Metal: the running value and how values are combined.
+# An element is the running value of itself alone, so that threads can combine their running values. Float
+# sums are compensated. A logsumexp is stored as the maximum and the sum of exponentials relative to it.
+# Products are float: Metal has no wider type.
+
+
 class ScanState:
     """The running value of a scan: `variables` are its variables, `types` their types in Metal."""
 

@@ -5,7 +5,6 @@ from burnt.onnx.importer.ops import (  # noqa: F401
     elementwise,
     fused,
     linear,
-    masks,
     ml,
     normalization,
     plain,

@@ -307,6 +307,11 @@ def _col2im(build: Build, node: Node) -> Any:
     return build.call("ops.col2im", build.tensor(node, 0), image, block, *window, hint="image")
 
 
+# Lookups whose indices are the positions of the table's own axes. torch's exporters write the lookup of a
+# mask, `mask[batch[:, None], position[None, :]]` with the ranges of both axes, as GatherND with a table
+# of all pairs of indices, and before that as a Gather from the flat mask: the mask with more axes.
+
+
 @handler("GatherND")
 def _gather_nd(build: Build, node: Node) -> Any:
     axes = None if node.attr("batch_dims", 0) else _added_axes(node)

@@ -464,6 +464,10 @@ def _calls(tree: Any) -> Iterator[Call]:
         yield from _calls(part)
 
 
+# Statements in the order in which one would write them, before they are printed. What only selects or
+# rearranges elements may be computed anywhere between what makes its argument and what reads it: nothing
+# else changes, to the bit.
+
 _REARRANGING = {
     f"torch.{name}"
     for name in ("flatten", "permute", "reshape", "squeeze", "t", "transpose", "unflatten", "unsqueeze")
