@@ -1,4 +1,4 @@
-"""compare: run an ONNX file in ONNX Runtime beside the module that it was made from; its weights in 16 bits."""
+"""compare: run an ONNX file in ONNX Runtime beside the module that it was made from; 16-bit weights."""
 
 from __future__ import annotations
 

@@ -29,7 +29,6 @@ from burnt.monitor.data.runs import Checkpoint, RunLibrary
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.screens import run as run_module
 from burnt.monitor.screens.compare import CompareScreen
-from burnt.monitor.screens.panes import log as events_pane
 from burnt.monitor.screens.panes import log as log_pane
 from burnt.monitor.screens.panes.log import LogPane
 from burnt.monitor.screens.panes.tables import best_checkpoint
@@ -406,7 +405,7 @@ async def test_only_what_is_new_is_made_for_the_log_and_the_events(
         monkeypatch.setattr(module, name, lambda *args: calls.append(name) or original(*args))
 
     counted(log_pane, "_line_cells")
-    counted(events_pane, "_event_row")
+    counted(log_pane, "_event_row")
     live.log_line("x" * 20_000)
     live.log_line("second")
     live.event("note", 1, text="first")
@@ -424,8 +423,8 @@ async def test_only_what_is_new_is_made_for_the_log_and_the_events(
         await press(app, pilot, "6")
         shown = len(calls)
         reads: list[object] = []
-        read = events_pane.EventsPane.read
-        monkeypatch.setattr(events_pane.EventsPane, "read", lambda self: reads.append(1) or read(self))
+        read = log_pane.EventsPane.read
+        monkeypatch.setattr(log_pane.EventsPane, "read", lambda self: reads.append(1) or read(self))
         live.progress(5, 1, total_steps=10)
         live.flush()
         await until(app, lambda: "5/10" in screen_text(app))

@@ -1,4 +1,4 @@
-"""The checks before the first step: one batch of each loader through its step; without training, a dry run."""
+"""The checks before the first step: one batch of each loader through its step; a dry run alone."""
 
 from __future__ import annotations
 
