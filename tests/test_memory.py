@@ -258,10 +258,12 @@ def blocks():
         libc.free(block)
 blocks()
 deadline = time.monotonic() + 20
-while (resident() > before + 105 or memory.stats().kept > 100 * MIB) and time.monotonic() < deadline:
+while True:  # the thread trims now and then, and a second look may find a little more again
+    more, kept = resident() - before, memory.stats().kept / MIB
+    if more <= 105 and kept <= 100:
+        break
+    assert time.monotonic() < deadline, (more, kept)
     time.sleep(0.01)
-assert resident() <= before + 105, resident() - before
-assert memory.stats().kept <= 100 * MIB
 # What is below the limit stays.
 memory.trim()
 memory._pool.trim_excess()

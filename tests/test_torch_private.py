@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from burnt import _torch, nn
+from burnt import _torch
 from tests import forked
 
 
@@ -23,11 +23,6 @@ def test_torchs_batch_norms_share_the_base() -> None:
 def test_torchs_instance_norms_share_the_base() -> None:
     for kind in (torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d):
         assert issubclass(kind, _torch.InstanceNormBase), f"{kind} no longer derives from _InstanceNorm"
-
-
-def test_torchs_tools_know_burnts_batch_norm_by_it() -> None:
-    converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(nn.BatchNorm(3)))
-    assert isinstance(converted[0], torch.nn.SyncBatchNorm), "convert_sync_batchnorm goes by another base"
 
 
 def test_the_compiler_is_loaded_by_compiling_and_not_before() -> None:
@@ -507,15 +502,3 @@ def test_suggest_memory_format() -> None:
     assert _torch.suggest_memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
     volume = torch.empty(2, 3, 4, 5, 6, memory_format=torch.channels_last_3d)
     assert _torch.suggest_memory_format(volume[..., ::2]) == torch.channels_last_3d
-
-
-def test_products_of_8_bit_matrices() -> None:
-    a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((20, 32), (48, 32)))
-    if _torch.onednn_adds_int8_exactly():
-        assert torch.equal(_torch.int8_mm(a, b).long(), a.long() @ b.long().t())
-    x, w = (torch.randn(s).to(torch.float8_e4m3fn) for s in ((20, 32), (48, 32)))
-    rows, columns, one = torch.rand(20, 1), torch.rand(1, 48), torch.ones(())
-    exact = x.float() @ w.float().t()
-    torch.testing.assert_close(_torch.float8_mm(x, w, one, one, torch.float32), exact)
-    result = _torch.float8_mm(x, w, rows, columns, torch.bfloat16)
-    torch.testing.assert_close(result, (exact * rows * columns).bfloat16())

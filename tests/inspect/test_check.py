@@ -58,42 +58,6 @@ def test_the_message_names_layer_shapes_way_and_remedy():
     )
 
 
-@pytest.mark.parametrize(
-    ("layers", "shape", "expected", "found", "hint"),
-    [
-        (
-            [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(16)], (2, 1, 9, 9), "(N, 16, H, W)", "(2, 8, 7, 7)",
-            "0 makes 8 channels: BatchNorm2d(8)?",
-        ),
-        # torch's meta kernel of the transposed convolution accepts this; its CPU kernel does not.
-        (
-            [nn.Identity(), nn.ConvTranspose2d(3, 4, 3)], (2, 5, 9, 9), "(N, 3, H, W)", "(2, 5, 9, 9)",
-            "the input has 5 channels: ConvTranspose2d(5, 4, ...)?",
-        ),
-        (
-            [nn.Linear(8, 6), nn.LayerNorm(8)], (2, 8), "(..., 8)", "(2, 6)",
-            "0 makes 6 features: LayerNorm(6)?",
-        ),
-        (
-            [nn.Identity(), nn.Embedding(10, 4)], (2, 8), "indices of dtype int64 or int32", "float32 (2, 8)",
-            "indices.long(), or TensorSpec((2, 8), torch.int64)?",
-        ),
-        (
-            [nn.Linear(8, 6), nn.GRU(8, 4)], (2, 3, 8), "(..., 8)", "(2, 3, 6)",
-            "0 makes 6 features: GRU(6, 4)?",
-        ),
-    ],
-    ids=["batch-norm", "transposed", "layer-norm", "embedding", "gru"],
-)  # fmt: skip
-def test_known_layers(layers, shape, expected, found, hint):
-    model = nn.Sequential(*layers)
-    error = failure(model, TensorSpec(shape))
-    assert error.what.startswith("ShapeError in model.1   ")
-    assert (error.expected, error.found, error.hint) == (expected, found, hint)
-    with pytest.raises((RuntimeError, ValueError)):
-        model(torch.zeros(shape))
-
-
 # dtypes that nothing converts
 
 
@@ -163,25 +127,17 @@ def test_dtypes_that_may_fit_are_left_to_torch():
     "fn",
     [
         lambda x: x + x[:, :3],
-        lambda x: x @ x,
         lambda x: x.view(3, -1, 7),
         lambda x: torch.cat([x, x[:, :2]], 0),
-        lambda x: torch.stack([x, x[:, :2]]),
-        lambda x: torch.bmm(x[None], x[None]),
         lambda x: x.sum(3),
         lambda x: x[:, 9],
-        lambda x: x.expand(7, 7),
         lambda x: torch.einsum("ij,jk->ik", x, x),
         lambda x: F.cross_entropy(x, torch.zeros(11, dtype=torch.long)),
         lambda x: F.conv2d(x[None], torch.empty(3, 9, 1, 1)),
-        lambda x: F.linear(x, torch.empty(3, 4)),
-        lambda x: F.binary_cross_entropy(x, x[:, 1:]),
         lambda x: F.batch_norm(x, torch.empty(4), torch.empty(4)),
         lambda x: x.unflatten(1, (2, 2)),
-        lambda x: x.split([1, 1], 1),
         lambda x: F.scaled_dot_product_attention(x[None], x[None, :, :3], x[None]),
         lambda x: F.max_pool2d(x[None], 50),
-        lambda x: torch.dot(x[0], x[0, 1:]),
     ],
 )
 def test_torch_s_own_failures_become_shape_errors_at_the_module(fn):
@@ -441,16 +397,12 @@ class NeedsValue(torch.autograd.Function):
         lambda x: x * x.sum().item(),
         lambda x: x if x.sum() > 0 else -x,
         lambda x: x[x > 0],
-        lambda x: x.nonzero(),
         lambda x: x.detach().numpy(),
-        lambda x: x.tolist(),
-        lambda x: x.unique(),
         lambda x: x.repeat_interleave(torch.ones(x.shape[1], dtype=torch.long), dim=1),
         lambda x: x.cpu(),
         lambda x: x + torch.ones(4, device="cpu"),
         lambda x: torch.from_numpy(np.ones(4, "float32")) + x,
         lambda x: x.no_such_method(),
-        lambda x: 1 / 0,
         lambda x: NeedsValue.apply(x * torch.ones(4, requires_grad=True)),
     ],
 )

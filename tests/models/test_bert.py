@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import burnt
-from burnt import nn, optim
-from burnt.errors import ConfigError, InputIndexError, RecordError, ShapeError
+from burnt.errors import ConfigError, InputIndexError, ShapeError
 from burnt.models import Bert, BertConfig
 from tests.models.peer import assert_close, assert_round_trip, backward_both, perturbed, plain
 
@@ -159,14 +157,6 @@ def test_head_without_tied_weights(variant: str, tmp_path: Path) -> None:
     unused = "cls.predictions.bias" if variant == "bert" else "lm_head.bias"
     assert set(report["missing_keys"]) == {unused}  # which the peer does not use either
     assert torch.equal(outputs_of(again.eval(), *inputs)[0], theirs)
-
-
-def test_sharded_snapshot(tmp_path: Path) -> None:
-    peer = build_peer("bert", "mlm")
-    peer.save_pretrained(tmp_path / "theirs", max_shard_size="4KB")
-    model = Bert.from_pretrained(tmp_path / "theirs")
-    assert_round_trip(model, peer, tmp_path / "ours", shard_bytes=4000)
-    assert len(list((tmp_path / "ours").glob("model-*.safetensors"))) > 2
 
 
 def old_state(peer: Any) -> dict[str, Tensor]:
@@ -327,23 +317,6 @@ def test_harmless_keys_of_other_versions_are_kept() -> None:
     assert {key: document[key] for key in keys} == keys
 
 
-def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(ShapeError, match=r"num_heads"):
-        small(num_heads=3).init()
-    model = small().init()
-    model.save_pretrained(tmp_path)
-    document = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**document, "vocab_size": 41}))
-    with pytest.raises(RecordError, match=r"embedding.weight: \(41, 16\) in the module, \(40, 16\)"):
-        Bert.from_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**document, "num_hidden_layers": 3}))
-    with pytest.raises(RecordError, match=r"missing     layers.2.attention.in_proj_weight"):
-        Bert.from_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**document, "num_hidden_layers": 1}))
-    with pytest.raises(RecordError, match=r"unexpected  layers.1.attention.in_proj_weight"):
-        Bert.from_pretrained(tmp_path)
-
-
 @pytest.mark.parametrize(("kind", "longest"), [("bert", 20), ("roberta", 18)])
 def test_sequence_longer_than_the_positions(kind: Any, longest: int) -> None:
     model = small(kind=kind).init()
@@ -409,33 +382,3 @@ def test_compile_and_export(kind: Any) -> None:
     assert_close(compiled(tokens, padding=padding), expected)
     exported = torch.export.export(model, (tokens,), {"padding": padding}).module()
     assert_close(exported(tokens, padding=padding), expected)
-
-
-def test_lora_attaches() -> None:
-    model = small(head="classification").init().eval()
-    tokens = torch.randint(4, 40, (3, LENGTH))
-    before = model(tokens)
-    paths = nn.lora(model, rank=2, targets="*.attention")
-    assert paths == [
-        path for i in range(2) for path in (f"layers.{i}.attention", f"layers.{i}.attention.out_proj")
-    ]
-    assert_close(model(tokens), before)
-
-
-SENTENCES = ["a good film", "a bad film", "good and warm", "bad and cold", "warm words", "cold words"]
-
-
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_a_classifier_learns_a_few_sentences(kind: Any) -> None:
-    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
-    pad_token = 0 if kind == "bert" else 1
-    rows = [[3, *(4 + words.index(word) for word in sentence.split())] for sentence in SENTENCES]
-    tokens = torch.tensor([row + [pad_token] * (4 - len(row)) for row in rows])
-    labels = torch.tensor([1, 0, 1, 0, 1, 0])
-    torch.manual_seed(0)
-    model = small(kind=kind, head="classification", dropout=0.0, attention_dropout=0.0, init_std=0.2).init()
-    optimizer = optim.AdamW()
-    for _ in range(25):
-        loss = F.cross_entropy(model(tokens, padding=tokens == pad_token), labels)
-        optimizer.step(0.01, model, burnt.Gradients.of(loss, model))
-    assert loss < 0.05

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import burnt
-from burnt.errors import ConfigError, RecordError, ShapeError
+from burnt.errors import ConfigError, ShapeError
 from burnt.models import Gpt2, Gpt2Config
 from tests.models.decoders import GPT2 as SIZES
 from tests.models.decoders import build_peer, outputs_of, tokens_and_padding
@@ -105,12 +105,6 @@ def test_what_it_lacks_is_refused(changes: dict[str, Any], where: str, expected:
         Gpt2Config.from_hugging_face({"model_type": "gpt2", **SIZES, **changes})
     assert caught.value.where == f"config.json: {where}"
     assert expected in str(caught.value.expected)
-
-
-def test_weights_of_other_sizes_are_refused(tmp_path: Path) -> None:
-    build_peer("gpt2").save_pretrained(tmp_path)
-    with pytest.raises(RecordError, match=r"positions\.weight"):
-        Gpt2.from_pretrained(tmp_path, max_len=25)
 
 
 def test_sequences_that_do_not_fit_are_refused() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import burnt
 from burnt.errors import ConfigError, RecordError, ShapeError
 from burnt.models import ViT, ViTConfig
+from burnt.record.layouts import timm_vit
 from tests.models.peer import assert_close, assert_round_trip, backward_both, perturbed
 
 SIZES: dict[str, Any] = {
@@ -183,77 +183,17 @@ def test_masked_image_modeling_loads_without_its_decoder(tmp_path: Path) -> None
     assert set(model.load_report.unexpected) == {"decoder.0.weight", "decoder.0.bias"}
 
 
-def timm_state(config: ViTConfig) -> dict[str, Tensor]:
-    """Random weights with the names and shapes of timm's ``VisionTransformer``."""
-    size, classes = config.d_model, config.num_classes
-    shapes: dict[str, tuple[int, ...]] = {
-        "cls_token": (1, 1, size),
-        "pos_embed": (1, 10, size),
-        "patch_embed.proj.weight": (size, 3, 4, 4),
-        "patch_embed.proj.bias": (size,),
-        "norm.weight": (size,),
-        "norm.bias": (size,),
-        "head.weight": (classes, size),
-        "head.bias": (classes,),
-    }
-    for layer in range(config.num_layers):
-        shapes |= {
-            f"blocks.{layer}.{name}": shape
-            for name, shape in {
-                "norm1.weight": (size,),
-                "norm1.bias": (size,),
-                "attn.qkv.weight": (3 * size, size),
-                "attn.qkv.bias": (3 * size,),
-                "attn.proj.weight": (size, size),
-                "attn.proj.bias": (size,),
-                "norm2.weight": (size,),
-                "norm2.bias": (size,),
-                "mlp.fc1.weight": (config.d_ff, size),
-                "mlp.fc1.bias": (config.d_ff,),
-                "mlp.fc2.weight": (size, config.d_ff),
-                "mlp.fc2.bias": (size,),
-            }.items()
-        }
-    torch.manual_seed(0)
-    return {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
-
-
-def timm_logits(state: dict[str, Tensor], images: Tensor, num_layers: int, num_heads: int) -> Tensor:
-    """What timm computes: one Linear for q, k and v, whose rows are these three, each by heads."""
-
-    def linear(name: str, x: Tensor) -> Tensor:
-        return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
-
-    def norm(name: str, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-6)
-
-    x = F.conv2d(images, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=4)
-    x = x.flatten(2).transpose(1, 2)
-    x = torch.cat([state["cls_token"].expand(len(x), -1, -1), x], 1) + state["pos_embed"]
-    batch, length, size = x.shape
-    for layer in range(num_layers):
-        path = f"blocks.{layer}"
-        qkv = linear(f"{path}.attn.qkv", norm(f"{path}.norm1", x)).reshape(batch, length, 3, num_heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        weights = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
-        heads = (weights @ v).transpose(1, 2).reshape(batch, length, size)
-        x = x + linear(f"{path}.attn.proj", heads)
-        x = x + linear(f"{path}.mlp.fc2", F.gelu(linear(f"{path}.mlp.fc1", norm(f"{path}.norm2", x))))
-    return linear("head", norm("norm", x)[:, 0])
-
-
 def test_layout_of_timm() -> None:
-    config = SMALL.replace(eps=1e-6, num_classes=5)
-    state = timm_state(config)
-    model = config.init().eval()
-    report = burnt.load_weights(model, state, layout="timm")
-    assert len(report.applied) == len(state) == len(model.state_dict())
-    images = torch.randn(2, 3, 12, 12)
-    with torch.no_grad():
-        assert_close(model(images), timm_logits(state, images, config.num_layers, config.num_heads))
+    """What the library's layout makes of it, which is tested beside transformers, is that of Hugging Face."""
+    model, other = (SMALL.replace(eps=1e-6, num_classes=5).init() for _ in range(2))
     written = model.layouts["timm"].write(model.state_dict())
-    assert written.keys() == state.keys()
-    assert all(torch.equal(written[name], value) for name, value in state.items())
+    published = model.layouts["hugging_face"].write(model.state_dict())
+    expected = {name.removeprefix("vit."): value for name, value in published.items()}
+    found = timm_vit.read(written)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert len(burnt.load_weights(other, written, layout="timm").applied) == len(model.state_dict())
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in model.state_dict().items())
 
 
 def test_vit_base_has_the_published_number_of_parameters() -> None:

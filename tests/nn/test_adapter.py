@@ -14,7 +14,6 @@ from torch.nn import functional as F
 import burnt
 from burnt import nn, optim
 from burnt.errors import ConfigError, InputValueError, RecordError
-from burnt.nn import adapter
 from burnt.record import read_document
 from burnt.train import Learner, StepOutput, SupervisedTraining
 
@@ -339,20 +338,6 @@ def test_a_layer_that_is_used_twice_has_one_adapter() -> None:
     torch.testing.assert_close(model(torch.ones(4)), output)
 
 
-@pytest.mark.parametrize("kdim", [None, 6])
-def test_the_weights_of_attention_are_computed_once(
-    kdim: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = nn.MultiHeadAttention(8, 2, kdim=kdim, vdim=kdim)
-    nn.lora(layer, rank=2)
-    read: list[str] = []
-    change = adapter._change
-    monkeypatch.setattr(adapter, "_change", lambda layer, name: read.append(name) or change(layer, name))
-    x = torch.randn(2, 3, 8)
-    layer(x) if kdim is None else layer(x, torch.randn(2, 3, 6))
-    assert sorted(read) == sorted(layer.lora_adapter.weights)
-
-
 def test_a_weight_that_another_layer_shares_is_not_merged() -> None:
     model = torch.nn.ModuleDict(
         {"embed": nn.Embedding(4, 6), "head": nn.Linear(6, 4), "last": nn.Linear(4, 4)}
@@ -504,19 +489,6 @@ def test_compiles_as_one_graph() -> None:
     torch.testing.assert_close(compiled(IDS), model(IDS))
     with nn.without_lora(model):
         torch.testing.assert_close(compiled(IDS), model(IDS))
-
-
-@pytest.mark.full
-def test_exports() -> None:
-    model = adapted()
-    torch.testing.assert_close(torch.export.export(model, (IDS,)).module()(IDS), model(IDS))
-
-
-def test_functional_call() -> None:
-    model = adapted()
-    state = {path: torch.zeros_like(p) for path, p in model.named_parameters() if "lora_B" in path}
-    zeroed = torch.func.functional_call(model, state, (IDS,))
-    assert not torch.equal(zeroed, model(IDS))
 
 
 def test_check_and_summary_follow_it() -> None:

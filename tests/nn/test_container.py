@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import burnt
 from burnt import Config, nn
 from burnt.errors import DefinitionError, ShapeError
 
@@ -65,16 +64,3 @@ def test_it_saves_and_loads_by_a_config_of_the_user(tmp_path: Path) -> None:
     other.load_record(build().into_record())
     with pytest.raises(DefinitionError, match="no Config can be derived for Sequential"):
         nn.Sequential.Config
-
-
-def test_lists_and_dicts_of_layers_are_fields() -> None:
-    class Net(burnt.Module):
-        layers: list[nn.Linear]
-        heads: dict[str, nn.Linear]
-        scales: list[torch.nn.Parameter]
-
-    net = Net([nn.Linear(2, 2), nn.Linear(2, 2)], {"a": nn.Linear(2, 1)}, [torch.nn.Parameter(torch.ones(1))])
-    assert isinstance(net.layers, torch.nn.ModuleList)
-    assert isinstance(net.heads, torch.nn.ModuleDict)
-    assert isinstance(net.scales, torch.nn.ParameterList)
-    assert net.num_params() == 6 + 6 + 3 + 1

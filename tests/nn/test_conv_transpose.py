@@ -83,8 +83,3 @@ def test_same_and_output_padding_exclude_each_other() -> None:
     with pytest.raises(InputValueError, match="output_padding is not valid") as caught:
         nn.ConvTranspose1d(2, 3, 3, 2, "same", 1)
     assert caught.value.expected == "0, since padding='same' decides the size of the output"
-
-
-def test_wrong_channels_are_refused() -> None:
-    with pytest.raises(ShapeError, match="the input has 8 channels"):
-        nn.ConvTranspose2d(16, 24, 3)(torch.randn(2, 8, 33, 40))

@@ -87,16 +87,6 @@ def test_labels_are_not_read_on_the_normal_path(monkeypatch: pytest.MonkeyPatch)
     nn.CrossEntropy()(logits, labels).backward()
 
 
-def test_mse_refuses_to_broadcast() -> None:
-    with pytest.raises(ShapeError) as caught:
-        nn.Mse()(torch.zeros(4, 1), torch.zeros(4))
-    assert caught.value.expected == "a target of shape (4, 1)"
-    assert caught.value.found == (4,)
-    assert "unsqueeze" in str(caught.value.hint)
-    with pytest.raises(ShapeError):
-        nn.Mse()(torch.zeros(4, 2), torch.zeros(4, 3))
-
-
 # Values, by formulas in float64
 
 
@@ -319,7 +309,6 @@ def ctc_by_enumeration(probs: list[list[float]], target: list[int], blank: int) 
 
 @pytest.mark.parametrize("blank", [0, 2])
 def test_ctc_by_enumeration(blank: int) -> None:
-    torch._dynamo.reset()
     probs = torch.randn(5, 4, 3, dtype=torch.float64).softmax(2)
     first, other = (1, 2) if blank == 0 else (0, 1)
     targets = torch.tensor([[first, other, first], [first, first, 7], [other, 7, 7], [7, 7, 7]])
@@ -328,10 +317,7 @@ def test_ctc_by_enumeration(blank: int) -> None:
         ctc_by_enumeration(probs[:t, n].tolist(), targets[n, :length].tolist(), blank)
         for n, (t, length) in enumerate(zip(steps.tolist(), lengths.tolist(), strict=True))
     ]
-    loss = nn.Ctc(blank, "none")
-    close(loss(probs.log(), targets, steps, lengths), expected)
-    compiled = torch.compile(loss, backend="eager", fullgraph=True)
-    close(compiled(probs.log(), targets, steps, lengths), expected)
+    close(nn.Ctc(blank, "none")(probs.log(), targets, steps, lengths), expected)
 
 
 @pytest.mark.sample

@@ -256,32 +256,6 @@ def test_what_it_builds_from(normalization: Any, expected: torch.nn.Module) -> N
         assert all(p.is_meta and p.dtype == torch.float64 for p in layer.parameters())
 
 
-class Norms(burnt.Config):
-    norm: nn.NormalizationConfig = "batch"
-
-
-class Normed(burnt.Module):
-    norm: torch.nn.Module
-
-    def __init__(self, norm: nn.NormalizationConfig = "batch") -> None:
-        super().__init__()
-        self.norm = nn.build_normalization(norm, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.norm(x)
-        return output
-
-
-@pytest.mark.parametrize("norm", ["instance", nn.GroupNorm.Config(num_groups=2, num_channels=2)], ids=repr)
-def test_in_a_users_config_and_in_a_derived_one(norm: nn.NormalizationConfig, tmp_path: Any) -> None:
-    config = Norms(norm=norm)
-    assert Norms.from_json(config.to_json()) == config
-    model = Normed.Config(norm=config.norm).init()
-    model.save(tmp_path / "model.safetensors")
-    assert repr(Normed.load(tmp_path / "model.safetensors")) == repr(model)
-    assert Norms().override(["norm=rms"]).norm == "rms"
-
-
 @pytest.mark.parametrize(
     ("normalization", "hint"),
     [

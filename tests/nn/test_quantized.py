@@ -41,7 +41,8 @@ SOME = (
     "int4-block32-static",
 )
 WHOLE = "int8-asymmetric-dynamic_tensor"
-MORE = [*SOME, pytest.param(WHOLE, marks=pytest.mark.full)]
+FEW = ("int8", "int4-block32-asymmetric", "int8-dynamic", "fp8-dynamic", "int4-block32-static")
+EACH = [s if s in FEW else pytest.param(s, marks=pytest.mark.full) for s in (*SOME, WHOLE)]
 
 
 def hf_conv1d() -> nn.Module:
@@ -87,13 +88,13 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.full) for i in range(1, 32))])
+@pytest.mark.parametrize("step", [53, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_scheme_computes_with_its_weight(name: str, part: int) -> None:
+def test_every_scheme_computes_with_its_weight(name: str, step: int) -> None:
     """Equal to the original layer with the dequantized weight; quantized inputs are rounded besides."""
     build, shape = LAYERS[name]
     dtypes = itertools.cycle((torch.float32, torch.bfloat16, torch.float16))
-    schemes = SCHEMES[(part + 13 * list(LAYERS).index(name)) % 32 :: 32]
+    schemes = SCHEMES[13 * list(LAYERS).index(name) % step :: step]
     for scheme, dtype in zip(schemes, dtypes, strict=False):
         torch.manual_seed(1)
         x = inputs(shape, dtype)
@@ -110,7 +111,7 @@ def test_every_scheme_computes_with_its_weight(name: str, part: int) -> None:
         assert layer.scheme.num_bytes(layer.rows, layer.columns) == stored, scheme
 
 
-@pytest.mark.parametrize("scheme", MORE)
+@pytest.mark.parametrize("scheme", EACH)
 def test_gradients_are_those_of_the_dequantized_layer(scheme: str) -> None:
     """To the bit or nearly, in transforms and twice too: rounding the input has the gradient one."""
     for build, shape in [*FAST[:3], LAYERS["causal"], LAYERS["reflect"], LAYERS["HF Conv1D"]]:
@@ -137,7 +138,7 @@ def test_gradients_are_those_of_the_dequantized_layer(scheme: str) -> None:
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("scheme", MORE)
+@pytest.mark.parametrize("scheme", EACH)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_gives_the_dtype_of_a_plain_layer(scheme: str, dtype: torch.dtype) -> None:
     for build, shape in FAST:
@@ -165,7 +166,7 @@ def test_integers_are_summed_exactly_under_autocast() -> None:
     assert torch.equal(found, expected.bfloat16())
 
 
-@pytest.mark.parametrize("scheme", [*SOME, WHOLE])
+@pytest.mark.parametrize("scheme", EACH)
 def test_whatever_torch_does_to_a_module(scheme: str) -> None:
     for build, shape in FAST:
         x = inputs(shape)
@@ -192,13 +193,8 @@ def test_whatever_torch_does_to_a_module(scheme: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's Dynamo
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        "int8-dynamic",
-        *(pytest.param(s, marks=pytest.mark.full) for s in (*SOME, WHOLE) if s != "int8-dynamic"),
-    ],
-)
+@pytest.mark.sample(keep=("int8-dynamic",))
+@pytest.mark.parametrize("scheme", [*SOME, WHOLE])
 def test_vmap_and_compile(scheme: str) -> None:
     for build, shape in FAST[:2]:
         x = torch.stack([inputs(shape) for _ in range(3)])
@@ -216,7 +212,7 @@ def test_vmap_and_compile(scheme: str) -> None:
             assert error(found, expected) < 1e-5
 
 
-@pytest.mark.parametrize("scheme", [*SOME, WHOLE])
+@pytest.mark.parametrize("scheme", EACH)
 def test_layouts_and_empty_batches(scheme: str) -> None:
     linear = quantized(lambda: nn.Linear(64, 8), scheme, torch.randn(5, 64))
     conv = quantized(lambda: nn.Conv2d(3, 4, 3), scheme, torch.randn(2, 3, 6, 6))
@@ -229,59 +225,19 @@ def test_layouts_and_empty_batches(scheme: str) -> None:
     torch.testing.assert_close(copy.deepcopy(conv).to(memory_format=torch.channels_last)(image), conv(image))
 
 
-@pytest.mark.parametrize("scheme", MORE)
+@pytest.mark.parametrize("scheme", EACH)
 def test_inputs_that_do_not_fit(scheme: str) -> None:
     linear = quantized(lambda: nn.Linear(40, 8), scheme, torch.randn(5, 40))
     for columns in (20, 50, 64):  # blocks of 32 are padded to 64
         with pytest.raises(ShapeError, match=r"expected  \(\.\.\., 40\)"):
             linear(torch.randn(2, columns))
-        with pytest.raises(ShapeError, match="QuantizedLinear"):
-            burnt.check(linear, torch.randn(2, columns))
+    with pytest.raises(ShapeError, match="QuantizedLinear"):
+        burnt.check(linear, torch.randn(2, 64))
     conv = quantized(lambda: nn.Conv2d(3, 4, 3), scheme, torch.randn(2, 3, 6, 6))
     with torch.no_grad(), pytest.raises(ShapeError, match=r"\(N, 3, H, W\)"):
         conv(torch.randn(2, 5, 6, 6))
     with pytest.raises(IndexError):
         quantized(lambda: nn.Embedding(10, 32), scheme, torch.arange(10))(torch.tensor([10]))
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 32)
-        self.head = nn.Linear(32, 50)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embedding(ids))  # type: ignore[no-any-return]
-
-    @property
-    def is_tied(self) -> bool:
-        names = ("values", "scale", "zero_point")
-        return all(getattr(self.head, name) is getattr(self.embedding, name) for name in names)
-
-
-@pytest.mark.parametrize("scheme", ["int8", "int4-block32-asymmetric", "int8-dynamic"])
-def test_tied_weights_stay_tied(scheme: str, tmp_path: Any) -> None:
-    model = Tied()
-    burnt.quantize(model, scheme)
-    assert model.is_tied
-    moved = copy.deepcopy(model)
-    assert moved.is_tied
-    assert moved.head.values is not model.head.values
-    assert moved.half().is_tied
-    assert moved.to("meta").is_tied
-    assert moved.to_empty(device="cpu").is_tied
-    assert model.is_tied
-    assert model.head.scale.device.type == "cpu"
-    record_of(model).save(tmp_path / "tied.safetensors")
-    assert (tmp_path / "tied.safetensors").stat().st_size < 50 * 32 + 2000
-    loaded = Tied()
-    burnt.load_weights(loaded, tmp_path / "tied.safetensors")
-    ids = torch.arange(5)
-    assert loaded.is_tied
-    assert torch.equal(loaded(ids), model(ids))
-    burnt.dequantize(loaded)
-    assert loaded.head.weight is loaded.embedding.weight
 
 
 def test_what_restored_layers_keep() -> None:

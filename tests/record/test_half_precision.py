@@ -149,33 +149,3 @@ def test_a_model_is_not_loaded_with_infinities(already):
     )
     assert torch.equal(model.weight, before)
     assert model.weight.dtype == before.dtype
-
-
-def test_float64_in_float32(tmp_path):
-    with pytest.raises(RecordError, match=r"too large for torch\.float32"):
-        Record({"x": torch.tensor([1e300], dtype=torch.float64)}).save(tmp_path / "m", dtype=FULL)
-
-
-def test_a_tensor_that_has_no_plain_values(tmp_path):
-    for value, found in (
-        (torch.eye(2).to_sparse(), "a Tensor of layout torch.sparse_coo"),
-        (torch.zeros(2, dtype=torch.complex128), "torch.complex128"),
-    ):
-        with raises(RecordError, "in        layer.x", f"found     {found}", match="stored as plain values"):
-            Record({"layer.x": value}).save(tmp_path / "m")
-        assert list(tmp_path.iterdir()) == []
-
-
-def test_views_are_stored_with_their_own_values(tmp_path):
-    base = torch.arange(12.0).view(3, 4)
-    tensors = {
-        "all": base,
-        "row": base[1],
-        "turned": base.t(),
-        "one": base[0, 1],
-        "wide": base[:, :1].expand(3, 2),
-    }
-    tensors |= {"none": base[:0], "conj": torch.tensor([1 + 2j, 3j]).conj()}
-    Record(tensors).save(tmp_path / "m")
-    found, _ = read_tensors(tmp_path / "m")
-    assert all(torch.equal(found[path], value) for path, value in tensors.items())

@@ -95,18 +95,6 @@ def test_set_epoch_reaches_the_sampler_and_lists_are_an_order():
     assert flat(Loader(range(10), 2, sampler=[7, 7, 1], drop_last=True)) == [7, 7]
 
 
-def test_a_sampler_of_torch_with_an_attribute_indices():
-    loader = Loader(range(9), 2, sampler=torch_data.SubsetRandomSampler([7, 3, 5]))
-    first = flat(loader.epoch(0))
-    assert sorted(first) == [3, 5, 7]
-    assert flat(loader.epoch(0)) == first
-
-
-def test_an_order_that_is_given_is_in_the_state():
-    states = [Loader(range(9), 2, sampler=indices).state() for indices in ([1, 2], (2, 1), np.array([1, 2]))]
-    assert states[0] == states[2] != states[1]
-
-
 def test_weights_are_probabilities():
     weights = torch.tensor([0.0, 1.0, 2.0, 5.0])
     drawn = torch.bincount(WeightedSampler(weights, 40_000).indices(0), minlength=4) / 40_000

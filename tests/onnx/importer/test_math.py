@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from burnt import nn
-from burnt.errors import RecordError, UnsupportedError
 from burnt.onnx import functions
 from burnt.onnx.backend import run_node, supports_device
 from burnt.onnx.importer.load import load
@@ -126,39 +125,6 @@ def test_softmax_below_version_13_is_over_all_axes_from_one_on() -> None:
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     found = module(torch.from_numpy(x))
     torch.testing.assert_close(found.sum((1, 2)), torch.ones(2))
-
-
-def test_functions_that_call_each_other_in_a_circle_are_an_error() -> None:
-    model = onnx.parser.parse_model("""
-        <ir_version: 10, opset_import: ["": 21, "f": 1]>
-        g (float[n] x) => (float[n] y) { y = f.a(x) }
-        <domain: "f", opset_import: ["": 21, "f": 1]> a (x) => (y) { y = f.b(x) }
-        <domain: "f", opset_import: ["": 21, "f": 1]> b (x) => (y) { y = f.a(x) }""")
-    with pytest.raises(RecordError, match="circle"):
-        load(model)
-
-
-def test_functions_that_double_at_every_level_are_refused_before_they_are_expanded() -> None:
-    functions_ = "\n".join(
-        f'<domain: "f", opset_import: ["": 21, "f": 1]> '
-        f"a{i} (x) => (y) {{ z = f.a{i + 1}(x) y = f.a{i + 1}(z) }}"
-        for i in range(40)
-    )
-    model = onnx.parser.parse_model(f"""
-        <ir_version: 10, opset_import: ["": 21, "f": 1]>
-        g (float[n] x) => (float[n] y) {{ y = f.a0(x) }}
-        {functions_}
-        <domain: "f", opset_import: ["": 21]> a40 (x) => (y) {{ y = Identity(x) }}""")
-    with pytest.raises(RecordError, match="too large"):
-        load(model)
-
-
-def test_all_unsupported_ops_are_named() -> None:
-    model = onnx.parser.parse_model("""
-        <ir_version: 10, opset_import: ["": 21, "z": 1]>
-        g (float[n] x) => (float[n] y) { a = z.First(x) y = z.Second(a) }""")
-    with pytest.raises(UnsupportedError, match=r"(?s)First.*Second"):
-        load(model)
 
 
 @pytest.mark.parametrize(

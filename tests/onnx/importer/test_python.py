@@ -15,7 +15,7 @@ pytest.importorskip("onnx")
 import onnx
 import onnx.parser
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from torch.nn import functional as F
 
 import burnt
@@ -489,52 +489,21 @@ def test_the_docstring_and_the_types():
 
 def test_nested_functions_of_a_model(tmp_path: Path):
     """A loop that reads results around it, and branches."""
-
-    def value(name: str, kind: int, shape: list[int | None] | None) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, kind, shape)
-
-    body = helper.make_graph(
-        [
-            helper.make_node("Mul", ["s", "squared"], ["t"]),
-            helper.make_node("Add", ["t", "x"], ["s2"]),
-            helper.make_node("Identity", ["c"], ["c2"]),
-            helper.make_node("Neg", ["s2"], ["e"]),
-        ],
-        "body",
-        [
-            value("i", TensorProto.INT64, []),
-            value("c", TensorProto.BOOL, []),
-            value("s", TensorProto.FLOAT, None),
-        ],
-        [
-            value("c2", TensorProto.BOOL, []),
-            value("s2", TensorProto.FLOAT, None),
-            value("e", TensorProto.FLOAT, None),
-        ],
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]>
+        graph (float[n, 3] x) => (float[a, b] y, float[c, d, e] z) <int64 count = {3}, float zero = {0}> {
+            squared = Mul(x, x)
+            y0, z = Loop(count, , x) <body = body (int64 i, bool c, float s) => (bool c2, float s2, float e) {
+                t = Mul(s, squared) s2 = Add(t, x) c2 = Identity(c) e = Neg(s2)
+            }>
+            sum = ReduceSum<keepdims = 0>(y0)
+            positive = Greater(sum, zero)
+            y = If(positive) <
+                then_branch = t () => (float a) { a = Relu(y0) },
+                else_branch = o () => (float a2) { a2 = Neg(y0) }
+            >
+        }"""
     )
-    then, otherwise = (
-        helper.make_graph(
-            [helper.make_node(op, ["y0"], ["a"])], op, [], [value("a", TensorProto.FLOAT, None)]
-        )
-        for op in ("Relu", "Neg")
-    )
-    graph = helper.make_graph(
-        [
-            helper.make_node("Mul", ["x", "x"], ["squared"]),
-            helper.make_node("Loop", ["n", "", "x"], ["y0", "z"], body=body),
-            helper.make_node("ReduceSum", ["y0"], ["sum"], keepdims=0),
-            helper.make_node("Greater", ["sum", "zero"], ["positive"]),
-            helper.make_node("If", ["positive"], ["y"], then_branch=then, else_branch=otherwise),
-        ],
-        "graph",
-        [value("x", TensorProto.FLOAT, [None, 3])],
-        [value("y", TensorProto.FLOAT, None), value("z", TensorProto.FLOAT, None)],
-        [
-            helper.make_tensor("n", TensorProto.INT64, [], [3]),
-            helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0]),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     module = burnt.onnx.load(model)
     path = write_package(module, tmp_path / "package", name="Net", title="A loop.")
     source = path.read_text()

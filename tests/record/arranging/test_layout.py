@@ -334,20 +334,6 @@ class TestFiles:
         loaded(tmp_path / "w.safetensors", ours, Layout([Split("qkv", tuple("qkv"))]))
         assert counted == [10_000] * 3
 
-    def test_checksums_are_verified_once(self, tmp_path, monkeypatch):
-        from burnt.record.formats import npz_file
-
-        np.savez(tmp_path / "w.npz", **{name: tensor.numpy() for name, tensor in THEIRS.items()})
-        verified = []
-        verify = npz_file._NpzTensor.verify
-        monkeypatch.setattr(
-            npz_file._NpzTensor,
-            "verify",
-            lambda self, where: verified.append(self.member.filename) or verify(self, where),
-        )
-        loaded(tmp_path / "w.npz", OURS, LAYOUT)
-        assert sorted(verified) == sorted(f"{name}.npy" for name in THEIRS)
-
     def test_a_damaged_part_is_refused_before_anything_is_loaded(self, tmp_path):
         np.savez(tmp_path / "w.npz", **{name: tensor.numpy() for name, tensor in THEIRS.items()})
         data = bytearray((tmp_path / "w.npz").read_bytes())

@@ -213,6 +213,8 @@ def test_tied_layers_are_stored_once_and_loaded_tied(tmp_path):
     }
     ids = torch.tensor([[1, 2, 49]])
     assert torch.equal(fresh(ids), model(ids))
+    burnt.dequantize(fresh)
+    assert fresh.head.weight is fresh.embed.weight
 
 
 def test_a_state_dict_loads_into_a_model_that_is_quantized_already(tmp_path):

@@ -114,18 +114,6 @@ def test_a_file_cannot_have_no_bytes(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_an_interrupt_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text("{}")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        tied().into_record().save_folder(tmp_path, shard_bytes=100)
-    assert list(contents(tmp_path)) == ["config.json"]
-
-
 @pytest.mark.parametrize("saves", [1, 2, 3])
 @pytest.mark.parametrize("size", [16, 1000])
 def test_a_folder_that_is_replaced_while_it_is_opened(tmp_path, monkeypatch, saves, size):
