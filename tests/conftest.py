@@ -74,6 +74,13 @@ class UnsyncedConnection(sqlite3.Connection):
         return super().executescript(f"PRAGMA synchronous = OFF; {sql}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Iterator[None]:
+    """Leave the looking for doctests to burnt's own modules: in those of the tests it takes seconds."""
+    collectors = yield
+    return [one for one in collectors if type(one).__name__ != "DoctestModule"]  # type: ignore[attr-defined]
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     sampling.mark(items)

@@ -274,20 +274,19 @@ PARALLEL = {
 
 @pytest.mark.filterwarnings("ignore:FSDP")
 @pytest.mark.parametrize(
-    "kind",
-    # torch.compile imports torch._dynamo, which takes seconds.
-    [pytest.param(kind, marks=[pytest.mark.full] if "compiled" in kind else []) for kind in PARALLEL],
+    # One process group for all; torch.compile imports torch._dynamo, which takes seconds.
+    "compiled",
+    [False, pytest.param(True, marks=pytest.mark.full)],
 )
 def test_a_model_whose_gradients_only_backward_synchronizes_is_refused(
-    kind: str, process_group: None
+    compiled: bool, process_group: None
 ) -> None:
-    wrap, found = PARALLEL[kind]
-    model = mlp()
-    wrapped = wrap(model)
-    with pytest.raises(UnsupportedError) as of_gradients:
-        Gradients.of(torch.zeros((), requires_grad=True), wrapped)
-    with pytest.raises(UnsupportedError) as of_learner:
-        Learner(wrapped, optim.AdamW(), 1e-3, step=lambda model, batch: StepOutput(loss_of(model)))
-    for error in (of_gradients, of_learner):
-        for words in (found, "loss.backward()", "DDP", "torch.optim"):
-            assert words in str(error.value)
+    for wrap, found in (PARALLEL[kind] for kind in PARALLEL if ("compiled" in kind) == compiled):
+        wrapped = wrap(mlp())
+        with pytest.raises(UnsupportedError) as of_gradients:
+            Gradients.of(torch.zeros((), requires_grad=True), wrapped)
+        with pytest.raises(UnsupportedError) as of_learner:
+            Learner(wrapped, optim.AdamW(), 1e-3, step=lambda model, batch: StepOutput(loss_of(model)))
+        for error in (of_gradients, of_learner):
+            for words in (found, "loss.backward()", "DDP", "torch.optim"):
+                assert words in str(error.value)
