@@ -34,7 +34,6 @@ from burnt.data.files.parquet import ParquetDataset as ParquetDataset
 from burnt.data.files.sqlite import SqliteDataset as SqliteDataset
 from burnt.data.limit import LimitedLoader as LimitedLoader
 from burnt.data.limit import RepeatedLoader as RepeatedLoader
-from burnt.data.loading.buckets import Buckets as Buckets
 from burnt.data.loading.iterable_loader import IterableLoader as IterableLoader
 from burnt.data.loading.iterable_loader import as_loader as as_loader
 from burnt.data.loading.loader import EpochLoader as EpochLoader
@@ -45,6 +44,7 @@ from burnt.data.loading.pack import Pack as Pack
 from burnt.data.loading.pack import segment_mask as segment_mask
 from burnt.data.loading.pack import segment_starts as segment_starts
 from burnt.data.loading.pad import Pad as Pad
+from burnt.data.loading.samplers import Buckets as Buckets
 from burnt.data.loading.samplers import ClassBalanced as ClassBalanced
 from burnt.data.loading.samplers import Sampler as Sampler
 from burnt.data.loading.samplers import SubsetSampler as SubsetSampler

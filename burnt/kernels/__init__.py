@@ -89,11 +89,11 @@ from burnt.kernels.ops.rnn.rnn import lstm_layer as lstm_layer
 from burnt.kernels.ops.rotary import rope as rope
 from burnt.kernels.ops.softmax import log_softmax as log_softmax
 from burnt.kernels.ops.softmax import softmax as softmax
-from burnt.kernels.optim.muon import muon_step as muon_step
-from burnt.kernels.optim.muon import orthogonalized as orthogonalized
 from burnt.kernels.optim.request import StepResult as StepResult
 from burnt.kernels.optim.steps import adam_step as adam_step
 from burnt.kernels.optim.steps import adamw_step as adamw_step
+from burnt.kernels.optim.steps import muon_step as muon_step
+from burnt.kernels.optim.steps import orthogonalized as orthogonalized
 from burnt.kernels.optim.steps import sgd_step as sgd_step
 
 if not TYPE_CHECKING:  # type checkers take the imports above as exports

@@ -59,6 +59,9 @@ from burnt.nn.adapter import unmerge_lora as unmerge_lora
 from burnt.nn.adapter import without_lora as without_lora
 from burnt.nn.attention import CrossAttention as CrossAttention
 from burnt.nn.attention import MultiHeadAttention as MultiHeadAttention
+from burnt.nn.attention import causal_mask as causal_mask
+from burnt.nn.attention import length_mask as length_mask
+from burnt.nn.attention import padding_mask as padding_mask
 from burnt.nn.cache import KeyValueCache as KeyValueCache
 from burnt.nn.cache import TransformerCache as TransformerCache
 from burnt.nn.container import Sequential as Sequential
@@ -95,9 +98,6 @@ from burnt.nn.linear import Linear as Linear
 from burnt.nn.loss import *  # noqa: F403
 from burnt.nn.loss.similarity import CosineSimilarity as CosineSimilarity
 from burnt.nn.loss.similarity import PairwiseDistance as PairwiseDistance
-from burnt.nn.masks import causal_mask as causal_mask
-from burnt.nn.masks import length_mask as length_mask
-from burnt.nn.masks import padding_mask as padding_mask
 from burnt.nn.moe import MoeFeedForward as MoeFeedForward
 from burnt.nn.moe import record_routing as record_routing
 from burnt.nn.norm import BatchNorm as BatchNorm
@@ -159,12 +159,12 @@ from burnt.nn.shape import PixelShuffle as PixelShuffle
 from burnt.nn.shape import PixelUnshuffle as PixelUnshuffle
 from burnt.nn.shape import Unflatten as Unflatten
 from burnt.nn.shape import Unfold as Unfold
+from burnt.nn.shape import Upsample as Upsample
 from burnt.nn.transformer import Transformer as Transformer
 from burnt.nn.transformer import TransformerDecoder as TransformerDecoder
+from burnt.nn.transformer import TransformerDecoderLayer as TransformerDecoderLayer
 from burnt.nn.transformer import TransformerEncoder as TransformerEncoder
-from burnt.nn.transformer_layer import TransformerDecoderLayer as TransformerDecoderLayer
-from burnt.nn.transformer_layer import TransformerEncoderLayer as TransformerEncoderLayer
-from burnt.nn.upsample import Upsample as Upsample
+from burnt.nn.transformer import TransformerEncoderLayer as TransformerEncoderLayer
 
 _NOTES = {
     "batch_first": "not needed: the batch always comes first",

@@ -21,8 +21,8 @@ from burnt import kernels
 from burnt.errors import InputError, InputRuntimeError, InputTypeError, InputValueError, ShapeError
 from burnt.kernels.ops.rnn.rnn import call_torch, check_lengths, run_layers
 from burnt.module import Module
+from burnt.nn.attention import length_mask
 from burnt.nn.checks import check_dtype, require
-from burnt.nn.masks import length_mask
 
 
 class _Recurrent(Module):

@@ -24,8 +24,8 @@ from burnt import kernels
 from burnt.errors import UnsupportedError
 from burnt.kernels import ACTIVATIONS
 from burnt.kernels.ops.attention.reference import traceable_attention
+from burnt.kernels.ops.quantized.quantize import unpack
 from burnt.kernels.ops.quantized.scaled import finish
-from burnt.kernels.ops.quantized.values import unpack
 from burnt.scheme import VALUES
 
 OPSET_FLOAT8 = 19

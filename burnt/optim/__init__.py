@@ -17,6 +17,7 @@ from burnt.optim.adam import Adan as Adan
 from burnt.optim.adam import Lamb as Lamb
 from burnt.optim.adam import NAdam as NAdam
 from burnt.optim.adam import RAdam as RAdam
+from burnt.optim.adam import ScheduleFreeAdamW as ScheduleFreeAdamW
 from burnt.optim.averages import Ema as Ema
 from burnt.optim.averages import Swa as Swa
 from burnt.optim.groups import Group as Group
@@ -25,7 +26,6 @@ from burnt.optim.groups import matrices as matrices
 from burnt.optim.lbfgs import Lbfgs as Lbfgs
 from burnt.optim.optimizer import Optimizer as Optimizer
 from burnt.optim.optimizer import OptimizerRecord as OptimizerRecord
-from burnt.optim.schedule_free import ScheduleFreeAdamW as ScheduleFreeAdamW
 from burnt.optim.schedules import *  # noqa: F403
 from burnt.optim.sgd import Lion as Lion
 from burnt.optim.sgd import Muon as Muon

@@ -8,7 +8,7 @@ import torch
 
 from burnt.errors import OptimError
 from burnt.kernels import StepResult, muon_step, sgd_step
-from burnt.kernels.optim.muon import COEFFICIENTS
+from burnt.kernels.optim.steps import COEFFICIENTS
 from burnt.kernels.optim.updates import LION
 from burnt.optim.optimizer import Optimizer, StepInputs
 

@@ -7,20 +7,22 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from burnt.plot.axes import (
+from burnt.plot.braille import CHARACTERS, line_masks, line_sample
+from burnt.plot.styles import DASH_PATTERNS, PALETTE
+from burnt.plot.ticks import (
     DIGIT_WIDTH,
     LEGEND_HEIGHT,
     LETTER_WIDTH,
     TOP,
     Range,
     SvgFrame,
+    Tick,
+    linear_ticks,
+    log10_ticks,
     shorten,
     svg_text,
     text_axes,
 )
-from burnt.plot.braille import CHARACTERS, line_masks, line_sample
-from burnt.plot.styles import DASH_PATTERNS, PALETTE
-from burnt.plot.ticks import Tick, linear_ticks, log10_ticks
 
 _STYLE = "polyline{fill:none;stroke-width:2;stroke-linejoin:round}"
 

@@ -8,19 +8,19 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from burnt.plot.axes import (
+from burnt.plot.styles import PALETTE
+from burnt.plot.ticks import (
     DIGIT_WIDTH,
     LEGEND_HEIGHT,
     LETTER_WIDTH,
     TOP,
     Range,
     SvgFrame,
+    log10_ticks,
     shorten,
     svg_text,
     text_axes,
 )
-from burnt.plot.styles import PALETTE
-from burnt.plot.ticks import log10_ticks
 
 _MARKERS = "●○▲△■□◆◇"
 _TITLE_HEIGHT = 18  # pixels above the axes, for the name of the y axis

@@ -1,8 +1,7 @@
 """Quantization: `burnt.quantize` and `burnt.dequantize`, on any torch module.
 
-`api` has the two functions and calls the steps in order: `sites` (which layers), `calibration` (with
-`observers` and `flow`), `fold` (what leaves the float outputs), `conversion` (with `ranges`),
-`report`.
+`api` has the two functions, calls the steps in order and replaces the layers: `sites` (which layers),
+`calibration` (with `observers`), `fold` (what leaves the float outputs), `ranges`, `report`.
 
 The layers are in `burnt.nn.quantized`, the kernels in `burnt.kernels.ops.quantized`, schemes in
 `burnt.scheme`.

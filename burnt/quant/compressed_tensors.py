@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from burnt._files import replacing
 from burnt.errors import QuantError, quantity
-from burnt.kernels.ops.quantized.values import unpack
+from burnt.kernels.ops.quantized.quantize import unpack
 from burnt.nn.quantized import Quantized, QuantizedLinear
 from burnt.record import record_of
 from burnt.record.formats.folder import SHARD_BYTES, write_folder

@@ -26,8 +26,7 @@ from burnt.nn.quantized import (
     has_transposed_weight,
     quantized_class,
 )
-from burnt.quant.calibration import Calibration
-from burnt.quant.flow import Flow
+from burnt.quant.calibration import Calibration, Flow
 from burnt.record.report import first_of
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from burnt.errors import QuantError
-from burnt.kernels.ops.quantized.values import pack
+from burnt.kernels.ops.quantized.quantize import pack
 from burnt.nn.quantized import Quantized, quantized_class
 from burnt.quant.sites import check_model
 from burnt.scheme import VALUES, QuantScheme

@@ -24,7 +24,6 @@ from torch import Tensor
 from burnt._files import replacing
 from burnt.errors import RecordError, nearest, quantity
 from burnt.record.arranging.quantized import renamed_layers, scale_paths, with_weight_dtype
-from burnt.record.casting import DTYPES, can_overflow, cast_tensors
 from burnt.record.formats.burnpack_file import SUFFIX, write_burnpack
 from burnt.record.formats.folder import SHARD_BYTES, find_weights, write_folder
 from burnt.record.formats.safetensors_file import (
@@ -38,7 +37,7 @@ from burnt.record.loading import RenameStep, Selection, rename_tensors, strip_pr
 from burnt.record.record import Record
 from burnt.record.report import as_table, cast_rows, first_of
 from burnt.record.sources import Source, open_source
-from burnt.record.stored import MemoryTensor, StoredTensor, memory_of
+from burnt.record.stored import DTYPES, MemoryTensor, StoredTensor, can_overflow, cast_tensors, memory_of
 
 Tensors: TypeAlias = Mapping[str, StoredTensor]
 """What is written: tensors by name, each once, read when they are written."""

@@ -28,12 +28,19 @@ from burnt.record.arranging.quantized import (
     tied_layers,
     with_quantized_layers,
 )
-from burnt.record.casting import beside_statistics, check_range
 from burnt.record.layouts import burn
 from burnt.record.record import Record, constants_of, static_fields_of, unwrapped
 from burnt.record.report import Fit, LoadReport
 from burnt.record.sources import Source, open_source
-from burnt.record.stored import MemoryTensor, StoredTensor, check_plain, describe_indirect, memory_of
+from burnt.record.stored import (
+    MemoryTensor,
+    StoredTensor,
+    beside_statistics,
+    check_plain,
+    check_range,
+    describe_indirect,
+    memory_of,
+)
 
 _PARALLEL = "module."
 """The prefix of what DataParallel and DistributedDataParallel save."""

@@ -18,11 +18,10 @@ from burnt.config import Config, qualified_name
 from burnt.errors import RecordError, quantity
 from burnt.record.arranging.layout import without_wrappers
 from burnt.record.arranging.quantized import quantized_layers, scale_paths, with_weight_dtype
-from burnt.record.casting import cast_tensors
 from burnt.record.formats.burnpack_file import SUFFIX, is_burnpack, read_burnpack, write_burnpack
 from burnt.record.formats.folder import SHARD_BYTES, write_folder
 from burnt.record.formats.safetensors_file import check_dense, read_tensors, with_document, write_stored
-from burnt.record.stored import MemoryTensor, StoredTensor, memory_of
+from burnt.record.stored import MemoryTensor, StoredTensor, cast_tensors, memory_of
 
 FORMAT = 1
 """Version of the document in a record's file."""

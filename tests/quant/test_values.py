@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from burnt import kernels
 from burnt.errors import InputRuntimeError, InputValueError
-from burnt.kernels.ops.quantized import values as packing
+from burnt.kernels.ops.quantized import quantize as packing
 from tests.quant.numbers_by_numpy import BITS, DTYPES, dequantize, pack, quantize
 
 SPECIAL = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-39, 1e-20, 0.5, -1.5, 2.5, 127.5, 1e4, -3.4e38]

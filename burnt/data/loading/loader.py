@@ -16,13 +16,12 @@ from burnt.data.adapt import as_dataset
 from burnt.data.batch import collate, copy_item
 from burnt.data.batch import pin as pin_memory
 from burnt.data.dataset import Dataset
-from burnt.data.loading.buckets import Buckets
 from burnt.data.loading.pack import Pack
 from burnt.data.loading.pad import is_changed
-from burnt.data.loading.samplers import Sampler, as_sampler
+from burnt.data.loading.samplers import Buckets, Sampler, as_sampler
 from burnt.data.loading.workers import Cell, WorkerPool, naming
 from burnt.data.seeds import numpy_generator, torch_generator
-from burnt.data.transforms.adapters import as_transform
+from burnt.data.transforms.transform import as_transform
 from burnt.errors import BurntError, DataError, quantity
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from burnt.data.loading.loader import B
 from burnt.data.loading.shard_reader import START, Position, Shards, StreamReader
 from burnt.data.loading.state import has_state
 from burnt.data.loading.workers import WorkerPool
-from burnt.data.transforms.adapters import as_transform
+from burnt.data.transforms.transform import as_transform
 from burnt.errors import DataError
 
 

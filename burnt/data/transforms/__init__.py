@@ -2,7 +2,7 @@
 
 `functional` has functions of pixels with every parameter given, `geometry` and `color` the transforms that
 draw these parameters, `auto` those that draw the transform, too, `mixing` those of whole batches, `transform`
-their base and how they are combined, `adapters` those of torchvision and albumentations.
+their base, how they are combined, and those of torchvision and albumentations.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 from burnt._hints import no_attribute
 from burnt._lazy import own_names
 from burnt.data.transforms import functional as functional
-from burnt.data.transforms.adapters import Albumentations as Albumentations
-from burnt.data.transforms.adapters import Torchvision as Torchvision
-from burnt.data.transforms.adapters import as_transform as as_transform
 from burnt.data.transforms.auto import RandAugment as RandAugment
 from burnt.data.transforms.auto import TrivialAugment as TrivialAugment
 from burnt.data.transforms.color import IMAGENET_MEAN as IMAGENET_MEAN
@@ -38,10 +35,13 @@ from burnt.data.transforms.geometry import RandomVerticalFlip as RandomVerticalF
 from burnt.data.transforms.geometry import Resize as Resize
 from burnt.data.transforms.mixing import CutMix as CutMix
 from burnt.data.transforms.mixing import MixUp as MixUp
+from burnt.data.transforms.transform import Albumentations as Albumentations
 from burnt.data.transforms.transform import Compose as Compose
 from burnt.data.transforms.transform import RandomApply as RandomApply
 from burnt.data.transforms.transform import RandomChoice as RandomChoice
+from burnt.data.transforms.transform import Torchvision as Torchvision
 from burnt.data.transforms.transform import Transform as Transform
+from burnt.data.transforms.transform import as_transform as as_transform
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
     __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "functional", *own_names(globals())]

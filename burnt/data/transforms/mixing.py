@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from burnt.data.transforms import functional
-from burnt.data.transforms.adapters import check_generator, draw_seed, open_item
-from burnt.data.transforms.transform import IMAGES, integer
+from burnt.data.transforms.transform import IMAGES, check_generator, draw_seed, integer, open_item
 from burnt.errors import DataError
 
 

@@ -25,13 +25,13 @@ from burnt.nn.loss.binary import BinaryFocal as BinaryFocal
 from burnt.nn.loss.binary import MultiLabelMargin as MultiLabelMargin
 from burnt.nn.loss.binary import MultiLabelSoftMargin as MultiLabelSoftMargin
 from burnt.nn.loss.binary import SoftMargin as SoftMargin
+from burnt.nn.loss.classification import AdaptiveLogSoftmax as AdaptiveLogSoftmax
 from burnt.nn.loss.classification import CrossEntropy as CrossEntropy
 from burnt.nn.loss.classification import Focal as Focal
 from burnt.nn.loss.classification import KlDiv as KlDiv
+from burnt.nn.loss.classification import LinearCrossEntropy as LinearCrossEntropy
 from burnt.nn.loss.classification import MultiMargin as MultiMargin
 from burnt.nn.loss.classification import Nll as Nll
-from burnt.nn.loss.output_layer import AdaptiveLogSoftmax as AdaptiveLogSoftmax
-from burnt.nn.loss.output_layer import LinearCrossEntropy as LinearCrossEntropy
 from burnt.nn.loss.regression import L1 as L1
 from burnt.nn.loss.regression import GaussianNll as GaussianNll
 from burnt.nn.loss.regression import Huber as Huber

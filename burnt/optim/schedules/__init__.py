@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burnt._lazy import own_names
-from burnt.optim.schedules.adapter import TorchSchedule as TorchSchedule
 from burnt.optim.schedules.base import Constant as Constant
 from burnt.optim.schedules.base import Function as Function
 from burnt.optim.schedules.base import Schedule as Schedule
@@ -22,6 +21,7 @@ from burnt.optim.schedules.combined import Noam as Noam
 from burnt.optim.schedules.combined import Product as Product
 from burnt.optim.schedules.combined import Sequential as Sequential
 from burnt.optim.schedules.combined import Sum as Sum
+from burnt.optim.schedules.combined import TorchSchedule as TorchSchedule
 from burnt.optim.schedules.combined import Warmup as Warmup
 from burnt.optim.schedules.combined import WarmupStableDecay as WarmupStableDecay
 from burnt.optim.schedules.decay import Cosine as Cosine

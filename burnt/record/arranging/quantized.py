@@ -18,7 +18,7 @@ from burnt import _lazy
 from burnt._patterns import matches
 from burnt.errors import RecordError, did_you_mean, quantity
 from burnt.record.arranging.layout import WRAPPERS, without_wrappers
-from burnt.record.casting import DTYPES
+from burnt.record.stored import DTYPES
 from burnt.scheme import QuantScheme
 
 

@@ -26,7 +26,7 @@ from burnt._torch import BatchNormBase, InstanceNormBase, update_loss_scale
 from burnt.errors import UnsupportedError, did_you_mean
 from burnt.gradients import BACKWARD_LOOP
 from burnt.kernels import multiplying
-from burnt.record.casting import beside_statistics
+from burnt.record.stored import beside_statistics
 
 WHOLE = "bfloat16 whole"
 _NAMES = {

@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnt.data import Batch, Loader, Shards, StreamLoader, TensorDataset
-from burnt.data.loading.transport import pickled, receive, send, unpickled
-from burnt.data.loading.workers import WorkerPool
+from burnt.data.loading.workers import WorkerPool, pickled, receive, send, unpickled
 from burnt.errors import DataError, UnsupportedError
 from tests import forked
 from tests.messages import raises

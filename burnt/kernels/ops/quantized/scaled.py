@@ -16,8 +16,15 @@ from burnt.kernels.interface.autocast import cast_none
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_shape
 from burnt.kernels.ops.activation import apply_activation, check_activation
 from burnt.kernels.ops.conv.conv import Sizes, expand_sizes
-from burnt.kernels.ops.quantized.quantize import check_scale, is_floating, quantized_example
-from burnt.kernels.ops.quantized.values import check_values, decode, encode, value_type
+from burnt.kernels.ops.quantized.quantize import (
+    check_scale,
+    check_values,
+    decode,
+    encode,
+    is_floating,
+    quantized_example,
+    value_type,
+)
 
 EXACT_TERMS = 1 << 10
 """Products of 8-bit integers whose sum float32 holds exactly, 2^24 / 2^14; each zero point adds one bit."""

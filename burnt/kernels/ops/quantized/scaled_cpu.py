@@ -17,6 +17,7 @@ from burnt.codegen import fuse
 from burnt.kernels.interface.derived import derive
 from burnt.kernels.ops.conv.conv import conv
 from burnt.kernels.ops.matmul import linear
+from burnt.kernels.ops.quantized.quantize import decode
 from burnt.kernels.ops.quantized.scaled import (
     EXACT_TERMS,
     ConvCall,
@@ -29,7 +30,6 @@ from burnt.kernels.ops.quantized.scaled import (
     scaled_linear,
     sum_rows,
 )
-from burnt.kernels.ops.quantized.values import decode
 
 # Terms whose sum int32 holds, also times a zero point; and with two of them.
 _MAX_TERMS, _MAX_ASYMMETRIC_TERMS = 1 << 16, 1 << 14

@@ -24,6 +24,7 @@ from burnt.codegen.render.triton.tile_config import Limits, change_each_size, ne
 from burnt.codegen.runtime.targets import target_of
 from burnt.device import device_info
 from burnt.kernels.interface.launch import compile_all, on_meta
+from burnt.kernels.ops.quantized.quantize import FLOAT8
 from burnt.kernels.ops.quantized.scaled import (
     ConvCall,
     LinearCall,
@@ -33,7 +34,6 @@ from burnt.kernels.ops.quantized.scaled import (
     scaled_linear,
     sum_rows,
 )
-from burnt.kernels.ops.quantized.values import FLOAT8
 from burnt.kernels.ops.quantized.weight_only_config import MIN_TERMS_PER_SPLIT, is_reasonable, select_split
 from burnt.kernels.ops.quantized.weight_only_gpu import DTYPES
 

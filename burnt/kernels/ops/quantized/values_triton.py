@@ -81,7 +81,7 @@ def activate(x, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def requantize(x, scale, zero, VALUE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Float32 numbers as values of 8 bits, as `burnt.kernels.ops.quantized.values.encode` computes them."""
+    """Float32 numbers as values of 8 bits, as `burnt.kernels.ops.quantized.quantize.encode` computes them."""
     x = divide(x, scale)
     if VALUE == "int8":
         code = round(x) + zero

@@ -18,8 +18,14 @@ from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
 from burnt.kernels.ops.matmul import linear
 from burnt.kernels.ops.quantized import weight_only_c
-from burnt.kernels.ops.quantized.quantize import check_scale, dequantize, is_floating, quantized_example
-from burnt.kernels.ops.quantized.values import check_values, value_type
+from burnt.kernels.ops.quantized.quantize import (
+    check_scale,
+    check_values,
+    dequantize,
+    is_floating,
+    quantized_example,
+    value_type,
+)
 
 
 class LinearArguments(NamedTuple):

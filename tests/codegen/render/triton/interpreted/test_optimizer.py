@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from burnt.kernels.optim import foreach, foreach_triton, muon
+from burnt.kernels.optim import foreach, foreach_triton, steps
 from burnt.kernels.optim import steps as optim_steps
 from burnt.kernels.optim.foreach_triton import DevicePasses
-from burnt.kernels.optim.steps import lamb_step
+from burnt.kernels.optim.steps import lamb_step, muon_step
 from tests.kernels.optim.test_formula import CASES, IDS, begin
 from tests.kernels.optim.test_formula import drawn as drawn_for_formula
 
@@ -163,7 +163,7 @@ def matrices(dtype, seed):
 def test_muon_by_its_definition(triton, monkeypatch, dtype, options):
     """Both of its kernels; the iteration between them is one for all devices, and left out here."""
     triton(True)
-    monkeypatch.setattr(muon, "orthogonalized", lambda update, *_: update)
+    monkeypatch.setattr(steps, "orthogonalized", lambda update, *_: update)
     lr, averaging = 0.05, 0.9
     p, m, e = (matrices(dtype, seed) for seed in (0, 1, 2))
     kept = options["momentum"]
@@ -171,7 +171,7 @@ def test_muon_by_its_definition(triton, monkeypatch, dtype, options):
         g = matrices(dtype, 10 + turn)
         exact = [[t.double() for t in tensors] for tensors in (p, g, m, e)]
         averaged = turn % 2 == 1
-        result = muon.muon_step(
+        result = muon_step(
             p, g, m, lr=lr, ema=e if averaged else None, ema_decay=averaging, candidate="burnt", **options,
             **limits,
         )  # fmt: skip
@@ -201,7 +201,7 @@ def test_muon_compared_with_the_cpu(triton, dtype):
         triton(on)
         p, m, e = (matrices(dtype, seed) for seed in (0, 1, 2))
         for turn, limits in enumerate(LIMITS):
-            muon.muon_step(p, matrices(dtype, 10 + turn), m, lr=0.05, ema=e, candidate="burnt", **limits)
+            muon_step(p, matrices(dtype, 10 + turn), m, lr=0.05, ema=e, candidate="burnt", **limits)
         kept.append((p, m, e))
     for theirs, ours in zip(*kept, strict=True):
         for a, b in zip(ours, theirs, strict=True):
@@ -214,7 +214,7 @@ def test_muon_skips_a_nonfinite_gradient(triton):
     p, g, m = (matrices(torch.float32, seed) for seed in (0, 1, 2))
     g[2][3, 30] = math.nan
     before = [t.clone() for t in (*p, *m)]
-    assert muon.muon_step(p, g, m, lr=0.1, grad_scale=8.0, candidate="burnt").skipped
+    assert muon_step(p, g, m, lr=0.1, grad_scale=8.0, candidate="burnt").skipped
     assert all(torch.equal(a, b) for a, b in zip((*p, *m), before, strict=True))
 
 

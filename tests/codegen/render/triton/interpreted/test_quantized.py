@@ -14,6 +14,7 @@ from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.kernels.ops.quantized import scaled_triton, weight_only_triton
 from burnt.kernels.ops.quantized.quantize import (
+    FLOAT8,
     dequantize,
     quantize,
     quantize_rows,
@@ -21,7 +22,6 @@ from burnt.kernels.ops.quantized.quantize import (
     quantized_example,
 )
 from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall, scaled_conv, scaled_linear
-from burnt.kernels.ops.quantized.values import FLOAT8
 from burnt.kernels.ops.quantized.weight_only import quantized_embedding, quantized_linear
 from burnt.scheme import VALUES
 
