@@ -1,4 +1,4 @@
-"""Calibration: a model runs over some batches while observers look at its layers' inputs; which read which."""
+"""Calibration: a model runs over some batches while observers look at its layers' inputs and their sources."""
 
 from __future__ import annotations
 

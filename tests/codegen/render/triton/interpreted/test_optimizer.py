@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from burnt.kernels.optim import foreach, foreach_triton, steps
+from burnt.kernels.optim import foreach, foreach_triton
 from burnt.kernels.optim import steps as optim_steps
 from burnt.kernels.optim.foreach_triton import DevicePasses
 from burnt.kernels.optim.steps import lamb_step, muon_step
@@ -163,7 +163,7 @@ def matrices(dtype, seed):
 def test_muon_by_its_definition(triton, monkeypatch, dtype, options):
     """Both of its kernels; the iteration between them is one for all devices, and left out here."""
     triton(True)
-    monkeypatch.setattr(steps, "orthogonalized", lambda update, *_: update)
+    monkeypatch.setattr(optim_steps, "orthogonalized", lambda update, *_: update)
     lr, averaging = 0.05, 0.9
     p, m, e = (matrices(dtype, seed) for seed in (0, 1, 2))
     kept = options["momentum"]
