@@ -1,4 +1,4 @@
-"""Calibration: a model runs over some batches while observers look at its layers' inputs and their sources."""
+"""Calibration: a model runs over some batches while observers look at its layers' inputs."""
 
 from __future__ import annotations
 
