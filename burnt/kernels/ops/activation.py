@@ -74,7 +74,6 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
     Raises:
         InputRuntimeError: `approximate` is neither of the two.
-        InputUnsupportedError: `x` is not floating-point.
 
     Like `torch.nn.functional.gelu`. Hendrycks and Gimpel, 2016.
 

@@ -78,8 +78,6 @@ def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
         ``[rows, n]``: row ``i`` of group ``g`` is ``a[i] @ b[g]``; rows after the last group are zero.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
-        InputUnsupportedError: `a` is not floating-point.
         InputIndexError: the ends fall, or exceed the rows (checked on the CPU).
 
     As `torch.nn.functional.grouped_mm`, for all floating-point dtypes and sizes.

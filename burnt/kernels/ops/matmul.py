@@ -109,11 +109,6 @@ def linear(
     Returns:
         ``[*, out_features]``, in the dtype of `x`, or of the residual if that is wider.
 
-    Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
-        InputUnsupportedError: `x` is not floating-point.
-        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
-
     Like `torch.nn.functional.linear`, with activation and residual fused into the kernel.
 
     >>> linear(torch.tensor([[1.0, 2.0]]), torch.eye(2), torch.tensor([0.5, -3.0]), activation="relu")
@@ -157,9 +152,6 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
     Returns:
         ``[*, m, n]``, without ``m`` if `a` is a vector and without ``n`` if `b` is one.
-
-    Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
 
     Like `torch.matmul`.
 

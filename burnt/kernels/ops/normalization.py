@@ -309,10 +309,6 @@ def group_norm(
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
-        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
-
     Like `torch.nn.functional.group_norm`. Wu and He, 2018.
 
     >>> group_norm(torch.tensor([[1.0, 3.0, 2.0, 6.0]]), 2)

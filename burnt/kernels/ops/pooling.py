@@ -92,9 +92,6 @@ def max_pool(
     Returns:
         ``[batch, channels, *windows]``, or the pair ``(maxima, indices)``.
 
-    Raises:
-        InputRuntimeError: the sizes do not match `x`.
-
     Like `torch.nn.functional.max_pool2d` and its 1d and 3d variants.
 
     >>> max_pool(torch.arange(16.0).reshape(1, 1, 4, 4), 2).flatten()
@@ -138,9 +135,6 @@ def avg_pool(
     Returns:
         ``[batch, channels, *windows]``.
 
-    Raises:
-        InputRuntimeError: the sizes do not match `x`.
-
     Like `torch.nn.functional.avg_pool2d` and its 1d and 3d variants.
 
     >>> avg_pool(torch.arange(16.0).reshape(1, 1, 4, 4), 2).flatten()
@@ -167,9 +161,6 @@ def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
 
     Returns:
         ``[batch, channels, *output_size]``.
-
-    Raises:
-        InputRuntimeError: the sizes do not match `x`.
 
     Like `torch.nn.functional.adaptive_avg_pool2d` and its 1d and 3d variants.
 

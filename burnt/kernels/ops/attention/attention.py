@@ -80,11 +80,9 @@ def attention(
         A query that sees no key gives zeros and gets no gradient.
 
     Raises:
-        InputRuntimeError: the shapes, dtypes or devices do not match.
         InputTypeError: `window` is not a pair, or `score` is not a function of five arguments.
         InputValueError: `dropout`, `window` or `softcap` is out of range, `score` is not elementwise, or, on
             the CPU, `lengths` or starts are out of range.
-        InputUnsupportedError: not of a floating-point dtype.
 
     As `torch.nn.functional.scaled_dot_product_attention`, which returns NaN or zeros for a query that sees no
     key, depending on its backend. Compilers and transforms that trace the call record torch's own op where it

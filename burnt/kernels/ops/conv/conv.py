@@ -354,8 +354,6 @@ def conv(
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not match, or a size is out of range.
         InputTypeError: a size is not an integer.
-        InputUnsupportedError: `x` is not floating-point.
-        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
 
     Like `torch.nn.functional.conv1d` to ``conv3d``, with the epilogue fused into the kernel.
 

@@ -246,7 +246,6 @@ def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -
     Raises:
         InputIndexError: an index is outside of the table (on the CPU); a GPU reports it later, as a failed
             assertion, or not at all.
-        InputRuntimeError: the shapes, dtypes or devices do not match.
 
     As `torch.nn.functional.embedding`. The candidate ``sorted`` sums its gradient in the order of the sorted
     indices, whatever the number of threads.

@@ -229,7 +229,6 @@ def quantize(
         int8 ``[rows, columns]`` for int8, else uint8 ``[rows, columns / values per byte]``.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
         InputValueError: `value` is unknown, or has no zero points.
 
     Ties are rounded to even, as in ONNX's QuantizeLinear; NaN becomes the value 0, in float8 NaN.
@@ -304,7 +303,6 @@ def dequantize(
         ``[rows, columns]``.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
         InputValueError: `value` is unknown.
 
     >>> dequantize(torch.tensor([[5, -13]], dtype=torch.int8), torch.tensor([[0.02]]))
@@ -353,7 +351,6 @@ def quantize_rows(x: Tensor, value: str = "int8") -> tuple[Tensor, Tensor]:
 
     Raises:
         InputValueError: `value` does not have 8 bits.
-        InputUnsupportedError: `x` is not floating-point.
 
     >>> quantize_rows(torch.tensor([[1.0, -0.5]]))
     (tensor([[127, -64]], dtype=torch.int8), tensor([[0.0079]]))
@@ -384,9 +381,6 @@ def quantize_tensor(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values ``[*]``, int8; a scale ``[1, 1]``, float32 (float64 for float64): ``(max - min) / 255``, or 1
         if all elements are 0; and a zero point ``[1, 1]``, int8. Values and zero point are ONNX's less 128,
         which are unsigned.
-
-    Raises:
-        InputUnsupportedError: `x` is not floating-point.
 
     >>> quantize_tensor(torch.tensor([3.0, -0.5, 4.6]))
     (tensor([  47, -128,  127], dtype=torch.int8), tensor([[0.0200]]), tensor([[-103]], dtype=torch.int8))

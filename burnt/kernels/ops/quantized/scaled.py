@@ -287,7 +287,6 @@ def scaled_linear(
         ``[*, out_features]``, in `dtype`; with `out_scale` values of 8 bits.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
         InputValueError: `value` does not have 8 bits, or `dtype` is not floating-point.
 
     Integers are summed exactly (float8 products in float32), then scaled in float32, also under autocast.

@@ -133,7 +133,6 @@ def quantized_linear(
         ``[*, out_features]``, in the dtype of `x`.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not match.
         InputUnsupportedError: `x`, `scale` or `bias` is not floating-point.
         InputValueError: `value` or `activation` is unknown.
 
@@ -250,7 +249,6 @@ def quantized_embedding(
 
     Raises:
         IndexError: an index is outside of the table (on the CPU).
-        InputRuntimeError: shapes, dtypes or devices do not match.
         InputValueError: `value` is unknown.
 
     >>> table = torch.tensor([[2, -3], [4, 5]], dtype=torch.int8)

@@ -281,7 +281,6 @@ def lstm_layer(
     Raises:
         InputRuntimeError: the shapes, dtypes or devices do not match, or a length is out of range (on the
             CPU).
-        InputUnsupportedError: not of a floating-point dtype.
 
     As `torch.nn.LSTM` of one layer. Hochreiter and Schmidhuber, 1997; Gers, Schmidhuber and Cummins, 2000.
 
