@@ -38,7 +38,7 @@ def ours() -> tuple[type, Draw]:
     from burnt.monitor.plotting.chart_widget import Chart
     from burnt.monitor.plotting.curves import Curve
     from burnt.monitor.plotting.text_chart import ChartView
-    from burnt.plot.styles import PALETTE
+    from burnt.plot.braille import PALETTE
 
     def draw(plot: Any, xs: list[float], ys: list[float], vx: list[float], vy: list[float]) -> None:
         plot.show(

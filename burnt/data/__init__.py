@@ -32,12 +32,12 @@ from burnt.data.files.image_folder import SegmentationFolder as SegmentationFold
 from burnt.data.files.json_lines import JsonLinesDataset as JsonLinesDataset
 from burnt.data.files.parquet import ParquetDataset as ParquetDataset
 from burnt.data.files.sqlite import SqliteDataset as SqliteDataset
-from burnt.data.limit import LimitedLoader as LimitedLoader
-from burnt.data.limit import RepeatedLoader as RepeatedLoader
 from burnt.data.loading.iterable_loader import IterableLoader as IterableLoader
 from burnt.data.loading.iterable_loader import as_loader as as_loader
 from burnt.data.loading.loader import EpochLoader as EpochLoader
+from burnt.data.loading.loader import LimitedLoader as LimitedLoader
 from burnt.data.loading.loader import Loader as Loader
+from burnt.data.loading.loader import RepeatedLoader as RepeatedLoader
 from burnt.data.loading.loader import ResumableIterator as ResumableIterator
 from burnt.data.loading.loader import ResumableLoader as ResumableLoader
 from burnt.data.loading.pack import Pack as Pack

@@ -13,9 +13,8 @@ from torch import nn
 
 from burnt.errors import ArgumentError, ConfigError, ShapeError
 from burnt.inspect.call_trace import Call, first_line, is_about_shapes
-from burnt.inspect.isolated import run_isolated
 from burnt.inspect.layers import is_rank_hint
-from burnt.inspect.meta import MetaModel, batch_size_of, meta_context, meta_inputs
+from burnt.inspect.meta import MetaModel, batch_size_of, meta_context, meta_inputs, run_isolated
 from burnt.inspect.specs import shapes_text, tensors_in
 
 

@@ -12,9 +12,8 @@ from torch import nn
 from burnt._text import table_lines
 from burnt.errors import ArgumentError, ShapeError
 from burnt.inspect.call_trace import CallTrace, first_line
-from burnt.inspect.isolated import run_isolated
 from burnt.inspect.layers import describe
-from burnt.inspect.meta import MetaModel, meta_context, meta_inputs
+from burnt.inspect.meta import MetaModel, meta_context, meta_inputs, run_isolated
 from burnt.inspect.specs import shapes_text, tensors_in
 
 

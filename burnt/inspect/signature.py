@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from burnt.errors import InputRuntimeError, InputTypeError, UnsupportedError
 from burnt.inspect.call_trace import Call
 from burnt.inspect.checking import check
-from burnt.inspect.isolated import run_isolated
+from burnt.inspect.meta import run_isolated
 from burnt.inspect.specs import Path, TensorSpec, map_tensors, tensor_paths, tensors_in
 
 

@@ -23,8 +23,7 @@ from burnt.errors import (
     ShapeError,
     UnsupportedError,
 )
-from burnt.models.hub import TOKENIZER_FILES, find_folder
-from burnt.models.pretrained import read_json
+from burnt.models.pretrained import TOKENIZER_FILES, find_folder, read_json
 
 if TYPE_CHECKING:
     import tokenizers

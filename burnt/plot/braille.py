@@ -104,3 +104,17 @@ def line_sample(dashes: Sequence[int], cells: int) -> str:
     """Return a sample of a line for legends."""
     masks = line_masks([0, 2 * cells - 1], [1, 1], 2 * cells, 4, dashes)
     return "".join(CHARACTERS[masks[2 * c] | masks[2 * c + 1] << 4] for c in range(cells))
+
+
+# Paul Tol's bright and vibrant schemes, ordered so that neighbours also differ for colour-blind readers. All
+# have medium lightness; the monitor's chart blends them towards black or white for contrast with the
+# background.
+PALETTE = ("#4477aa", "#ee7733", "#228833", "#cc3377", "#66ccee", "#aa4499", "#ccbb44", "#999999")
+
+# Dash patterns, as alternating numbers of dots on and off.
+DASH_PATTERNS: dict[str, tuple[int, ...]] = {
+    "solid": (),
+    "dashed": (2, 2),
+    "dotted": (1, 3),
+    "dashdot": (5, 2, 1, 2),
+}

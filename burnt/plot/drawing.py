@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from burnt.plot.braille import CHARACTERS, line_masks, line_sample
-from burnt.plot.styles import DASH_PATTERNS, PALETTE
+from burnt.plot.braille import CHARACTERS, DASH_PATTERNS, PALETTE, line_masks, line_sample
 from burnt.plot.ticks import (
     DIGIT_WIDTH,
     LEGEND_HEIGHT,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from burnt.plot.styles import PALETTE
+from burnt.plot.braille import PALETTE
 from burnt.plot.ticks import (
     DIGIT_WIDTH,
     LEGEND_HEIGHT,

@@ -4,4 +4,4 @@ import pytest
 @pytest.fixture
 def in_process(monkeypatch):
     """Check and summarize in this process, so that a test sees what the model does meanwhile."""
-    monkeypatch.setattr("burnt.inspect.isolated._can_fork", lambda: False)
+    monkeypatch.setattr("burnt.inspect.meta._can_fork", lambda: False)

@@ -14,8 +14,8 @@ from torch import nn
 
 import burnt
 from burnt.errors import ArgumentError, ShapeError
-from burnt.inspect import check, isolated, summary
-from burnt.inspect.isolated import run_isolated
+from burnt.inspect import check, meta, summary
+from burnt.inspect.meta import run_isolated
 
 N = 4
 TABLES, TABLE, IS_READY, HISTORY, LOCAL = {}, None, False, [], threading.local()
@@ -107,7 +107,7 @@ def test_in_this_process_functools_caches_are_cleared(wrap, size, in_process):
 def test_errors_come_back_whole():
     for forks in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(isolated, "_can_fork", lambda forks=forks: forks)
+            patch.setattr(meta, "_can_fork", lambda forks=forks: forks)
             with pytest.raises(ShapeError, match=r"in model\.1   Linear\(3 -> 2\)") as caught:
                 check(nn.Sequential(nn.Linear(N, 5), nn.Linear(3, 2)), torch.ones(2, N))
             texts = str(caught.value), caught.value.hint, caught.value.origin
@@ -124,7 +124,7 @@ def test_errors_come_back_whole():
 @needs_fork
 def test_a_fork_that_waits_for_ever_is_given_up(monkeypatch):
     """As one does that waits for a lock which another thread held when it was forked."""
-    monkeypatch.setattr(isolated, "_MOST_SECONDS", 0.2)
+    monkeypatch.setattr(meta, "_MOST_SECONDS", 0.2)
     here = os.getpid()
     assert run_isolated(lambda: signal.pause() if os.getpid() != here else os.getpid()) == here
 

@@ -9,7 +9,7 @@ import pytest
 
 from burnt.errors import BurntError, RecordError, UnsupportedError
 from burnt.models import Llama, LlamaConfig
-from burnt.models.hub import download_snapshot
+from burnt.models.pretrained import download_snapshot
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 REAL = inspect.signature(huggingface_hub.snapshot_download)

@@ -7,8 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnt.plot.braille import CHARACTERS, line_masks, line_sample
-from burnt.plot.styles import DASH_PATTERNS
+from burnt.plot.braille import CHARACTERS, DASH_PATTERNS, line_masks, line_sample
 
 NAN = math.nan
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from burnt.data.batch import collate, copy_item
+from burnt.data.loading.iterable_loader import decode_state, encode_state, has_state
 from burnt.data.loading.pad import is_changed
-from burnt.data.loading.state import decode_state, encode_state, has_state
 from burnt.data.loading.workers import Cell, naming
 from burnt.data.seeds import numpy_generator, torch_generator
 from burnt.errors import DataError

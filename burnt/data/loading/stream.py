@@ -17,9 +17,9 @@ import torch
 
 from burnt._hints import explain_arguments
 from burnt.data.batch import pin as pin_memory
+from burnt.data.loading.iterable_loader import has_state
 from burnt.data.loading.loader import B
 from burnt.data.loading.shard_reader import START, Position, Shards, StreamReader
-from burnt.data.loading.state import has_state
 from burnt.data.loading.workers import WorkerPool
 from burnt.data.transforms.transform import as_transform
 from burnt.errors import DataError

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from burnt.plot.styles import DASH_PATTERNS, PALETTE
+from burnt.plot.braille import DASH_PATTERNS, PALETTE
 
 # (colour, dash pattern) of runs by index: when the colours repeat, the pattern changes.
 RUN_STYLES = tuple((color, style) for style in DASH_PATTERNS for color in PALETTE)

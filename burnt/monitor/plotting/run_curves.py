@@ -13,7 +13,7 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.data.series_order import series_in_order, splits_in_order
 from burnt.monitor.format import better_direction
 from burnt.monitor.plotting.curves import RUN_STYLES, Curve, steps_to_epochs, times_to_active_seconds
-from burnt.plot.styles import DASH_PATTERNS, PALETTE
+from burnt.plot.braille import DASH_PATTERNS, PALETTE
 from burnt.store import Extreme, Points, Series
 from burnt.store.search import setting_text, settings_of
 

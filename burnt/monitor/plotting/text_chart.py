@@ -14,8 +14,7 @@ from rich.cells import cell_len, set_cell_size
 
 from burnt.errors import clean
 from burnt.monitor.plotting.curves import Curve, extreme_indices, nearest_index, reduce_points, smooth
-from burnt.plot.braille import CHARACTERS, line_masks, line_sample
-from burnt.plot.styles import DASH_PATTERNS
+from burnt.plot.braille import CHARACTERS, DASH_PATTERNS, line_masks, line_sample
 from burnt.plot.ticks import Tick, linear_ticks, log10_ticks, number_text, span_text, time_ticks
 
 Range = tuple[float, float]

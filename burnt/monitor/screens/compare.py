@@ -36,8 +36,7 @@ from burnt.monitor.ui.keybar import KeyBar, update_if_changed
 from burnt.monitor.ui.keymap import COMPARE, bindings
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import state_cell
-from burnt.plot.braille import line_sample
-from burnt.plot.styles import DASH_PATTERNS
+from burnt.plot.braille import DASH_PATTERNS, line_sample
 from burnt.store import Extreme, Series
 from burnt.train.format import duration_text, value_text
 

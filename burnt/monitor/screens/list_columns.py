@@ -24,7 +24,7 @@ from burnt.monitor.ui.filter_input import Filtered, FilterInput
 from burnt.monitor.ui.keymap import CHOOSE_COLUMNS, bindings
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import progress_bar, state_cell
-from burnt.plot.styles import DASH_PATTERNS
+from burnt.plot.braille import DASH_PATTERNS
 from burnt.store import Series
 from burnt.store.search import setting_text
 from burnt.train.format import duration_text, value_text

@@ -15,6 +15,7 @@ from burnt.optim.schedules.base import Function as Function
 from burnt.optim.schedules.base import Schedule as Schedule
 from burnt.optim.schedules.base import ScheduleLike as ScheduleLike
 from burnt.optim.schedules.base import as_schedule as as_schedule
+from burnt.optim.schedules.base import plot as plot
 from burnt.optim.schedules.combined import Mean as Mean
 from burnt.optim.schedules.combined import Multiplicative as Multiplicative
 from burnt.optim.schedules.combined import Noam as Noam
@@ -34,7 +35,6 @@ from burnt.optim.schedules.decay import MultiStep as MultiStep
 from burnt.optim.schedules.decay import OneCycle as OneCycle
 from burnt.optim.schedules.decay import Polynomial as Polynomial
 from burnt.optim.schedules.decay import Step as Step
-from burnt.optim.schedules.drawing import plot as plot
 
 if not TYPE_CHECKING:  # type checkers take the imports above as exports
     __all__ = [name for name in own_names(globals()) if name != "as_schedule"]

@@ -1,17 +1,18 @@
-"""Schedule, the base of the schedules; the two simplest ones: a number, and a function."""
+"""Schedule, the base of the schedules; the two simplest ones: a number, and a function; drawings."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 
-from burnt._hints import ELSEWHERE
+from burnt._hints import ELSEWHERE, explain_arguments
 from burnt.config import Config, qualified_name
-from burnt.errors import ConfigError
+from burnt.errors import ConfigError, OptimError
+from burnt.plot import Line, Plot
 
 ScheduleLike = float | Callable[[int], float]
 """What can be used as a schedule: a Schedule, a number, or any function of the finished steps."""
@@ -200,3 +201,59 @@ def invalid(
         found=repr(found),
         hint=hint,
     )
+
+
+_MAX_POINTS = 2000
+
+
+@explain_arguments()
+def plot(schedule: ScheduleLike | Sequence[ScheduleLike] | Mapping[str, ScheduleLike], steps: int) -> Plot:
+    """Draw the learning rate over the steps of a training.
+
+    Args:
+        schedule: a schedule, a number or a function; or several, as a list or by name.
+        steps: the last step to draw.
+
+    Returns:
+        The drawing: `print` shows it as text, a notebook as SVG, and its method `svg` returns an SVG
+        document.
+
+    Raises:
+        OptimError: `steps` is below 1, or there is nothing to draw.
+
+    >>> from burnt import optim
+    >>> drawing = optim.plot(optim.Warmup(20, optim.Cosine(1e-3, steps=80)), steps=100)
+    >>> print(drawing.text(width=44, height=8))
+           ⠒⠒⠒ Warmup(steps=20, then=Cosine(lr=…
+    0.0010┤      ⡴⠉⠉⠉⠙⠒⠒⠤⣄⣀
+          │    ⢠⠎         ⠈⠉⠒⠦⣄⡀
+    0.0005┤  ⢀⡴⠁               ⠉⠓⠦⣄⡀
+          │ ⣠⠋                     ⠉⠓⠢⢄⣀
+    0.0000┤⠜⠁                          ⠈⠉⠒⠢⠤⢤⣀⣀⣀
+          └┬─────────────────┬─────────────────┬
+           0                50              step
+    """
+    if isinstance(schedule, Mapping):
+        named = list(schedule.items())
+    else:
+        schedules = schedule if isinstance(schedule, Sequence) else [schedule]
+        named = [(stable_text(one), one) for one in schedules]
+    if not named:
+        raise OptimError("there is no schedule to draw", expected="at least one", found=repr(schedule))
+    if steps < 1:
+        raise OptimError("a schedule cannot be drawn", where="steps", expected="at least 1", found=steps)
+    count = min(steps, _MAX_POINTS)
+    at = [round(i * steps / count) for i in range(count + 1)]
+    lines = []
+    for name, one in named:
+        if isinstance(one, int | float):
+            one = Constant(one)
+        if not callable(one):
+            raise OptimError(
+                "this is no schedule to draw",
+                where=name,
+                expected="a schedule, a number, or a function of the finished steps",
+                found=repr(one),
+            )
+        lines.append(Line(name, at, [float(one(step)) for step in at]))
+    return Plot(lines, x="step")

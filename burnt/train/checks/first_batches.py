@@ -17,8 +17,7 @@ from burnt._torch import restored_modes
 from burnt.data import move
 from burnt.data.loading.loader import EpochLoader
 from burnt.errors import BurntError, DataError, MetricError, ShapeError, UnsupportedError
-from burnt.inspect.isolated import run_isolated
-from burnt.inspect.meta import batch_size_of
+from burnt.inspect.meta import batch_size_of, run_isolated
 from burnt.inspect.signature import Signature, SignatureRecorder
 from burnt.inspect.specs import named_tensors, shape_text, tensors_in
 from burnt.train.checkpoints.checkpoint import Loaded

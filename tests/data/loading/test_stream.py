@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnt.data import IterableLoader, LimitedLoader, Loader, Shards, StreamLoader, as_loader
-from burnt.data.loading.state import decode_state, encode_state
+from burnt.data.loading.iterable_loader import decode_state, encode_state
 from burnt.errors import DataError
 from tests.messages import raises
 

@@ -19,7 +19,7 @@ from textual.pilot import Pilot
 from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
 from burnt.monitor.plotting.curves import Curve, smooth
 from burnt.monitor.plotting.text_chart import ChartView, TextChart
-from burnt.plot.styles import PALETTE
+from burnt.plot.braille import PALETTE
 from tests.monitor.driving import text_of
 
 NAN, INF = math.nan, math.inf

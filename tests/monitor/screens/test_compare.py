@@ -17,7 +17,7 @@ from burnt.monitor.plotting.curves import RUN_STYLES
 from burnt.monitor.plotting.run_curves import assign_styles, differences
 from burnt.monitor.screens.compare import CompareScreen
 from burnt.monitor.ui.table import Table
-from burnt.plot.styles import PALETTE
+from burnt.plot.braille import PALETTE
 from burnt.store import RunWriter, Series
 from tests.monitor.driving import PATIENCE, opened, press, text_of
 

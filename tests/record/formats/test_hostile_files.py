@@ -324,8 +324,8 @@ def test_nothing_but_tensors_is_unpickled():
     unpickling = [call for call in calls if re.search(r"^(torch|pickle|np|numpy|joblib|dill)\.", call[1])]
     # What worker processes of a loader and the child of a check send comes from the same program, through a
     # socket or pipe of its own. Workers try with an exception of theirs whether it can be sent.
-    own = {(f"{name}.py", "pickle.loads") for name in ("workers", "isolated")}
-    own.add(("state.py", "np.load"))
+    own = {(f"{name}.py", "pickle.loads") for name in ("workers", "meta")}
+    own.add(("iterable_loader.py", "np.load"))
     (restricted,) = [call for call in unpickling if call[:2] not in own]
     assert restricted[:2] == ("torch_file.py", "torch.load")
     assert restricted[2]["weights_only"] == "True"

@@ -15,7 +15,7 @@ import burnt
 from burnt import nn, optim
 from burnt.data import Batch, CsvDataset, Loader, TensorDataset, split
 from burnt.errors import BurntError, DataError
-from burnt.inspect.isolated import run_isolated
+from burnt.inspect.meta import run_isolated
 from burnt.train import Learner, StepOutput, SupervisedTraining
 from burnt.train.checks.first_batches import Findings, dry_run
 from burnt.train.checks.targets import TargetChecks

@@ -20,7 +20,7 @@ from burnt.monitor.plotting.curves import Curve, times_to_active_seconds
 from burnt.monitor.plotting.text_chart import ChartView, Range
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.keybar import update_if_changed
-from burnt.plot.styles import PALETTE
+from burnt.plot.braille import PALETTE
 from burnt.store import SystemSample
 from burnt.train.format import value_text
 
