@@ -1,4 +1,4 @@
-"""Loaders: batches in an order that depends only on (seed, epoch), so that each can be reproduced; small runs."""
+"""Loaders: batches in an order that depends only on (seed, epoch), to be reproduced; small runs."""
 
 from __future__ import annotations
 
