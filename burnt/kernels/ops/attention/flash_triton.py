@@ -394,7 +394,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     begin_table += b * table_stride
     end_table += b * table_stride
     row = start + tl.arange(0, BLOCK_M)
-    begin, inner_begin, inner_end, end = _block_ranges(
+    ranges = _block_ranges(
         start, rows, begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES, BLOCK_M, BLOCK_N
     )
     begin_M, end_M = _visible_interval(
@@ -406,22 +406,14 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    if HAS_LOW or HAS_TABLES:
-        acc, row_sum, row_max = _accumulate_forward(
-            acc, row_sum, row_max, q_MD, k, v, mask, seed, begin, inner_begin, b, h, head, row, rows, keys,
-            begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout, args,
-            score, MASK, DROPOUT, True, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
-        )  # fmt: skip
-    acc, row_sum, row_max = _accumulate_forward(
-        acc, row_sum, row_max, q_MD, k, v, mask, seed, inner_begin, inner_end, b, h, head, row, rows, keys,
-        begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout, args,
-        score, MASK, DROPOUT, False, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
-    )  # fmt: skip
-    acc, row_sum, row_max = _accumulate_forward(
-        acc, row_sum, row_max, q_MD, k, v, mask, seed, inner_end, end, b, h, head, row, rows, keys,
-        begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout, args,
-        score, MASK, DROPOUT, True, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
-    )  # fmt: skip
+    for part in tl.static_range(3):
+        if part > 0 or HAS_LOW or HAS_TABLES:
+            acc, row_sum, row_max = _accumulate_forward(
+                acc, row_sum, row_max, q_MD, k, v, mask, seed, ranges[part], ranges[part + 1], b, h, head,
+                row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale,
+                dropout, args, score, MASK, DROPOUT, part != 1, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D,
+                PAD_E, WIDE, PRECISION,
+            )  # fmt: skip
     no_keys = row_sum == 0.0
     inv_sum = 1.0 / tl.where(no_keys, 1.0, row_sum)
     if DROPOUT:
@@ -624,7 +616,7 @@ def backward_keys(  # type: ignore[no-untyped-def]
     begin_table += b * table_stride
     end_table += b * table_stride
     column = start + tl.arange(0, BLOCK_N)
-    begin, inner_begin, inner_end, end = _block_ranges(
+    ranges = _block_ranges(
         start, keys, begin_table, end_table, low, high, rows, HAS_LOW, HAS_HIGH, HAS_TABLES, BLOCK_N, BLOCK_M
     )
     begin_N, end_N = _visible_interval(
@@ -644,25 +636,15 @@ def backward_keys(  # type: ignore[no-untyped-def]
         grad_out_h = grad_out + b * grad_out_strides[0] + h * grad_out_strides[1]
         mask_h = mask + b * mask_strides[0] + h * mask_strides[1]
         lse_h, delta_h = lse + head * (2 * rows if LARGE_SCORES else rows), delta + head * rows
-        if HAS_LOW or HAS_TABLES:
-            dk_acc, dv_acc = _accumulate_dk_dv(
-                dk_acc, dv_acc, k_ND, v_NE, q_h, grad_out_h, mask_h, seed, lse_h, delta_h, begin, inner_begin,
-                b, h, head, start, column, rows, keys, begin_N, end_N, q_strides[2], grad_out_strides[2],
-                mask_strides, d_size, e_size, scale, dropout, args, score, score_grad, MASK, DROPOUT, True,
-                BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
-            )  # fmt: skip
-        dk_acc, dv_acc = _accumulate_dk_dv(
-            dk_acc, dv_acc, k_ND, v_NE, q_h, grad_out_h, mask_h, seed, lse_h, delta_h, inner_begin, inner_end,
-            b, h, head, start, column, rows, keys, begin_N, end_N, q_strides[2], grad_out_strides[2],
-            mask_strides, d_size, e_size, scale, dropout, args, score, score_grad, MASK, DROPOUT, False,
-            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
-        )  # fmt: skip
-        dk_acc, dv_acc = _accumulate_dk_dv(
-            dk_acc, dv_acc, k_ND, v_NE, q_h, grad_out_h, mask_h, seed, lse_h, delta_h, inner_end, end, b, h,
-            head, start, column, rows, keys, begin_N, end_N, q_strides[2], grad_out_strides[2], mask_strides,
-            d_size, e_size, scale, dropout, args, score, score_grad, MASK, DROPOUT, True, BLOCK_M, BLOCK_N,
-            BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
-        )  # fmt: skip
+        for part in tl.static_range(3):
+            if part > 0 or HAS_LOW or HAS_TABLES:
+                dk_acc, dv_acc = _accumulate_dk_dv(
+                    dk_acc, dv_acc, k_ND, v_NE, q_h, grad_out_h, mask_h, seed, lse_h, delta_h, ranges[part],
+                    ranges[part + 1], b, h, head, start, column, rows, keys, begin_N, end_N, q_strides[2],
+                    grad_out_strides[2], mask_strides, d_size, e_size, scale, dropout, args, score,
+                    score_grad, MASK, DROPOUT, part != 1, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E,
+                    WIDE, PRECISION,
+                )  # fmt: skip
     in_bounds = (column < keys)[:, None]
     d, e = tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_E)[None, :]
     pointers = dk + column[:, None] * dk_strides[2] + d
@@ -809,7 +791,7 @@ def backward_queries(  # type: ignore[no-untyped-def]
     begin_table += b * table_stride
     end_table += b * table_stride
     row = start + tl.arange(0, BLOCK_M)
-    begin, inner_begin, inner_end, end = _block_ranges(
+    ranges = _block_ranges(
         start, rows, begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES, BLOCK_M, BLOCK_N
     )
     begin_M, end_M = _visible_interval(
@@ -827,25 +809,14 @@ def backward_queries(  # type: ignore[no-untyped-def]
     )
     delta_M = tl.load(delta + head * rows + row, mask=row < rows, other=0.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    if HAS_LOW or HAS_TABLES:
-        acc = _accumulate_dq(
-            acc, q_MD, grad_out_ME, k, v, mask, seed, row_max_M, log_sum_M, delta_M, begin, inner_begin, b, h,
-            head, row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size,
-            scale, dropout, args, score, score_grad, MASK, DROPOUT, True, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
-            PAD_D, PAD_E, WIDE, PRECISION,
-        )  # fmt: skip
-    acc = _accumulate_dq(
-        acc, q_MD, grad_out_ME, k, v, mask, seed, row_max_M, log_sum_M, delta_M, inner_begin, inner_end, b, h,
-        head, row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size,
-        scale, dropout, args, score, score_grad, MASK, DROPOUT, False, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
-        PAD_D, PAD_E, WIDE, PRECISION,
-    )  # fmt: skip
-    acc = _accumulate_dq(
-        acc, q_MD, grad_out_ME, k, v, mask, seed, row_max_M, log_sum_M, delta_M, inner_end, end, b, h, head,
-        row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale,
-        dropout, args, score, score_grad, MASK, DROPOUT, True, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D,
-        PAD_E, WIDE, PRECISION,
-    )  # fmt: skip
+    for part in tl.static_range(3):
+        if part > 0 or HAS_LOW or HAS_TABLES:
+            acc = _accumulate_dq(
+                acc, q_MD, grad_out_ME, k, v, mask, seed, row_max_M, log_sum_M, delta_M, ranges[part],
+                ranges[part + 1], b, h, head, row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2],
+                mask_strides, d_size, e_size, scale, dropout, args, score, score_grad, MASK, DROPOUT,
+                part != 1, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
+            )  # fmt: skip
     d = tl.arange(0, BLOCK_D)[None, :]
     pointers = dq + row[:, None] * dq_strides[2] + d
     tl.store(pointers, (acc * scale).to(dq.dtype.element_ty), mask=(row < rows)[:, None] & (d < d_size))
