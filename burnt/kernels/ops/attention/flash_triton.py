@@ -411,8 +411,8 @@ def forward_kernel(  # type: ignore[no-untyped-def]
             acc, row_sum, row_max = _accumulate_forward(
                 acc, row_sum, row_max, q_MD, k, v, mask, seed, ranges[part], ranges[part + 1], b, h, head,
                 row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size,
-                scale, dropout, args, score, MASK, DROPOUT, part != 1, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D,
-                PAD_E, WIDE, PRECISION,
+                scale, dropout, args, score, MASK, DROPOUT, part != 1, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
+                PAD_D, PAD_E, WIDE, PRECISION,
             )  # fmt: skip
     no_keys = row_sum == 0.0
     inv_sum = 1.0 / tl.where(no_keys, 1.0, row_sum)
