@@ -1,9 +1,10 @@
-"""Writing files so that readers see the old or the new content, never a part."""
+"""Writing files so that readers see the old or the new content, never a part; JSON that somebody else wrote."""
 
 from __future__ import annotations
 
 import errno
 import glob
+import json
 import os
 import re
 import secrets
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _ABANDONED_SECONDS = 24 * 3600
 
@@ -95,3 +97,30 @@ def sync_folder(folder: Path) -> None:
         raise
     finally:
         os.close(handle)
+
+
+_DEEPEST = 200
+# A string is one token, whatever brackets it holds; one without an end is for json to complain of.
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """As `json.loads`, but for what is nested more than 200 deep.
+
+    Python's own parser goes as deep as the process's recursion limit lets it, which libraries raise: beyond
+    the stack of its thread the process ends. Too deep is a JSONDecodeError; bytes in another encoding than
+    UTF-8, UTF-16 or UTF-32 are a UnicodeDecodeError.
+    """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    if isinstance(text, str) and text.count("[") + text.count("{") > _DEEPEST:
+        depth = 0
+        for token in _TOKENS.finditer(text):
+            first = token[0][0]
+            depth += (first in "[{") - (first in "]}")
+            if depth > _DEEPEST:
+                raise json.JSONDecodeError(f"nested more than {_DEEPEST} deep", text, token.start())
+    try:
+        return json.loads(text)
+    except RecursionError as error:  # the process is at its limit already
+        raise json.JSONDecodeError(str(error), "", 0) from None

@@ -27,9 +27,8 @@ from typing import Any, Self, TypeVar, dataclass_transform
 
 import msgspec
 
-from burnt._files import replacing
+from burnt._files import parse_json, replacing
 from burnt._hints import VALUE_SYNONYMS, argument_error
-from burnt._json import parse_json
 from burnt.errors import BurntError, ConfigError, DefinitionError, did_you_mean, nearest
 
 FORMAT = 1

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from burnt._json import parse_json
+from burnt._files import parse_json
 from burnt.device import processor
 
 TABLE = Path(__file__).with_suffix(".json")

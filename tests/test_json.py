@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from burnt._json import parse_json
+from burnt._files import parse_json
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_what_is_none_is_named(text: str, message: str, at: int) -> None:
 def test_a_raised_recursion_limit_does_not_end_the_process() -> None:
     code = """
 import sys
-from burnt._json import parse_json
+from burnt._files import parse_json
 sys.setrecursionlimit(10**9)
 parse_json("[" * 10**6)
 """

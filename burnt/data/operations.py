@@ -23,12 +23,12 @@ from burnt.data.batch import copy_item
 from burnt.data.dataset import Dataset
 from burnt.data.files.dataframe import DataframeDataset
 from burnt.data.files.hugging_face import HuggingFaceDataset
-from burnt.data.item_store import ItemStore
 from burnt.data.views import (
     ArrayWindows,
     Cached,
     Concatenation,
     DatasetWindows,
+    ItemStore,
     Mapped,
     Selection,
     note_place,

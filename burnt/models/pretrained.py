@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from burnt import nn
-from burnt._files import replacing
-from burnt._json import parse_json
+from burnt._files import parse_json, replacing
 from burnt._patterns import matches
 from burnt.config import Config, field_values
 from burnt.device import as_device

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from burnt._json import parse_json
+from burnt._files import parse_json
 from burnt.errors import RecordError
 from burnt.record.formats.burnpack_file import MAGIC, open_burnpack
 from burnt.record.formats.checksums import check_checksum, check_header, without_checksums

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from burnt._json import parse_json
+from burnt._files import parse_json
 from burnt.errors import BurntError, RunError, UnsupportedError, did_you_mean
 from burnt.store.reader import RunReader
 from burnt.store.schema import clean_text, write_errors

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from burnt._json import parse_json
+from burnt._files import parse_json
 from burnt.errors import MetricError, RunError, did_you_mean
 from burnt.store.pyramid import FANOUT, LEVELS, Bucket, merge, single
 from burnt.store.schema import DATABASE, MAX_INTEGER, REMOVED, check_schema, connect, unreadable

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt._files import replacing, sync_folder
-from burnt._json import parse_json
+from burnt._files import parse_json, replacing, sync_folder
 from burnt.errors import RunError
 from burnt.store.control import check, user_name
 from burnt.store.reader import Event, RunReader

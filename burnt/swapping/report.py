@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from burnt._files import replacing
-from burnt._json import parse_json
+from burnt._files import parse_json, replacing
 from burnt._text import table_lines
 from burnt.errors import SwapError
 from burnt.swapping.kind import KINDS

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from burnt import inspect, memory
-from burnt._json import parse_json
+from burnt._files import parse_json
 from burnt._version import __version__
 from burnt.config import Config
 from burnt.data import LimitedLoader

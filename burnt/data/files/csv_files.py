@@ -22,12 +22,6 @@ import torch
 from numpy.typing import NDArray
 
 from burnt._hints import explain_arguments
-from burnt.data.files.arrow import (
-    column_kinds,
-    distinct_values,
-    import_pyarrow,
-    read_entries,
-)
 from burnt.data.files.opening import Paths, find_files
 from burnt.data.files.schema import (
     BOOL,
@@ -43,7 +37,13 @@ from burnt.data.files.schema import (
     repeated,
     unfit_cell,
 )
-from burnt.data.files.table import Table
+from burnt.data.files.table import (
+    Table,
+    column_kinds,
+    distinct_values,
+    import_pyarrow,
+    read_entries,
+)
 from burnt.errors import DataError, quantity
 
 

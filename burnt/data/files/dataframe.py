@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burnt._hints import explain_arguments
-from burnt.data.files.arrow import (
+from burnt.data.files.rows import flatten
+from burnt.data.files.schema import Kind, Options, Schema, Vector, unfit_cell
+from burnt.data.files.table import (
+    Table,
     column_kinds,
     column_names,
     distinct_values,
     import_pyarrow,
     read_entries,
 )
-from burnt.data.files.rows import flatten
-from burnt.data.files.schema import Kind, Options, Schema, Vector, unfit_cell
-from burnt.data.files.table import Table
 from burnt.data.fitting import misfits
 from burnt.errors import DataError
 

@@ -15,17 +15,18 @@ from torch import Tensor
 from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
 from burnt.data.dataset import checked_index
-from burnt.data.files.arrow import (
+from burnt.data.files.opening import Handle, Paths, find_files
+from burnt.data.files.schema import Options, RowItems, Schema, check_entry
+from burnt.data.files.table import (
+    Table,
     column_kinds,
     column_names,
     distinct_values,
     have_one_shape,
     import_pyarrow,
     read_entries,
+    take_across,
 )
-from burnt.data.files.opening import Handle, Paths, find_files
-from burnt.data.files.schema import Options, RowItems, Schema, check_entry
-from burnt.data.files.table import Table, take_across
 from burnt.errors import DataError
 
 if TYPE_CHECKING:

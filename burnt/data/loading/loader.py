@@ -16,8 +16,7 @@ from burnt._hints import explain_arguments
 from burnt.data.batch import clone, collate, copy_item
 from burnt.data.batch import pin as pin_memory
 from burnt.data.dataset import Dataset
-from burnt.data.loading.pack import Pack
-from burnt.data.loading.pad import is_changed
+from burnt.data.loading.pack import Pack, is_changed
 from burnt.data.loading.samplers import Buckets, Sampler, as_sampler
 from burnt.data.loading.workers import Cell, WorkerPool, naming
 from burnt.data.operations import as_dataset

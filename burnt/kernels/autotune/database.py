@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt._files import replacing
-from burnt._json import parse_json
+from burnt._files import parse_json, replacing
 from burnt.codegen.runtime.build_cache import cache_folder
 from burnt.errors import CacheError
 

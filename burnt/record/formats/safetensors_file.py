@@ -19,8 +19,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from burnt._files import replacing
-from burnt._json import parse_json
+from burnt._files import parse_json, replacing
 from burnt.errors import RecordError
 from burnt.record.formats.checksums import (
     HEADER_CHECKSUM,

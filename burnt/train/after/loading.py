@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from burnt._json import parse_json
+from burnt._files import parse_json
 from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError, clean, did_you_mean
 from burnt.inspect.signature import Signature
 from burnt.module import Module, restore_fields

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from burnt._files import replacing
-from burnt._json import parse_json
+from burnt._files import parse_json, replacing
 from burnt.errors import ConfigError, RunError, TakenOverError, UnsupportedError, quantity
 from burnt.store.reader import Artefact, Event, Point, RunReader, Series
 from burnt.store.write_lease import WriteLease

@@ -17,7 +17,7 @@ from burnt.codegen import eager_policy
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import InputError, InputRuntimeError, InputTypeError, InputUnsupportedError, InputValueError
 from burnt.kernels import attention
-from burnt.kernels.ops.attention import chunked
+from burnt.kernels.ops.attention import score_mod
 from burnt.kernels.ops.attention.reference import dropout_mask, eager_attention, traceable_attention
 from tests.kernels.ops.attention.by_hand import attention_by_hand, uniform
 
@@ -52,8 +52,8 @@ def close(found: list[Tensor], exact: list[Tensor]) -> None:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "_TILE_SCORES", 1 << 9)
-    monkeypatch.setattr(chunked, "_MIN_QUERIES", 3)
+    monkeypatch.setattr(score_mod, "_TILE_SCORES", 1 << 9)
+    monkeypatch.setattr(score_mod, "_MIN_QUERIES", 3)
 
 
 STARTS = torch.tensor([0, 5, 5, 19, 23], dtype=torch.int32)
@@ -78,7 +78,7 @@ OPTIONS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
 def test_tiles_beside_a_query_at_a_time(name: str, small_tiles: None) -> None:
     tensors, options = OPTIONS[name]
     close(
-        with_gradients(chunked.tiled_attention, tensors, **options),
+        with_gradients(score_mod.tiled_attention, tensors, **options),
         with_gradients(attention_by_hand, tensors, **options),
     )
 
@@ -96,7 +96,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles:
     mask = torch.ones(6, 9, dtype=torch.bool)
     mask[2] = False
     for given in (mask, torch.zeros(6, 9).masked_fill(~mask, -torch.inf)):
-        for fn in (attention, chunked.tiled_attention, OP.reference):
+        for fn in (attention, score_mod.tiled_attention, OP.reference):
             out, of_q, of_k, of_v = with_gradients(fn, [q, k, v], mask=given)
             assert out[:, :, 2].eq(0).all()
             assert of_q[:, :, 2].eq(0).all()
@@ -186,7 +186,7 @@ def test_gradients_of_masks_slopes_and_second_ones() -> None:
     assert torch.autograd.gradcheck(call, (q, k, v, mask, slopes))
 
     def by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return chunked.tiled_attention(q, k, v, after=0, softcap=1.1)
+        return score_mod.tiled_attention(q, k, v, after=0, softcap=1.1)
 
     assert torch.autograd.gradcheck(by_tiles, (q, k, v))
     assert torch.autograd.gradgradcheck(by_tiles, (q, k, v))
@@ -273,12 +273,12 @@ def test_gradients_where_saved_tensors_have_hooks(
     compiled: bool, small_tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager_policy, "_MIN_ELEMENTS", 1)  # ask the policy for all sizes
-    tensors, tiles = heads(2, 23, 17), chunked.make_tile_kernels(None)
+    tensors, tiles = heads(2, 23, 17), score_mod.make_tile_kernels(None)
     if not compiled:
-        tiles = chunked.TileKernels(*(fused.fn for fused in tiles))
+        tiles = score_mod.TileKernels(*(fused.fn for fused in tiles))
     wanted = with_gradients(attention_by_hand, tensors, after=0, softcap=1.1)
     with torch.autograd.graph.saved_tensors_hooks(Tensor.clone, Tensor.detach):
-        close(with_gradients(chunked.tiled_attention, tensors, after=0, softcap=1.1, kernels=tiles), wanted)
+        close(with_gradients(score_mod.tiled_attention, tensors, after=0, softcap=1.1, kernels=tiles), wanted)
 
 
 def test_what_dropout_leaves_is_a_function_of_seed_and_place() -> None:
@@ -296,8 +296,8 @@ def test_what_dropout_leaves_is_a_function_of_seed_and_place() -> None:
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 1 / 3, 1.0, 1e-9])
 def test_the_same_weights_are_dropped_in_c(dropout: float) -> None:
     seed = torch.tensor(987654321987)
-    options = chunked.Options(dropout=dropout, seed=seed)
-    found = chunked._tile_dropout_mask(options, 5, 7, 8, (2, 3, 1100))
+    options = score_mod.Options(dropout=dropout, seed=seed)
+    found = score_mod._tile_dropout_mask(options, 5, 7, 8, (2, 3, 1100))
     assert torch.equal(found, dropout_mask(seed, (1, 7, 3, 1100), dropout, 7, 8)[0, 5:])
 
 
