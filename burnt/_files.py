@@ -1,4 +1,4 @@
-"""Writing files so that readers see the old or the new content, never a part; JSON that somebody else wrote."""
+"""Writing files so that readers see the old or the new content, never a part; JSON from elsewhere."""
 
 from __future__ import annotations
 
