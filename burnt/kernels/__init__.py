@@ -43,10 +43,10 @@ from burnt.kernels.ops.conv.conv import conv_transpose as conv_transpose
 from burnt.kernels.ops.conv.conv import folded_norm as folded_norm
 from burnt.kernels.ops.dropout import dropout as dropout
 from burnt.kernels.ops.embedding.embedding import embedding as embedding
-from burnt.kernels.ops.grouped_matmul import grouped_matmul as grouped_matmul
 from burnt.kernels.ops.loss.fused_linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from burnt.kernels.ops.loss.loss import cross_entropy as cross_entropy
 from burnt.kernels.ops.matmul import bmm as bmm
+from burnt.kernels.ops.matmul import grouped_matmul as grouped_matmul
 from burnt.kernels.ops.matmul import linear as linear
 from burnt.kernels.ops.matmul import matmul as matmul
 from burnt.kernels.ops.normalization import batch_norm as batch_norm

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from burnt.kernels import StepResult
+from burnt.kernels.optim.formula import ADADELTA, ADAGRAD, RMS_PROP
 from burnt.kernels.optim.steps import adafactor_step
-from burnt.kernels.optim.updates import ADADELTA, ADAGRAD, RMS_PROP
 from burnt.optim.optimizer import Optimizer, StepInputs, zero
 
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from burnt.errors import OptimError
 from burnt.kernels import StepResult, adam_step, adamw_step
-from burnt.kernels.optim.formula import wide_dtype
+from burnt.kernels.optim.formula import ADAMAX, ADAN, NADAM, RADAM, SCHEDULE_FREE_ADAMW, wide_dtype
 from burnt.kernels.optim.steps import lamb_step
-from burnt.kernels.optim.updates import ADAMAX, ADAN, NADAM, RADAM, SCHEDULE_FREE_ADAMW
 from burnt.optim.optimizer import Model, Optimizer, StepInputs, zero
 
 

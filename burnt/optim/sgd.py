@@ -8,8 +8,8 @@ import torch
 
 from burnt.errors import OptimError
 from burnt.kernels import StepResult, muon_step, sgd_step
+from burnt.kernels.optim.formula import LION
 from burnt.kernels.optim.steps import COEFFICIENTS
-from burnt.kernels.optim.updates import LION
 from burnt.optim.optimizer import Optimizer, StepInputs
 
 

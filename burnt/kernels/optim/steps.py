@@ -28,9 +28,18 @@ from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.interface.checks import describe
 from burnt.kernels.ops.matmul import matmul
 from burnt.kernels.optim.foreach import Passes, can_fuse, check_lists, check_steps, run_step, tensor_norms
-from burnt.kernels.optim.formula import Update, apply_eagerly, wide_dtype
+from burnt.kernels.optim.formula import (
+    ADAM,
+    LAMB,
+    LAMB_DIRECTION,
+    MOMENTUM,
+    MUON,
+    SGD,
+    Update,
+    apply_eagerly,
+    wide_dtype,
+)
 from burnt.kernels.optim.request import LIMITS, Request, StepResult
-from burnt.kernels.optim.updates import ADAM, LAMB, LAMB_DIRECTION, MOMENTUM, MUON, SGD
 
 
 def adamw_step(

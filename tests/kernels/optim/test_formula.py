@@ -11,7 +11,8 @@ from torch import Tensor
 
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import InputRuntimeError, InputUnsupportedError
-from burnt.kernels.optim import foreach_c, updates
+from burnt.kernels.optim import foreach_c
+from burnt.kernels.optim import formula as updates
 from burnt.kernels.optim.formula import Scope, Trace, Update, apply_eagerly, lerp, sqrt, trace
 from burnt.kernels.optim.steps import adafactor_step, lamb_step, number_options, update_step
 

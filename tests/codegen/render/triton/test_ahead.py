@@ -16,7 +16,8 @@ import triton.language as tl
 
 from burnt.kernels.ops.embedding.backward_triton import add_runs
 from burnt.kernels.ops.rnn import loop_triton
-from burnt.kernels.optim import foreach_triton, updates
+from burnt.kernels.optim import foreach_triton
+from burnt.kernels.optim import formula as updates
 from burnt.kernels.optim.formula import Trace, Update, trace
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, compiled, compiled_as_written, printed
 
