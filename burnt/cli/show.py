@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from burnt._json import parse_json
+from burnt._files import parse_json
 from burnt.cli.output import Cell, Page, UsageError, print_json, progress_bar
 from burnt.errors import BurntError, ConfigError, RecordError, quantity
 from burnt.monitor.format import size_text
