@@ -94,7 +94,7 @@ def test_the_configuration_which_lists_the_metrics_is_not_parsed_for_each(
     monkeypatch.setattr(RunReader, "config", counted)
     for size in SIZES:
         assert main(["runs", "show", str(folders[of_metrics, size] / "a"), *option]) == 0
-    assert len(parsed) == len(SIZES)
+    assert len(parsed) <= 2 * len(SIZES)  # for what is shown, and for the JSON as it is stored
 
 
 def test_series_are_ordered_without_comparing_each_with_each():
@@ -109,12 +109,9 @@ def test_series_are_ordered_without_comparing_each_with_each():
 
     class View:
         def __init__(self, size):
-            self.size = size
+            self.heads = {Series("loss", Split(f"split{i}")): None for i in range(size)}
 
-        def series(self):
-            return [Series("loss", Split(f"split{i}")) for i in range(self.size)]
-
-    for order in (lambda view: series_in_order(view.series()), lambda view: all_metrics([view])):
+    for order in (lambda view: series_in_order(list(view.heads)), lambda view: all_metrics([view])):
         counts = []
         for size in (50, 100):
             Split.compared = 0

@@ -70,7 +70,7 @@ def convnext():
     return transformers.ConvNextForImageClassification(config)
 
 
-BERT = {"cross_entropy": 1, "attention": 2, "linear": 11, "layer_norm": 6, "feed_forward": 3, "embedding": 3}
+BERT = {"made_loss": 1, "attention": 2, "linear": 11, "layer_norm": 6, "feed_forward": 3, "embedding": 3}
 # What must be recognised of each, with the number of sites.
 MODELS = {
     "llama": (llama, TEXT, {"loss": 1, "attention": 2, "gated_unit": 2, "rms_norm_by_hand": 5, "linear": 15}),
@@ -82,7 +82,7 @@ MODELS = {
         TEXT,
         {"loss": 1, "attention": 2, "conv1d": 6, "layer_norm": 5, "feed_forward": 2, "linear": 1},
     ),
-    "t5": (t5, TEXT, {"cross_entropy": 1, "attention": 6, "rms_norm_by_hand": 12, "linear": 33}),
+    "t5": (t5, TEXT, {"made_loss": 1, "attention": 6, "rms_norm_by_hand": 12, "linear": 33}),
     "vit": (
         vit,
         PICTURES,
