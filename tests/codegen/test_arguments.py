@@ -582,7 +582,7 @@ def changes() -> Iterator[tuple[str, Callable[[Block], object]]]:
     yield "a method of one module", lambda b: setattr(b, "multiply", torch.sin)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "change"), list(changes()))
 def test_changes_of_a_module_are_noticed(name: str, change: Callable[[Block], object]) -> None:
     block = Block().eval()

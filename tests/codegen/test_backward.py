@@ -62,6 +62,7 @@ def test_an_argument_that_the_backward_does_not_read_may_change(name: str) -> No
     assert_close(grads[2], grads[0])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", LINEAR)
 def test_an_argument_that_no_derivative_reads_is_not_kept(name: str) -> None:
     x = leaf() * 1

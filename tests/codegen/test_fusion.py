@@ -153,13 +153,6 @@ def test_what_fuses(name: str) -> None:
     same(fuse(fn)(*args), fn(*args))
 
 
-def test_several_results_in_one_kernel_are_written_to_their_own_memory() -> None:
-    x = randn(5)
-    first, second = fuse(lambda x: (x + 1, x + 1))(x)
-    first.zero_()
-    same(second, x + 1)
-
-
 def test_single_refuses_what_takes_several_kernels() -> None:
     def two(x, w):
         return F.relu(x @ w)
@@ -167,6 +160,8 @@ def test_single_refuses_what_takes_several_kernels() -> None:
     with pytest.raises(FusionError, match="two cannot be compiled to a single kernel") as error:
         fuse(two, single=True)(randn(3, 4), randn(4, 5))
     assert "aten.mm" in str(error.value)
+    assert "burnt.explain shows" in str(error.value)
+    assert "aten.mm" in str(explain(fuse(two, single=True), randn(3, 4), randn(4, 5)))
     same(fuse(gelu, single=True)(randn(9)), gelu(randn(9)))
 
 
@@ -266,13 +261,6 @@ def test_gradients_at_the_edges_of_an_activation(name: str, dtype: torch.dtype) 
     torch.testing.assert_close(*found, equal_nan=True)
 
 
-def test_what_is_not_single_can_be_explained() -> None:
-    function, x = fuse(lambda x: (x @ x).relu(), single=True), randn(4, 4)
-    with pytest.raises(FusionError, match=r"burnt\.explain shows"):
-        function(x)
-    assert "aten.mm" in str(explain(function, x))
-
-
 def test_a_fault_of_the_compiler_is_reported_and_the_plain_function_runs(monkeypatch) -> None:
     def fail(*_):
         raise CompileError("generated code does not compile", found="no such instruction")
@@ -331,7 +319,7 @@ def test_integers_and_flags_are_built_in() -> None:
     same(fused(x, 1.0, False), x)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -371,7 +359,7 @@ def _tried(x, s):
     return x * k
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -461,15 +449,6 @@ def test_grad_modes() -> None:
     assert fused(x).requires_grad
 
 
-def test_one_of_two_results_is_used() -> None:
-    def fn(x):
-        return torch.sin(x), torch.cos(x)
-
-    x = randn(5).requires_grad_()
-    (ours,) = torch.autograd.grad(fuse(fn)(x)[1].sum(), x)
-    same(ours, -torch.sin(x))
-
-
 def test_second_derivatives() -> None:
     def fn(x, w):
         return torch.softmax(torch.tanh(x * w), -1)
@@ -481,14 +460,6 @@ def test_second_derivatives() -> None:
 
     for ours, theirs in zip(penalty(fuse(fn)), penalty(fn), strict=True):
         same(ours, theirs)
-
-
-def test_a_saved_input_that_is_changed_is_noticed() -> None:
-    x, w = randn(5).requires_grad_(), randn(5, seed=1)
-    result = fuse(lambda x, w: torch.sin(x * w))(x, w)
-    w.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        result.sum().backward()
 
 
 def with_constants(x):
@@ -546,36 +517,6 @@ def test_gradients_of_some_inputs() -> None:
 
 
 # --- in place, random, modes ------------------------------------------------------------------------------
-
-
-def test_changes_in_place() -> None:
-    def inside(x):
-        y = x * 2
-        y += 1
-        y[1] = 0
-        return y.relu_()
-
-    def outside(x):
-        x.mul_(2)
-        return x + 1
-
-    same(fuse(inside)(randn(5, 3)), inside(randn(5, 3)))
-    for fn in (outside, fuse(outside)):
-        x = randn(5)
-        for _ in range(2):
-            result = fn(x)
-        same(x, randn(5) * 4)
-        same(result, randn(5) * 4 + 1)
-
-
-def test_a_view_of_an_input_changed_in_place() -> None:
-    def fn(x):
-        x[1:].zero_()
-        return x + 1
-
-    x, y = randn(5), randn(5)
-    same(fuse(fn)(x), fn(y))
-    same(x, y)
 
 
 def _swapped(x, y):
@@ -636,14 +577,8 @@ def test_arguments_changed_in_place(name: str, layout: str) -> None:
 
 
 def test_changes_that_the_plain_function_makes() -> None:
-    """Arguments that overlap, gradients, shapes, views that are returned: what torch does, torch does."""
-    fused = fuse(lambda x, y: x.add_(y))
-    base, other = randn(6), randn(6)
-    same(fused(base[1:], base[:-1].clone()), other[1:] + other[:-1])
-    ours, theirs = randn(6), randn(6)
-    same(fused(ours, ours), theirs.add_(theirs))
-    with pytest.raises(RuntimeError, match="single memory location"):
-        fused(ours[1:], ours[:-1])
+    """Gradients, shapes, views that are returned: what torch does, torch does."""
+    fused, base = fuse(lambda x, y: x.add_(y)), randn(6)
     leaf = randn(6).requires_grad_()
     with pytest.raises(RuntimeError, match="leaf Variable"):
         fused(leaf, base)
@@ -662,19 +597,12 @@ def test_changes_that_the_plain_function_makes() -> None:
     assert view._base is not None or view.shape == (6,)
 
 
-def test_a_copy_is_a_copy() -> None:
-    for fn in (torch.clone, lambda x: x.clone().t().t()):
-        x = randn(3, 4)
-        result = fuse(fn)(x)
-        result.zero_()
-        same(x, randn(3, 4))
-
-
 UNCHANGED: dict[str, Callable[..., Any]] = {
     "a constant": lambda x: (x + 1, torch.tensor(0), torch.as_tensor([1.0, 2.0]), x.new_tensor([3])),
     "a cast constant": lambda x: (torch.tensor([1.0]).float(), torch.tensor([1]).to(torch.int64)),
     "rounded integers": lambda x: (x.floor(), x.ceil(), x.round(), x.trunc(), x + 1),
     "nothing moved": lambda x: (x.flip([]), torch.view_copy(x, x.shape), torch.clone(x)),
+    "turned twice": lambda x: (x.view(2, 3).clone().t().t(), x + 1, x + 1),
     "a call's output": lambda x: (s := x.sort(0).values, s.floor(), torch.clone(s)),
 }
 
@@ -691,22 +619,6 @@ def test_results_that_equal_an_input_or_a_constant_are_new_memory(name: str) -> 
             result.add_(1)
         assert torch.equal(x, torch.arange(6))
     assert fused.fallback_reason(x) is None
-
-
-def test_random_numbers_are_drawn_afresh() -> None:
-    fused = fuse(lambda x: F.dropout(x, 0.5) * 2)
-    x = torch.ones(1000)
-    first, second = fused(x), fused(x)
-    assert not torch.equal(first, second)
-    assert set(first.unique().tolist()) == {0.0, 4.0}
-    y = torch.ones(1000, requires_grad=True)
-    result = fused(y)
-    result.sum().backward()
-    same(y.grad, result.detach())
-    torch.manual_seed(3)
-    again = fused(x)
-    torch.manual_seed(3)
-    same(fused(x), again)
 
 
 @pytest.mark.parametrize(
@@ -739,18 +651,6 @@ def test_inputs_that_are_not_contiguous() -> None:
         assert fused(x).stride() == gelu(x).stride()
 
 
-def test_autocast() -> None:
-    def fn(x, w):
-        return F.relu(x @ w) + 1
-
-    fused, x, w = fuse(fn), randn(4, 5), randn(5, 6)
-    same(fused(x, w), fn(x, w))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert fused(x, w).dtype == fn(x, w).dtype
-        same(fused(x, w), fn(x, w))
-    assert fused(x, w).dtype == torch.float32
-
-
 def test_gradients_under_another_autocast_than_the_call() -> None:
     def fn(x, w):
         with torch.autocast("cpu", enabled=False):
@@ -758,8 +658,9 @@ def test_gradients_under_another_autocast_than_the_call() -> None:
         return F.gelu(wide) + (x @ w).float()
 
     x, w = randn(4, 5), randn(5, 6)
+    fused = fuse(fn)
     for around, inside in itertools.product([False, True], repeat=2):
-        fused, found = fuse(fn), []
+        found = []
         for call in (fused, fn):
             given = [t.clone().requires_grad_() for t in (x, w)]
             with torch.autocast("cpu", torch.bfloat16, enabled=around):
@@ -795,16 +696,6 @@ def test_inside_of_other_compilers_and_transforms() -> None:
         torch.func.functional_call(layer, doubled, (x,)),
         gelu(F.linear(x, doubled["weight"], doubled["bias"])),
     )
-
-
-def test_forward_mode_derivatives() -> None:
-    import torch.autograd.forward_ad as forward
-
-    x = randn(4)
-    with forward.dual_level():
-        ours = forward.unpack_dual(fuse(gelu)(forward.make_dual(x, torch.ones(4)))).tangent
-        theirs = forward.unpack_dual(gelu(forward.make_dual(x, torch.ones(4)))).tangent
-    same(ours, theirs)
 
 
 def test_what_depends_on_values_runs_plain() -> None:
@@ -874,14 +765,7 @@ class TestExplain:
         assert 0 < step.seconds < 1
         assert "GB/s" in str(explanation)
         assert step.name in explanation.source(step.name)
-
-    def test_tells_of_the_backward_where_gradients_are_wanted(self):
-        explanation = explain(lambda x: torch.tanh(x * 2), torch.randn(40, requires_grad=True))
-        assert explanation.backward is not None
-        (step,) = explanation.backward.steps
-        assert step.name in str(explanation)
-        assert step.name in explanation.source(step.name)
-        assert explain(lambda x: x * 2, torch.randn(40)).backward is None
+        assert explanation.backward is None
 
     def test_is_json(self):
         reported = json.loads(json.dumps(explain(lambda x: x.cos() @ x, torch.randn(8, 8)).as_dict()))
@@ -938,13 +822,6 @@ def test_views_of_folded_rows_lie_in_memory_as_torchs() -> None:
         result, right = fuse(fn)(randn(6, 7)), fn(randn(6, 7))
         same(result, right)
         assert result.stride() == right.stride()
-
-
-def test_an_argument_that_no_plan_takes_is_named():
-    fused, x = fuse(lambda x, y: x * len(y)), randn(3)
-    assert "argument 1 is a set" in fused.fallback_reason(x, {1})
-    with pytest.raises(FusionError, match="argument 1 is a range"):
-        fuse(fused.fn, single=True)(x, y=range(3))
 
 
 def test_a_negated_view_after_a_plain_tensor_of_its_layout():
@@ -1091,14 +968,6 @@ def test_rows_of_float16(size: int) -> None:
         torch.testing.assert_close(mixed(x, y), x * y.float(), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("shape", [(70, 90), (64, 128), (65, 33)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
-def test_squares(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    x, y = (torch.randn(shape, generator=torch.Generator().manual_seed(i)).mul(9).to(dtype) for i in range(2))
-    result = fuse(lambda x, y: (x.t() + y).contiguous())(x, y.t().contiguous())
-    torch.testing.assert_close(result, (x + y).t().contiguous(), rtol=0, atol=0)
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("times", [2, 3, 4, 5])
 def test_elements_and_rows_that_are_repeated(times: int) -> None:
@@ -1158,6 +1027,7 @@ def test_nothing_is_divided_beyond_the_end_of_float16(size: int) -> None:
     assert torch.equal(divide(x, y), (x.int() // y.int()).half())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("columns", [2, 3, 4, 5])
 @pytest.mark.parametrize("rows", [4, 8, 13, 32])
 def test_places_that_are_divided_and_left_out(rows: int, columns: int) -> None:
@@ -1169,6 +1039,7 @@ def test_places_that_are_divided_and_left_out(rows: int, columns: int) -> None:
     assert torch.equal(fuse(doubled)(x), doubled(x))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32])
 @pytest.mark.parametrize(("start", "end", "step"), [(2.1, -2.9, -1.0), (-1.5, 2.5, 1.0), (1.2, 9.0, 1.9)])
 def test_a_range_of_integers_from_floats(start: float, end: float, step: float, dtype: torch.dtype) -> None:

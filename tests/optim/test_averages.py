@@ -13,6 +13,7 @@ from burnt import Gradients, optim
 from burnt.errors import OptimError
 from burnt.kernels import StepResult
 from burnt.optim import OptimizerRecord
+from tests.messages import raises
 
 
 def net(dtype=torch.float32) -> nn.Sequential:
@@ -254,12 +255,6 @@ def test_an_optimizer_that_evaluates_the_loss_is_averaged():
 # what is refused
 
 
-def message(make) -> str:
-    with pytest.raises(OptimError) as caught:
-        make()
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -274,9 +269,8 @@ def message(make) -> str:
     ],
 )
 def test_averages_that_cannot_be_are_refused_when_they_are_made(make, words):
-    text = message(make)
-    for word in words:
-        assert word in text
+    with raises(OptimError, *words):
+        make()
 
 
 def test_a_step_at_the_averages_is_refused():
@@ -284,7 +278,9 @@ def test_a_step_at_the_averages_is_refused():
     optimizer = optim.Ema(optim.Sgd())
     advance(optimizer, model, 0, 1)
     optimizer.eval(model)
-    assert message(lambda: advance(optimizer, model, 1, 2)) == (
+    with pytest.raises(OptimError) as caught:
+        advance(optimizer, model, 1, 2)
+    assert str(caught.value) == (
         "the model has its averages in place of the parameters\n"
         "  hint      call optimizer.train(model) before the gradients are computed"
     )

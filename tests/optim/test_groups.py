@@ -11,6 +11,7 @@ import burnt
 from burnt import Gradients, optim
 from burnt.errors import OptimError
 from burnt.optim import OptimizerRecord
+from tests.messages import raises
 
 
 def net(dtype=torch.float32) -> nn.Sequential:
@@ -220,9 +221,8 @@ def message(make) -> str:
     ],
 )
 def test_groups_that_cannot_be_are_refused_when_they_are_made(groups, words):
-    text = message(lambda: optim.Groups(groups))
-    for word in words:
-        assert word in text
+    with raises(OptimError, *words):
+        optim.Groups(groups)
 
 
 def test_two_groups_do_not_share_an_optimizer():

@@ -15,6 +15,7 @@ from burnt import Gradients, optim
 from burnt.errors import ConfigError, OptimError, RecordError
 from burnt.inspect import map_params
 from burnt.optim import OptimizerRecord
+from tests.messages import raises
 
 CASES = [
     (optim.Sgd, torch.optim.SGD, {}),
@@ -210,7 +211,7 @@ def test_a_gradient_of_no_parameter_is_refused_and_nothing_has_moved():
         (lambda: optim.AdamW(eps=-1.0), ["AdamW", "eps", "-1.0"]),
         (lambda: optim.AdamW(weight_decay=-0.1), ["AdamW", "weight_decay", "-0.1"]),
         (lambda: optim.Sgd(momentum=-0.5), ["Sgd", "momentum", "-0.5"]),
-        (lambda: optim.Sgd(nesterov=True), ["Sgd", "nesterov", "momentum"]),
+        (lambda: optim.Sgd(nesterov=True), ["Sgd", "Nesterov", "momentum"]),
         (lambda: optim.Adan(betas=(0.9, 0.99)), ["Adan", "betas", "3 numbers", "(0.9, 0.99)"]),
         (lambda: optim.AdamW(betas=(0.9, 0.99, 0.9)), ["AdamW", "betas", "2 numbers", "(0.9, 0.99, 0.9)"]),
         (lambda: optim.Lion(betas=(0.9, 1.0)), ["Lion", "betas", "below 1", "(0.9, 1.0)"]),
@@ -226,10 +227,8 @@ def test_a_gradient_of_no_parameter_is_refused_and_nothing_has_moved():
     ],
 )
 def test_options_that_cannot_be_are_refused_when_the_optimizer_is_made(make, words):
-    with pytest.raises(OptimError) as caught:
+    with raises(OptimError, "cannot be built", *words):
         make()
-    for word in ("cannot be built", *words):
-        assert word.lower() in str(caught.value).lower()
 
 
 @pytest.mark.parametrize(

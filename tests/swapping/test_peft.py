@@ -90,6 +90,7 @@ def test_losses_and_gradients(pair):
         close(model(TOKENS).logits, twin(TOKENS).logits)
 
 
+@pytest.mark.sample(1)
 def test_a_training(pair):
     losses = []
     for model in pair:

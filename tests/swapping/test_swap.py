@@ -306,32 +306,6 @@ def test_data_parallel_threads_share_the_first_call(always):
 # --- what measuring leaves behind, and what it decides
 
 
-def test_verify_leaves_no_trace(always):
-    model = nn.Sequential(nn.Hardtanh(), nn.BatchNorm2d(2), nn.Dropout(0.5), nn.ReLU())
-    model[2].eval()
-    x = torch.randn(3, 2, 6, 6)
-    state = {name: t.clone() for name, t in model.state_dict().items()}
-    random = torch.get_rng_state()
-    report = burnt.swap(model, verify=x)
-    assert report.swapped == ["1", "2"]
-    assert [module.training for module in model] == [True, True, False, True]
-    assert torch.equal(torch.get_rng_state(), random)
-    assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_the_first_call_is_one_call(always):
-    model, twin = (nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)) for _ in range(2))
-    twin.load_state_dict(model.state_dict())
-    x = torch.randn(7, 3)
-    burnt.swap(model)
-    random = torch.get_rng_state()
-    result, wanted = model(x), twin(x)
-    assert torch.equal(torch.get_rng_state(), random)
-    close(result, wanted)
-    close(list(model.buffers()), list(twin.buffers()))
-
-
 def test_what_is_slower_is_left_alone(monkeypatch):
     monkeypatch.setattr(measure, "_GAIN", 1e9)
     model = Block()

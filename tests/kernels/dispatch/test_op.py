@@ -284,6 +284,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_transforms(name: str) -> None:
     ours, theirs = CALLS[name]
@@ -637,6 +638,7 @@ class Hook:
         raise self.error
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", [StopEarly, RuntimeError, IndexError, KeyError, NotImplementedError])
 @pytest.mark.parametrize("way", ["object", "method", "partial", "wrapped"])
 def test_an_error_of_a_saved_tensor_hook_passes_unchanged(kind: type[Exception], way: str) -> None:

@@ -142,6 +142,7 @@ def close(made, wanted):
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_evaluated_it_gives_the_same(always, name, form):
@@ -384,6 +385,7 @@ def test_recorded_and_transformed_calls_are_the_originals(always):
         close(torch.jit.trace(model, (x,))(x), plain(x))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_what_is_no_number_stays(always, name):
     model, x = trained(BLOCKS[name][0]()), torch.randn(IMAGES)

@@ -214,6 +214,7 @@ def test_weights_of_attention_are_made_for_who_asks(always):
     close(layer(x, turned)[1], weights)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("build", [llama, mistral, gemma2, bert])
 @pytest.mark.parametrize("before", [False, True], ids=["padded after", "padded before"])
 def test_padded_batches(always, build, before):

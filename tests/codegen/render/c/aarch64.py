@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import hashlib
 import os
 import shutil
@@ -28,6 +29,7 @@ from burnt.codegen.render.shape_params import with_constant_sizes
 from burnt.codegen.runtime import c_compiler
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, raise_failed_check
+from tests.codegen.render.compiled_once import compiled_once, folder_of
 
 __all__ = ["AARCH64", "build_program", "needs_aarch64"]
 
@@ -78,22 +80,25 @@ int main(int count, char **names) {
 }
 """
 
-_folder = tempfile.TemporaryDirectory(prefix="burnt-aarch64-")
+
+@functools.cache
+def _folder() -> Path:
+    version = subprocess.run([_COMPILER, "--version"], capture_output=True, check=True).stdout
+    return folder_of("aarch64", version, _FLAGS)
 
 
 def build_program(source: str, kernels: Sequence[Kernel]) -> Path:
-    """Compile kernels with a main function; return the program, which earlier calls may have compiled."""
+    """Compile kernels with a main function, and return the program."""
     names = ", ".join(kernel.name for kernel in kernels)
     table = f"static void (*const kernels[])(const burnt_arg *) = {{{names}}};"
     text = f"{c_compiler.PREAMBLE}{source}\n{table}\n{_MAIN}"
-    program = Path(_folder.name, hashlib.sha256(text.encode()).hexdigest()[:20])
-    if not program.exists():
-        file = program.with_suffix(".c")
-        file.write_text(text)
-        command = [_COMPILER, *_FLAGS, str(file), "-o", str(program), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True)
+
+    def compile_to(program: Path) -> None:
+        command = [_COMPILER, *_FLAGS, "-x", "c", "-", "-o", str(program), "-lm"]
+        done = subprocess.run(command, input=text, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
-    return program
+
+    return compiled_once(_folder() / hashlib.sha256(text.encode()).hexdigest()[:20], compile_to)
 
 
 def _build(
@@ -131,16 +136,16 @@ def _run(program: Path, number: int, pointers: Sequence[Tensor | None], numbers:
     parts = [struct.pack("qqq", number, len(storages), len(pointers) + len(numbers))]
     for storage in storages.values():
         parts += [struct.pack("q", storage.nbytes()), ctypes.string_at(storage.data_ptr(), storage.nbytes())]
-    file = program.with_suffix(".data")
-    file.write_bytes(b"".join([*parts, arguments]))
-    done = subprocess.run(
-        [_EMULATOR, str(program), str(file)],
-        capture_output=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-    )
-    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr.decode()}"
-    memory = file.read_bytes()
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(b"".join([*parts, arguments]))
+        done = subprocess.run(
+            [_EMULATOR, str(program), file.name],
+            capture_output=True,
+            timeout=120,
+            env={**os.environ, "OMP_NUM_THREADS": "2"},
+        )
+        assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr.decode()}"
+        memory = Path(file.name).read_bytes()
     for storage in storages.values():
         ctypes.memmove(storage.data_ptr(), memory[: storage.nbytes()], storage.nbytes())
         memory = memory[storage.nbytes() :]

@@ -9,7 +9,6 @@ import hashlib
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.runtime.metal_backend import METAL, build_metal
+from tests.codegen.render.compiled_once import compiled_once, folder_of
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 # As kernels require of Metal: products are rounded before they are added; integer overflow wraps.
@@ -30,15 +30,16 @@ _BUFFER = re.compile(r"(device|constant) (const )?(\w+) \*(\w+) \[\[buffer\((\d+
 
 @functools.cache
 def _folder() -> Path:
-    """Return a folder with the shim and its precompiled header."""
-    folder = tempfile.TemporaryDirectory(prefix="burnt-metal-")
-    _folders.append(folder)
-    shutil.copy(Path(__file__).with_name("shim.h"), folder.name)
-    _compile("-x", "c++-header", "shim.h", "-o", "shim.h.gch", folder=Path(folder.name))
-    return Path(folder.name)
-
-
-_folders: list[Any] = []  # keeps temporary folders alive as long as the process
+    """Return the folder of compiled Metal, with the shim and its precompiled header."""
+    header = Path(__file__).with_name("shim.h").read_bytes()
+    version = subprocess.run([str(COMPILER), "--version"], capture_output=True, check=True).stdout
+    folder = folder_of("metal", version, _FLAGS, _WARNINGS, _LINK, header)
+    compiled_once(folder / "shim.h", lambda begun: begun.write_bytes(header))
+    compiled_once(
+        folder / "shim.h.gch",
+        lambda begun: _compile("-x", "c++-header", "shim.h", "-o", begun.name, folder=folder),
+    )
+    return folder
 
 
 def _compile(*arguments: str, folder: Path) -> None:
@@ -48,12 +49,16 @@ def _compile(*arguments: str, folder: Path) -> None:
 
 def compile_cpp(text: str) -> ctypes.CDLL:
     """Compile C++ source that includes shim.h to a library, with as few memory mappings as burnt's own."""
-    name = hashlib.sha256(text.encode()).hexdigest()[:20]
     folder = _folder()
-    if not (folder / f"{name}.so").exists():
-        (folder / f"{name}.cpp").write_text(text)
-        _compile(*_WARNINGS, "-shared", _LINK, f"{name}.cpp", "-o", f"{name}.so", folder=folder)
-    return ctypes.CDLL(str(folder / f"{name}.so"))
+
+    def compile_to(library: Path) -> None:
+        source = library.with_suffix(".cpp")
+        source.write_text(text)
+        _compile(*_WARNINGS, "-shared", _LINK, source.name, "-o", library.name, folder=folder)
+        source.unlink()
+
+    name = hashlib.sha256(text.encode()).hexdigest()[:20]
+    return ctypes.CDLL(str(compiled_once(folder / f"{name}.so", compile_to)))
 
 
 def as_cpp(source: str) -> str:

@@ -39,7 +39,11 @@ def python(*command: str, seconds: float) -> str:
 def launch(names: list[str], seconds: float) -> dict[str, str]:
     pattern = "^(" + "|".join(map(re.escape, names)) + ")$"
     options = ["--device", "null", "--jobs", "1", "--seconds", "120", "-k", pattern]
-    lines = python("-m", "tests.gpu.first", *options, seconds=seconds).splitlines()
+    done = forked.run(
+        "import runpy; runpy.run_module('tests.gpu.first', run_name='__main__')", *options, timeout=seconds
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
+    lines = done.stdout.splitlines()
     return {line.split(" s  ", 1)[1].split("  ")[0]: line for line in lines[:-1]}
 
 

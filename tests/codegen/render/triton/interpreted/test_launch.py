@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnt.codegen import explain
 from burnt.codegen.function import Function
 from burnt.codegen.render.triton.tile_config import TileConfig
 from burnt.codegen.runtime.c_backend import C
@@ -47,14 +46,6 @@ def test_a_check_in_an_unselected_branch_does_not_fail():
     assert torch.equal(fused(w, i), F.pad(w[i], (0, 1, 1, 0), value=7.0))
     fused = fuse(lambda w: torch.cat([w * 2, F.embedding(torch.arange(5), w)]))
     assert torch.equal(fused(w), torch.cat([w * 2, w]))
-
-
-def test_explanations_show_triton():
-    explained = explain(fuse(lambda x: torch.softmax(x * 2, -1)), torch.randn(4, 8))
-    (step,) = explained.steps
-    text = explained.source(step.name)
-    assert "@triton.jit" in text
-    assert f"def {step.name}(x0, y0, " in text
 
 
 def test_unsupported_ops_fall_back():
