@@ -1,8 +1,8 @@
 """The `burnt` command line: dispatch and exit codes.
 
-The module of a command has its name: `burnt runs list` is `run` in ``runs_list.py``, and `arguments/` says
-which function it is. `output.py` prints for all of them; `run_model.py` is shared by those that ship a run,
-`stored_target.py` by those that start one again.
+The module of a command has its name, or that of a related one: `burnt runs list` is `run` in
+``runs_list.py``, and `arguments/` says which function it is. `output.py` prints for all of them;
+`run_model.py` is shared by those that ship a run, `stored_target.py` by those that start one again.
 
 A command imports what it needs when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
 0 success, 1 failure, 2 invalid command line, 3 a training has not answered yet, 4 another process has resumed
