@@ -124,11 +124,6 @@ def test_an_empty_key_is_refused(served: Served, monkeypatch: Patch, capsys: Cap
     assert "BURNT_API_KEY is empty" in refused(capsys, "serve", "m.onnx")
 
 
-def test_a_missing_package_is_said(served: Served, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install burnt[serve]" in refused(capsys, "serve", "m.onnx", code=1)
-
-
 def test_the_folder_of_an_image_holds_the_file(served: Served, capsys: Capture) -> None:
     onnx_files.write(Path("m.onnx"))
     options = ["--port", "9000", "--max-batch", "64", "--allowed-host", "models.example"]

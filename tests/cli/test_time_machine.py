@@ -216,20 +216,6 @@ def test_replay_repeats_a_step_and_writes_nothing(desk, capsys):
     assert "bit for bit" in out
 
 
-@pytest.mark.full
-def test_a_replay_that_differs_says_where(desk, capsys):
-    train()
-    (desk / "net.py").write_text(PROGRAM.replace("Dropout(0.3)", "Dropout(0.31)"))
-    del sys.modules["net"]
-    capsys.readouterr()
-    assert main(["replay", "net", "--step", "11"]) == 1
-    out, err = capsys.readouterr()
-    assert "differs        train/learning_rate" not in out
-    assert "differs        train/loss at step 9: " in out
-    assert "warning: " in err
-    assert "net.py has changed since the run was started" in err
-
-
 def test_a_loss_that_became_nan_names_the_replay_which_names_the_sample(capsys):
     message = refused(capsys, "train", "net.py:main", "bad=7", "log_every=3", code=1)
     assert "the loss became nan" in message

@@ -113,6 +113,10 @@ async def test_the_list_shows_runs_states_and_why(runs: Path) -> None:
             assert word in text
         await press(app, pilot, "down")
         assert "it was crashed" in screen_text(app)
+        await pilot.click(Table, offset=(5, 2), times=2)
+        await app.wait_until_idle(PATIENCE)
+        assert isinstance(app.screen, RunScreen)
+        assert app.screen.view.label == "beta"
 
 
 async def test_filter_by_words_and_by_expression(runs: Path) -> None:
@@ -190,16 +194,6 @@ async def test_marked_runs_are_compared(runs: Path) -> None:
         assert isinstance(app.screen, RunsScreen)
 
 
-@pytest.mark.full
-async def test_the_colours_of_runs_come_again_with_another_mark(tmp_path: Path) -> None:
-    for number in range(9):
-        with RunWriter.create(tmp_path / f"run-{number}") as run:
-            run.log(1, 1, {"loss": 1.0})
-    async with opened(tmp_path) as (app, _):
-        marks = {line.split()[1]: line.split()[0] for line in table(app)}
-        assert (marks["run-0"], marks["run-7"], marks["run-8"]) == ("▐", "▐", "┇")
-
-
 async def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
     expected = {
         "1": "loss",
@@ -230,14 +224,6 @@ async def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
         assert app.screen.current == 0
         await press(app, pilot, "escape")
         assert isinstance(app.screen, RunsScreen)
-
-
-async def test_a_double_click_opens_a_run(runs: Path) -> None:
-    async with opened(runs) as (app, pilot):
-        await pilot.click(Table, offset=(5, 2), times=2)
-        await app.wait_until_idle(PATIENCE)
-        assert isinstance(app.screen, RunScreen)
-        assert app.screen.view.label == "beta"
 
 
 async def test_why_a_run_ended_is_shown_in_its_head(tmp_path: Path) -> None:
@@ -519,19 +505,6 @@ async def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live
         assert [(command.kind, command.value) for command in inbox.poll()] == [("lr", 0.5), ("note", "pale")]
 
 
-async def test_keys_keep_their_order_when_the_app_is_slow(live: RunWriter) -> None:
-    async with opened(live.folder) as (app, pilot):
-        await press(app, pilot, "n")
-        field = app.screen.query_one(Input)
-        # The first key has waited for so long that others may pass the one before it.
-        app._pending_keys.append(events.Key("a", "a"))
-        app._key_sent_at = -math.inf
-        app.post_message(events.Key("b", "b"))
-        app.post_message(events.Key("c", "c"))
-        await until(app, lambda: len(field.value) == 3)
-        assert field.value == "abc"
-
-
 async def test_keys_wait_for_a_window_that_opens_slowly(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -592,23 +565,6 @@ async def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(l
         assert [command.value for command in inbox.poll()] == [1e9]
 
 
-@pytest.mark.full
-async def test_a_rate_that_a_warm_up_leads_to_is_not_asked_for_once_more(tmp_path: Path) -> None:
-    with RunWriter.create(
-        tmp_path,
-        config={"schedule": "Warmup(steps=200, then=Cosine(lr=0.003, steps=900, end=0.0), start=0.0)"},
-    ) as run:
-        run.log(1, 1, {"loss": 0.5, "learning_rate": 1.5e-5})
-        run.flush()
-        inbox = Inbox(run.lease)
-        async with opened(tmp_path) as (app, pilot):
-            await press(app, pilot, "l", *"0.005", "enter")
-            await until(app, lambda: "learning rate 0.005: sent" in screen_text(app))
-            assert [command.value for command in inbox.poll()] == [0.005]
-            await press(app, pilot, "l", *"0.05", "enter")
-            assert "3.33e+03 times the current 1.5e-05" in screen_text(app)
-
-
 async def test_a_learning_rate_set_by_hand_is_in_the_head(live: RunWriter) -> None:
     async with opened(live.folder, size=(80, 24)) as (app, _):
         assert "by hand" not in screen_text(app)
@@ -631,16 +587,6 @@ async def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
             await press(app, pilot, key)
             assert isinstance(app.screen, RunScreen), key
         assert any("Cannot send commands to" in message for message in notifications(app))
-
-
-async def test_a_read_only_folder_refuses_with_the_reason(live: RunWriter) -> None:
-    control = live.folder / "control"
-    async with opened(live.folder) as (app, pilot):
-        shutil.rmtree(control)
-        await press(app, pilot, "w", "y")
-        await until(app, lambda: "refused, the command cannot be sent" in screen_text(app))
-        assert len(notifications(app)) == 1
-        assert notifications(app)[0].startswith("save a checkpoint: refused, the command cannot be sent")
 
 
 async def test_help_is_what_can_be_pressed(runs: Path) -> None:
@@ -722,26 +668,6 @@ async def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int
             assert all(strip.cell_length == size[0] for strip in lines)
             assert "?" in lines[-1].text
             assert "quit" in lines[-1].text
-
-
-@pytest.mark.full
-async def test_no_color_sends_no_colour(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    async with opened(runs) as (app, pilot):
-        lines = app.screen._compositor.render_strips()
-        reversed_ = [strip.text for strip in lines if any(s.style and s.style.reverse for s in strip)]
-        assert len(reversed_) == 1
-        assert "gamma" in reversed_[0]  # the cursor
-        for keys in ("down", "enter", *"123456789K", "question_mark"):
-            await press(app, pilot, keys)
-            for strip in app.screen._compositor.render_strips():
-                for segment in strip.apply_filter(app._filters[-1], app.screen.background_colors[1]):
-                    style = segment.style
-                    assert style is None or (style.color is None or style.color.is_default), (keys, segment)
-                    assert style is None or (style.bgcolor is None or style.bgcolor.is_default), (
-                        keys,
-                        segment,
-                    )
 
 
 async def test_new_deleted_and_damaged_runs_while_open(runs: Path) -> None:

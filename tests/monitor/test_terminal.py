@@ -425,15 +425,7 @@ def test_no_colour(finished: Path) -> None:
             assert bool(COLOUR.search(terminal.raw())) == coloured
 
 
-@pytest.mark.full
-def test_a_training_in_a_terminal_that_can_do_nothing(training, tmp_path: Path) -> None:
-    (tmp_path / "go").touch()
-    with training(env={"TERM": "dumb"}) as terminal:
-        assert terminal.wait_for_end() == 0
-        assert "\x1b[" not in terminal.raw().decode()
-        assert terminal.text().splitlines()[-1] == "the program ends"
-
-
+@pytest.mark.full  # tests/train/test_monitor_process.py closes a terminal too
 def test_a_session_that_is_closed(tmux: Tmux, tmp_path: Path) -> None:
     """As when the connection to a server breaks: the training goes on, and can be watched and stopped."""
     folder = tmp_path / "run"

@@ -59,10 +59,6 @@ def session(script: ModuleType, folder: Path, **changes: Any) -> Any:
     return script.Session(**given | {"environment": environment, "scratch": folder} | changes)
 
 
-def test_it_can_be_executed() -> None:
-    assert os.access(ROOT / "scripts" / "gpu", os.X_OK)
-
-
 # --- the plans --------------------------------------------------------------------------------------------
 
 
@@ -97,13 +93,6 @@ def test_without_a_gpu_the_error_names_the_rehearsals(script: ModuleType) -> Non
         assert done.returncode == 2
         assert "there is no GPU here: --dry-run launches kernels" in done.stderr
         assert "--device cpu" in done.stderr
-
-
-def test_what_never_ran_comes_first(script: ModuleType) -> None:
-    order = [stage.name for stage in script.PLANS["correctness"][1]]
-    assert order == ["facts", "first", "tests", "products", "tuning"]
-    order = [stage.name for stage in script.PLANS["figures"][1]]
-    assert order == ["facts", "once_more", "memory", "products", "tuned"]
 
 
 # --- stages that stop, die or hang ------------------------------------------------------------------------

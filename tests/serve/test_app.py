@@ -152,19 +152,6 @@ def test_a_number_that_does_not_fit_its_dtype(dtype: str, values: str, told: str
     assert any(part in text for part in told.split("|")), text
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int16", "int64", "uint64", "float16", "float64"])
-def test_the_limits_of_a_dtype_arrive_as_they_were_sent(dtype: str) -> None:
-    kind = np.dtype(dtype).kind
-    limits = np.finfo(dtype) if kind == "f" else None if kind == "b" else np.iinfo(dtype)
-    values = (
-        [False, True] if limits is None else [limits.min.item() if kind == "f" else limits.min, limits.max]
-    )
-    values = [value.item() if isinstance(value, np.generic) else value for value in values]
-    with client(Fake(lambda x: x, schema_of(dtype=dtype))) as http:
-        answer = http.post("/v1/predict", json={"inputs": {"x": values}})
-    assert answer.json()["outputs"]["y"] == values
-
-
 @pytest.mark.parametrize(
     ("tensors", "told"),
     [

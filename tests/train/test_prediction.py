@@ -260,6 +260,7 @@ def test_gathering_outputs_whose_structure_changes_loses_nothing() -> None:
     assert [row.shape for row in gather([nested], [2])] == [(2, 3), (3, 3)]
 
 
+@pytest.mark.full  # for the import of transformers
 def test_the_outputs_of_transformers() -> None:
     outputs = pytest.importorskip("transformers.modeling_outputs")
     found = predict(nn.Identity(), X, 32, call=lambda model, x: outputs.SequenceClassifierOutput(logits=x))
