@@ -302,6 +302,7 @@ def main(config: Run):
 """
 
 
+@pytest.mark.full  # tests/train/test_training.py sends signals to a training that a script runs
 def test_ctrl_c_of_a_real_training_ends_with_130(desk):
     (desk / "real.py").write_text(TRAINING)
     command = [sys.executable, "-m", "burnt", "train", "real.py:main", "epochs=1000000"]

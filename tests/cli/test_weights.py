@@ -16,7 +16,7 @@ from burnt.cli.output import progress_bar
 from burnt.record import Record, read_weights
 from burnt.record.formats.safetensors_file import FileTensor
 from burnt.store import RunWriter
-from tests.cli.commands import ROOT, in_terminal, printed, refused
+from tests.cli.commands import ROOT, printed, refused
 
 
 class Net(burnt.Module):
@@ -144,12 +144,13 @@ def test_long_metadata_is_cut(capsys):
     assert len(json.loads(printed(capsys, "show", "lora.safetensors", "--json"))["metadata"]["tags"]) == 2000
 
 
-@pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.full)])
-def test_long_names_are_folded_and_complete(width):
+@pytest.mark.parametrize("width", [80, 120])
+def test_long_names_are_folded_and_complete(width, capsys, monkeypatch):
     names = [f"model.decoder.layers.{i}.self_attention.with_a_very_long_name.q_proj.weight" for i in range(3)]
     Record({name: torch.ones(1024, 1024) for name in names}).save_folder("long", shard_bytes=5_000_000)
-    shown = in_terminal("-m", "burnt", "show", "long", columns=width, NO_COLOR="1")
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r", "").splitlines()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", printed(capsys, "show", "long")).splitlines()
     assert max(map(len, lines)) <= width
     column = next(line.index("float32") for line in lines if "float32" in line)
     text = "".join(line[:column].strip() for line in lines)

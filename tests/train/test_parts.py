@@ -372,6 +372,7 @@ def test_a_checkpoint_is_a_model_file(tmp_path):
     assert torch.equal(again.layer.weight, model.layer.weight)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors"])
 @pytest.mark.parametrize("keep", [0, 3, 8, 100, -1])
 def test_a_truncated_checkpoint_says_so_and_the_older_one_works(tmp_path, file, keep):

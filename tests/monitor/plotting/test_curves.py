@@ -93,13 +93,13 @@ def test_a_short_series_is_left_alone() -> None:
     assert reduce_points([], [], 5) == ([], [])
 
 
-def test_a_million_points_become_a_few_and_none_of_the_spikes_is_lost() -> None:
-    n = 1_000_000
-    ys = [math.sin(i / 9e4) for i in range(n)]
-    ys[123_456], ys[777_777], ys[n - 1] = 50.0, -50.0, 7.0
+def test_many_points_become_a_few_and_none_of_the_spikes_is_lost() -> None:
+    n = 100_000
+    ys = [math.sin(i / 9e3) for i in range(n)]
+    ys[12_345], ys[77_777], ys[n - 1] = 50.0, -50.0, 7.0
     xs, kept = reduce_points(range(n), ys, 160)
     assert len(xs) <= 800
-    assert dict(zip(xs, kept, strict=True)).items() >= {123_456: 50.0, 777_777: -50.0, n - 1: 7.0}.items()
+    assert dict(zip(xs, kept, strict=True)).items() >= {12_345: 50.0, 77_777: -50.0, n - 1: 7.0}.items()
 
 
 # --- smoothing

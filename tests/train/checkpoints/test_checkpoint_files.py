@@ -281,6 +281,7 @@ def test_the_moment_between_two_renames(run):
 # --- power cuts
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("journal", ["log", "rollback journal"])
 def test_rows_are_there_before_their_checkpoint(tmp_path, monkeypatch, is_async, journal):

@@ -87,9 +87,9 @@ FIRST = {"validate_first": True, "duration": "3 steps"}
     ("setting", "settings", "batch", "saved"),
     [
         ("plain", FIRST, 1, 0),
-        ("plain", FIRST, 3, 0),
+        pytest.param("plain", FIRST, 3, 0, marks=pytest.mark.full),
         ("plain", {}, 3, 7),
-        ("plain", {}, 5, 14),
+        pytest.param("plain", {}, 5, 14, marks=pytest.mark.full),
         ("groups", {}, 2, 7),
         ("validations", {}, 9, 6),
     ],
