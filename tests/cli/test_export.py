@@ -154,7 +154,6 @@ WRONG = {
     "a folder": (["net", "-o", "runs"], 1, "it is a folder or a device"),
     "batch": (["net", "-o", "m.onnx", "--batch", "0"], 2, "expected  at least 1"),
     "opset": (["net", "-o", "m.onnx", "--opset", "17"], 2, "expected  18 to 25\n  found     '17'"),
-    "opset 26": (["net", "-o", "m.onnx", "--opset", "26"], 2, "--opset is invalid"),
     "tolerance": (["net", "-o", "m.onnx", "--tolerance", "nan"], 2, "expected  a number above 0"),
     "open axis": (["net", "-o", "m.onnx", "--open-axis", "x=1"], 2, "expected  INPUT:AXIS=NAME"),
     "twice": (

@@ -5,9 +5,7 @@ import sys
 import pytest
 
 from burnt.cli import main
-from burnt.monitor.data.series_order import series_in_order
-from burnt.monitor.plotting.run_curves import all_metrics
-from burnt.store import RunReader, RunWriter, Series
+from burnt.store import RunReader, RunWriter
 
 SIZES = (4, 8, 16)
 
@@ -95,26 +93,3 @@ def test_the_configuration_which_lists_the_metrics_is_not_parsed_for_each(
     for size in SIZES:
         assert main(["runs", "show", str(folders[of_metrics, size] / "a"), *option]) == 0
     assert len(parsed) <= 2 * len(SIZES)  # for what is shown, and for the JSON as it is stored
-
-
-def test_series_are_ordered_without_comparing_each_with_each():
-    class Split(str):
-        compared = 0
-
-        def __eq__(self, other):
-            Split.compared += 1
-            return str.__eq__(self, other)
-
-        __hash__ = str.__hash__
-
-    class View:
-        def __init__(self, size):
-            self.heads = {Series("loss", Split(f"split{i}")): None for i in range(size)}
-
-    for order in (lambda view: series_in_order(list(view.heads)), lambda view: all_metrics([view])):
-        counts = []
-        for size in (50, 100):
-            Split.compared = 0
-            assert [int(one.split[5:]) for one in order(View(size))] == list(range(size))
-            counts.append(Split.compared)
-        assert counts[1] <= 2.2 * counts[0] + 10

@@ -154,56 +154,6 @@ def losses(folder: Path) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.full
-def test_watched_and_steered(tmux: Tmux, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    window = tmux.open("training", rows=60)  # for what is printed in the end, long paths in it
-    window.run([*DIGITS, "epochs=100000", f"folder={folder}"])
-    window.wait_for("● running", "loss", "accuracy", "q quit")
-    window.type("p")
-    window.wait_for("Pause the training?")
-    window.type("y")
-    window.wait_for("paused")
-    wait_until(lambda: "paused" in activity(folder))
-    window.type("p")
-    window.wait_for("Resume the training?")
-    window.type("y")
-    wait_until(lambda: "training" in activity(folder))
-    window.wait_for("● running")
-    window.type("l")
-    window.wait_for("Change the learning rate to")
-    window.type("0.05")
-    window.type("Enter")
-    window.wait_for("Set the learning rate to 0.05?", "times the current")
-    window.type("y")
-    wait_until(lambda: "lr" in commands(folder))
-    window.wait_for("learning rate 0.05, set by hand")
-    window.type("w")
-    window.wait_for("Write a checkpoint now?")
-    window.type("y")
-    wait_until(lambda: "save" in commands(folder))
-    window.type("X")
-    window.wait_for("Stop ")
-    window.type("y")
-    window.wait_for("The training has ended")
-    window.type("Space")
-    window.wait_for("Checkpoints in ", "To resume, run the same program", "ready>")
-    assert commands(folder) == ["pause", "resume", "lr", "save", "stop"]
-    assert state(folder) == "stopped"
-
-
-def activity(folder: Path) -> str:
-    with RunReader(folder) as reader:
-        progress = reader.progress()
-    return "" if progress is None else progress.activity
-
-
-def commands(folder: Path) -> list[str]:
-    """Those that were carried out."""
-    with RunReader(folder) as reader:
-        return [e.data["command"] for e in reader.events("command") if e.data["status"] == "done"]
-
-
-@pytest.mark.full
 def test_killed_attached_again_stopped_and_resumed(tmux: Tmux, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     window, other = tmux.open("training", rows=60), tmux.open("other", 80, 24)
@@ -332,27 +282,6 @@ def test_losses_are_the_same_to_the_bit(training, tmp_path: Path, disturb, said:
             assert terminal.leftovers() == []
             assert terminal.text().splitlines()[-1] == "the program ends"
             assert "best valid" in terminal.text()
-    assert losses(folder) == expected
-
-
-@pytest.mark.full
-def test_losses_are_the_same_beside_many_viewers(training, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    expected = losses(plain(tmp_path))
-    with training() as terminal:
-        terminal.wait_for_screen("● running", "loss")
-        viewers = [Emulator([*BURNT, "monitor", folder], columns=100 + i) for i in range(3)]
-        for viewer in viewers:
-            viewer.wait_for_screen("● running", "loss")
-        (tmp_path / "go").touch()
-        terminal.wait_for_screen("The training has ended")
-        for viewer in viewers:
-            viewer.wait_for_screen("finished")
-            viewer.type("q")
-            assert viewer.wait_for_end() == 0
-            assert viewer.leftovers() == []
-            viewer.close()
-        assert terminal.wait_for_end() == 0  # after 10 s, by itself
     assert losses(folder) == expected
 
 

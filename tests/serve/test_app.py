@@ -95,7 +95,6 @@ def test_a_module_that_takes_and_returns_several_tensors() -> None:
     ("body", "status", "told"),
     [
         (b"", 400, "truncated"),
-        (b"{", 400, "truncated"),
         (b"[1]", 400, "Expected `object`"),
         (b"\xff\xfe", 400, "malformed"),
         (b'{"inputs": {"\xff": [1, 2]}}', 400, "utf-8"),
@@ -114,7 +113,6 @@ def test_a_module_that_takes_and_returns_several_tensors() -> None:
         (b'{"inputs": {"x": [1, 2, 3]}}', 400, "[3]"),
         (b'{"inputs": {"x": [[[1, 2]]]}}', 400, "nested 3 deep"),
         (b'{"inputs": {"x": []}}', 400, "[0]"),
-        (b'{"inputs": {"x": [[]]}}', 400, "[1, 0]"),
         (b'{"inputs": {"x": {"a": 1}}}', 400, "nested 0 deep"),
         (b'{"inputs": {"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}}", 400, "too deeply"),
         (b'{"inputs": {"x": ' + str([[1, 2]] * 9).encode() + b"}}", 413, "at most 8"),

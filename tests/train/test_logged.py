@@ -115,16 +115,12 @@ def test_texts_are_recorded(tmp_path):
     assert all(text_of(a.data) is None for a in reader.artefacts() if "caption" not in a.name)
 
 
-def test_scalars_are_means_between_readings(tmp_path):
+def test_scalars_are_means_between_readings_and_artefacts_are_recorded_with_them(tmp_path):
     reader = train(tmp_path / "run")
     # Steps 1 to 4 have the inputs 0 to 3.
     for name in ("input", "number"):
         assert rows(reader, name, "train") == [(4, 1.5), (8, 5.5), (10, 8.5)]
         assert rows(reader, name, "valid") == [(10, 1.0)]
-
-
-def test_artefacts_are_recorded_when_metrics_are_read(tmp_path):
-    reader = train(tmp_path / "run")
     found = {}
     for artefact in reader.artefacts():
         found.setdefault(artefact.name, {})[artefact.step] = artefact.data

@@ -235,7 +235,6 @@ def test_a_live_run(tmp_path, monkeypatch):
         ("auto", {"textual": False}, LiveReporter),
         ("auto", {"stdout": False}, PlainReporter),
         ("auto", {"TERM": "dumb"}, PlainReporter),
-        ("auto", {"TERM": "unknown"}, PlainReporter),
         ("auto", {"TERM": ""}, PlainReporter),
         ("auto", {"CI": "true"}, PlainReporter),
         ("auto", {"CI": "false"}, MonitorReporter),
