@@ -115,7 +115,6 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a script that has trained a run."""
     return run_script(tmp_path_factory, "evaluated.py", CODE)
 
 

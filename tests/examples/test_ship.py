@@ -23,7 +23,6 @@ SHIP = ROOT / "examples" / "ship"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the digits, trained in short."""
     folder = tmp_path_factory.mktemp("ship")
     target = f"{ROOT / 'examples' / 'digits' / 'train.py'}:main"
     with pytest.MonkeyPatch.context() as patch:

@@ -90,8 +90,6 @@ class Tmux:
 
 
 class Window:
-    """A window of tmux."""
-
     def __init__(self, tmux: Tmux, name: str) -> None:
         self.tmux = tmux
         self.name = name

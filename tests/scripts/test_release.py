@@ -34,7 +34,6 @@ script = load_script()
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel and the sdist of this tree."""
     for package in ("hatchling", "twine"):
         pytest.importorskip(package)
     if not (ROOT / ".git").exists():

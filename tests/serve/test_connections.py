@@ -283,8 +283,6 @@ def test_a_signal_ends_the_server_at_once_while_clients_wait() -> None:
 
 
 class Client:
-    """Takes the place of a connection."""
-
     def __init__(self, unsent: int = 0) -> None:
         self.unsent = unsent
         self.flow = SimpleNamespace(write_paused=unsent > 0)

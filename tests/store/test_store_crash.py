@@ -243,36 +243,6 @@ def test_a_defect_of_the_writing_thread_is_reported(folder, monkeypatch, impatie
     run.close("finished")
 
 
-def test_a_writer_that_was_taken_over_writes_no_more(folder, monkeypatch, impatient):
-    reported = []
-    first = RunWriter.create(folder, on_error=reported.append)
-    first.log(1, 1, {"x": 1.0})
-    assert first.flush()
-    with monkeypatch.context() as patch:  # as if it had been silent, suspended with its machine
-        patch.setattr(opening, "writing_state", lambda *_: "stale")
-        second = RunWriter.create(folder, resume=True, resumed_from_step=1)
-    second.log(2, 1, {"x": 2.0})
-    assert second.flush()
-    first.log(2, 1, {"x": -2.0})
-    until(lambda: reported)
-    assert "attempt 2 took over the run" in reported[0]
-    first.close("crashed")
-    assert RunReader(folder).state() == "running"
-    second.close("finished")
-    assert RunReader(folder).points("x").values == [1.0, 2.0]
-    assert RunReader(folder).state() == "finished"
-
-
-def test_a_deleted_folder_does_not_stop_the_training(folder, impatient):
-    run = RunWriter.create(folder)
-    run.log(1, 1, {"x": 1.0})
-    assert run.flush()
-    shutil.rmtree(folder)
-    for step in range(2, 1000):
-        run.log(step, 1, {"x": 1.0})
-    run.close("finished", timeout=0.5)
-
-
 def test_damaged_bytes_are_an_error_of_ours_or_read(folder):
     with RunWriter.create(folder, config={"lr": 0.1}) as run:
         for step in range(1, 601):

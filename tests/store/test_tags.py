@@ -137,15 +137,6 @@ def test_a_run_is_removed_and_says_what_that_frees(run: Path) -> None:
     assert list(run.parent.iterdir()) == []
 
 
-def test_a_live_run_is_not_removed(tmp_path: Path) -> None:
-    with RunWriter.create(tmp_path / "live"):
-        with pytest.raises(RunError, match="is running and is not removed") as error:
-            removal.remove(tmp_path / "live")
-        assert f"process {os.getpid()}" in str(error.value)
-        assert "burnt ctl" in str(error.value)
-    assert find_runs(tmp_path) == [tmp_path / "live"]
-
-
 def test_what_is_no_run_is_not_removed(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         removal.remove(tmp_path)

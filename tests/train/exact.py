@@ -293,8 +293,6 @@ class Crash(BaseException):
 
 
 class Stopper:
-    """Callback that stops a training after a step."""
-
     def __init__(self, at: int | None, how: str) -> None:
         self.at, self.how = at, how
 
@@ -395,7 +393,6 @@ def run(
 
 
 def replayed(folder: Path, setting: str, number: int, **settings: Any) -> ReplayReport:
-    """Run a step of a run again."""
     given = prepared(folder, setting, **settings)
     return replay(given.training, given.learner, number)
 
@@ -431,7 +428,6 @@ def history(folder: Path) -> dict[str, Any]:
 
 
 def checkpoints(folder: Path) -> dict[str, Any]:
-    """Return everything in the checkpoints of a run."""
     found = {}
     for saved in Checkpoints(folder / "checkpoints").saved():
         for file in ("model.safetensors", "training.safetensors"):

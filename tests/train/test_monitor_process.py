@@ -170,12 +170,10 @@ class Desk:
         return psutil.Process(int((self.folder / "app").read_text()))
 
     def leave(self) -> None:
-        """Close the monitor by its key."""
         self.terminal.type("q")
         self.terminal.wait_for("Monitor closed. The training continues.")
 
     def goes_on(self) -> None:
-        """The training makes steps."""
         now = self.step()
         self.terminal.wait_for(lambda: self.step() > now + 3 or self.terminal.process.poll() is not None)
         assert self.terminal.process.poll() is None, self.terminal.written()[-3000:]

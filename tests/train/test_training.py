@@ -1268,8 +1268,6 @@ def test_evaluate_is_a_loop_by_hand(tmp_path):
 
 
 class Own(burnt.Module):
-    """A model with steps of its own."""
-
     layer: nn.Linear
 
     def forward(self, x):
@@ -1344,32 +1342,24 @@ def test_a_metric_of_ones_own_is_monitored(tmp_path):
     assert result.values["valid/wrong"] == pytest.approx(1 - result.values["valid/accuracy"])
 
 
-def test_a_metric_may_have_any_name(tmp_path):
-    names = ["step", "epoch", "kind", "loss/mean", "größe"]
-    result = training(tmp_path / "run", metrics=[Accuracy(name=name) for name in names]).run(learner())
-    with RunReader(tmp_path / "run") as run:
-        for name in names:
-            assert f"valid/{name}" in result.values
-            assert run.points(name, "valid").steps == [5]
-        assert run.events("epoch")[0].data["values"].keys() == {"loss", *names}
-
-
 class Mine(burnt.Config):
     mine: int
 
 
-def test_the_config_of_a_run(tmp_path):
-    training(tmp_path / "run", config=Mine(mine=1), seed=3).run(learner(schedule=optim.Cosine(0.1, 5)))
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
+def test_the_config_of_a_run_whose_folder_is_a_text_and_whose_metrics_have_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["step", "epoch", "kind", "loss/mean", "größe"]
+    settings = {"config": Mine(mine=1), "seed": 3, "metrics": [Accuracy(name=name) for name in names]}
+    result = training("runs/a", **settings).run(learner(schedule=optim.Cosine(0.1, 5)))
+    assert result.folder == Path("runs/a")
+    assert {f"valid/{name}" for name in names} <= result.values.keys()
+    with RunReader("runs/a") as run:
+        assert [run.points(name, "valid").steps for name in names] == [[5]] * 5
+        assert run.events("epoch")[0].data["values"].keys() == {"loss", *names}
+    config = json.loads(Path("runs/a/config.json").read_text())
     assert config["config"] == {"mine": 1}
-    assert Mine.load(tmp_path / "run" / "config.json") == Mine(mine=1)
+    assert Mine.load("runs/a/config.json") == Mine(mine=1)
     assert config["schedule"] == "Cosine(lr=0.1, steps=5, end=0.0)"
     assert config["parameters"] == 99
     assert (config["seed"], config["duration"], config["device"]) == (3, "1 epoch", "cpu")
     assert config["metrics"]["loss"] == "lower"
-
-
-def test_paths_may_be_text(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert training("runs/a").run(learner()).folder == Path("runs/a")
-    assert os.path.isfile("runs/a/run.db")

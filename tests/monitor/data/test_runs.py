@@ -237,17 +237,6 @@ def test_steps_in_any_order_are_shown_in_order(tmp_path: Path) -> None:
     run.close("finished")
 
 
-def test_zooming_shows_points_that_the_whole_hides(tmp_path: Path) -> None:
-    run = RunWriter.create(tmp_path / "run")
-    for step in range(1, 10_001):
-        run.log(step, 1, {"loss": float(step % 10)})
-    run.close("finished")
-    reader = RunReader(tmp_path / "run")
-    outline = reader.outline("loss", "train", 50, steps=(4000, 4040))
-    assert all(bucket.points == 1 for bucket in outline.buckets)
-    assert [bucket.first_step for bucket in outline.buckets] == list(range(4000, 4041))
-
-
 @pytest.mark.parametrize(
     ("directions", "expected"),
     [

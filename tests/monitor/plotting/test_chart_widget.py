@@ -216,8 +216,6 @@ def test_what_is_outside_of_the_zoom_is_not_drawn_but_lines_run_on() -> None:
 
 
 class Charts(App[None]):
-    """Two charts in step."""
-
     CSS = "Chart { height: 16; }"
 
     def __init__(self) -> None:
@@ -244,7 +242,6 @@ class Charts(App[None]):
 async def charts(
     size: tuple[int, int] = (80, 32),
 ) -> AsyncIterator[tuple[Charts, Pilot[None], Chart, Chart]]:
-    """Show two charts."""
     app = Charts()
     async with app.run_test(size=size) as pilot:
         one, two = app.query_one("#one", Chart), app.query_one("#two", Chart)

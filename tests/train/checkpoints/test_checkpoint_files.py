@@ -86,27 +86,51 @@ def every_reader(run: Path):
     yield lambda: Checkpoints(run.parent / "fork").adopt(at(run, 8))
 
 
-def test_a_changed_value_of_the_model(run):
+def change_a_value(run: Path) -> None:
     flip(at(run, 8) / MODEL)
-    for read in every_reader(run):
-        with pytest.raises(RecordError, match="values of a tensor have changed since they were") as caught:
-            read()
-        text = str(caught.value)
-        assert f"in        {at(run, 8) / MODEL}: bias\n" in text
-        assert "or of a run an older checkpoint" in text or (
-            f"remove the folder {at(run, 8)} to resume from step-00000006, or load that one" in text
-        )
-    assert burnt.load(run, 6).weight.isfinite().all()
 
 
-def test_a_model_of_another_step(run):
+def take_another_model(run: Path) -> None:
     shutil.copy(at(run, 6) / MODEL, at(run, 8) / MODEL)
-    found = read_document(at(run, 6) / TRAINING)["model_crc32"]
+
+
+def move_another_step(run: Path) -> None:
+    shutil.rmtree(at(run, 8))
+    at(run, 4).rename(at(run, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (
+            change_a_value,
+            RecordError,
+            ["values of a tensor have changed since they were", "in        {run}/checkpoints/step-00000008/"],
+        ),
+        (
+            take_another_model,
+            RecordError,
+            ["the model's file is not that of this checkpoint", "CRC-32 {6}\n"],
+        ),
+        (
+            move_another_step,
+            CheckpointError,
+            ["in the folder of another one", "expected  that of step 8\n  found     that of step 4"],
+        ),
+    ],
+)
+def test_every_reader_finds_what_was_changed_or_swapped(run, change, error, words):
+    crc32 = f"{read_document(at(run, 6) / TRAINING)['model_crc32']:08x}"
+    change(run)
+    words = [word.replace("{run}", str(run)).replace("{6}", crc32) for word in words]
     for read in every_reader(run):
-        with refused(
-            RecordError, "the model's file is not that of this checkpoint", f"found     CRC-32 {found:08x}\n"
-        ):
+        with refused(error, *words):
             read()
+    if change is change_a_value:
+        hint = f"remove the folder {at(run, 8)} to resume from step-00000006, or load that one"
+        with refused(RecordError, f"{MODEL}: bias\n", hint):
+            burnt.load(run, "last")
+        assert burnt.load(run, 6).weight.isfinite().all()
 
 
 def test_a_changed_value_of_the_rest(run):
@@ -131,18 +155,6 @@ def test_a_changed_document(run, old, new):
         train(run, resume=True, duration="10 steps")
     with pytest.warns(UserWarning, match="chosen without step-00000008, which is damaged"):
         assert RunFiles.read(run).checkpoint("last").path == at(run, 6)
-
-
-def test_a_folder_of_another_step(run):
-    shutil.rmtree(at(run, 8))
-    at(run, 4).rename(at(run, 8))
-    for read in every_reader(run):
-        with refused(
-            CheckpointError,
-            "a checkpoint is in the folder of another one",
-            "expected  that of step 8\n  found     that of step 4",
-        ):
-            read()
 
 
 def test_checkpoints_of_earlier_versions(run):

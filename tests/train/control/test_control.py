@@ -308,9 +308,13 @@ def test_stopped_in_a_validation_it_leaves_it_and_validates_anew_when_resumed(tm
 
 def test_a_training_without_checkpoints_is_stopped_too(tmp_path, capsys):
     trial = Trial(
-        tmp_path / "run", {2: [("stop", None), ("lr", 1.0)]}, checkpoints=None, monitor="plain"
+        tmp_path / "run",
+        {2: [("save", None), ("stop", None), ("lr", 1.0)]},
+        checkpoints=None,
+        monitor="plain",
     ).run()
-    stop, late = trial.answers()
+    save, stop, late = trial.answers()
+    assert save[3:6] == ("refused", "checkpoints are off for this run", 2)
     assert (stop.status, stop.reason) == (
         "done",
         "nothing is saved, because checkpoints are off for this run",
@@ -380,12 +384,6 @@ def test_a_checkpoint_of_the_middle_of_a_validation_is_from_before_it(tmp_path, 
         assert dict(zip(*ours.points("loss", "valid")[::2], strict=True)) == {
             step: loss for step, loss in zip(*theirs.points("loss", "valid")[::2], strict=True) if step >= 4
         }
-
-
-def test_no_checkpoint_where_the_run_keeps_none(tmp_path):
-    trial = Trial(tmp_path / "run", {2: [("save", None)]}, checkpoints=None).run()
-    assert trial.answers()[0][3:6] == ("refused", "checkpoints are off for this run", 2)
-    assert trial.result.reason == "finished"
 
 
 def test_no_checkpoint_of_a_loss_that_is_not_finite(tmp_path):
@@ -604,44 +602,39 @@ def test_commands_reach_a_training_in_another_process(tmp_path):
 # what is recorded for viewers
 
 
-def fail_with(error: BaseException) -> Callable[[Trial], None]:
+def test_why_a_training_failed_is_an_event(tmp_path):
     def fail(trial: Trial) -> None:
-        raise error
+        raise ValueError("mine")
 
-    return fail
-
-
-class Wrapped(BurntError):
-    """An error around another."""
+    trial = Trial(tmp_path / "run", {3: fail})
+    with pytest.raises(ValueError, match="mine"):
+        trial.run()
+    ((step, data),) = trial.events("error")
+    expected = (2, "ValueError", "mine", "exception")
+    assert (step, data["error"], data["message"], data["cause"]) == expected
+    assert data["traceback"].startswith("Traceback (most recent call last):")
+    assert "in fail" in data["traceback"]
+    assert trial.end() == ("crashed", "ValueError: mine")
 
 
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
-        (ValueError("mine"), "exception"),
         (RuntimeError("no space in memory of mine"), "exception"),
         (MemoryError(), "out of memory"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "out of memory"),
         (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), "out of memory"),
     ],
 )
-def test_why_a_training_failed_is_an_event(tmp_path, error, cause):
-    trial = Trial(tmp_path / "run", {3: fail_with(error)})
-    with pytest.raises(type(error)):
-        trial.run()
-    ((step, data),) = trial.events("error")
-    expected = (2, type(error).__name__, str(error), cause)
-    assert (step, data["error"], data["message"], data["cause"]) == expected
-    assert data["traceback"].startswith("Traceback (most recent call last):")
-    assert "in fail" in data["traceback"]
-    assert trial.end() == ("crashed", f"{type(error).__name__}: {error}")
+def test_what_is_out_of_memory(error, cause):
+    assert cause_of(error) == cause
 
 
 def test_memory_that_the_allocator_does_not_give_is_recognised():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
     assert cause_of(caught.value) == "out of memory"
-    wrapped = Wrapped("a step fails")
+    wrapped = BurntError("a step fails")
     wrapped.__cause__ = caught.value
     assert cause_of(wrapped) == "out of memory"
 

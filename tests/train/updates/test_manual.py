@@ -217,8 +217,6 @@ def test_one_rate_for_all_and_patterns(tmp_path):
 
 
 class Own(nn.Module):
-    """A model with methods of its own for the steps."""
-
     def __init__(self) -> None:
         super().__init__()
         self.parts = gan()
