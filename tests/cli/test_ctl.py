@@ -127,7 +127,7 @@ def test_the_reason_of_an_answer_is_reported(answering, capsys, word, answer, re
     assert ctl(capsys, "runs/digits", word, "--timeout", "60") == result
 
 
-def test_no_answer_in_time_is_code_3_and_the_command_stays(capsys):
+def test_no_answer_in_time_is_code_3_and_the_command_stays_as_when_none_is_waited_for(capsys):
     with RunWriter.create("runs/digits"):
         code, out, err = ctl(capsys, "runs/digits", "pause", "--timeout", "0.2")
         assert (code, out) == (3, "")
@@ -135,12 +135,8 @@ def test_no_answer_in_time_is_code_3_and_the_command_stays(capsys):
             "runs/digits: pause was not answered within 0.2 s; it takes effect after the current step" in err
         )
         assert [type(left) for left in waiting("runs/digits")] == [Command]
-
-
-def test_it_need_not_wait(capsys):
-    with RunWriter.create("runs/digits"):
         assert ctl(capsys, "runs/digits", "stop", "--no-wait") == (0, "runs/digits: stop was sent\n", "")
-        assert [command.kind for command in waiting("runs/digits")] == ["stop"]
+        assert [command.kind for command in waiting("runs/digits")] == ["pause", "stop"]
 
 
 def test_a_run_is_found_by_its_name_below_runs(answering, capsys):

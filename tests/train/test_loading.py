@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,11 +62,14 @@ def step(model: torch.nn.Module, batch: Batch) -> StepOutput:
     return StepOutput(model(batch.x).square().mean(), targets=batch.x)
 
 
-def train(folder: Path, model: torch.nn.Module, **settings: object) -> None:
-    options = {"monitor": "off", "device": "cpu", "checkpoints": [KeepLast(3)], **settings}
-    data = Loader(TensorDataset(x=torch.rand(8, 2)), 4)
-    SupervisedTraining(folder, train=data, duration="3 epochs", **options).run(
-        Learner(model, optim.Sgd(), 0.1, step=step)
+def train(folder: Path, model: torch.nn.Module, how: Any = step, **settings: object) -> None:
+    options = {
+        "train": Loader(TensorDataset(x=torch.rand(8, 2)), 4),
+        "checkpoints": [KeepLast(3)],
+        **settings,
+    }
+    SupervisedTraining(folder, duration="3 epochs", monitor="off", device="cpu", **options).run(
+        Learner(model, optim.Sgd(), 0.1, step=how)
     )
 
 
@@ -229,10 +233,7 @@ def test_a_model_that_is_not_called_has_no_known_inputs(tmp_path: Path) -> None:
     def uses_parts(model: torch.nn.Module, batch: Batch) -> StepOutput:
         return StepOutput(model.weight.square().mean(), targets=batch.x)  # type: ignore[operator, union-attr]
 
-    data = Loader(TensorDataset(x=torch.rand(8, 2)), 4)
-    settings = {"train": data, "duration": "1 epoch", "monitor": "off", "device": "cpu"}
-    learner = Learner(torch.nn.Linear(2, 1), optim.Sgd(), 0.1, step=uses_parts)
-    SupervisedTraining(tmp_path / "run", **settings).run(learner)
+    train(tmp_path / "run", torch.nn.Linear(2, 1), uses_parts)
     with pytest.raises(UnsupportedError, match="never the model itself"):
         RunFiles.read(tmp_path / "run").signature()
 
@@ -242,10 +243,7 @@ def test_names_of_classes_come_from_the_dataset(tmp_path: Path) -> None:
     data.classes = ["cat", "dog"]  # type: ignore[attr-defined]
     subset = torch.utils.data.Subset(data, list(range(8)))
     batches = torch.utils.data.DataLoader(subset, 4, collate_fn=lambda items: Batch(x=torch.rand(4, 2)))
-    settings = {"train": batches, "duration": "1 epoch", "monitor": "off", "device": "cpu"}
-    SupervisedTraining(tmp_path / "run", **settings).run(
-        Learner(nn.Linear(2, 1), optim.Sgd(), 0.1, step=step)
-    )
+    train(tmp_path / "run", nn.Linear(2, 1), train=batches)
     assert RunFiles.read(tmp_path / "run").classes == ["cat", "dog"]
 
 

@@ -110,7 +110,7 @@ def move_another_step(run: Path) -> None:
         (
             take_another_model,
             RecordError,
-            ["the model's file is not that of this checkpoint", "CRC-32 {6}\n"],
+            ["file is not that of this checkpoint", "CRC-32 {6}\n"],
         ),
         (
             move_another_step,

@@ -223,19 +223,7 @@ def test_sinks_and_profiles(tmp_path, monkeypatch):
     assert not list((tmp_path / "run").rglob("profile/*"))
 
 
-def test_it_ends_with_an_exit_code(desk_of_takeover, capsys):
-    assert main(["train", "program.py:main"]) == 4
-    assert capsys.readouterr().err.count("attempt 2 took over the run") == 1
-    assert issubclass(TakenOverError, SystemExit)  # so a script ends with this code as well
-    assert TakenOverError("it").code == 4
-
-
-@pytest.fixture
-def desk_of_takeover(tmp_path, monkeypatch):
-    """A program whose run is taken over after a step."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "program.py").write_text(
-        """
+PROGRAM = """
 import burnt, torch
 from burnt import optim
 from burnt.train import Learner, StepOutput, SupervisedTraining
@@ -255,8 +243,15 @@ def main(config: Run):
         config.folder, train=[torch.ones(4, 2)], duration="9 steps", monitor="off", callbacks=[TakesOver()]
     ).run(learner)
 """
-    )
-    return tmp_path
+
+
+def test_it_ends_with_an_exit_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    assert main(["train", "program.py:main"]) == 4
+    assert capsys.readouterr().err.count("attempt 2 took over the run") == 1
+    assert issubclass(TakenOverError, SystemExit)  # so a script ends with this code as well
+    assert TakenOverError("it").code == 4
 
 
 # --- the guard, and processes that come too early
