@@ -885,7 +885,11 @@ print("not reached")
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "again"), [(signal.SIGINT, 130, "Press Ctrl-C"), (signal.SIGTERM, 143, "Send SIGTERM")]
+    ("number", "code", "again"),
+    [
+        (signal.SIGINT, 130, "Press Ctrl-C"),
+        pytest.param(signal.SIGTERM, 143, "Send SIGTERM", marks=pytest.mark.full),
+    ],
 )
 def test_one_signal_saves_and_ends_quietly(tmp_path, number, code, again):
     folder = tmp_path / "run"
