@@ -142,21 +142,6 @@ def test_round_trip(variant: str, head: str | None, tmp_path: Path) -> None:
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
 
 
-def test_new_head(tmp_path: Path) -> None:
-    peer = build_peer("labels")
-    peer.save_pretrained(tmp_path)
-    model = ViT.from_pretrained(tmp_path, num_classes=10)
-    assert model(images_for(peer)).shape == (2, 10)
-    assert model.load_report is not None
-    assert set(model.load_report.skipped) == {"head.weight", "head.bias"}
-    body = ViT.from_pretrained(tmp_path, head=None, pooler=False)
-    assert_close(body(images_for(peer)), peer.vit(images_for(peer)).last_hidden_state)
-    model.save_pretrained(tmp_path / "ten")
-    again = type(peer).from_pretrained(tmp_path / "ten")
-    assert again.config.id2label == {i: f"LABEL_{i}" for i in range(10)}
-    assert_close(model(images_for(peer)), again(images_for(peer)).logits)
-
-
 def test_a_file_of_the_body_alone(tmp_path: Path) -> None:
     peer = build_peer(head=None)
     peer.save_pretrained(tmp_path)
