@@ -437,9 +437,6 @@ def _takes(dataset: object) -> bool:
     return hasattr(dataset, "take") and not hasattr(dataset, "__getitems__")
 
 
-B = TypeVar("B")
-
-
 class LimitedLoader(Generic[B]):
     """The first batches of each epoch of a loader.
 

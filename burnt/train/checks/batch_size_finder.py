@@ -199,7 +199,7 @@ def _try(train_step: TrainStep, data: Any, size: int, steps: int, memory: _Memor
     memory.reset()
     for batch in batches:
         start = perf_counter()
-        train_step([batch], 0.0, lambda output, counts: None)
+        train_step([batch], 0.0, lambda batch, output, counts: None)
         memory.wait()
         seconds.append(perf_counter() - start)
     return Trial(size, statistics.median(seconds[1:] or seconds), memory.peak())

@@ -156,7 +156,7 @@ def find_learning_rate(
             window = list(itertools.islice(stream, accumulate))
             rate = low * (high / low) ** (number / (steps - 1))
             total.reset()
-            train_step(window, rate, lambda output, counts: total.update(output))
+            train_step(window, rate, lambda batch, output, counts: total.update(output))
             if not total.count:  # batches without items change nothing
                 continue
             rates.append(rate)
