@@ -532,9 +532,7 @@ def _unknown_key(path: str, name: str, known: Iterable[str]) -> _Problem:
     close = nearest(name, names)
     listing = f"Known: {', '.join(names)}" if names else "It has no keys of its own"
     return _Problem(
-        path,
-        found="an unknown key",
-        hint=f"did you mean {close!r}? {listing}" if close else listing,
+        path, found="an unknown key", hint=f"did you mean {close!r}? {listing}" if close else listing
     )
 
 

@@ -173,10 +173,7 @@ FULL_CHOICES = Choices(optim=Sgd(momentum=0.5), listed=[Sgd(), Decay(every=2, in
         (["optim.betas=[0.1, 0.2]", "optim.type=Adam"], {"optim": Adam(betas=(0.1, 0.2))}),
         (["optim.type=Decay", "optim.every=3"], {"optim": Decay(every=3)}),
         (["other.type=Decay", "other.every=3"], {"other": Decay(every=3)}),
-        (
-            ["none.type=Decay", "none.every=3", "none.inner.type=Adam"],
-            {"none": Decay(every=3, inner=Adam())},
-        ),
+        (["none.type=Decay", "none.every=3", "none.inner.type=Adam"], {"none": Decay(every=3, inner=Adam())}),
         (["listed.1.inner.type=Adam"], {"listed": [Sgd(), Decay(every=2, inner=Adam())]}),
         (["listed.0.type=Adam"], {"listed": [Adam(), Decay(every=2, inner=Sgd())]}),
         (["named.head.type=Adam"], {"named": {"head": Adam()}}),
@@ -458,10 +455,7 @@ def test_an_open_config_stands_for_its_subclasses():
             "  found     3 (int)\n"
             "  from      also other.width: 'x' (str), expected int",
         ),
-        (
-            {},
-            "Choice cannot be read\n  in        model\n  expected  Model\n  found     nothing",
-        ),
+        ({}, "Choice cannot be read\n  in        model\n  expected  Model\n  found     nothing"),
         (
             {"model": {"type": "Mlp"}, "pair": [{"type": "Mlp"}]},
             "Choice cannot be read\n"

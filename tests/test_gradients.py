@@ -156,10 +156,7 @@ def test_a_gradient_penalty_trains() -> None:
     model = mlp()
     penalty = Gradients.of(loss_of(model), model, create_graph=True).norm()
     inner = torch.autograd.grad(loss_of(model), list(model.parameters()), create_graph=True)
-    same(
-        Gradients.of(penalty, model),
-        backward(model, torch.cat([g.flatten() for g in inner]).norm()),
-    )
+    same(Gradients.of(penalty, model), backward(model, torch.cat([g.flatten() for g in inner]).norm()))
 
 
 def test_the_graph_is_kept_on_request_only() -> None:

@@ -90,11 +90,7 @@ def test_case_is_a_hint(name):
         (nn.init, "xavier_uniform_", "did you mean burnt.nn.init.XavierUniform?"),
         (nn.init, "calculate_gain", "use torch.nn.init.calculate_gain, which works on tensors"),
         (optim, "swa_utils", "use burnt.optim.Swa"),
-        (
-            optim,
-            "clip_grad_norm_",
-            "clip_norm= of burnt.train.SupervisedTraining, or of an optimizer's step",
-        ),
+        (optim, "clip_grad_norm_", "clip_norm= of burnt.train.SupervisedTraining, or of an optimizer's step"),
         (optim, "lr_scheduler", "use burnt.optim.Schedule"),
         (optim, "ReduceLROnPlateau", "use burnt.train.Plateau"),
         (

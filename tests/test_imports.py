@@ -36,10 +36,7 @@ WITHOUT_TORCH = [
         ("import burnt.store", "burnt.store"),
         ("import burnt.config", "burnt.config"),
         ("import burnt.cli", "burnt.cli"),
-        (
-            "import burnt.cli.monitor, burnt.monitor.data.commands",
-            "burnt.monitor",
-        ),
+        ("import burnt.cli.monitor, burnt.monitor.data.commands", "burnt.monitor"),
         ("import burnt.cli.ctl", "burnt.cli"),
     ]
     if importlib.util.find_spec(module) is not None

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from burnt.codegen.function import Function as Function
     from burnt.codegen.function import fuse as fuse
 
-_NAMES = {
-    "burnt.codegen.explanation": "Explanation explain",
-    "burnt.codegen.function": "Function fuse",
-}
+_NAMES = {"burnt.codegen.explanation": "Explanation explain", "burnt.codegen.function": "Function fuse"}
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = attach(globals(), _NAMES)

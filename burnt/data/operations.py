@@ -168,9 +168,7 @@ def select(
     outside = chosen[(chosen < -length) | (chosen >= length)]
     if len(outside):
         raise DataError(
-            "an index is out of range",
-            expected=f"below {length}, the number of items",
-            found=int(outside[0]),
+            "an index is out of range", expected=f"below {length}, the number of items", found=int(outside[0])
         )
     return Selection(dataset, np.where(chosen < 0, chosen + length, chosen))
 

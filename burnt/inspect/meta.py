@@ -325,12 +325,7 @@ def preserved_random_states() -> Iterator[None]:
 @contextmanager
 def meta_context() -> Iterator[None]:
     """Context with meta as the default device, without compilation; restores random states."""
-    with (
-        preserved_random_states(),
-        torch.inference_mode(False),
-        uncompiled(),
-        torch.device("meta"),
-    ):
+    with preserved_random_states(), torch.inference_mode(False), uncompiled(), torch.device("meta"):
         yield
 
 

@@ -365,10 +365,7 @@ class Bert(Pretrained[BertConfig]):
         bert = self.config.kind == "bert"
         match self.config.head:
             case "classification" if not bert:
-                return [
-                    ("classifier.dense", "head.pooler.dense"),
-                    ("classifier.out_proj", "head.linear"),
-                ]
+                return [("classifier.dense", "head.pooler.dense"), ("classifier.out_proj", "head.linear")]
             case "classification" | "tokens":
                 return [("classifier", "head.linear")]
             case "answer":

@@ -20,14 +20,7 @@ from burnt.config import field_values
 from burnt.errors import ConfigError
 from burnt.models.generation import Decoder
 from burnt.models.layer import PreNormLayer
-from burnt.models.pretrained import (
-    LAYER_KEYS,
-    PretrainedConfig,
-    build,
-    check_heads,
-    check_tokens,
-    join_qkv,
-)
+from burnt.models.pretrained import LAYER_KEYS, PretrainedConfig, build, check_heads, check_tokens, join_qkv
 from burnt.nn import rope_scaling
 from burnt.nn.feed_forward import GateActivation
 from burnt.record import Drop, Layout, Step

@@ -364,11 +364,7 @@ class _Attention(Module):
         )
 
     def _mask(
-        self,
-        q_BHLD: Tensor,
-        k_BKSD: Tensor,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
+        self, q_BHLD: Tensor, k_BKSD: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None
     ) -> Tensor | None:
         """Combine all masks to one that broadcasts to BHLS: boolean (True hides), or added to the scores."""
         for name, given in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):

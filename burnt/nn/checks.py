@@ -10,13 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from burnt.errors import (
-    BurntError,
-    InputRuntimeError,
-    InputTypeError,
-    InputValueError,
-    ShapeError,
-)
+from burnt.errors import BurntError, InputRuntimeError, InputTypeError, InputValueError, ShapeError
 from burnt.inspect.layers import describe, find_mismatch
 
 FAILURES = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError)

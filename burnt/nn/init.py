@@ -54,9 +54,7 @@ class Initializer(Config, tag=True, open=True):
         """
         if expected := self.expected_shape(tensor.shape):
             raise ShapeError(
-                f"{type(self).__name__} does not fit the tensor",
-                expected=expected,
-                found=tuple(tensor.shape),
+                f"{type(self).__name__} does not fit the tensor", expected=expected, found=tuple(tensor.shape)
             )
         if tensor.numel():
             with torch.no_grad():
@@ -386,9 +384,7 @@ class Gates(Initializer, kw_only=False):
 
 
 def apply(
-    model: torch.nn.Module,
-    rules: Sequence[tuple[str, Initializer]],
-    generator: Generator | None = None,
+    model: torch.nn.Module, rules: Sequence[tuple[str, Initializer]], generator: Generator | None = None
 ) -> dict[str, Initializer]:
     """Fill the parameters of a model, each by the first rule whose pattern matches its path.
 

@@ -78,10 +78,7 @@ class _Recurrent(Module):
         rows, outputs = self._GATES * hidden_size, proj_size or hidden_size
         for layer in range(num_layers):
             columns = input_size if layer == 0 else outputs * self.num_directions
-            shapes: dict[str, tuple[int, ...]] = {
-                "weight_ih": (rows, columns),
-                "weight_hh": (rows, outputs),
-            }
+            shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, columns), "weight_hh": (rows, outputs)}
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)} if bias else {}
             shapes |= {"weight_hr": (proj_size, hidden_size)} if proj_size else {}
             for suffix in self._suffixes(layer):
@@ -150,10 +147,7 @@ class _Recurrent(Module):
         return [f"_l{layer}", f"_l{layer}_reverse"][: self.num_directions]
 
     def _run(
-        self,
-        input: Tensor | PackedSequence,
-        start: tuple[Tensor, ...] | None,
-        lengths: Tensor | None,
+        self, input: Tensor | PackedSequence, start: tuple[Tensor, ...] | None, lengths: Tensor | None
     ) -> tuple[Any, tuple[Tensor, ...]]:
         """Return the output, batched or packed like the input, and the last states."""
         if isinstance(input, PackedSequence):
@@ -232,11 +226,7 @@ class _Recurrent(Module):
         return weights[2:4] if self.bias else (None, None)
 
     def _check(
-        self,
-        input: Tensor,
-        start: Any,
-        lengths: Tensor | None,
-        axes: tuple[str, ...] = ("batch", "steps"),
+        self, input: Tensor, start: Any, lengths: Tensor | None, axes: tuple[str, ...] = ("batch", "steps")
     ) -> None:
         """Check what a call is given; `axes` are the input's before its features, of which batch may lack."""
         check_dtype(self._name(), "input", input, self.all_weights[0][0].dtype)

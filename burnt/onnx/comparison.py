@@ -115,10 +115,7 @@ def _with_sizes(
 ) -> Signature:
     """Return a signature with other sizes of its open axes, by their sizes and names."""
     inputs = [
-        replace(
-            info,
-            shape=tuple(change(n, names[i]) if i in names else n for i, n in enumerate(info.shape)),
-        )
+        replace(info, shape=tuple(change(n, names[i]) if i in names else n for i, n in enumerate(info.shape)))
         for info, names in zip(signature.inputs, axes, strict=True)
     ]
     return replace(signature, inputs=tuple(inputs))

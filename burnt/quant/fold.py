@@ -225,10 +225,7 @@ def smoothing_norms(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def find_smoothings(
-    model: torch.nn.Module,
-    layers: Mapping[str, torch.nn.Module],
-    calibration: Calibration,
-    alpha: float,
+    model: torch.nn.Module, layers: Mapping[str, torch.nn.Module], calibration: Calibration, alpha: float
 ) -> tuple[list[Smoothing], dict[str, str]]:
     """Return which norms can be smoothed, and why others cannot: path -> reason.
 

@@ -561,10 +561,7 @@ def _targets(module: torch.nn.Module) -> dict[str, _Target]:
 
 
 def _all_tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
-    return [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
 
 
 def _check_values(

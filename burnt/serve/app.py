@@ -207,10 +207,7 @@ class _Routes:
         slots = self._service.slots
         if name not in slots:
             raise Refusal(
-                404,
-                f"there is no model {name!r}",
-                expected=", ".join(slots),
-                hint=did_you_mean(name, slots),
+                404, f"there is no model {name!r}", expected=", ".join(slots), hint=did_you_mean(name, slots)
             )
         return slots[name]
 

@@ -68,10 +68,7 @@ CMD {command}
 
 
 def write_container(
-    folder: str | os.PathLike[str],
-    models: Mapping[str, Path],
-    options: Sequence[str] = (),
-    port: int = 8000,
+    folder: str | os.PathLike[str], models: Mapping[str, Path], options: Sequence[str] = (), port: int = 8000
 ) -> list[str]:
     """Write the folder of an image that serves ONNX files.
 

@@ -55,10 +55,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    models: Mapping[str, Servable],
-    settings: Settings,
-    listener: socket.socket,
-    access_log: bool = False,
+    models: Mapping[str, Servable], settings: Settings, listener: socket.socket, access_log: bool = False
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 

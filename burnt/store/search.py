@@ -38,12 +38,7 @@ _NUMBERS = ("step", "epoch", "took", "age")
 _STATES = ("running", "finished", "stopped", "crashed", "stale", "unreadable", "deleted")
 _BEST, _BEST_OF = "best", "best:"
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_COMPARISONS: dict[str, _Number] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_COMPARISONS: dict[str, _Number] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _NOT_SHOWN = ("load", "fork")  # of a training's configuration: for programs, not for people
 
 _SPACE, _MINUS, _COMMA = re.compile(r"\s+"), re.compile("-"), re.compile(",")

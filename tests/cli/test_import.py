@@ -67,10 +67,7 @@ def test_an_earlier_import_stays(model, capsys):
 
 def test_paths_that_are_no_model(model, capsys):
     folder = model.parent
-    for path, text in (
-        (folder / "none.onnx", "there is no such file"),
-        (folder, "the file is a folder"),
-    ):
+    for path, text in ((folder / "none.onnx", "there is no such file"), (folder, "the file is a folder")):
         assert text in refused(capsys, "import", str(path), "--out", str(folder / "net"))
     assert f"mkdir -p '{folder}/a b'" in refused(
         capsys, "import", str(model), "--out", str(folder / "a b" / "net")

@@ -207,11 +207,7 @@ WRONG = {
     "rename": (["convert", "net.pt", "a.npz", "--rename", "bert"], 2, "REGEX=REPLACEMENT"),
     "rename nothing": (["convert", "net.pt", "a.npz", "--rename", "=x"], 2, "found     '=x'"),
     "regex": (["convert", "net.pt", "a.npz", "--rename", "(=x"], 1, "a step of rename= cannot be applied"),
-    "no folder": (
-        ["convert", "net.pt", "no/a.safetensors"],
-        2,
-        "there is no folder for the file",
-    ),
+    "no folder": (["convert", "net.pt", "no/a.safetensors"], 2, "there is no folder for the file"),
 }
 
 

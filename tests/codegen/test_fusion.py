@@ -296,10 +296,7 @@ def test_numbers_are_given_at_run_time() -> None:
 
 @pytest.mark.parametrize(
     "fn",
-    [
-        lambda x, s: x * s if s > 0 else x - s,
-        lambda x, s: x * (s * 2) + x / math.sqrt(abs(s)),
-    ],
+    [lambda x, s: x * s if s > 0 else x - s, lambda x, s: x * (s * 2) + x / math.sqrt(abs(s))],
     ids=["inspected", "in arithmetic"],
 )
 def test_a_number_that_is_inspected_is_built_in(fn: Callable[..., Tensor]) -> None:

@@ -47,7 +47,7 @@ LEFT_OUT = {
 }  # fmt: skip
 # Operators, by dtype or all of them, that differ from eager torch; each fails until it does not.
 EXPECTED: dict[tuple[str, torch.dtype | None], str] = {
-    ("nn.functional.hardsigmoid", torch.float64): "torch's gradient is 1/6 in float32 there; ours is exact",
+    ("nn.functional.hardsigmoid", torch.float64): "torch's gradient is 1/6 in float32 there; ours is exact"
 }
 PER_OP, ALL = 3, 1000
 TOGETHER = 16

@@ -145,8 +145,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "item",
-    [object(), Pair(1, 2), {"x": [range(3)]}, np.array(["text"]), 2**70, "\ud800"],
+    "item", [object(), Pair(1, 2), {"x": [range(3)]}, np.array(["text"]), 2**70, "\ud800"]
 )
 def test_items_that_cannot_be_stored(tmp_path, item):
     with pytest.raises(DataError, match="an item cannot be cached on disk"):

@@ -114,11 +114,7 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
             raise AssertionError(f"it ran as eager torch, which would be compared with itself: {why}")
         return result
 
-    return Case(
-        ours,
-        lambda: listed(fn(*given)),
-        lambda: listed(fn(*[a.double() for a in given])),
-    )
+    return Case(ours, lambda: listed(fn(*given)), lambda: listed(fn(*[a.double() for a in given])))
 
 
 # --- attention ------------------------------------------------------------------------------------------

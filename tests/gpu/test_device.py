@@ -295,12 +295,7 @@ class Strict:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize(
     ("precision", "options"),
-    [
-        ("float32", {}),
-        ("bfloat16", {}),
-        ("float16", {}),
-        ("float32", {"clip_value": 0.1}),
-    ],
+    [("float32", {}), ("bfloat16", {}), ("float16", {}), ("float32", {"clip_value": 0.1})],
 )
 def test_nothing_waits_for_the_gpu_between_two_readings(
     precision: str, options: dict[str, Any], device: torch.device, tmp_path: Path

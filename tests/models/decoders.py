@@ -65,10 +65,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "pad-token": ("Llama", {"pad_token_id": 3}),
     "rope-theta": ("Llama", {"rope_theta": 500.0}),
     "linear": ("Llama", {"rope_parameters": {"rope_type": "linear", **LONG}}),
-    "dynamic": (
-        "Llama",
-        {"rope_parameters": {"rope_type": "dynamic", **LONG}, "max_position_embeddings": 6},
-    ),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", **LONG}, "max_position_embeddings": 6}),
     "yarn": ("Llama", {"rope_parameters": YARN}),
     "yarn-options": (
         "Llama",

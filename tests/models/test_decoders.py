@@ -22,13 +22,7 @@ from tests.models.decoders import (
     small_llama,
     tokens_and_padding,
 )
-from tests.models.peer import (
-    assert_close,
-    assert_gradients_close,
-    assert_round_trip,
-    backward_both,
-    plain,
-)
+from tests.models.peer import assert_close, assert_gradients_close, assert_round_trip, backward_both, plain
 
 sides = pytest.mark.parametrize("side", [None, "left", "right"])
 SMALL = {"gpt2": small_gpt2, "llama": small_llama}
@@ -69,11 +63,7 @@ LLAMAS: dict[str, Any] = {"num_kv_heads": 2, "rope_base": 700.0, "max_len": 16}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"activation": "relu", "d_ff": 40, "scale_scores_by_layer": True, "tied": False},
     "llama": {"attention_bias": True, "activation": "gelu_tanh", "rope": rope_scaling.Llama3(factor=2.0)},
-    "qwen2": {
-        "window": 3,
-        "window_layers": [1],
-        "rope": rope_scaling.Yarn(factor=2.0, original_max_len=8),
-    },
+    "qwen2": {"window": 3, "window_layers": [1], "rope": rope_scaling.Yarn(factor=2.0, original_max_len=8)},
     "mistral": {"window": 3, "head_dim": 16, "rope": rope_scaling.Linear(factor=2.0), "tied": True},
 }
 

@@ -100,10 +100,7 @@ def test_other_sizes_are_those_of_transformers(size: tuple[int, int]) -> None:
     model = ViTConfig.from_hugging_face(peer.config.to_dict()).init().eval()
     burnt.load_weights(model, peer.state_dict(), layout="hugging_face")
     images = images_for(peer, *size)
-    ours, theirs = (
-        model(images, interpolate=True),
-        peer(images, interpolate_pos_encoding=True).logits,
-    )
+    ours, theirs = (model(images, interpolate=True), peer(images, interpolate_pos_encoding=True).logits)
     assert_close(ours, theirs)
     backward_both(ours, theirs)
     assert_gradients_close(model, peer)

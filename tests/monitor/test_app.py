@@ -34,13 +34,7 @@ from burnt.monitor.screens.panes.log import LogPane
 from burnt.monitor.screens.panes.tables import best_checkpoint
 from burnt.monitor.screens.run import RunScreen
 from burnt.monitor.screens.run_list import RunsScreen
-from burnt.monitor.ui.dialogs import (
-    ConfirmScreen,
-    EndScreen,
-    HelpScreen,
-    PromptScreen,
-    TextScreen,
-)
+from burnt.monitor.ui.dialogs import ConfirmScreen, EndScreen, HelpScreen, PromptScreen, TextScreen
 from burnt.monitor.ui.keymap import APP, CHART, LIST, RUNS
 from burnt.monitor.ui.table import Table
 from burnt.monitor.ui.theme import LIGHT
@@ -539,9 +533,7 @@ async def test_what_is_typed_after_enter_is_no_part_of_the_answer(live: RunWrite
         assert [command.value for command in inbox.poll()] == ["pale"]
 
 
-async def test_a_wrong_learning_rate_is_refused_and_one_far_off_asked_for_once_more(
-    live: RunWriter,
-) -> None:
+async def test_a_wrong_learning_rate_is_refused_and_one_far_off_asked_for_once_more(live: RunWriter) -> None:
     inbox = Inbox(live.lease)
     async with opened(live.folder) as (app, pilot):
         await press(app, pilot, "l", *"fast", "enter")

@@ -376,11 +376,7 @@ def test_a_pattern_without_a_layer_is_refused(targets: Any, expected: str) -> No
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        ({"rank": 0}, "at least 1"),
-        ({"alpha": 0.0}, "above 0"),
-        ({"dropout": 1.0}, "from 0 to below 1"),
-    ],
+    [({"rank": 0}, "at least 1"), ({"alpha": 0.0}, "above 0"), ({"dropout": 1.0}, "from 0 to below 1")],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputValueError) as caught:
@@ -431,7 +427,7 @@ def test_adapters_are_in_the_mode_of_their_layers(tmp_path: Path) -> None:
     loaded = net().eval()
     nn.load_lora(loaded, tmp_path / "adapter.safetensors")
     assert {path for path, m in model.named_modules() if m.training} == {
-        *("head", "head.lora_A", "head.lora_B", "head.lora_dropout"),
+        *("head", "head.lora_A", "head.lora_B", "head.lora_dropout")
     }
     assert not any(m.training for m in loaded.modules())
 

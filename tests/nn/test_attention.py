@@ -57,11 +57,7 @@ def trained(layer: Any) -> Any:
 
 def inputs(length: int = LENGTH, keys: int = KEYS, kdim: int = SIZE, vdim: int = SIZE) -> tuple[Tensor, ...]:
     torch.manual_seed(2)
-    return (
-        torch.randn(BATCH, length, SIZE),
-        torch.randn(BATCH, keys, kdim),
-        torch.randn(BATCH, keys, vdim),
-    )
+    return (torch.randn(BATCH, length, SIZE), torch.randn(BATCH, keys, kdim), torch.randn(BATCH, keys, vdim))
 
 
 def hidden(*shape: int) -> Tensor:

@@ -24,11 +24,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], Callable[[], torch.nn.Mo
         (2, 6, 7, 8),
         lambda: torch.nn.LazyConv2d(4, (2, 3), groups=2, bias=False),
     ),
-    "LazyConv3d": (
-        {"out_channels": 4, "kernel_size": 2},
-        (2, 3, 4, 5, 6),
-        lambda: torch.nn.LazyConv3d(4, 2),
-    ),
+    "LazyConv3d": ({"out_channels": 4, "kernel_size": 2}, (2, 3, 4, 5, 6), lambda: torch.nn.LazyConv3d(4, 2)),
     "LazyConvTranspose1d": (
         {"out_channels": 4, "kernel_size": 3, "stride": 2},
         (2, 3, 9),

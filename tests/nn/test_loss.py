@@ -556,8 +556,7 @@ def test_a_loss_of_integers_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["BinaryCrossEntropyWithLogits", "BinaryFocal", "MultiLabelSoftMargin", "Dice", "KlDiv"],
+    "name", ["BinaryCrossEntropyWithLogits", "BinaryFocal", "MultiLabelSoftMargin", "Dice", "KlDiv"]
 )
 def test_targets_that_are_no_probabilities(name: str) -> None:
     x, mask = torch.randn(2, 3), torch.tensor([[0.0, 255.0, 0.0]]).expand(2, 3)

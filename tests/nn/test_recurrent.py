@@ -170,11 +170,7 @@ def test_check_of_lengths_and_states(name: str) -> None:
         burnt.check(layer, x, (state, state) if name == "Lstm" else state)
 
 
-PROJECTIONS: list[dict[str, Any]] = [
-    {},
-    {"num_layers": 2, "bidirectional": True},
-    {"bias": False},
-]
+PROJECTIONS: list[dict[str, Any]] = [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}]
 
 
 @pytest.mark.parametrize("more", PROJECTIONS, ids=["one", "deep", "bare"])

@@ -10,8 +10,7 @@ from burnt.errors import ConfigError, InputValueError
 
 
 @pytest.mark.parametrize(
-    "build",
-    [lambda: nn.PixelShuffle(0), lambda: nn.PixelUnshuffle(0), lambda: nn.ChannelShuffle(0)],
+    "build", [lambda: nn.PixelShuffle(0), lambda: nn.PixelUnshuffle(0), lambda: nn.ChannelShuffle(0)]
 )
 def test_factors_are_positive(build: Any) -> None:
     with pytest.raises(InputValueError) as caught:

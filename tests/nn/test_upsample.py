@@ -73,11 +73,7 @@ def test_cubic_of_sequences(size: int, align_corners: bool) -> None:
         ({"size": 3, "mode": "quintic"}, "Upsample has no such mode", "'quintic'"),
         ({"size": 3, "mode": "billinear"}, "Upsample has no such mode", "'billinear'"),
         ({"size": 3, "align_corners": True}, "Upsample has no align_corners in this mode", "'nearest'"),
-        (
-            {"size": 3, "mode": "area", "antialias": True},
-            "Upsample has no antialias in this mode",
-            "'area'",
-        ),
+        ({"size": 3, "mode": "area", "antialias": True}, "Upsample has no antialias in this mode", "'area'"),
         ({"size": (3,), "mode": "bilinear"}, "Upsample has other axes in this mode", (3,)),
         ({"scale_factor": (2.0, 2.0), "mode": "cubic"}, "Upsample has other axes in this mode", (2.0, 2.0)),
         ({"size": 3, "recompute_scale_factor": True}, "Upsample has no factor to recompute", "size"),

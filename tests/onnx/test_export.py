@@ -17,13 +17,7 @@ from torch import Tensor, nn
 
 import burnt
 from burnt import __version__
-from burnt.errors import (
-    InputRuntimeError,
-    InputTypeError,
-    InputValueError,
-    ShapeError,
-    UnsupportedError,
-)
+from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, ShapeError, UnsupportedError
 from burnt.inspect import Signature, TensorSpec, signature_of
 from burnt.onnx import export
 from burnt.onnx.comparison import compare, first_line

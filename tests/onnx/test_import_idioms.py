@@ -318,12 +318,7 @@ _ROTATE = """
 
 @pytest.mark.parametrize(
     ("changes", "is_found"),
-    [
-        ({}, True),
-        ({"odd": "zero"}, False),
-        ({"order": "e1, n1"}, False),
-        ({"axis": "other", "to": 2}, False),
-    ],
+    [({}, True), ({"odd": "zero"}, False), ({"order": "e1, n1"}, False), ({"axis": "other", "to": 2}, False)],
     ids=["pairs", "even twice", "even first", "halves"],
 )
 def test_interleaved_rotary_embedding(changes: dict[str, Any], is_found: bool) -> None:

@@ -385,9 +385,7 @@ def test_names_cannot_inject_code(name):
 def test_strings_of_a_model_are_literals():
     """Texts that programs hold, such as labels, are quoted."""
     text = "'\"); import os; ('\n\\"
-    nodes = [
-        helper.make_node("StringConcat", ["s", "labels"], ["y"]),
-    ]
+    nodes = [helper.make_node("StringConcat", ["s", "labels"], ["y"])]
     model = _model(nodes, [helper.make_tensor("labels", TensorProto.STRING, [1], [text.encode()])], ("s",))
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
     module = burnt.onnx.load(model)

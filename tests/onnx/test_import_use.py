@@ -121,7 +121,7 @@ _MODELS = [name for name in names() if name.endswith((".dynamo", ".legacy"))]
 FIXED = {
     **dict.fromkeys(
         ("gru.dynamo", "gru.legacy", "lstm.dynamo", "lstm.legacy"), "code that fixes its size to 5"
-    ),
+    )
 }
 """Files with an open length that the export fixes, with the reason."""
 

@@ -232,8 +232,7 @@ def test_options_that_cannot_be_are_refused_when_the_optimizer_is_made(make, wor
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [kind for kind in dict(EVERY) if "betas" in inspect.signature(kind).parameters],
+    "kind", [kind for kind in dict(EVERY) if "betas" in inspect.signature(kind).parameters]
 )
 def test_betas_are_as_many_as_the_default(kind):
     betas = inspect.signature(kind).parameters["betas"].default

@@ -140,13 +140,7 @@ TWINS: list[tuple[str, dict[str, Any], float, Schedule, int]] = [
         CosineRestarts(0.5, 5, multiplier=2, end=0.01),
         300,
     ),
-    (
-        "CosineAnnealingWarmRestarts",
-        {"T_0": 1, "T_mult": 3},
-        0.5,
-        CosineRestarts(0.5, 1, multiplier=3),
-        400,
-    ),
+    ("CosineAnnealingWarmRestarts", {"T_0": 1, "T_mult": 3}, 0.5, CosineRestarts(0.5, 1, multiplier=3), 400),
     ("OneCycleLR", {"max_lr": 0.7, "total_steps": 300}, 0.1, OneCycle(0.7, 300), 300),
     (
         "OneCycleLR",
@@ -620,10 +614,7 @@ def test_a_function_cannot_be_saved(schedule):
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_copies_of_schedules_with_computed_rates(copied):
-    for schedule in (
-        Multiplicative(0.1, halves),
-        TorchSchedule(lambda o: theirs.ExponentialLR(o, 0.9), 0.1),
-    ):
+    for schedule in (Multiplicative(0.1, halves), TorchSchedule(lambda o: theirs.ExponentialLR(o, 0.9), 0.1)):
         rates = ours(schedule, 5)
         assert ours(copied(schedule), 8)[:5] == rates
 

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from burnt.plot.ticks import (
-    count_text,
-    linear_ticks,
-    log_ticks,
-    number_text,
-    span_text,
-    time_ticks,
-)
+from burnt.plot.ticks import count_text, linear_ticks, log_ticks, number_text, span_text, time_ticks
 
 NAN, INF = math.nan, math.inf
 

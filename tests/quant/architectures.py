@@ -38,10 +38,7 @@ def _clip(hf: Any) -> Any:
 _BUILD: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "BERT": (lambda hf: hf.BertModel(hf.BertConfig(**_TEXT)), ("input_ids",)),
     "RoBERTa": (lambda hf: hf.RobertaModel(hf.RobertaConfig(**_TEXT)), ("input_ids",)),
-    "Llama": (
-        lambda hf: hf.LlamaForCausalLM(hf.LlamaConfig(**_TEXT, num_key_value_heads=2)),
-        ("input_ids",),
-    ),
+    "Llama": (lambda hf: hf.LlamaForCausalLM(hf.LlamaConfig(**_TEXT, num_key_value_heads=2)), ("input_ids",)),
     "Mistral": (
         lambda hf: hf.MistralForCausalLM(hf.MistralConfig(**_TEXT, num_key_value_heads=1, sliding_window=8)),
         ("input_ids",),

@@ -76,8 +76,7 @@ def test_a_module_that_takes_and_returns_several_tensors() -> None:
     with client(RunModel(Net(), signature)) as http:
         schema = http.get("/v1/schema").json()
         answer = http.post(
-            "/v1/predict",
-            json={"inputs": {"parts.a": a.tolist(), "parts.b": b.tolist(), "scale": 2}},
+            "/v1/predict", json={"inputs": {"parts.a": a.tolist(), "parts.b": b.tolist(), "scale": 2}}
         ).json()
     assert [(t["name"], t["dtype"], t["shape"]) for t in schema["inputs"]] == [
         ("parts.a", "float32", ["batch", 3]),

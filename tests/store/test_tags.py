@@ -10,14 +10,7 @@ import pytest
 
 from burnt.errors import RunError
 from burnt.store import Parent, RunReader, RunWriter, find_runs, removal
-from burnt.store.tags import (
-    add_note,
-    all_notes,
-    change_tags,
-    read_notes,
-    read_tags,
-    tags_stamp,
-)
+from burnt.store.tags import add_note, all_notes, change_tags, read_notes, read_tags, tags_stamp
 
 
 @pytest.fixture

@@ -225,11 +225,7 @@ def training(tmp_path):  # type: ignore[no-untyped-def]
     @contextmanager
     def start(mode: str = "well", *, shows: bool = True, **limits: float) -> Iterator[Desk]:
         command = [str(tmp_path / "nothing")] if mode == "nowhere" else [sys.executable, "-S", str(app), mode]
-        env = {
-            "APP": json.dumps(command),
-            "LIMITS": json.dumps(limits),
-            "PYTHONUNBUFFERED": None,
-        }
+        env = {"APP": json.dumps(command), "LIMITS": json.dumps(limits), "PYTHONUNBUFFERED": None}
         with Emulator([sys.executable, str(program), str(tmp_path / "run")], env=env) as terminal:
             if shows:
                 terminal.wait_for_screen("MONITOR of run", "picture")

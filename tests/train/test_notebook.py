@@ -71,9 +71,7 @@ def pictures(html_text: str) -> dict[str, ElementTree.Element]:
     return {name: ElementTree.fromstring(base64.b64decode(data)) for name, data in found}
 
 
-def test_a_notebook_is_recognised_and_other_shells_are_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_notebook_is_recognised_and_other_shells_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))
     assert not in_notebook()
     terminal = types.SimpleNamespace()  # `ipython` in a terminal has no kernel

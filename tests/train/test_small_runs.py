@@ -7,13 +7,7 @@ from torch.nn import functional as F
 
 from burnt import optim
 from burnt.data import Loader
-from burnt.train import (
-    ClassificationOutput,
-    EarlyStopping,
-    Learner,
-    RunReader,
-    SupervisedTraining,
-)
+from burnt.train import ClassificationOutput, EarlyStopping, Learner, RunReader, SupervisedTraining
 from burnt.train.metrics import Accuracy, ConfusionMatrix
 from tests.train.cases import AtStep, labelled
 

@@ -179,10 +179,7 @@ def test_the_thread_samples_until_it_is_stopped_also_if_the_callback_raises(erro
 
 
 def test_samples_reach_the_run(tmp_path):
-    with (
-        RunWriter.create(tmp_path / "run") as run,
-        SystemSampler(run.system, interval=60, folder=tmp_path),
-    ):
+    with RunWriter.create(tmp_path / "run") as run, SystemSampler(run.system, interval=60, folder=tmp_path):
         pass
     (sample,) = RunReader(tmp_path / "run").system_samples()
     assert sample.values["memory.total_bytes"] == psutil.virtual_memory().total

@@ -299,11 +299,7 @@ REFUSED = {
         ({"checkpoints": 3}, ConfigError, ["in        checkpoints", "found     3"]),
         ({"checkpoints": KeepLast(1)}, ConfigError, ["takes a list of keepers", "KeepLast, outside"]),
         ({"checkpoints": [KeepLast]}, ConfigError, ["takes a list of keepers", "class", "KeepLast"]),
-        (
-            {"valid": [loader(), loader()]},
-            ConfigError,
-            ["validation loaders need names", "a list of 2"],
-        ),
+        ({"valid": [loader(), loader()]}, ConfigError, ["validation loaders need names", "a list of 2"]),
         ({"callbacks": Profiler()}, DefinitionError, ["callbacks= takes a list", "found     Profiler"]),
         ({"clip_value": 0.0}, ConfigError, ["in        clip_value", "found     0.0"]),
         ({"accumulate": 0}, ConfigError, ["in        accumulate", "found     0"]),
@@ -679,10 +675,7 @@ def test_a_monitored_value_that_never_was_a_number_stops_early_and_is_reported(t
         return StepOutput(output.loss * math.nan, output.outputs, output.targets)
 
     result = training(
-        tmp_path / "run",
-        duration="9 epochs",
-        monitor="plain",
-        stopping=EarlyStopping(Loss(), "2 epochs"),
+        tmp_path / "run", duration="9 epochs", monitor="plain", stopping=EarlyStopping(Loss(), "2 epochs")
     ).run(learner(validation_step=never))
     assert (result.reason, result.position.epoch) == ("stopped early", 2)
     assert "Stopping early: valid/loss has not been a number for 2 epochs." in capsys.readouterr().out

@@ -14,13 +14,6 @@ from burnt.codegen.lower import (  # noqa: F401 - they register their lowerings
     reduction,
     views,
 )
-from burnt.codegen.lower.registry import (
-    LOWERINGS,
-    Lowering,
-    Scalar,
-    Unlowered,
-    pointwise,
-    register_lowering,
-)
+from burnt.codegen.lower.registry import LOWERINGS, Lowering, Scalar, Unlowered, pointwise, register_lowering
 
 __all__ = ["LOWERINGS", "Lowering", "Scalar", "Unlowered", "const", "pointwise", "register_lowering"]

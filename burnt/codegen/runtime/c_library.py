@@ -24,12 +24,7 @@ from typing import Any
 import torch
 
 from burnt.codegen.runtime import build_cache, c_compiler
-from burnt.codegen.runtime.c_compiler import (
-    CFunction,
-    Compiler,
-    find_compiler,
-    why_no_compiler,
-)
+from burnt.codegen.runtime.c_compiler import CFunction, Compiler, find_compiler, why_no_compiler
 from burnt.errors import CacheError, CompileError, UnsupportedError
 
 

@@ -132,10 +132,7 @@ def limits_of(device: torch.device) -> Limits:
     # driver.
     shared = found.shared_memory_per_multiprocessor - 1024
     return Limits(
-        found.multi_processor_count,
-        shared_memory=shared,
-        warp_size=found.warp_size,
-        has_tma=found.major >= 9,
+        found.multi_processor_count, shared_memory=shared, warp_size=found.warp_size, has_tma=found.major >= 9
     )
 
 

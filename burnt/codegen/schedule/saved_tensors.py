@@ -66,9 +66,7 @@ class SavedTensors(NamedTuple):
 
 
 def select_saved_tensors(
-    forward: Traced,
-    backward: Traced,
-    why_torch_call: Callable[[Node], str | None] = lambda node: None,
+    forward: Traced, backward: Traced, why_torch_call: Callable[[Node], str | None] = lambda node: None
 ) -> SavedTensors:
     """Return the values of a forward's graph that are cheaper to save than to recompute in the backward.
 

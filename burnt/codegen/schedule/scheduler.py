@@ -178,11 +178,7 @@ class _Scheduler:
 
     def load_buffer(self, buffer: Buffer) -> Value:
         """Return a value whose elements are loads from a buffer."""
-        value = Value(
-            buffer.shape,
-            buffer.dtype,
-            lambda index: load(buffer, buffer.at(index)),
-        )
+        value = Value(buffer.shape, buffer.dtype, lambda index: load(buffer, buffer.at(index)))
         self.in_memory[id(value)] = (value, buffer)
         return value
 

@@ -37,13 +37,7 @@ from burnt.data.files.schema import (
     repeated,
     unfit_cell,
 )
-from burnt.data.files.table import (
-    Table,
-    column_kinds,
-    distinct_values,
-    import_pyarrow,
-    read_entries,
-)
+from burnt.data.files.table import Table, column_kinds, distinct_values, import_pyarrow, read_entries
 from burnt.errors import DataError, quantity
 
 

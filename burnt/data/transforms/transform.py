@@ -331,9 +331,7 @@ def as_transform(transform: Any) -> Any:
         return Albumentations(transform)
     if not callable(transform):
         raise DataError(
-            "a transform cannot be called",
-            expected="a function (item, generator)",
-            found=repr(transform),
+            "a transform cannot be called", expected="a function (item, generator)", found=repr(transform)
         )
     return transform
 

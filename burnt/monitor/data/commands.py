@@ -76,10 +76,9 @@ def unavailable_reason(view: RunView) -> str | None:
     """Return why no command can be sent to a run; None if it accepts commands."""
     if view.is_live:
         return None
-    reason = {
-        "deleted": "it was deleted",
-        "unreadable": "its database cannot be read",
-    }.get(view.state, f"it is {view.state}")
+    reason = {"deleted": "it was deleted", "unreadable": "its database cannot be read"}.get(
+        view.state, f"it is {view.state}"
+    )
     return f"Cannot send commands to {view.label}: {reason}"
 
 

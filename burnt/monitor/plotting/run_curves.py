@@ -26,12 +26,7 @@ _DASH_NAMES = tuple(DASH_PATTERNS)
 
 
 def curves_of(
-    view: RunView,
-    name: str,
-    axis: XAxis = "step",
-    x_range: Range | None = None,
-    *,
-    with_means: bool = False,
+    view: RunView, name: str, axis: XAxis = "step", x_range: Range | None = None, *, with_means: bool = False
 ) -> list[Curve]:
     """Read a metric as one curve per split; a fork's parent comes first, dimmed.
 

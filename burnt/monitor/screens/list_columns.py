@@ -109,8 +109,7 @@ def _usual_cells(view: RunView, is_narrow: bool) -> dict[str, Cell]:
         "eta": cell("" if eta is None else duration_text(eta)),
         "metric": cell("" if metric is None else series_label(metric), "$dim"),
         "last": cell(
-            "" if last is None else value_text(last),
-            "" if last is None or math.isfinite(last) else "$error",
+            "" if last is None else value_text(last), "" if last is None or math.isfinite(last) else "$error"
         ),
         "best": cell("" if best is None else value_text(best.value)),
         "at step": cell("" if best is None else f"{best.step:,}", "$dim"),

@@ -435,10 +435,7 @@ class LinearCrossEntropy(Module):
         else:
             return
         raise ShapeError(
-            "input and target do not fit",
-            where=type(self).__name__,
-            expected=expected,
-            found=found,
+            "input and target do not fit", where=type(self).__name__, expected=expected, found=found
         )
 
 

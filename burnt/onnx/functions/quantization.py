@@ -212,11 +212,7 @@ def _minus(x: Tensor, zero_point: Tensor | None, axis: int) -> Tensor:
 
 
 def conv_integer(
-    x: Tensor,
-    weight: Tensor,
-    x_zero: Tensor | None = None,
-    weight_zero: Tensor | None = None,
-    *window: Any,
+    x: Tensor, weight: Tensor, x_zero: Tensor | None = None, weight_zero: Tensor | None = None, *window: Any
 ) -> Tensor:
     """Convolve 8-bit values less their zero points, into int32; `window` is as for `conv`, after the bias."""
     values, kernel = _minus(x, x_zero, 1), _minus(weight, weight_zero, 0)

@@ -170,11 +170,7 @@ def _one_line(text: str) -> str:
 # --- classes ----------------------------------------------------------------------------------------------
 
 _HINTS: dict[Kind, str] = {"tensor": "Tensor", "bool": "Tensor", "int": "int", "float": "float", "any": "Any"}
-_ROLES = {
-    ("F.scaled_dot_product_attention", 3): "mask",
-    ("ops.rotate", 1): "cos",
-    ("ops.rotate", 2): "sin",
-}
+_ROLES = {("F.scaled_dot_product_attention", 3): "mask", ("ops.rotate", 1): "cos", ("ops.rotate", 2): "sin"}
 """What arguments of a block are called, after the arguments of functions that they become."""
 
 

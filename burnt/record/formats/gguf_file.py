@@ -308,11 +308,7 @@ def _check_places(descriptions: list[_Description], start: int, header: _Header)
 
 
 def _open_tensor(
-    description: _Description,
-    start: int,
-    file: io.FileIO,
-    path: Path,
-    quantized: dict[str, dict[str, Any]],
+    description: _Description, start: int, file: io.FileIO, path: Path, quantized: dict[str, dict[str, Any]]
 ) -> dict[str, StoredTensor]:
     name, shape, kind, offset = description
     if kind in _DTYPES:

@@ -84,9 +84,7 @@ class TransientBuffers:
 
 
 def load_buffers(
-    model: torch.nn.Module,
-    buffers: Mapping[str, Tensor],
-    strides: Mapping[str, Sequence[int]] | None = None,
+    model: torch.nn.Module, buffers: Mapping[str, Tensor], strides: Mapping[str, Sequence[int]] | None = None
 ) -> None:
     """Restore buffers by path, and how buffers lay in memory; unknown paths are left out.
 

@@ -213,11 +213,7 @@ def trial_step(
     scale = LossScale(device) if precision == "float16" else None
     rules = GradientRules(clip_norm=clip_norm, loss_scale=scale)
     try:
-        with (
-            restored_modes(model),
-            float32_matmuls(precision),
-            checkpointed(model, checkpoint_activations),
-        ):
+        with restored_modes(model), float32_matmuls(precision), checkpointed(model, checkpoint_activations):
             model.train()
             copied.optimizer.train(parameters)  # an earlier run left those to evaluate
             cast_parameters(precision, model)

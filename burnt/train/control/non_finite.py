@@ -59,10 +59,7 @@ class RecentLosses:
 
     def first_non_finite(self) -> Place | None:
         """Return where the first loss is from that is not finite. Waits for the device."""
-        return next(
-            (Place(*place) for *place, loss in self._losses if not bool(loss.isfinite())),
-            None,
-        )
+        return next((Place(*place) for *place, loss in self._losses if not bool(loss.isfinite())), None)
 
     def clear(self) -> None:
         """Forget the losses."""

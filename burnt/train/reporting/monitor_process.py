@@ -92,11 +92,7 @@ class MonitorProcess:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        on_line: Callable[[str], None],
-        on_return: Callable[[str | None], None],
+        self, folder: Path, *, on_line: Callable[[str], None], on_return: Callable[[str | None], None]
     ) -> None:
         self.folder = folder
         self.output = folder / "logs" / "output.log"

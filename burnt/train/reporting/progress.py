@@ -270,9 +270,7 @@ class MonitorReporter(PlainReporter):
         super().show_start()
         assert self._writer is not None
         self._monitor = MonitorProcess(
-            self._writer.folder,
-            on_line=lambda text: self._log(text, "output"),
-            on_return=self._on_return,
+            self._writer.folder, on_line=lambda text: self._log(text, "output"), on_return=self._on_return
         )
         self._monitor.open()
 

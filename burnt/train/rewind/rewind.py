@@ -62,9 +62,7 @@ class Past:
                     found=f"step {last}",
                 )
             start = max(
-                (s for s in saved if s.position.step <= before),
-                key=lambda s: s.position.step,
-                default=None,
+                (s for s in saved if s.position.step <= before), key=lambda s: s.position.step, default=None
             )
             if start is None and attempts[0].resumed_from_step:
                 raise _begins_later_error(reader, min(before + 1, last), attempts[0].resumed_from_step)

@@ -76,9 +76,7 @@ def check_strategy(name: str) -> str:
     """Return ``"single"`` (one device) for a strategy setting; others are refused."""
     if name not in ("auto", "single"):
         raise UnsupportedError(
-            f"strategy={name!r} does not exist",
-            expected="auto or single: one device",
-            hint=BACKWARD_LOOP,
+            f"strategy={name!r} does not exist", expected="auto or single: one device", hint=BACKWARD_LOOP
         )
     return "single"
 
@@ -184,11 +182,7 @@ class LossScale:
 
     def state(self) -> dict[str, Any]:
         """Return the state to save in a checkpoint. Waits for the device."""
-        return {
-            "scale": float(self.value),
-            "good_steps": int(self._good_steps),
-            "skipped": int(self.skipped),
-        }
+        return {"scale": float(self.value), "good_steps": int(self._good_steps), "skipped": int(self.skipped)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the state from a checkpoint."""

@@ -11,14 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from burnt.data import (
-    ImageFolder,
-    Loader,
-    MultiLabelImageFolder,
-    SegmentationFolder,
-    TextFolder,
-    transforms,
-)
+from burnt.data import ImageFolder, Loader, MultiLabelImageFolder, SegmentationFolder, TextFolder, transforms
 from burnt.errors import ArgumentError, DataError
 from tests.messages import raises
 

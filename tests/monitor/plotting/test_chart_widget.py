@@ -239,9 +239,7 @@ class Charts(App[None]):
 
 
 @asynccontextmanager
-async def charts(
-    size: tuple[int, int] = (80, 32),
-) -> AsyncIterator[tuple[Charts, Pilot[None], Chart, Chart]]:
+async def charts(size: tuple[int, int] = (80, 32)) -> AsyncIterator[tuple[Charts, Pilot[None], Chart, Chart]]:
     app = Charts()
     async with app.run_test(size=size) as pilot:
         one, two = app.query_one("#one", Chart), app.query_one("#two", Chart)

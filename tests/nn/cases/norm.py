@@ -66,13 +66,7 @@ CASES = [
     ),
     Case(
         "InstanceNorm",
-        {
-            "num_features": 4,
-            "momentum": 0.3,
-            "affine": True,
-            "track_running_stats": True,
-            "bias": False,
-        },
+        {"num_features": 4, "momentum": 0.3, "affine": True, "track_running_stats": True, "bias": False},
         lambda: without_bias(tnn.InstanceNorm3d(4, 1e-5, 0.3, affine=True, track_running_stats=True)),
         volumes,
         "-running",

@@ -25,11 +25,7 @@ CASES = [
         misfit=((torch.zeros(2, 3, 7),), "12"),
     ),
     Case(
-        "RotaryEncoding",
-        {"head_dim": 12},
-        None,
-        heads,
-        misfit=((torch.zeros(2, 2, 3, 7),), "(..., L, 12)"),
+        "RotaryEncoding", {"head_dim": 12}, None, heads, misfit=((torch.zeros(2, 2, 3, 7),), "(..., L, 12)")
     ),
     Case(
         "RotaryEncoding",

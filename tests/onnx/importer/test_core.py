@@ -74,9 +74,7 @@ def test_computed_indices_of_a_table_count_from_the_end() -> None:
 def test_negative_ids_of_the_input_are_refused(indices: str) -> None:
     """Ids are taken as they are; the message is that of the embedding layer."""
     module = _load(
-        f"(int32[n] i) => (float[n, 2] y) {{ {indices} y = Gather(w, j) }}",
-        w=_TABLE,
-        shape=np.array([-1]),
+        f"(int32[n] i) => (float[n, 2] y) {{ {indices} y = Gather(w, j) }}", w=_TABLE, shape=np.array([-1])
     )
     assert module(torch.tensor([3, 0], dtype=torch.int32)).tolist() == [[6, 7], [0, 1]]
     with pytest.raises(InputIndexError, match="an id has no embedding") as caught:

@@ -445,11 +445,7 @@ def test_a_size_that_a_reshape_has_twice() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "sizes", "declared"),
-    [
-        ((2, 3, 4), (-1, 6), "n, 6"),
-        ((2, 12), (-1, 3, 2), "n, 3, 2"),
-        ((4, 5, 6), (-1, 2), "n, m"),
-    ],
+    [((2, 3, 4), (-1, 6), "n, 6"), ((2, 12), (-1, 3, 2), "n, 3, 2"), ((4, 5, 6), (-1, 2), "n, m")],
 )
 def test_results_need_not_have_the_sizes_that_the_file_declares(
     shape: tuple[int, ...], sizes: tuple[int, ...], declared: str

@@ -117,16 +117,7 @@ CASES: dict[str, Case] = {
         bits=4,
         block_size=32,
     ),
-    "nbits_8": _ms(
-        "MatMulNBits",
-        [_f(3, 64), _u8(6, 2, 32), _f(12)],
-        1,
-        2,
-        K=64,
-        N=6,
-        bits=8,
-        block_size=32,
-    ),
+    "nbits_8": _ms("MatMulNBits", [_f(3, 64), _u8(6, 2, 32), _f(12)], 1, 2, K=64, N=6, bits=8, block_size=32),
     "attention_sizes": _ms(
         "Attention", [_f(2, 3, 8), _f(8, 28), _f(28)], 1, 2, num_heads=2, qkv_hidden_sizes=[8, 8, 12]
     ),
@@ -195,10 +186,7 @@ CASES: dict[str, Case] = {
         "LabelEncoder", [np.array([1, 2, 8])], keys_int64s=[1, 2], values_floats=[0.5, 1.5], default_float=9.0
     ),
     "labels_float_text": _ml(
-        "LabelEncoder",
-        [np.array([1, 2.5, 3], np.float32)],
-        keys_floats=[1.0, 2.5],
-        values_strings=["a", "b"],
+        "LabelEncoder", [np.array([1, 2.5, 3], np.float32)], keys_floats=[1.0, 2.5], values_strings=["a", "b"]
     ),
 }
 

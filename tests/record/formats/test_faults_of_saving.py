@@ -115,12 +115,7 @@ def test_short_writes_are_continued(folders, name):
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        ["as many shards"],
-        pytest.param(list(CASES), marks=pytest.mark.full),
-    ],
-    ids=["shards", "all"],
+    "names", [["as many shards"], pytest.param(list(CASES), marks=pytest.mark.full)], ids=["shards", "all"]
 )
 def test_a_killed_process_leaves_the_old_or_the_new_content(tmp_path, names):
     done = forked.run(KILLED, tmp_path, *names)

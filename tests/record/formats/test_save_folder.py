@@ -62,10 +62,7 @@ def test_shards(tmp_path):
             assert torch.equal(file.get_tensor(path), model.state_dict()[path])
             metadata = file.metadata()
             assert metadata.pop("format") == "pt"
-            assert set(metadata) == {
-                "burnt.crc32",
-                "burnt.crc32.json",
-            }
+            assert set(metadata) == {"burnt.crc32", "burnt.crc32.json"}
     load_weights(untied, tmp_path)
     assert all(torch.equal(value, model.state_dict()[path]) for path, value in untied.state_dict().items())
     record = read_weights(tmp_path)

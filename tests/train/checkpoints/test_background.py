@@ -12,14 +12,7 @@ from burnt import optim
 from burnt.gradients import Gradients
 from burnt.record import Record
 from burnt.store.control import send
-from burnt.train import (
-    Checkpoints,
-    KeepBest,
-    KeepLast,
-    Position,
-    RunReader,
-    TrainingState,
-)
+from burnt.train import Checkpoints, KeepBest, KeepLast, Position, RunReader, TrainingState
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.checkpoints.saving import CheckpointWriter
 from burnt.train.control import control

@@ -20,13 +20,7 @@ from burnt.record import Record, read_document
 from burnt.serve.run_model import RunModel
 from burnt.store import opening
 from burnt.store.tags import add_note, change_tags
-from burnt.train import (
-    Checkpoints,
-    KeepLast,
-    Learner,
-    StepOutput,
-    SupervisedTraining,
-)
+from burnt.train import Checkpoints, KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.after import loading
 from burnt.train.after.loading import RunFiles
 from burnt.train.checkpoints import checkpoint
@@ -107,11 +101,7 @@ def move_another_step(run: Path) -> None:
             RecordError,
             ["values of a tensor have changed since they were", "in        {run}/checkpoints/step-00000008/"],
         ),
-        (
-            take_another_model,
-            RecordError,
-            ["file is not that of this checkpoint", "CRC-32 {6}\n"],
-        ),
+        (take_another_model, RecordError, ["file is not that of this checkpoint", "CRC-32 {6}\n"]),
         (
             move_another_step,
             CheckpointError,

@@ -9,13 +9,7 @@ from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import BurntError, ConfigError, DefinitionError, OptimError
 from burnt.store.control import send
-from burnt.train import (
-    KeepLast,
-    Learner,
-    RunReader,
-    StepOutput,
-    update_batch_norm,
-)
+from burnt.train import KeepLast, Learner, RunReader, StepOutput, update_batch_norm
 from tests.train.cases import refused, supervised
 
 

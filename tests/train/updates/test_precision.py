@@ -11,14 +11,7 @@ import burnt.nn
 from burnt import optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import NonFiniteError, UnsupportedError
-from burnt.train import (
-    KeepLast,
-    Learner,
-    RunReader,
-    StepOutput,
-    evaluate,
-    update_batch_norm,
-)
+from burnt.train import KeepLast, Learner, RunReader, StepOutput, evaluate, update_batch_norm
 from burnt.train.updates.precision import LossScale, check_precision
 from tests import forked
 from tests.train.cases import bare, refused, supervised

@@ -401,13 +401,7 @@ class _KernelPrinter(ExprPrinter):
 
     def begin_hoisting(self, last: Var, span: tuple[int, int], stores: Sequence[Store]) -> list[str]:
         """Start collecting loop-invariant lines separately; return the lines emitted so far."""
-        saved, self.lines, self.hoisted, self.uniform_cache, self.hoisted_names = (
-            self.lines,
-            [],
-            [],
-            {},
-            {},
-        )
+        saved, self.lines, self.hoisted, self.uniform_cache, self.hoisted_names = (self.lines, [], [], {}, {})
         exprs = unconditional_exprs([step.body for step in stores])
         self.unconditional_loads = {e for e in exprs if e.op == "load"}
         self.span, self.hoist_depth = (last, *span), self.depth

@@ -137,7 +137,7 @@ class OnlineSum:
         name = self.name
         if not self.is_exp:
             return [
-                f"{name} = shift_square_sum({name}, {name}_count, {name}_mean, {self.reference} / {count});",
+                f"{name} = shift_square_sum({name}, {name}_count, {name}_mean, {self.reference} / {count});"
             ]
         return [f"{n} = rescale_exp_sum({n}, {name}_max, {self.reference});" for n in (name, f"{name}_low")]
 

@@ -82,10 +82,7 @@ class _MatmulLayout:
 
     def operands(self) -> tuple[tuple[str, Expr, tuple[Var, ...], tuple[Var, ...]], ...]:
         """Return for both operands the side, the element, and the loops of its rows and of its columns."""
-        return (
-            ("left", self.left, self.rows, self.terms),
-            ("right", self.right, self.terms, self.columns),
-        )
+        return (("left", self.left, self.rows, self.terms), ("right", self.right, self.terms, self.columns))
 
     def tma_operand(
         self, expr: Expr, row_loops: Sequence[Var], column_loops: Sequence[Var]

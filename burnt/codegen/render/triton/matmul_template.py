@@ -28,12 +28,7 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
 def tile_index(  # type: ignore[no-untyped-def]
-    pid,
-    rows,
-    columns,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    GROUP: tl.constexpr,
+    pid, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
 ):
     """The tile of a program. GROUP rows of tiles are processed together, to share operands in L2."""
     num_m = tl.cdiv(rows, BLOCK_M)

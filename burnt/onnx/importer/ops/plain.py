@@ -117,11 +117,7 @@ _OPS: dict[tuple[str, str], _Plain] = {
         "ops.rotary_embedding",
         (),
         "rotated",
-        options=(
-            ("interleaved", False),
-            ("rotary_dim", 0, "rotary_embedding_dim"),
-            ("num_heads", 0),
-        ),
+        options=(("interleaved", False), ("rotary_dim", 0, "rotary_embedding_dim"), ("num_heads", 0)),
     ),
     (DOMAIN, "Rotary"): _Plain("ops.rotate", (), "rotated", options=(("interleaved", False),)),
     (MS, "EmbedLayerNormalization"): _Plain(

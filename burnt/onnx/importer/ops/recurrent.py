@@ -58,13 +58,7 @@ def _layer(build: Build, node: Node) -> Any:
     hidden, gates = recurrence.shape[-1], _GATES[node.op]
     kwargs: dict[str, Any] = {"nonlinearity": "relu"} if is_relu else {}
     cls: Any = {"LSTM": nn.Lstm, "GRU": nn.Gru, "RNN": nn.Rnn}[node.op]
-    layer = cls(
-        weight.shape[-1],
-        hidden,
-        bias=bias is not None,
-        bidirectional=directions == 2,
-        **kwargs,
-    )
+    layer = cls(weight.shape[-1], hidden, bias=bias is not None, bidirectional=directions == 2, **kwargs)
     for number in range(directions):
         suffix = "l0_reverse" if number else "l0"
         parts = {"weight_ih": weight[number], "weight_hh": recurrence[number]}

@@ -38,10 +38,7 @@ FAMILIES: dict[str, tuple[Op[..., Any], tuple[Any, ...]]] = {
     "softmax of one": (kernels.softmax, (randn(5, 1), -1, None)),
     "log_softmax": (kernels.log_softmax, (randn(5, 300), -1, None)),
     "layer_norm": (kernels.layer_norm, (*norm(5, 53, size=53), 1e-5, None, None)),
-    "layer_norm and residual": (
-        kernels.layer_norm,
-        (*norm(5, 53, size=53), 1e-5, RESIDUAL, "gelu"),
-    ),
+    "layer_norm and residual": (kernels.layer_norm, (*norm(5, 53, size=53), 1e-5, RESIDUAL, "gelu")),
     "rms_norm": (kernels.rms_norm, (*norm(3, 7, 53, size=53)[:2], None, None, None)),
     "rms_norm and residual": (
         kernels.rms_norm,

@@ -15,14 +15,7 @@ from burnt.codegen.schedule.capabilities import OnlineThresholds
 from tests.codegen.compare import check_outcome
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
-from tests.codegen.schedule.test_online import (
-    check_specials,
-    four_of_rows,
-    online,
-    randn,
-    specials,
-    spread,
-)
+from tests.codegen.schedule.test_online import check_specials, four_of_rows, online, randn, specials, spread
 
 pytestmark = pytest.mark.skipif(shim.COMPILER is None, reason="no C++ compiler here to run Metal with")
 

@@ -148,10 +148,7 @@ def compiled(kernels: Sequence[TritonSource], target: str, folder: Path) -> list
                 arguments = [_argument(a) for a in function.arguments]
                 jit = triton.JITFunction(space[function.name].fn)
                 compiled_kernel = jit.warmup(
-                    *arguments,
-                    grid=(1,),
-                    **function.constants,
-                    **kernel.config.options,
+                    *arguments, grid=(1,), **function.constants, **kernel.config.options
                 )
                 results.append(measured(compiled_kernel, function.name, target, folder))
     return results

@@ -70,11 +70,7 @@ def agree(
     dtype = args[0].dtype
     cotangents = None
     outputs: list[list[Tensor]] = []
-    for call, inputs in (
-        (Function(fn, target=target), args),
-        (fn, args),
-        (fn, [a.double() for a in args]),
-    ):
+    for call, inputs in ((Function(fn, target=target), args), (fn, args), (fn, [a.double() for a in args])):
         inputs = [a.clone().requires_grad_(gradients) for a in inputs]
         results = _leaves(call(*inputs))
         if cotangents is None:

@@ -15,9 +15,7 @@ from burnt.codegen.render.triton.tile_config import (
     select_config,
     why_too_large,
 )
-from burnt.codegen.render.triton.tile_config import (
-    TileConfig as Config,
-)
+from burnt.codegen.render.triton.tile_config import TileConfig as Config
 
 SIZES = [1, 2, 3, 7, 16, 64, 100, 1000, 1024, 4096, 16_384, 40_000, 1_000_003, 1 << 31]
 

@@ -138,8 +138,7 @@ def test_what_is_left_to_a_kernel_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fn", "shapes"),
-    [(about_the_mean, [(128, 24), (24, 33)]), (about_another, [(128, 24), (24, 33), (33,)])],
+    ("fn", "shapes"), [(about_the_mean, [(128, 24), (24, 33)]), (about_another, [(128, 24), (24, 33), (33,)])]
 )
 def test_sums_of_what_comes_later(fn: Callable[..., Any], shapes: Sequence[tuple[int, ...]]) -> None:
     args = [torch.randn(s, generator=torch.Generator().manual_seed(3)) for s in shapes]

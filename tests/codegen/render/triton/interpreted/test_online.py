@@ -15,14 +15,7 @@ from burnt.codegen.render.triton.tile_config import TileConfig
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import build
 from tests.codegen.compare import check_outcome
-from tests.codegen.schedule.test_online import (
-    check_specials,
-    four_of_rows,
-    online,
-    randn,
-    specials,
-    spread,
-)
+from tests.codegen.schedule.test_online import check_specials, four_of_rows, online, randn, specials, spread
 
 CONFIGS = {
     "loops": TileConfig(2, 16),
