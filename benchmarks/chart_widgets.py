@@ -1,4 +1,4 @@
-"""The monitor's chart beside plot widgets that others made: what a redraw costs, and an import.
+"""The monitor's chart next to plot widgets that others made: what a redraw costs, and an import.
 
     python benchmarks/chart_widgets.py [--quick] [--points 160]
 

@@ -1,4 +1,4 @@
-"""Generation with burnt.models beside transformers: new tokens a second, greedy, with a key-value cache.
+"""Generation with burnt.models next to transformers: new tokens a second, greedy, with a key-value cache.
 
     python benchmarks/generate.py [--quick] [--rows PATTERN]
 

@@ -1,4 +1,4 @@
-"""How long importing burnt takes, beside `import torch`.
+"""How long importing burnt takes, next to `import torch`.
 
     python benchmarks/imports.py [--quick]
 

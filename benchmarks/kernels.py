@@ -13,8 +13,8 @@ in turns; a ratio is one of medians. Samples in which the host took time away (s
 kernel did (involuntary switches) are dropped, as long as five are left. The share is of the bandwidth of a
 copy that takes its samples in the same rounds. Where an op takes a call of torch's or oneDNN's, our own
 candidate takes samples in the same rounds too. That all compute the same is checked first. Then: steps of
-optimizers beside torch's (`kernel_table.steps`), with one allocator; the first kernel of a process with empty
-caches, what a call costs, and the front of an op. torch.compile takes a
+optimizers next to torch's (`kernel_table.steps`), with one allocator; the first kernel of a process with
+empty caches, what a call costs, and the front of an op. torch.compile takes a
 minute for some rows; its own cache on disk makes the second process quick.
 
 ``--save`` writes results/cpu-kernels.json, .md and .svg; ``--check`` compares ratios with that file, never
@@ -23,7 +23,7 @@ seconds, and fails where one has fallen below 0.8 of what it was; with both, not
 The GPU's table: `kernel_table.gpu`; ``--group``, ``--rows`` and ``--seconds`` together choose its rows.
 Another process measures them, and a new one after a row that broke the device or took longer than
 ``--row-seconds``; ``--json`` is written after each row. torch.compile with max-autotune takes 8 to 25 s a
-row: rivals without ``compile`` leave Inductor out, and with it the rivals of the rows beside flex_attention.
+row: rivals without ``compile`` leave Inductor out, and with it the rivals of the rows next to flex_attention.
 ``--list-gpu`` prints which rows have no result yet.
 
 ``--write-rules`` measures the table of where torch's kernels are faster (`burnt/torch_speed.json`) on this

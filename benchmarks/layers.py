@@ -1,4 +1,4 @@
-"""Layers of burnt.nn beside their twins in torch.nn: training (forward and backward) and inference.
+"""Layers of burnt.nn next to their twins in torch.nn: training (forward and backward) and inference.
 
     python benchmarks/layers.py [--quick] [--rows PATTERN]
 

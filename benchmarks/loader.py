@@ -1,4 +1,4 @@
-"""Loading batches: burnt's Loader beside torch's DataLoader, on the same dataset, transforms and batches.
+"""Loading batches: burnt's Loader next to torch's DataLoader, on the same dataset, transforms and batches.
 
     python benchmarks/loader.py [--quick] [--workers 2] [--images 512] [--rounds 7]
 

@@ -16,7 +16,7 @@ training    A training runs on and on, with a monitor open on it that is halted 
             which the monitor runs with the mean of those before and after it. What the monitor catches up
             with when it goes on is not counted. The median of the rounds, with the quartiles. Two trainings:
             the digits example as it ships, and a network whose matrix products keep every core busy.
-            Beside it: by how much two stretches without a monitor differ, which is the noise; and the
+            Next to it: by how much two stretches without a monitor differ, which is the noise; and the
             processor time of the monitor as a share of one core. A training whose threads wait for each
             other loses at most that share.
 """

@@ -1,9 +1,9 @@
-"""A BERT from an ONNX file: time and memory of the import, and its speed beside ONNX Runtime, on a CPU.
+"""A BERT from an ONNX file: time and memory of the import, and its speed next to ONNX Runtime, on a CPU.
 
     python benchmarks/onnx_import.py [--quick] [--rounds 15] [--length 128] [--json FILE]
 
 The file is BERT-base's architecture of transformers with random weights, written by torch's exporter. A
-process of its own imports it: seconds, and the largest memory above that of the imported packages, beside
+process of its own imports it: seconds, and the largest memory above that of the imported packages, next to
 the file's size. Then ONNX Runtime, the module, and the module after ``burnt.swap(mode="infer")`` are called
 in turns with batches of 1 and 8: ONNX Runtime's time divided by theirs, the median of the rounds' ratios with
 quartiles; above 1 they are faster. The same for what ONNX Runtime's `quantize_dynamic` makes of the file,
@@ -186,7 +186,7 @@ def text(results: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="an imported BERT beside ONNX Runtime")
+    parser = argparse.ArgumentParser(description="an imported BERT next to ONNX Runtime")
     parser.add_argument("--quick", action="store_true", help="a small one: shows that it runs, no more")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--length", type=int, default=128, help="tokens")

@@ -1,4 +1,4 @@
-"""Optimizer steps with clipping of the global norm: burnt's passes beside torch's steps.
+"""Optimizer steps with clipping of the global norm: burnt's passes next to torch's steps.
 
     python benchmarks/optimizers.py [--quick] [--rows PATTERN]
 

@@ -1,4 +1,4 @@
-"""The vector math of generated C beside torch's elementwise kernels: time per element, and the ratio.
+"""The vector math of generated C next to torch's elementwise kernels: time per element, and the ratio.
 
     python benchmarks/prelude.py [--size 1048576] [--rounds 15]
 

@@ -1,4 +1,4 @@
-"""Quantized layers and models beside float32 and beside other libraries, in turns, on a CPU.
+"""Quantized layers and models next to float32 and next to other libraries, in turns, on a CPU.
 
     python benchmarks/quantization.py [--quick] [--rows PATTERN] [--rounds 25] [--json FILE] [--save]
 
@@ -336,7 +336,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="quantized layers and models beside other libraries'")
+    parser = argparse.ArgumentParser(description="quantized layers and models next to other libraries'")
     parser.add_argument("--quick", action="store_true", help="small and few: shows that it runs, no more")
     parser.add_argument("--rows", default="", metavar="PATTERN", help="a regular expression of rows' names")
     parser.add_argument("--rounds", type=int, default=25)

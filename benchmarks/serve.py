@@ -1,4 +1,4 @@
-"""Requests per second and latency of `burnt serve`, beside LitServe; and restarts under load.
+"""Requests per second and latency of `burnt serve`, next to LitServe; and restarts under load.
 
     python benchmarks/serve.py [--quick] [--json FILE]
     python benchmarks/serve.py --restarts 50
@@ -413,7 +413,7 @@ async def restart_under_load(restarts: int, answers_each: int, connections: int 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="burnt serve beside LitServe, and restarts under load")
+    parser = argparse.ArgumentParser(description="burnt serve next to LitServe, and restarts under load")
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs, no more")
     parser.add_argument("--json", metavar="FILE", help="also write the results to a file")
     parser.add_argument("--restarts", type=int, help="only restart a server so often, under load")

@@ -1,4 +1,4 @@
-"""Size, start-up and latency of the ways in which a run ships, beside the model in Python.
+"""Size, start-up and latency of the ways in which a run ships, next to the model in Python.
 
     python benchmarks/ship.py [--json FILE]
 

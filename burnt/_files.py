@@ -23,7 +23,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary file beside `path` to write to, which takes its place when the block ends well.
+    """A temporary file next to `path` to write to, which takes its place when the block ends well.
 
     A process that is killed leaves the temporary file, hidden by a dot; `replacing` the same path deletes it
     from a day later on.

@@ -22,7 +22,7 @@ def import_file(path: str | os.PathLike[str]) -> ModuleType:
     """Import a file as the module of its name, with its folder on ``sys.path`` as when Python runs it.
 
     A file that is already imported, also as the script ``__main__``, is not imported again. Where another
-    module of that name is imported, and for what is no Python file, it raises a ConfigError.
+    module of that name is imported, and for what is not Python file, it raises a ConfigError.
     """
     path = Path(path).resolve()
     name = path.stem
@@ -45,7 +45,7 @@ def import_file(path: str | os.PathLike[str]) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        # Not the byte code beside it, which may have come with a received file, and do otherwise.
+        # Not the byte code next to it, which may have come with a received file, and do otherwise.
         exec(spec.loader.source_to_code(path.read_bytes(), os.fspath(path)), vars(module))
     except BaseException:
         del sys.modules[name]

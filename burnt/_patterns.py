@@ -43,7 +43,7 @@ def near(pattern: str, paths: Iterable[str]) -> str | None:
 def warn_unmatched(pattern: str, paths: Iterable[str], what: str = "parameter") -> None:
     """Warn of each alternative of a pattern that matches nothing, for a pattern of which another one matches.
 
-    It is no error, so that ``"*.bias|*norm*"`` also serves models without biases.
+    It is not an error, so that ``"*.bias|*norm*"`` also serves models without biases.
 
     >>> with warnings.catch_warnings(record=True, action="always") as caught:
     ...     warn_unmatched("encoder|hed", ["encoder.weight", "head.weight"])

@@ -95,7 +95,7 @@ def decompositions(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
 def without_saved_tensor_hooks() -> Iterator[None]:
     """Context without saved-tensor hooks (checkpointing, offloading), which are restored afterwards.
 
-    torch.func's transforms refuse to run beside them. Checkpointing counts saved tensors, and must not count
+    torch.func's transforms refuse to run next to them. Checkpointing counts saved tensors, and must not count
     those of calls that the user has not made.
     """
     hooks: Any = torch._C._autograd

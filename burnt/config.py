@@ -276,7 +276,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         """Build a Config from the result of `to_json`.
 
         Raises:
-            ConfigError: the text is no JSON, or as in `from_dict`.
+            ConfigError: the text is not JSON, or as in `from_dict`.
         """
         return cls.from_dict(_loads(text, f"{_class_name(cls)} cannot be read", None))
 
@@ -295,8 +295,8 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         """Read a file that `save` wrote, or the ``config.json`` of a run.
 
         Raises:
-            ConfigError: the file is no Config, is of a newer format, or does not fit this class; or the run
-                was given no Config.
+            ConfigError: the file is not a Config, is of a newer format, or does not fit this class; or the
+                run was given no Config.
             OSError: the file cannot be read.
         """
         what = f"{_class_name(cls)} cannot be read from {os.fspath(path)}"
@@ -339,7 +339,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
             key, equals, text = assignment.partition("=")
             if not equals:
                 raise ConfigError(
-                    f"{assignment!r} is no assignment", expected="key=value", hint="e.g. model.hidden=128"
+                    f"{assignment!r} is not an assignment", expected="key=value", hint="e.g. model.hidden=128"
                 )
             *parents, last = key.split(".")
             node: Any = data
@@ -906,7 +906,7 @@ def _parse(text: str, kind: Any) -> Any:
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{text!r} is no JSON", found=str(error)) from None
+        raise ConfigError(f"{text!r} is not JSON", found=str(error)) from None
 
 
 def _loads(text: str | bytes, what: str, where: str | None) -> dict[str, Any]:

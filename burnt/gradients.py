@@ -78,7 +78,7 @@ class Gradients(Mapping[str, Tensor]):
             One tensor per parameter that the loss depends on, with its shape, dtype and device.
 
         Raises:
-            BurntError: the loss is no scalar, or depends on no trainable parameter.
+            BurntError: the loss is not a scalar, or depends on no trainable parameter.
             UnsupportedError: the model contains DistributedDataParallel or the like, whose gradients only
                 ``loss.backward()`` synchronizes.
         """

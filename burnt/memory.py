@@ -92,7 +92,7 @@ def enable(limit: int | str | None = None) -> Stats:
         The state afterwards; if the pool could not be enabled, ``reason`` says why.
 
     Raises:
-        ConfigError: the limit is no size, or the environment variable BURNT_MEMORY_POOL is invalid.
+        ConfigError: the limit is not a size, or the environment variable BURNT_MEMORY_POOL is invalid.
 
     >>> enable("1GiB").limit
     1073741824
@@ -288,7 +288,7 @@ def _tuned_by_environment() -> dict[int, int]:
     for parameter, (variable, tunable) in _TUNED_BY.items():
         text = tunables.get(tunable, os.environ.get(variable))
         if text is not None:
-            with contextlib.suppress(ValueError):  # glibc ignores values that are no numbers
+            with contextlib.suppress(ValueError):  # glibc ignores values that are not numbers
                 values[parameter] = int(text, 0)
     return values
 
@@ -420,7 +420,7 @@ def _parse_limit(limit: int | str | None) -> int | None:
 
 
 def parse_bytes(size: int | str) -> int | None:
-    """Return the bytes of a number or a text such as ``2GiB``, ``500MB`` or ``64k``; None if it is no size.
+    """Return the bytes of a number or a text such as ``2GiB``, ``500MB`` or ``64k``, or None.
 
     >>> parse_bytes("2GB"), parse_bytes("1.5 MiB"), parse_bytes("64k"), parse_bytes("2 apples")
     (2000000000, 1572864, 65536, None)

@@ -86,7 +86,7 @@ class Module(torch.nn.Module):
             raise DefinitionError(
                 f"{cls.__qualname__} has no __init__ to inherit",
                 where=f"{cls.__module__}.{cls.__qualname__}",
-                expected="init=False beside a base with its own __init__, such as a layer of torch.nn",
+                expected="init=False next to a base with its own __init__, such as a layer of torch.nn",
                 hint="leave out init=False, and __init__ is derived from the fields",
             )
         _refuse_layers_in_body(cls)

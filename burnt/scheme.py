@@ -116,7 +116,7 @@ class QuantScheme:
         activations: None if only weights are quantized; ``"dynamic"``: inputs too, with a scale per row of
             each call; ``"dynamic_tensor"``: with one scale and zero point for the whole input of a call, for
             integers (ONNX's DynamicQuantizeLinear); ``"static"``: with one scale found by calibration.
-        uneven: rows that are no multiple of the block are padded with zeros (``"pad"``), or the layer is
+        uneven: rows that are not a multiple of the block are padded with zeros (``"pad"``), or the layer is
             skipped with that reason (``"refuse"``).
 
     Raises:
@@ -231,7 +231,7 @@ class QuantScheme:
             return text
         if not isinstance(text, str):
             raise ConfigError(
-                "this is no quantization scheme",
+                "this is not a quantization scheme",
                 expected=f"a QuantScheme, or a name such as {', '.join(map(repr, NAMES[:4]))}",
                 found=repr(text),
             )

@@ -21,10 +21,10 @@ die() {
 # make_venv: the environment in .venv, made with $PYTHON (python3 by default) unless it is there and works.
 make_venv() {
     if [ -n "${PYTHON:-}" ]; then
-        command -v "$PYTHON" >/dev/null 2>&1 || die "PYTHON=$PYTHON is no program. Name a Python 3.11 or newer."
+        command -v "$PYTHON" >/dev/null 2>&1 || die "PYTHON=$PYTHON is not a program. Name a Python 3.11 or newer."
         local wanted found
         wanted="$("$PYTHON" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null)" \
-            || die "PYTHON=$PYTHON is no Python. Name a Python 3.11 or newer."
+            || die "PYTHON=$PYTHON is not Python. Name a Python 3.11 or newer."
         found="$("$VENV/bin/python" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null || true)"
         if [ -n "$found" ] && [ "$found" != "$wanted" ]; then
             say "replacing $VENV, which has Python $found, by one with $wanted"

@@ -7,7 +7,7 @@ renames, makes or removes a folder, deletes. `operations(at=3, how="full")` make
 ``"full"``    ENOSPC; whatever needs space fails from then on, after half of a write
 ``"refused"`` EIO, this once
 ``"killed"``  the process ends at once, without clean-up; half of a write is done
-``"short"``   a write takes half of its bytes and says so, which is no error
+``"short"``   a write takes half of its bytes and says so, which is not an error
 ============  =================================================================================
 """
 

@@ -10,7 +10,7 @@ import pytest
 def raises(
     error: type[BaseException] | tuple[type[BaseException], ...], *texts: str, match: str | None = None
 ) -> Iterator[pytest.ExceptionInfo[BaseException]]:
-    """Context like `pytest.raises`, for an error whose message has all of the texts, which are no regex."""
+    """Context like `pytest.raises`, for an error whose message has all of the texts, which are not regex."""
     with pytest.raises(error, match=match) as caught:
         yield caught
     for text in texts:

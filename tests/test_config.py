@@ -139,7 +139,7 @@ def test_override() -> None:
         ("optim.beta=1", "did you mean 'betas'"),
         ("layers.7.width=1", "layers.7"),
         ("rate=quick", "expected  float"),
-        ("layers=[1", "is no JSON"),
+        ("layers=[1", "is not JSON"),
     ],
 )
 def test_override_messages(assignment: str, message: str) -> None:

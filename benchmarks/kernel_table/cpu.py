@@ -119,7 +119,7 @@ def own_candidate(row: Row, inputs: Sequence[torch.Tensor]) -> Own | None:
 def summary(
     row: Row, by: str, samples: dict[tuple[str, str], list[clock.Sample]], bytes_moved: int, copied: int
 ) -> dict[str, Any]:
-    """Medians of calm samples, their quartiles, and ratios beside what is aimed at."""
+    """Medians of calm samples, their quartiles, and ratios next to what is aimed at."""
     seconds = {place: calm_median(taken) for place, taken in samples.items()}
     own = seconds[SAME, "burnt"]
     result: dict[str, Any] = {

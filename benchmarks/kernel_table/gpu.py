@@ -1,6 +1,6 @@
 """The table of a GPU: families of ops in bfloat16, at 64 MB and more, products of matrices, optimizer steps.
 
-Beside each: torch's own op where there is one, the same unfused in simpler ops, torch.compile with
+Next to each: torch's own op where there is one, the same unfused in simpler ops, torch.compile with
 max-autotune, and Liger-Kernel where it has the op and is installed. Inputs are rotated through more memory
 than the L2 cache holds; the calls on all of them are captured in a CUDA graph, whose replays are timed by
 events, rivals in turns. What cannot be captured is timed launch by launch, and marked; so are all steps of
@@ -9,11 +9,11 @@ bandwidth of a copy that is timed in the same way, each input and each output co
 the inputs and the results' gradients for inputs, and the inputs' gradients for outputs. Host time is that
 of calls on a few elements. ``own`` is torch's time by that of our own candidate, which is timed too where the
 op takes a library's; ``bwd`` the same of the time that gradients take beyond the forward. A step of an
-optimizer stands beside torch's fused one (``torch``) and that by lists (``unfused``); where burnt left it to
+optimizer stands next to torch's fused one (``torch``) and that by lists (``unfused``); where burnt left it to
 torch, the row has the reason and no ratio.
 
 Rows are measured by another process, and by a new one after a row that broke the device or took too long
-(`row_process`). Without ``compile`` among the rivals nothing is compiled by Inductor: rows beside
+(`row_process`). Without ``compile`` among the rivals nothing is compiled by Inductor: rows next to
 flex_attention, which is, have no rival then.
 
 With ``--tune`` an op is tuned for a row's inputs before the row is measured: some block sizes near those that
@@ -292,7 +292,7 @@ def measure_step(
 
 
 def peak(run: Callable[[], object]) -> float:
-    """Megabytes that a call holds at its most, beside what is there before it."""
+    """Megabytes that a call holds at its most, next to what is there before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -1,7 +1,7 @@
 """Rows of the GPU's table that multiply matrices: products, convolutions, attention, recurrent layers.
 
-Beside torch's call, and what follows it in eager torch, stands our own candidate, also where the op takes the
-library's; what is aimed at is in each row.
+Next to torch's call, and what follows it in eager torch, stands our own candidate, also where the op takes
+the library's; what is aimed at is in each row.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def bfloat16_product(x: Tensor, values: Tensor) -> Tensor:
 
 
 def int4_decode(size: int) -> Family:
-    """A linear layer of a language model that generates one token, beside a weight of bfloat16."""
+    """A linear layer of a language model that generates one token, next to a weight of bfloat16."""
 
     def specs(size: int) -> list[Spec]:
         return [(1, size), ("codes", 256, (size, size // 2)), ("weights", size, (size, size // 32))]
@@ -191,7 +191,7 @@ def int4_decode(size: int) -> Family:
 
 
 def float8_squares(size: int) -> Family:
-    """A product of float8 matrices beside one of bfloat16; their codes are positive, and none is NaN."""
+    """A product of float8 matrices next to one of bfloat16; their codes are positive, and none is NaN."""
 
     def specs(size: int) -> list[Spec]:
         return [("codes", 127, (size, size))] * 2
@@ -218,11 +218,11 @@ PRODUCTS: tuple[Family, ...] = (
               (lambda op, q, k, v: op(q, k, v, causal=True), lambda op, q, k, v: op(q, k, v, after=0)),
               lambda q, k, v: attention(q, k, v, causal),
               lambda q, k, v: _SDPA(q, k, v, is_causal=True), aims=_OF_SDPA),
-    attending("attention, soft cap beside flex_attention",
+    attending("attention, soft cap next to flex_attention",
               (lambda op, q, k, v: op(q, k, v, score=soft_cap), None),
               lambda q, k, v: attention(q, k, v, soft_cap),
               lambda q, k, v: flex()(q, k, v, score_mod=soft_cap), inductor=True, aims=_OF_FLEX),
-    attending("attention, distances beside flex_attention",
+    attending("attention, distances next to flex_attention",
               (lambda op, q, k, v: op(q, k, v, score=relative), None),
               lambda q, k, v: attention(q, k, v, relative),
               lambda q, k, v: flex()(q, k, v, score_mod=relative), inductor=True, aims=_OF_FLEX),

@@ -33,7 +33,7 @@ class Family:
         label: names its rows; without one, the op does.
         small: shapes for rehearsals and host time; without them, fewer rows.
         product: it multiplies matrices, which the means over what moves memory leave out.
-        peak: memory is measured, too: what a call holds at its most, beside its inputs.
+        peak: memory is measured, too: what a call holds at its most, next to its inputs.
         beneath: where `op` is a function that calls an op, that op, and how it is called.
         inductor: `torch` is compiled by Inductor.
         aims: ratios, forward and with gradients, by rival; ``own`` is that of torch's time to that of our own

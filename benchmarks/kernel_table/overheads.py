@@ -1,4 +1,4 @@
-"""What burnt costs beside its kernels: the first one in a new process, a call, an op's front."""
+"""What burnt costs next to its kernels: the first one in a new process, a call, an op's front."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scaled(x: Tensor, y: Tensor) -> Tensor:
 
 
 def measure(rivals: Sequence[str], quick: bool) -> dict[str, Result]:
-    """Rows of the second table: what was measured, what is aimed at, and what others take beside it."""
+    """Rows of the second table: what was measured, what is aimed at, and what others take next to it."""
     results = {}
     for imports in ("", "import torch._inductor"):
         name = "first kernel, empty caches, " + ("after all imports, s" if imports else "s")
@@ -75,7 +75,7 @@ def first_kernel(imports: str, rivals: Sequence[str], rounds: int) -> Result:
 
     Args:
         imports: a line that is run before the clock starts.
-        rivals: of these Inductor is measured beside burnt.
+        rivals: of these Inductor is measured next to burnt.
         rounds: how often.
     """
     decorators = {"burnt": "burnt.fuse"}

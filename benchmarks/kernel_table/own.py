@@ -1,4 +1,4 @@
-"""Our own candidate of an op, timed beside the one that the op chooses where that is a library's."""
+"""Our own candidate of an op, timed next to the one that the op chooses where that is a library's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer steps with clipping of the global norm: burnt's passes beside torch's, on a CPU and on a GPU.
+"""Optimizer steps with clipping of the global norm: burnt's passes next to torch's, on a CPU and on a GPU.
 
 A row is a step of all tensors of a model, after their gradients' norm was taken and they were scaled down to
 it: `burnt.kernels` in two passes, torch by `clip_grad_norm_` and the step of `torch.optim`, fused where it

@@ -231,7 +231,7 @@ def _named_metrics(name: str, saved: Mapping[str, Mapping[str, Any]]) -> Sequenc
     found = list(built) if isinstance(built, list | tuple) else [built]
     if not all(isinstance(metric, metrics.Metric) for metric in found):
         raise UsageError(
-            f"{name} is no metric", expected="a metric, a list of metrics, or a function that returns one",
+            f"{name} is not a metric", expected="a metric, a list of metrics, or a function that returns one",
             found=type(built).__name__,
         )  # fmt: skip
     return found

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     _check_package(folder)
     name = args.name or class_name(file.stem)
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise UsageError("--name is no name of a class", found=name, hint=f"--name {class_name(name)}")
+        raise UsageError("--name is not a name of a class", found=name, hint=f"--name {class_name(name)}")
     module = onnx.load(file, max_constant_bytes=args.max_constant_bytes)
     python = write_package(module, folder, name=name, title=f"Imported from {file.name}.")
     weights = folder / WEIGHTS
@@ -79,7 +79,7 @@ def _check_package(folder: Path) -> None:
             valid if valid.isidentifier() and not keyword.iskeyword(valid) else f"model_{valid}".rstrip("_")
         )
         raise UsageError(
-            "--out is no name of a package",
+            "--out is not a name of a package",
             expected="letters, digits and _, as in `import bert`",
             found=name,
             hint=f"--out {shlex.quote(str(folder.parent / valid))}",

@@ -106,7 +106,7 @@ def named_model(target: str, problem: str = "--model names no model", *, with_ba
             value, batch = value
     if not isinstance(value, nn.Module):
         raise UsageError(
-            f"{target} is no model, and builds none", expected=expected, found=type(value).__name__
+            f"{target} is not a model, and builds none", expected=expected, found=type(value).__name__
         )
     return (value, batch) if with_batch else value
 

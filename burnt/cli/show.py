@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_source(path: str) -> None:
-    """Refuse what is no file or folder of weights by its name alone."""
+    """Refuse what is not a file or folder of weights by its name alone."""
     if not os.path.exists(path):
         raise UsageError("there is no such file or folder", found=path)
     if os.path.isfile(os.path.join(path, DATABASE)):
@@ -180,7 +180,7 @@ def _json(
 
 
 def _schemes(layers: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
-    """Return how many layers are quantized by each scheme; folded layers are no tensors of the file."""
+    """Return how many layers are quantized by each scheme; folded layers are not tensors of the file."""
     return Counter(name for entry in layers.values() if (name := _scheme_name(entry)) is not None)
 
 

@@ -93,7 +93,7 @@ def multiplying(name: str) -> Iterator[None]:
         yield
     finally:
         set_precision(precision_before)
-        if allowed_tf32_before is not None:  # torch keeps the older setting beside the newer ones
+        if allowed_tf32_before is not None:  # torch keeps the older setting next to the newer ones
             _torch.let_convolve_in_tf32(allowed_tf32_before)
         if _torch.fp32_settings() != settings_before:
             _torch.restore_fp32_settings(settings_before)

@@ -166,7 +166,7 @@ def pin(value: Any) -> Any:
 
 
 class Mover:
-    """Moves batches to a device, as `move`; to CUDA beside the computations that are still running there.
+    """Moves batches to a device, as `move`; to CUDA next to the computations that are still running there.
 
     Copies from pinned memory (`Loader` with ``pin=True``) run on a stream of their own, while the GPU
     computes the step before; the next step waits for them.

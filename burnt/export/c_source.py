@@ -119,7 +119,7 @@ def c_source(
             "exporting to C needs a further package", expected="emx-onnx-cgen", hint="pip install burnt[c]"
         )
     if c_name(name) != name:
-        raise UnsupportedError("the name is no C identifier", found=repr(name), hint=f"{c_name(name)!r}")
+        raise UnsupportedError("the name is not a C identifier", found=repr(name), hint=f"{c_name(name)!r}")
     with tempfile.TemporaryDirectory(prefix="burnt-c-") as folder:
         file = Path(folder, "model.onnx")
         exported = export(model, example, file, batch=batch, fold=fold)

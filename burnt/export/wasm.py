@@ -157,7 +157,7 @@ class OnnxRuntimeWeb:
             return cls(json.loads(description)["version"], script, wasm)
         except (OSError, tarfile.TarError, KeyError, ValueError) as error:
             raise UnsupportedError(
-                "this is no package onnxruntime-web",
+                "this is not a package onnxruntime-web",
                 where=os.fspath(path),
                 expected=f"a folder with {', '.join(names)}, or the archive of it",
                 found=str(error),

@@ -224,5 +224,5 @@ def _add_batch_size_hint(
         fails = next(tried for tried in sizes if tried in failed)
         error.hint = (
             f"a batch of {works} works and one of {fails} does not: a batch size is fixed in the model. "
-            f"If the leading axis is no batch: batch_sizes=({works},)"
+            f"If the leading axis is not a batch: batch_sizes=({works},)"
         )

@@ -102,7 +102,7 @@ def _call_in_fork(function: Callable[[], Any]) -> tuple[Any, BaseException | Non
     read, write = os.pipe()
     try:
         with warnings.catch_warnings():
-            # Of forks beside threads, from Python 3.12 on. The process needs no other thread.
+            # Of forks next to threads, from Python 3.12 on. The process needs no other thread.
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
     except OSError:  # no memory
@@ -285,7 +285,7 @@ def _named_inputs(name: str, inputs: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 class _CopiesAreMeta(TorchFunctionMode):
-    """Makes copy.deepcopy return meta tensors, also for tensors that are no parameters or buffers."""
+    """Makes copy.deepcopy return meta tensors, also for tensors that are not parameters or buffers."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

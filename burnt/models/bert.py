@@ -115,7 +115,7 @@ class BertConfig(PretrainedConfig):
 
         Raises:
             ConfigError: RoBERTa without a `pad_token`, or with too few positions.
-            ShapeError: `d_model` is no multiple of `num_heads`.
+            ShapeError: `d_model` is not a multiple of `num_heads`.
         """
         return build(Bert, self, device, dtype)
 
@@ -241,7 +241,7 @@ class Bert(Pretrained[BertConfig]):
         super().__init__(config)
         c = config
         self._longest = c.longest
-        self._counts_tokens = c.kind != "bert"  # RoBERTa's positions count the tokens that are no padding
+        self._counts_tokens = c.kind != "bert"  # RoBERTa's positions count the tokens that are not padding
         self._pools = c.kind == "bert" and c.head == "classification"
         self.embedding = nn.Embedding(c.vocab_size, c.d_model, c.pad_token)
         self.positions = nn.Embedding(c.max_len, c.d_model, c.pad_token if self._counts_tokens else None)
@@ -310,7 +310,7 @@ class Bert(Pretrained[BertConfig]):
         Raises:
             ShapeError: a sequence longer than the positions, or padding of another shape.
             InputIndexError: a token or segment that the model does not have.
-            InputTypeError: `tokens` is no tensor, or `padding` is not boolean.
+            InputTypeError: `tokens` is not a tensor, or `padding` is not boolean.
         """
         check_tokens(tokens, padding, type(self).__name__, single=True)
         segments = torch.zeros_like(tokens) if segments is None else segments

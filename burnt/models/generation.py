@@ -383,7 +383,7 @@ class TokenStream(Iterator[list[int | None]]):
 
 
 def last_of_each(x: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the vector of each sequence's last token that is no padding: ``[B, L, E]`` to ``[B, E]``."""
+    """Return the vector of each sequence's last token that is not padding: ``[B, L, E]`` to ``[B, E]``."""
     if padding is None:
         return x[:, -1]
     length = x.shape[1]

@@ -59,7 +59,7 @@ class Gpt2Config(PretrainedConfig):
         num_classes: number C of classes of the head ``"classification"``.
 
     Raises:
-        ConfigError: `d_model` is no multiple of `num_heads`, or a value is not of its field's type.
+        ConfigError: `d_model` is not a multiple of `num_heads`, or a value is not of its field's type.
     """
 
     vocab_size: int = 50257
@@ -188,12 +188,12 @@ class Gpt2(Decoder[Gpt2Config]):
             last: compute the logits of the last token alone, ``[B, 1, V]``.
 
         Returns:
-            ``[B, L, V]``; ``[B, C]`` of the last token that is no padding, with the head
+            ``[B, L, V]``; ``[B, C]`` of the last token that is not padding, with the head
             ``"classification"``; the normalised vectors ``[B, L, E]`` without a head.
 
         Raises:
             ShapeError: a sequence longer than the positions, or padding of another shape.
-            InputTypeError: `tokens` is no tensor, or `padding` is not boolean.
+            InputTypeError: `tokens` is not a tensor, or `padding` is not boolean.
         """
         check_tokens(tokens, padding, type(self).__name__)
         positions = self._positions(tokens, padding, cache)

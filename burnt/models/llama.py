@@ -368,13 +368,13 @@ class Llama(Decoder[LlamaConfig]):
             last: compute the logits of the last token alone, ``[B, 1, V]``.
 
         Returns:
-            ``[B, L, V]`` with the head ``"lm"``, ``[B, C]`` of the last token that is no padding with the
+            ``[B, L, V]`` with the head ``"lm"``, ``[B, C]`` of the last token that is not padding with the
             head ``"classification"``, and the normalised vectors ``[B, L, E]`` without a head.
 
         Raises:
             ShapeError: `padding` or `cache` do not fit.
             InputIndexError: a token outside the vocabulary, on the CPU.
-            InputTypeError: `tokens` is no tensor, or `padding` is not boolean.
+            InputTypeError: `tokens` is not a tensor, or `padding` is not boolean.
         """
         check_tokens(tokens, padding, type(self).__name__)
         start = cache[0].length if cache else 0

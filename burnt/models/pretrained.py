@@ -217,7 +217,7 @@ class PretrainedConfig(Config):
     """
 
     other: dict[str, Any] = {}  # noqa: RUF012  # a Config copies it
-    """The keys of the ``config.json`` it was read from that are no fields; written back."""
+    """The keys of the ``config.json`` it was read from that are not fields; written back."""
 
     _MODEL_TYPES: ClassVar[Mapping[str, str]]
     _KEYS: ClassVar[Mapping[str, str]]
@@ -240,7 +240,7 @@ class PretrainedConfig(Config):
         if kind not in cls._MODEL_TYPES:
             known = model_classes()
             raise ConfigError(
-                f"this is no model for {cls.__name__}",
+                f"this is not a model for {cls.__name__}",
                 where=f"{where}: model_type",
                 expected=" or ".join(map(repr, cls._MODEL_TYPES)),
                 found=repr(kind),
@@ -288,7 +288,7 @@ class PretrainedConfig(Config):
         """Read a ``config.json``.
 
         Raises:
-            ConfigError: it is no JSON, of another model, or has a feature that this one has not.
+            ConfigError: it is not JSON, of another model, or has a feature that this one has not.
             OSError: it does not exist or cannot be read.
         """
         where = os.fspath(path)
@@ -400,7 +400,7 @@ class Pretrained(Module, Generic[_C]):
             ConfigError: the snapshot is of another model, or has a feature that this one has not.
             RecordError: there is no such snapshot, or its weights are damaged or do not fit.
             DeviceError: there is no such device.
-            InputTypeError: `dtype` is no floating-point dtype.
+            InputTypeError: `dtype` is not a floating-point dtype.
             OSError: a file cannot be read.
         """
         place = torch.get_default_device() if device is None else as_device(device)
@@ -514,7 +514,7 @@ def load_pretrained(
 
 
 def check_tokens(tokens: object, padding: object, where: str, *, single: bool = False) -> None:
-    """Refuse what is no batch of token ids (or, if `single`, a sequence), and padding that is not boolean."""
+    """Refuse what is not a batch of token ids (if `single`: a sequence), and padding that is not boolean."""
     if not isinstance(tokens, Tensor):
         raise InputTypeError(
             "tokens are a tensor",
@@ -609,7 +609,7 @@ def _no_config(folder: Path) -> RecordError:
     elif inner := sorted(folder.glob("snapshots/*/config.json")):
         hint = f"this is a folder of the Hub's cache: {os.fspath(inner[-1].parent)!r} is a snapshot in it"
     return RecordError(
-        "the folder is no snapshot",
+        "the folder is not a snapshot",
         where=os.fspath(folder),
         expected="config.json and weights",
         found=(", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "nothing",
@@ -627,10 +627,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         document = parse_json(path.read_bytes())
     except ValueError as error:
-        raise ConfigError("this is no JSON", where=os.fspath(path), found=str(error)) from None
+        raise ConfigError("this is not JSON", where=os.fspath(path), found=str(error)) from None
     if not isinstance(document, dict):
         raise ConfigError(
-            "this is no JSON object", where=os.fspath(path), expected="{...}", found=type(document).__name__
+            "this is not JSON object", where=os.fspath(path), expected="{...}", found=type(document).__name__
         )
     return document
 
@@ -642,7 +642,7 @@ def _check_dtype(dtype: Any) -> None:
         return
     is_name = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)
     raise InputTypeError(
-        "this is no dtype of parameters",
+        "this is not a dtype of parameters",
         where="dtype",
         expected="a floating-point torch.dtype, 'stored' or None",
         found=repr(dtype),
@@ -661,7 +661,7 @@ def _check_fit(model: Pretrained[Any], report: LoadReport, changes: Mapping[str,
     unexpected = [name for name in report.unexpected if name.split(".")[0] in children]
     if missing or unexpected:
         raise RecordError(
-            f"the weights do not fit the config.json beside them: {len(missing) + len(unexpected):,} tensors",
+            f"the weights do not fit their config.json: {len(missing) + len(unexpected):,} tensors",
             where=report.source,
             expected=f"the tensors of {type(model).__name__}",
             origin=[

@@ -143,7 +143,7 @@ class Tokenizer:
             max_len: leave out tokens beyond this number; of a pair those of the longer text first.
 
         Raises:
-            InputTypeError: the text is no str.
+            InputTypeError: the text is not a str.
             InputValueError: `max_len` is less than the number of special tokens, or the vocabulary has
                 neither a token for a part of the text nor one for unknown parts.
         """
@@ -345,12 +345,12 @@ class Tokenizer:
         for given in (texts, pairs or ()):
             if isinstance(given, str):
                 raise InputTypeError(
-                    "this is no list of texts", where="Tokenizer", expected="a list of str", found="str"
+                    "this is not a list of texts", where="Tokenizer", expected="a list of str", found="str"
                 )
             for text in given:
                 if not isinstance(text, str):
                     raise InputTypeError(
-                        "this is no text", where="Tokenizer", expected="str", found=type(text).__name__
+                        "this is not text", where="Tokenizer", expected="str", found=type(text).__name__
                     )
         inputs: list[Any] = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
         try:

@@ -622,7 +622,7 @@ def build_activation(
 
 
 def activation_error(activation: object, also: Sequence[str] = ()) -> ConfigError:
-    """Return the error for what is no activation; `also` are names besides those of layers."""
+    """Return the error for what is not an activation; `also` are names besides those of layers."""
     known = (*_BY_NAME, *also)
     name = activation if isinstance(activation, str) else getattr(activation, "__name__", "")
     close = nearest(name.lower(), known)

@@ -1,4 +1,4 @@
-"""LoRA: train a model by small matrices beside its frozen weights.
+"""LoRA: train a model by small matrices next to its frozen weights.
 
 A layer keeps its weight and the names of its parameters. It gets two small submodules, ``lora_A`` and
 ``lora_B`` (peft's names), and a forward hook that adds their product to the output. So a checkpoint of the
@@ -107,7 +107,7 @@ def lora(
     rank_stabilized: bool = False,
     dtype: torch.dtype | None = None,
 ) -> list[str]:
-    r"""Freeze a model, and put a small trainable matrix product beside some of its weights.
+    r"""Freeze a model, and put a small trainable matrix product next to some of its weights.
 
     .. math:: y = W x + \frac{\alpha}{r} B A x
 
@@ -119,7 +119,7 @@ def lora(
         alpha: :math:`\alpha`; None is `rank`, so that the factor is 1.
         dropout: probability of dropping an input of `A` while training, for Linears and convolutions.
         rank_stabilized: divide by :math:`\sqrt r` (Kalajdzievski, 2023).
-        dtype: dtype of `A` and `B`; None is float32 beside weights of 16 bits, else the weight's.
+        dtype: dtype of `A` and `B`; None is float32 next to weights of 16 bits, else the weight's.
 
     Returns:
         The paths of the layers with an adapter. `A` is random and `B` is zero, so that outputs do not change.
@@ -163,7 +163,7 @@ def lora(
 
 
 def merge_lora(model: nn.Module) -> list[str]:
-    """Add each adapter to the weight beside it, and take it out of the model, which then runs as the base.
+    """Add each adapter to the weight next to it, and take it out of the model, which then runs as the base.
 
     Returns:
         The paths of the layers.
@@ -312,7 +312,7 @@ class _Group(_Settings, frozen=True):
 
 
 def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
-    """Freeze a base model, and put the adapters of a file beside its weights.
+    """Freeze a base model, and put the adapters of a file next to its weights.
 
     Args:
         model: the base model, without adapters; it is changed in place.
@@ -324,9 +324,9 @@ def load_lora(model: nn.Module, path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         ConfigError: the model has adapters already.
-        RecordError: the file is damaged, is no adapter, or does not fit the model, which is then unchanged;
-            or peft's options have one that is not applied here; or the file has a weight of its own for one
-            of several layers that share one in the model.
+        RecordError: the file is damaged, is not an adapter, or does not fit the model, which is then
+            unchanged; or peft's options have one that is not applied here; or the file has a weight of its
+            own for one of several layers that share one in the model.
         OSError: the file cannot be read.
     """
     tensors, groups = _read_peft(model, Path(path)) if os.path.isdir(path) else _read(path)
@@ -371,7 +371,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], list[_Group]
         return tensors, msgspec.convert((document or {}).get("lora"), list[_Group])
     except msgspec.ValidationError as error:
         raise RecordError(
-            "this is no file of LoRA adapters",
+            "this is not a file of LoRA adapters",
             where=os.fspath(path),
             expected="a file that burnt.nn.save_lora wrote",
             found=str(error) if document and "lora" in document else "a tensor file without adapters",
@@ -568,7 +568,7 @@ def _unsupported_reason(model: nn.Module, path: str, layer: Any) -> str | None:
     if isinstance(layer, _CONVS) and layer.groups != 1:
         return "it is a convolution with groups"
     if any(layer._parameters.get(name) is None for name in _bare_weights(layer) or ("weight",)):
-        return "its weight is no parameter, as with a parametrization"
+        return "its weight is not a parameter, as with a parametrization"
     return _sharing_reason(model, layer)
 
 

@@ -183,7 +183,7 @@ class _Attention(Module):
     ) -> torch.nn.Module | None:
         if rotary is not None and not isinstance(rotary, Config | torch.nn.Module):
             raise InputTypeError(
-                "this is no rotary encoding",
+                "this is not a rotary encoding",
                 where=self._name(),
                 expected="a RotaryEncoding, its Config, another module, or None",
                 found=repr(rotary),
@@ -315,7 +315,7 @@ class _Attention(Module):
 
     def _project(self, *inputs: Tensor) -> list[Tensor]:
         """Project query, key and value, or only the first, and split into heads: BHLD, BKSD, BKSD."""
-        weight = self.in_proj_weight  # each weight is read once: beside an adapter, it is then computed
+        weight = self.in_proj_weight  # each weight is read once: next to an adapter, it is then computed
         if weight is not None and len(inputs) == 3 and inputs[0] is inputs[1] is inputs[2]:
             packed = F.linear(inputs[0], weight, self.in_proj_bias)
             return [self._heads(x) for x in torch.split_with_sizes(packed, self._sizes(), dim=-1)]
@@ -336,7 +336,7 @@ class _Attention(Module):
 
     def _check_inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         batch = query.shape[:-2]
-        # Any stored parameter's: beside an adapter, reading an input projection computes it.
+        # Any stored parameter's: next to an adapter, reading an input projection computes it.
         dtype = next(self.parameters()).dtype
         self._check_input("query", query, dtype, batch, "L", self.embed_dim)
         if key is not None:
@@ -500,9 +500,9 @@ class MultiHeadAttention(_Attention, init=False):
         ``in_proj_bias`` is ``[(H + 2 K) D]``, ``out_proj`` a Linear.
 
     Raises:
-        ShapeError: `embed_dim` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`; `rotary`
-            is for heads of another size.
-        InputValueError: `dropout` is no probability.
+        ShapeError: `embed_dim` is not a multiple of `num_heads`, or `num_heads` none of `num_kv_heads`;
+            `rotary` is for heads of another size.
+        InputValueError: `dropout` is not a probability.
 
     A query whose keys are all masked gets a mean of nothing, zeros, and so ``out_proj.bias`` (torch's layer
     gives NaN or zeros, by code path; Burn a mean of all values).
@@ -639,8 +639,8 @@ class CrossAttention(_Attention):
         are those of a `MultiHeadAttention` with ``kdim = vdim = C``.
 
     Raises:
-        ShapeError: `embed_dim` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
-        InputValueError: `dropout` is no probability.
+        ShapeError: `embed_dim` is not a multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.
+        InputValueError: `dropout` is not a probability.
 
     Vaswani et al., 2017; torch has only the general layer.
 

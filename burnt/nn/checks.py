@@ -75,7 +75,7 @@ def input_error(layer: Any, input: object) -> BurntError | None:
     if not isinstance(input, Tensor):
         is_array = type(input).__module__.partition(".")[0] == "numpy"
         return InputTypeError(
-            "the input is no tensor",
+            "the input is not a tensor",
             where=describe(layer),
             expected="a torch.Tensor",
             found=type(input).__name__,

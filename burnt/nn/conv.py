@@ -183,8 +183,8 @@ class Conv2d(_Conv[tuple[int, int], tuple[Sides, Sides]], torch.nn.Conv2d, init=
         ``[out_channels, in_channels / groups, *kernel_size]``, ``bias`` ``[out_channels]``.
 
     Raises:
-        InputValueError: a size out of range, a padding that does not exist, or channels that are no multiple
-            of `groups`.
+        InputValueError: a size out of range, a padding that does not exist, or channels that are not a
+            multiple of `groups`.
         ShapeError: the input has another number of axes or channels.
         InputRuntimeError: the input has another dtype than the parameters.
 
@@ -357,7 +357,7 @@ class ConvTranspose2d(
 
     Raises:
         InputValueError: a size out of range, a padding that does not exist, ``"same"`` and an
-            `output_padding`, or channels that are no multiple of `groups`.
+            `output_padding`, or channels that are not a multiple of `groups`.
         ValueError: another `padding_mode`.
         ShapeError: the input has another number of axes or channels.
         InputRuntimeError: the input has another dtype than the parameters.

@@ -36,7 +36,7 @@ class Dropout(_Dropout, torch.nn.Dropout, init=False):
         any; the output has the input's shape.
 
     Raises:
-        InputValueError: `p` is no probability.
+        InputValueError: `p` is not a probability.
 
     As :class:`torch.nn.Dropout`. Where kernels are generated, a seed gives other zeros than torch's.
     Srivastava et al., 2014.
@@ -76,7 +76,7 @@ class Dropout2d(_Dropout, torch.nn.Dropout2d, init=False):
         taken as ``[batch, channels, *]``, with a warning.
 
     Raises:
-        InputValueError: `p` is no probability.
+        InputValueError: `p` is not a probability.
 
     Tompson et al., 2014.
 

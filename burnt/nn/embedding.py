@@ -156,7 +156,7 @@ class EmbeddingBag(Module, torch.nn.EmbeddingBag):
 def _check_padding(layer: torch.nn.Module, padding_idx: int | None, num_embeddings: int) -> None:
     if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
         raise InputValueError(
-            "padding_idx is no id",
+            "padding_idx is not an id",
             where=type(layer).__name__,
             expected=f"{-num_embeddings} to {num_embeddings - 1}, for {num_embeddings} vectors",
             found=padding_idx,

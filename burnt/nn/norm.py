@@ -33,7 +33,7 @@ class BatchNorm(Module, BatchNormBase):
         momentum: weight of the new batch in the running averages; None weights all batches equally.
         affine: whether there are ``weight`` and ``bias``.
         track_running_stats: whether there are running averages; else the batch's statistics always serve.
-        bias: whether there is a ``bias`` beside the ``weight``.
+        bias: whether there is a ``bias`` next to the ``weight``.
 
     Shapes:
         input ``[batch, num_features, *]``, output the same; ``weight``, ``bias``, ``running_mean``,
@@ -149,7 +149,7 @@ class GroupNorm(Module, torch.nn.GroupNorm):
         num_channels: number of channels.
         eps: added to the variance (biased).
         affine: whether there are ``weight`` and ``bias``, one number for each channel.
-        bias: whether there is a ``bias`` beside the ``weight``.
+        bias: whether there is a ``bias`` next to the ``weight``.
 
     Shapes:
         input ``[batch, num_channels, *]``, output the same; ``weight`` and ``bias`` are ``[num_channels]``.

@@ -192,7 +192,7 @@ class _Recurrent(Module):
             )
         if input.dim() not in (1, 2):
             raise InputValueError(
-                "the input is no step",
+                "the input is not a step",
                 where=self._name(),
                 expected=f"[batch, {self.input_size}] or [{self.input_size}]",
                 found=tuple(input.shape),
@@ -345,7 +345,7 @@ class Lstm(_Recurrent):
         ``[P, H]``; gates are i, f, g, o. Names of the other direction end in ``_reverse``.
 
     Raises:
-        InputValueError: no hidden unit or layer, a dropout that is no probability, or a projection to H or
+        InputValueError: no hidden unit or layer, a dropout that is not a probability, or a projection to H or
             more.
 
     Parameters, their names and initial values are those of :class:`torch.nn.LSTM`, whose state loads
@@ -423,7 +423,7 @@ class Lstm(_Recurrent):
             give what `forward` gives for the sequence.
 
         Raises:
-            InputValueError: the layer is bidirectional, or the input is no step.
+            InputValueError: the layer is bidirectional, or the input is not a step.
 
         >>> layer, state = Lstm(8, 6), None
         >>> for x in torch.zeros(5, 3, 8):

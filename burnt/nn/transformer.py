@@ -99,8 +99,8 @@ class TransformerEncoderLayer(_TransformerLayer):
         input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
 
     Raises:
-        ShapeError: `d_model` is no multiple of `num_heads`, or `num_heads` none of `num_kv_heads`; a size
-            is no positive integer, or not the one that `rotary` or `feed_forward` is for.
+        ShapeError: `d_model` is not a multiple of `num_heads`, or `num_heads` none of `num_kv_heads`; a size
+            is not a positive integer, or not the one that `rotary` or `feed_forward` is for.
         ConfigError: there is no such activation.
         UnsupportedError: there is no such norm.
 
@@ -270,7 +270,7 @@ def _build_feed_forward(
     """Return the module of the argument `feed_forward`, which must be for vectors of this size."""
     if given is not None and not isinstance(given, Config | torch.nn.Module):
         raise InputTypeError(
-            "this is no feed-forward of a transformer",
+            "this is not a feed-forward of a transformer",
             where=where,
             expected="the Config of a GatedFeedForward or MoeFeedForward, a module, or None",
             found=repr(given),

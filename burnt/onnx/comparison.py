@@ -1,4 +1,4 @@
-"""compare: run an ONNX file in ONNX Runtime beside the module that it was made from; 16-bit weights."""
+"""compare: run an ONNX file in ONNX Runtime next to the module that it was made from; 16-bit weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compare(
     tolerance: float,
     limits: Mapping[str, Limit] | None = None,
 ) -> dict[int, float]:
-    """Run a file beside its module on random inputs; return the largest error by the number of items in
+    """Run a file next to its module on random inputs; return the largest error by the number of items in
     `batches`.
 
     Errors are relative to the largest output or 1; larger ones than `tolerance`, and a file that ONNX Runtime

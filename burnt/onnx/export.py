@@ -2,7 +2,7 @@
 
 torch's exporter does the translation. burnt adds what it leaves to the user: its own ops are replaced by
 their references, the batch axis stays open, nested arguments become named inputs, ops without a translation
-are all named at once, and the written file is run beside the module before the call returns.
+are all named at once, and the written file is run next to the module before the call returns.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def export(
             computation stays in float32, with the rounded weights.
         fold: compute weights anew where that saves work, as for a convolution with a norm after it; never
             those in 16 bits.
-        metadata: texts to store in the file, beside the versions of burnt and torch and the signature.
+        metadata: texts to store in the file, next to the versions of burnt and torch and the signature.
         tolerance: the largest difference from the module that is accepted, relative to the largest output.
             None for 1e-4; 4e-3 where parameters are float16; or 2e-2 where layers quantize their inputs: a
             number halfway between two integers may be rounded to either, as the sums before it are rounded.
@@ -166,7 +166,7 @@ def export(
         UnsupportedError: a package is missing, the module cannot be traced, ops or a quantization scheme have
             no translation, or the file would be larger than 2 GB.
         InputRuntimeError: an open axis cannot stay open, or the file computes something else.
-        InputTypeError: `model` is no module, or does not take the example.
+        InputTypeError: `model` is not a module, or does not take the example.
         InputValueError: an option is invalid, or a weight is NaN or does not fit the dtype.
         OSError: the file cannot be written.
 
@@ -179,7 +179,7 @@ def export(
     _require_packages()
     if not isinstance(model, nn.Module):
         raise InputTypeError(
-            "model is no module",
+            "model is not a module",
             expected="a torch.nn.Module",
             found=type(model).__name__,
             hint="call the function in the forward of a module" if callable(model) else None,
@@ -198,7 +198,7 @@ def export(
     target = Path(path)
     if not target.parent.is_dir() or (target.exists() and not target.is_file()):
         raise InputValueError(
-            "this is no path for a file",
+            "this is not a path for a file",
             found=str(target),
             hint="it is a folder or a device" if target.exists() else f"there is no folder {target.parent}",
         )

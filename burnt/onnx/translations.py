@@ -122,7 +122,7 @@ class _Translations:
         return torch.onnx.ops.symbolic(op, inputs, attributes, dtype=dtype, shape=shape, version=version)
 
     def layer_norm(self, a: Any) -> Any:
-        if a.weight is None:  # the scale is no optional input of ONNX's op
+        if a.weight is None:  # the scale is not an optional input of ONNX's op
             return NotImplemented
         total, dtype = a.x if a.residual is None else a.x + a.residual, a.x.dtype
         out = F.layer_norm(total, a.weight.shape, a.weight.to(dtype), _cast(a.bias, dtype), a.eps)
@@ -248,7 +248,7 @@ class _Translations:
         return _activated(F.linear(a.x, weight, _cast(a.bias, a.x.dtype)), a.activation)
 
     def quantized_embedding(self, a: Any) -> Tensor:
-        """Gathered rows are dequantized by arithmetic: their scales are no constants."""
+        """Gathered rows are dequantized by arithmetic: their scales are not constants."""
         if a.value in FLOAT8:  # the whole table: there is no Gather of float8
             return F.embedding(a.indices, self._columns(a, a.columns)).to(a.dtype or torch.float32)
         flat, scale, value = a.indices.reshape(-1), a.scale.float(), a.value  # ONNX Runtime lacks bfloat16

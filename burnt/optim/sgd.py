@@ -89,7 +89,7 @@ class Muon(Optimizer):
             ``"match_rms_adamw"`` for rates that suit AdamW.
 
     Raises:
-        OptimError: an option is invalid or, at a step, a parameter of the model is no matrix.
+        OptimError: an option is invalid or, at a step, a parameter of the model is not a matrix.
 
     Jordan et al., 2024; as :class:`torch.optim.Muon`.
 

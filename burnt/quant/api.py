@@ -202,7 +202,7 @@ def quantize(
         a report of every layer with parameters: what it became, bytes and errors, or why it was skipped.
 
     Raises:
-        ArgumentError: `model` is no module, or a pattern is no string.
+        ArgumentError: `model` is not a module, or a pattern is not a string.
         ConfigError: there is no such scheme or method, or a number is out of range.
         QuantError: a pattern matches nothing, a calibration set is missing, empty or does not fit the model,
             or the model is a single layer. The model is unchanged.
@@ -273,7 +273,7 @@ def dequantize(model: torch.nn.Module) -> torch.nn.Module:
     Weights keep the values that quantization has rounded. Batch norms that were folded stay folded.
 
     Raises:
-        ArgumentError: `model` is no module.
+        ArgumentError: `model` is not a module.
         QuantError: the model is itself a quantized layer.
 
     >>> import torch, burnt

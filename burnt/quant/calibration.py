@@ -224,7 +224,7 @@ def check_batches(batches: object) -> None:
     is_batch = isinstance(batches, Tensor | Mapping | str)
     if is_batch or not isinstance(batches, Iterable):
         raise QuantError(
-            "calibrate= is no iterable of batches",
+            "calibrate= is not an iterable of batches",
             expected="a loader or a list of batches",
             found=f"a {type(batches).__name__}",
             hint="calibrate=[batch]" if is_batch else None,

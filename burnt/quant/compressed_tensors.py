@@ -99,7 +99,7 @@ def _problem(layer: Quantized) -> str | None:
     if scheme.type.is_float and scheme.block is not None:
         return f"{scheme.value} in blocks"
     if scheme.activations and (scheme.type.bits < 8 or scheme.block is not None):
-        return f"{scheme.name}: quantized inputs beside weights that are not int8 per channel"
+        return f"{scheme.name}: quantized inputs next to weights that are not int8 per channel"
     if scheme.level == "tensor" and not scheme.symmetric and not scheme.activations:
         return f"{scheme.name}: packed values with one zero point"
     return None

@@ -312,7 +312,7 @@ def _why_not(
     for reader in sorted(readers):
         layer = layers.get(reader)
         if layer is None or not issubclass(quantized_class(layer) or object, QuantizedLinear):
-            return f"its output is read by {reader}, which is no linear layer to quantize"
+            return f"its output is read by {reader}, which is not a linear layer to quantize"
         if flow.sources[reader] != {path}:
             return f"{reader}, which reads its output, reads others too"
         if id(layer.get_parameter("weight")) in shared:

@@ -177,7 +177,7 @@ class QuantReport:
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        """The table, as wide as the terminal; whole lines where the output is no terminal."""
+        """The table, as wide as the terminal; whole lines where the output is not a terminal."""
         return self.text(shutil.get_terminal_size((0, 0)).columns or None)
 
 

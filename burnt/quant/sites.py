@@ -121,7 +121,7 @@ def choose_schemes(
     if overrides is not None:
         if not isinstance(overrides, Mapping):
             raise ArgumentError(
-                "overrides= of burnt.quantize is no mapping",
+                "overrides= of burnt.quantize is not a mapping",
                 expected="patterns and their schemes, such as {'head': 'int8'}",
                 found=repr(overrides),
             )
@@ -199,7 +199,7 @@ def _skip_reason(layer: torch.nn.Module, scheme: QuantScheme) -> str | None:
         return "its weight has values that float32 does not hold"
     columns = weight.shape[1]
     if scheme.block is not None and columns % scheme.block and scheme.uneven == "refuse":
-        return f"its {columns} columns are no multiple of the block {scheme.block}"
+        return f"its {columns} columns are not a multiple of the block {scheme.block}"
     if scheme.scale == "float16" and (largest := float(weight.abs().max())):
         if largest / scheme.largest > 65504:
             return "its scales are too large for float16"

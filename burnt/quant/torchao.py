@@ -27,7 +27,7 @@ def from_torchao(model: torch.nn.Module) -> tuple[str, ...]:
         the paths of the layers that were replaced.
 
     Raises:
-        ArgumentError: `model` is no module.
+        ArgumentError: `model` is not a module.
         QuantError: a weight is quantized in another way, or there is none; the model is unchanged.
     """
     check_model(model, "burnt.quant.from_torchao")

@@ -131,7 +131,7 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Statistics:
-    """The extremes and the mean of a tensor's values that are no NaN, and the number of NaNs.
+    """The extremes and the mean of a tensor's values that are not NaN, and the number of NaNs.
 
     None stands for no such values, and for complex numbers.
     """

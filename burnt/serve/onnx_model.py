@@ -39,7 +39,7 @@ class OnnxModel:
         path: the file.
 
     Raises:
-        UnsupportedError: ONNX Runtime is missing, or an input or output is no tensor of numbers.
+        UnsupportedError: ONNX Runtime is missing, or an input or output is not a tensor of numbers.
         RecordError: the file is missing, damaged, or has operators that ONNX Runtime lacks.
     """
 

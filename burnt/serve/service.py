@@ -170,7 +170,7 @@ class Service:
         open_sizes = [1]
         if schema.has_open_axes:  # models often take only some: a length, or multiples of 32
             sizes, open_sizes = [1, *[min(4, largest)] * 2], [32, 7, 224]
-        # Large integers are no valid indices of small tables, and models may round large numbers to indices.
+        # Large integers are not valid indices of small tables, and models may round large numbers to indices.
         largest_numbers = ((1000.0, schema.largest_integer), (1000.0, 1), (1.0, 1))
         for open_size, (large, integer) in itertools.product(open_sizes, largest_numbers):
             random = np.random.default_rng(0)

@@ -180,7 +180,7 @@ def decode_safetensors(body: bytes) -> dict[str, np.ndarray[Any, Any]]:
     try:
         return safetensors.numpy.load(body)
     except safetensors.SafetensorError as error:
-        raise InputTypeError("the body is no file of safetensors", found=str(error)) from None
+        raise InputTypeError("the body is not a file of safetensors", found=str(error)) from None
     except (KeyError, TypeError, AttributeError) as error:  # for bfloat16 and 8-bit floats, by version
         raise InputTypeError(
             "a tensor has a dtype that the server cannot read", found=str(error), hint="send float32"

@@ -95,10 +95,10 @@ def swap(
         A report of what was swapped, with which kernel, and why not; printed, a table.
 
     Raises:
-        SwapError: the model, or a part of it, is already swapped; a word in `only` or `skip` is no path,
+        SwapError: the model, or a part of it, is already swapped; a word in `only` or `skip` is not a path,
             class or kind; an unknown mode; `defer_logits` for a model without such a loss; `decisions` that
-            are no report, have no decisions, are of another model, or come with `remeasure`; the model or the
-            batch is on the meta device; or the model, or measuring it, fails with the batch. The model is
+            are not a report, have no decisions, are of another model, or come with `remeasure`; the model or
+            the batch is on the meta device; or the model, or measuring it, fails with the batch. The model is
             left unchanged.
 
     >>> import torch
@@ -267,7 +267,7 @@ def unswap(model: nn.Module) -> None:
         model: the swapped model, a copy of it, a part of it, or its wrapper.
 
     Raises:
-        SwapError: no part of it is swapped, or it is no module.
+        SwapError: no part of it is swapped, or it is not a module.
     """
     if not isinstance(model, nn.Module):
         raise SwapError("unswap needs a model", expected="a torch.nn.Module", found=type(model).__name__)
@@ -331,7 +331,7 @@ def _resolve(model: nn.Module, words: str | Sequence[str] | None, argument: str)
             matches.add(word)
         if not matches:
             raise SwapError(
-                f"{word!r} in {argument}= is no path or class in {type(model).__name__}, and no kind",
+                f"{word!r} in {argument}= is not a path or class in {type(model).__name__}, and no kind",
                 expected="a module's path, a glob on paths, a class, or a kind: " + ", ".join(KINDS),
                 found=repr(word),
                 hint=did_you_mean(word, [*KINDS, *classes, *filter(None, paths)]),

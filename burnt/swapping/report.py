@@ -194,7 +194,7 @@ class Report:
         """Read a report that `save` has written.
 
         Raises:
-            SwapError: the file cannot be read, or is no report of this version.
+            SwapError: the file cannot be read, or is not a report of this version.
         """
         try:
             content = parse_json(Path(path).read_text())

@@ -251,7 +251,7 @@ def _check(callback: Any) -> None:
     elif isinstance(callback, EarlyStopping):
         hint = "it belongs to stopping="
     raise DefinitionError(
-        f"{type(callback).__name__} is no callback",
+        f"{type(callback).__name__} is not a callback",
         expected=f"an object with one or more of the methods {', '.join(HOOKS)}",
         found="none of them" if wrong is None else f"a method {wrong}",
         hint=hint,

@@ -50,14 +50,14 @@ class Image:
         channels = pixels.shape[-3] if pixels.dim() in (3, 4) else 0
         if channels not in (1, 3) or 0 in pixels.shape:
             raise MetricError(
-                "this is no image",
+                "this is not an image",
                 expected="pixels of shape [H, W], [1, H, W], [3, H, W] or [n, C, H, W]",
                 found=f"shape {tuple(torch.as_tensor(self.pixels).shape)}",
                 hint="channels come first: pixels.permute(2, 0, 1)" if pixels.shape[-1:] == (3,) else None,
             )
         if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
             raise MetricError(
-                "this is no image",
+                "this is not an image",
                 expected="uint8, or floating-point numbers from 0 to 1",
                 found=pixels.dtype,
             )
@@ -121,7 +121,7 @@ class Histogram:
         bins: the number of bins, of equal width between the smallest and the largest value.
 
     Raises:
-        MetricError: `bins` is below 1, or the values are no numbers.
+        MetricError: `bins` is below 1, or the values are not numbers.
 
     >>> Histogram(torch.tensor([0.0, 0.1, 0.2, 1.0]), bins=2).counts()
     ([3.0, 1.0], [0.0, 0.5, 1.0])

@@ -111,4 +111,4 @@ CALLBACK_METHODS = {
 """Methods of Lightning's and Hugging Face's callbacks -> those of `burnt.train.events.HOOKS`."""
 
 LOG_OPTIONS = frozenset({"on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist"})
-"""Arguments of Lightning's ``self.log``, which are no values to log."""
+"""Arguments of Lightning's ``self.log``, which are not values to log."""

@@ -25,7 +25,7 @@ class StepOutput:
         log: values to log, by name, as `burnt.log` takes them.
 
     Raises:
-        DefinitionError: `count` is no number of items.
+        DefinitionError: `count` is not a number of items.
 
     >>> import torch
     >>> StepOutput(torch.tensor(0.5), outputs=torch.zeros(8, 10)).count

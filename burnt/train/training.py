@@ -224,8 +224,8 @@ class SupervisedTraining(TrainingSettings):
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal stopped the training; everything is saved.
             UnsupportedError: a launcher such as torchrun has started several processes.
-            DefinitionError: `learner` is no Learner; or `burnt.load` or a command is just importing the code,
-                which must not train again.
+            DefinitionError: `learner` is not a Learner; or `burnt.load` or a command is just importing the
+                code, which must not train again.
         """
         refuse_while_importing()
         if not isinstance(learner, Learner):

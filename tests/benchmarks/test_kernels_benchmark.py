@@ -188,7 +188,7 @@ def test_what_became_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_its_rival_nothing_is_compiled_by_inductor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a half, of a pattern and within a time; what flex_attention is beside loses its rival."""
+    """Of a half, of a pattern and within a time; what flex_attention is next to loses its rival."""
     kernels, file = importlib.import_module("kernels"), tmp_path / "rows.json"
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     common = ["--quick", "--table", "gpu", "--rivals", "torch,unfused,liger", "--json", str(file)]
@@ -197,7 +197,7 @@ def test_without_its_rival_nothing_is_compiled_by_inductor(
     found = json.loads(file.read_text())["rows"]
     assert list(found) == [
         *(f"matmul 2048{backward}" for backward in ("", " fwd+bwd")),
-        *(f"attention, soft cap beside flex_attention{backward}" for backward in ("", " fwd+bwd")),
+        *(f"attention, soft cap next to flex_attention{backward}" for backward in ("", " fwd+bwd")),
         "sgd, momentum + clip, 50 M in 300 tensors",
     ]
     assert not any(row["inductor"] for row in found.values())

@@ -124,7 +124,7 @@ def test_inductor_beside_the_others(capsys, monkeypatch):
         (["models"], "the target names no model"),
         (["models:modle", "--input", "2x64"], "did you mean 'model'?"),
         (["models:model"], "there are no inputs for models:model"),
-        (["models:none"], "is no model, and builds none"),
+        (["models:none"], "is not a model, and builds none"),
         (["models:sized"], "models:sized needs arguments"),
         (["models:model", "--input", "2by3"], "the input is invalid"),
         (["models:model", "--input", "2x3:flaot"], "the input is invalid"),

@@ -73,7 +73,7 @@ def test_a_limit_that_is_no_size(text: str, desk: Path, capsys: Any) -> None:
 
 
 def test_a_name_that_is_no_identifier(desk: Path, capsys: Any) -> None:
-    assert "the name is no C identifier" in refused(
+    assert "the name is not a C identifier" in refused(
         capsys, "c", "runs/net", "-o", "firmware", "--name", "my-net", code=1
     )
 

@@ -237,7 +237,7 @@ def test_a_metric_that_cannot_be_built_is_left_out_with_a_warning(desk: Path, ca
         (["--data", "evaluated.py:own_step"], "must take exactly one parameter"),
         (["--data", "evaluated.py:test", "--metrics", "acuracy"], "did you mean 'accuracy'?"),
         (["--data", "evaluated.py:test", "--metrics", "evaluated.py:Secret"], "needs arguments"),
-        (["--data", "evaluated.py:test", "--metrics", "evaluated.py:splits"], "is no metric"),
+        (["--data", "evaluated.py:test", "--metrics", "evaluated.py:splits"], "is not a metric"),
         (["--data", "evaluated.py:test", "--step", "evaluated.py:number"], "is not a function"),
         (["--data", "evaluated.py:test", "--batch-size", "0"], "--batch-size is invalid"),
     ],

@@ -71,7 +71,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def run(desk, trained):
-    """The folder of a run in the current folder, beside the script that trained it."""
+    """The folder of a run in the current folder, next to the script that trained it."""
     shutil.copytree(trained, desk, dirs_exist_ok=True)
     return desk / "runs" / "net"
 
@@ -166,7 +166,7 @@ WRONG = {
     "no name": (["net", "-o", "m.onnx", "--model", "shipped"], 2, "module:name or path/file.py:name"),
     "module": (["net", "-o", "m.onnx", "--model", "shiped:Net"], 2, "did you mean 'shipped'?"),
     "name": (["net", "-o", "m.onnx", "--model", "shipped:bild"], 2, "did you mean 'build'?"),
-    "no model": (["net", "-o", "m.onnx", "--model", "shipped:three"], 2, "is no model, and builds none"),
+    "no model": (["net", "-o", "m.onnx", "--model", "shipped:three"], 2, "is not a model, and builds none"),
     "argument": (["net", "-o", "m.onnx", "--model", "shipped:sized"], 2, "a function without arguments"),
     "other": (["net", "-o", "m.onnx", "--model", "shipped:wrong"], 1, "does not fit Linear"),
     "example": (["net", "-o", "m.onnx", "--example", "4xa"], 2, "--example 8x3x224x224"),

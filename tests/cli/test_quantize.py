@@ -135,7 +135,7 @@ def test_a_file_is_quantized_with_a_class_or_a_function(capsys: Capture, here: P
 
 
 def test_calibration_takes_the_models_inputs_of_batches(capsys: Capture, here: Path) -> None:
-    # The batches' column is no argument of the model: the training step's use of it is known.
+    # The batches' column is not an argument of the model: the training step's use of it is known.
     words = ["net", "--scheme", "int8-static", "--data", "nets.py:splits", "--activations", "percentile"]
     assert main(["quantize", *words, "--batches", "3", "--device", "cpu", "--json"]) == 0
     printed = capsys.readouterr()
@@ -197,7 +197,7 @@ def test_files_are_replaced_by_force_alone(capsys: Capture, here: Path) -> None:
         (["net", "--batches", "0"], "--batches is invalid"),
         (["net.safetensors"], "a model that the Config __main__.Run built"),
         (["plain.safetensors"], "--model MODULE:NAME"),
-        (["plain.safetensors", "--model", "nets.py:number"], "is no model"),
+        (["plain.safetensors", "--model", "nets.py:number"], "is not a model"),
         (["net", "--data", "nets.py:number"], "gives no batches"),
         (["net", "--data", "nets.py:nothing"], "an empty dict"),
         (["net", "--data", "nets.py:dta"], "did you mean 'data'?"),

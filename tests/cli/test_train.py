@@ -113,9 +113,9 @@ def test_runs_an_absolute_path(program, tmp_path_factory, monkeypatch):
 
 
 def test_a_file_imports_its_neighbours(desk):
-    (desk / "work" / "beside.py").write_text("value = 5")
+    (desk / "work" / "next to.py").write_text("value = 5")
     (desk / "work" / "near.py").write_text(
-        "import beside\nfrom burnt import Config\nclass C(Config):\n    x: int = beside.value\n"
+        "import next to\nfrom burnt import Config\nclass C(Config):\n    x: int = next to.value\n"
         "def main(config: C):\n    print(config.x)\n"
     )
     assert main(["train", "work/near.py:main"]) == 0
@@ -222,8 +222,8 @@ def test_functions_that_cannot_be_called(target, parts, capsys):
         ("modl.hidden=1", ["no key 'modl.hidden'", "did you mean 'model'?"]),
         ("model.hiden=1", ["model.hiden", "did you mean 'hidden'?"]),
         ("lr=fast", ["lr", "expected  float", "'fast'"]),
-        ("lr", ["'lr' is no assignment", "key=value"]),
-        ("model=[", ["'[' is no JSON"]),
+        ("lr", ["'lr' is not an assignment", "key=value"]),
+        ("model=[", ["'[' is not JSON"]),
     ],
 )
 def test_words_that_do_not_fit(word, parts, capsys):

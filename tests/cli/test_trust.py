@@ -285,7 +285,7 @@ def test_installed_code_needs_no_trust(library, gift, capsys):
     assert "the function trains nothing" in capsys.readouterr().err
     assert sys.modules["shared_nets.nets"].called == [0.25]
     change(gift, {"target": "shared_nets.nets:other"})
-    assert main(["train", "--resume", "gift"]) == 2  # its parameter is no Config
+    assert main(["train", "--resume", "gift"]) == 2  # its parameter is not a Config
     assert "not annotated with a burnt.Config" in capsys.readouterr().err
     assert sys.modules["shared_nets.nets"].called == [0.25]
 
@@ -317,7 +317,7 @@ OWN_CODE = "from burnt import nn\nclass Net(nn.Linear): pass\n"
 
 @pytest.fixture
 def own(desk, monkeypatch):
-    """A run of one's own in ``project/run``, and the code of its model beside it."""
+    """A run of one's own in ``project/run``, and the code of its model next to it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(desk / "state"))
     project = desk / "project"
     project.mkdir()
@@ -341,7 +341,7 @@ def own(desk, monkeypatch):
         (True, OWN_CODE + "# another one\n"),
         (True, None),
     ],
-    ids=["copied", "changed", "changed beside an edited one", "edited"],
+    ids=["copied", "changed", "changed next to an edited one", "edited"],
 )
 @pytest.mark.filterwarnings("ignore:.* has changed since")
 def test_code_outside_of_a_run_is_that_of_its_path_or_its_content(is_edited, code, own, monkeypatch):

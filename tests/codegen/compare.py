@@ -1,4 +1,4 @@
-"""The gate's measure: a fused program beside eager torch and float64.
+"""The gate's measure: a fused program next to eager torch and float64.
 
 The error against float64 is at most four times that of eager torch in the same dtype, plus four ulp of the
 largest intermediate. Elements that rounding alone can turn over, because they are close to a comparison, a

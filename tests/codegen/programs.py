@@ -308,7 +308,7 @@ DRAWS = _templates("""
 # Programs in which torch and we differ for a reason that `judge` does not find.
 SET_ASIDE = {
     86: "an argmax among values of xlogy that are a rounding step apart, in two of 37,000 rows of bfloat16",
-    3502: "the mean of var_mean beside an infinity: torch's is NaN, that of torch.mean, and ours, infinite",
+    3502: "the mean of var_mean next to an infinity: torch's is NaN, that of torch.mean, and ours, infinite",
 }
 
 

@@ -26,7 +26,7 @@ PAGE = mmap.PAGESIZE
 held = []
 
 def walled(tensor, *, at_end):
-    "A copy whose first or last byte is the first or last of a page beside one that cannot be touched."
+    "A copy whose first or last byte is the first or last of a page next to one that cannot be touched."
     size = tensor.numel() * tensor.element_size()
     pages = -(-size // PAGE)
     memory = mmap.mmap(-1, (pages + 2) * PAGE)

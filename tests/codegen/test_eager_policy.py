@@ -52,7 +52,7 @@ OURS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "float16's running maximum": (lambda x: torch.cummax(x, -1), (ROWS.half(),)),
     "gelu by tanh": (lambda x: F.gelu(x, approximate="tanh"), (ROWS.bfloat16(),)),
     "gelu in float32": (lambda x: F.gelu(x), (ROWS,)),
-    "something else beside it": (lambda x: x.sum(-1) * 2, (ROWS,)),
+    "something else next to it": (lambda x: x.sum(-1) * 2, (ROWS,)),
     "something else before it": (lambda x: (x + 1).sum(-1), (ROWS,)),
     "the same twice": (lambda x: (x.sum(-1), x.sum(-1)), (ROWS,)),
 }

@@ -220,7 +220,7 @@ def test_special_values_of_binary_operations(dtype: torch.dtype) -> None:
 
 def test_special_values_of_reductions() -> None:
     x = torch.tensor(SPECIAL)
-    # Rows: each value beside ordinary ones; columns: another walk through memory.
+    # Rows: each value next to ordinary ones; columns: another walk through memory.
     wide = torch.stack([torch.cat([randn(70), x[i : i + 1], randn(29, seed=1)]) for i in range(len(x))])
 
     def all_of(x, axis: int):

@@ -156,7 +156,7 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
         ("v0", "v1"),
         False,
     ),
-    "a layer norm of equal numbers, beside them": (
+    "a layer norm of equal numbers, next to them": (
         ("tensor((5, 11), f32, 'plain', 1)",),
         ("v0 = (x0[:, :1] + 9).expand(5, 11) * 1.3", "v1 = F.layer_norm(v0, (11,)) @ v0.mT"),
         ("v1",),
@@ -195,7 +195,7 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
         ("v0", "v1"),
         False,
     ),
-    "a mean of infinities, beside their variance": (
+    "a mean of infinities, next to their variance": (
         ("tensor((9, 4), f32, 'plain', 1)",),
         ("v0 = torch.var_mean((x0 > 0).to(f32).log(), 0)[1]",),
         ("v0",),

@@ -1,4 +1,4 @@
-"""Numbers that a dtype does not hold are refused, beside Python's exact numbers: fill values and columns."""
+"""Numbers that a dtype does not hold are refused, next to Python's exact numbers: fill values and columns."""
 
 from __future__ import annotations
 

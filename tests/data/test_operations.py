@@ -1,4 +1,4 @@
-"""Operations on datasets, beside what torch, NumPy, pandas and scikit-learn give."""
+"""Operations on datasets, next to what torch, NumPy, pandas and scikit-learn give."""
 
 import math
 import pickle

@@ -253,7 +253,7 @@ class TestDigits:
             })()"""
         )
         opened.wait(lambda: opened.text("#problem"))
-        assert opened.text("#problem") == "notes.txt is no image that this browser can read."
+        assert opened.text("#problem") == "notes.txt is not an image that this browser can read."
         opened.evaluate("document.querySelector('button').click()")
         opened.settle()
         assert opened.text("#problem") == ""
@@ -381,7 +381,7 @@ def test_several_inputs_and_tables(browser, tmp_path):
     close([float(cells[0])], expected)
     assert cells[1] == str(69 * 7 + 8)
     close([float(cells[2])], torch.tensor([2.0]).log())
-    assert enter(browser, scale, "-1") == "The model returned NaN, which is no number."
+    assert enter(browser, scale, "-1") == "The model returned NaN, which is not a number."
     assert enter(browser, scale, "1") == ""
 
 

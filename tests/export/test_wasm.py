@@ -93,7 +93,7 @@ class Pixels(nn.Module):
 
 
 class Words(nn.Module):
-    """Tokens as int64, a mask as bool and a shift as uint8; a scalar for each item beside the logits."""
+    """Tokens as int64, a mask as bool and a shift as uint8; a scalar for each item next to the logits."""
 
     def __init__(self):
         super().__init__()

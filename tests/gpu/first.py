@@ -1,6 +1,6 @@
 """What has never run on a GPU, first: hand-written kernels and templates, each case in a process of its own.
 
-    python -m tests.gpu.first --device cuda                # beside float64; 20 s a case, 8 at once
+    python -m tests.gpu.first --device cuda                # next to float64; 20 s a case, 8 at once
     python -m tests.gpu.first --device null -k "flash|adam"  # launched through the null driver alone
 
 A case that crashes, hangs or leaves the device in an error state costs only itself. Results are printed as
@@ -121,7 +121,7 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
 
 
 def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Case:
-    """Flash attention and its gradients; 517 queries and keys are no multiple of a block."""
+    """Flash attention and its gradients; 517 queries and keys are not a multiple of a block."""
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.kernels.ops.attention import flash_triton
     from burnt.kernels.ops.attention.flash import make_problem

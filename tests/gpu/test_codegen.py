@@ -109,7 +109,7 @@ def test_random_programs(first, device, launched_only):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name, dtype, device, launched_only):
-    """Forward and gradients beside float64 and eager torch, at sizes that fill a GPU."""
+    """Forward and gradients next to float64 and eager torch, at sizes that fill a GPU."""
     fn, *shapes = FAMILIES[name]
     fused = Function(fn)
     args = made(shapes, dtype, device, gradients=True)

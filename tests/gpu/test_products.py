@@ -92,7 +92,7 @@ def launch_flash(tensors: list[Tensor], options: dict[str, Any]) -> None:
 def test_attention_with_options_and_grouped_queries(
     name: str, dtype: torch.dtype, device: torch.device, launched_only: bool
 ) -> None:
-    """Whatever can compute it, forward and gradients, beside the definition in float64."""
+    """Whatever can compute it, forward and gradients, next to the definition in float64."""
     tensors, options = heads(name == "packed"), OPTIONS[name]
     if launched_only:
         launch_flash([t.to(dtype) for t in tensors], options)

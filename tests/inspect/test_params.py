@@ -101,7 +101,7 @@ def test_freeze_and_unfreeze(patterns, paths):
         ("zzz", "the first path is 'encoder.0.weight'"),
         ("zzz|decodr", "did you mean 'decoder'?"),
         ("coder", None),
-        ("encoder.0.w", None),  # a prefix is no match
+        ("encoder.0.w", None),  # a prefix is not a match
     ],
 )
 def test_a_pattern_that_matches_nothing_is_an_error_and_changes_nothing(pattern, hint):

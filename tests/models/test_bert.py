@@ -1,4 +1,4 @@
-"""BERT, RoBERTa and XLM-RoBERTa beside those of transformers, with the same weights."""
+"""BERT, RoBERTa and XLM-RoBERTa next to those of transformers, with the same weights."""
 
 from __future__ import annotations
 

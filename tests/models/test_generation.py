@@ -1,4 +1,4 @@
-"""`generate` and `stream` beside transformers' `generate` and its logits processors."""
+"""`generate` and `stream` next to transformers' `generate` and its logits processors."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_model_is_loaded_from_the_downloaded_folder(monkeypatch, tmp_path):
         Llama.from_pretrained("owner/name")
     assert len(asked) == 1
     assert Llama.from_pretrained(tmp_path / "snapshot", download=True).config.d_model == 8
-    assert len(asked) == 1  # a folder is no name
+    assert len(asked) == 1  # a folder is not a name
 
 
 def hub_error(name, text="403 Client Error.\nmore"):

@@ -183,7 +183,7 @@ def test_a_field_by_the_name_of_transformers_is_translated(name: str, hint: str,
     ],
 )
 def test_what_is_no_dtype_of_parameters_is_refused(dtype: Any, hint: str | None, snapshot: Path) -> None:
-    with pytest.raises(InputTypeError, match="this is no dtype of parameters") as caught:
+    with pytest.raises(InputTypeError, match="this is not a dtype of parameters") as caught:
         Llama.from_pretrained(snapshot, dtype=dtype)
     assert (caught.value.where, caught.value.found, caught.value.hint) == ("dtype", repr(dtype), hint)
 
@@ -226,7 +226,7 @@ def test_other_models_are_named(snapshot: Path, monkeypatch: pytest.MonkeyPatch)
         config_class = OtherConfig
 
     monkeypatch.setattr(burnt.models.pretrained, "model_classes", lambda: {"other": Other, "llama": Llama})
-    with pytest.raises(ConfigError, match="this is no model for OtherConfig") as caught:
+    with pytest.raises(ConfigError, match="this is not a model for OtherConfig") as caught:
         Other.from_pretrained(snapshot)
     assert caught.value.hint == "burnt.models.Llama reads it"
     change(snapshot, model_type="gpt9")
@@ -252,7 +252,7 @@ def test_a_folder_without_a_config_is_no_snapshot(
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    with pytest.raises(RecordError, match="the folder is no snapshot") as caught:
+    with pytest.raises(RecordError, match="the folder is not a snapshot") as caught:
         load_pretrained(tmp_path)
     assert caught.value.found == found
     assert hint in str(caught.value.hint)
@@ -286,7 +286,7 @@ def test_a_folder_without_weights_is_refused(snapshot: Path) -> None:
     assert caught.value.found == "config.json"
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "this is no JSON"), ("[1]", "this is no JSON object")])
+@pytest.mark.parametrize(("text", "message"), [("{", "this is not JSON"), ("[1]", "this is not JSON object")])
 def test_a_damaged_config_is_refused(text: str, message: str, snapshot: Path) -> None:
     (snapshot / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:

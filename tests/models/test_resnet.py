@@ -1,4 +1,4 @@
-"""ResNet beside that of transformers with the same weights, and the names of torchvision."""
+"""ResNet next to that of transformers with the same weights, and the names of torchvision."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as activation:
         ResNetConfig.from_hugging_face({"model_type": "resnet", "hidden_act": "rleu"})
     assert "did you mean 'relu'?" in str(activation.value)
-    with pytest.raises(ConfigError, match="this is no model for ResNetConfig"):
+    with pytest.raises(ConfigError, match="this is not a model for ResNetConfig"):
         ResNetConfig.from_hugging_face({"model_type": "regnet"})
 
     SMALL.init().save_pretrained(tmp_path)

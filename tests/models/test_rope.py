@@ -1,4 +1,4 @@
-"""The rotary encoding in config.json: frequencies beside those of transformers, in both spellings."""
+"""The rotary encoding in config.json: frequencies next to those of transformers, in both spellings."""
 
 from __future__ import annotations
 

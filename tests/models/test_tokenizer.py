@@ -303,11 +303,11 @@ class TestErrors:
 
     def test_inputs(self, both):
         ours, _ = both
-        text = self.refused(InputTypeError, "this is no text", ours.encode, 3)
+        text = self.refused(InputTypeError, "this is not text", ours.encode, 3)
         assert "expected  str" in text
         assert "found     int" in text
-        self.refused(InputTypeError, "this is no text", ours.batch, ["a", None])
-        self.refused(InputTypeError, "this is no list of texts", ours.batch, "a")
+        self.refused(InputTypeError, "this is not text", ours.batch, ["a", None])
+        self.refused(InputTypeError, "this is not a list of texts", ours.batch, "a")
         text = self.refused(InputValueError, "no place for the special tokens", ours.encode, "a", max_len=1)
         assert "max_len of 2 or more" in text
         text = self.refused(

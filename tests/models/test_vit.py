@@ -1,4 +1,4 @@
-"""ViT beside that of transformers with the same weights, and a reference with timm's names."""
+"""ViT next to that of transformers with the same weights, and a reference with timm's names."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_masked_image_modeling_loads_without_its_decoder(tmp_path: Path) -> None
 
 
 def test_layout_of_timm() -> None:
-    """What the library's layout makes of it, which is tested beside transformers, is that of Hugging Face."""
+    """What the library's layout makes of it, tested next to transformers, is that of Hugging Face."""
     model, other = (SMALL.replace(eps=1e-6, num_classes=5).init() for _ in range(2))
     written = model.layouts["timm"].write(model.state_dict())
     published = model.layouts["hugging_face"].write(model.state_dict())
@@ -225,7 +225,7 @@ def test_errors(tmp_path: Path) -> None:
         ViTConfig.from_hugging_face({"model_type": "vit", "hidden_act": "quick_gelu"})
     assert "the models have no such activation" in str(activation.value)
     assert "config.json: hidden_act" in str(activation.value)
-    with pytest.raises(ConfigError, match="this is no model for ViTConfig"):
+    with pytest.raises(ConfigError, match="this is not a model for ViTConfig"):
         ViTConfig.from_hugging_face({"model_type": "deit"})
 
     SMALL.init().save_pretrained(tmp_path)

@@ -502,7 +502,7 @@ async def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live
 async def test_keys_wait_for_a_window_that_opens_slowly(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a training that keeps every core busy: else they would do something on the screen behind it."""
+    """Next to a training that keeps every core busy: else they would do something on the screen behind it."""
     inbox = Inbox(live.lease)
     note = RunScreen.action_note
 

@@ -1,4 +1,4 @@
-"""The monitor in real terminals: under tmux and in an emulated one, with trainings that run beside it."""
+"""The monitor in real terminals: under tmux and in an emulated one, with trainings that run next to it."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_layers_that_cannot_have_an_adapter_are_left_out() -> None:
     for targets, reason in (
         ("head", "head: its weight is also that of 'embed'"),
         ("conv", "conv: it is a convolution with groups"),
-        ("normed", "normed: its weight is no parameter, as with a parametrization"),
+        ("normed", "normed: its weight is not a parameter, as with a parametrization"),
     ):
         with pytest.raises(ConfigError, match=f"targets='{targets}' matches no layer of Parts") as caught:
             nn.lora(model, targets=targets)

@@ -1,4 +1,4 @@
-"""Rnn, Lstm and Gru beside torch's: packed sequences, states, lengths, single steps, what does not fit."""
+"""Rnn, Lstm and Gru next to torch's: packed sequences, states, lengths, single steps, what does not fit."""
 
 from __future__ import annotations
 

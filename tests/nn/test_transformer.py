@@ -404,8 +404,8 @@ SIZES = {"d_model": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1}
             "head_dim=4, the size of",
         ),
         ({"rotary": nn.RotaryEncoding(8)}, "does not fit the heads", "head_dim=4, the size of"),
-        ({"rotary": True}, "this is no rotary encoding", "a RotaryEncoding, its Config"),
-        ({"feed_forward": "swiglu"}, "this is no feed-forward", "the Config of a GatedFeedForward or Moe"),
+        ({"rotary": True}, "this is not a rotary encoding", "a RotaryEncoding, its Config"),
+        ({"feed_forward": "swiglu"}, "this is not a feed-forward", "the Config of a GatedFeedForward or Moe"),
         (
             {"feed_forward": nn.GatedFeedForward.Config(d_model=6, d_ff=9)},
             "the feed-forward does not fit",

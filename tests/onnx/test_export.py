@@ -421,7 +421,7 @@ def test_what_onnx_runtime_lacks_for_16_bits_is_said(tmp_path: Path) -> None:
 
 
 def test_a_function_is_no_module(tmp_path: Path) -> None:
-    with pytest.raises(InputTypeError, match="model is no module") as caught:
+    with pytest.raises(InputTypeError, match="model is not a module") as caught:
         export(torch.relu, torch.rand(4, 3), tmp_path / "m.onnx")  # type: ignore[arg-type]
     assert "forward of a module" in str(caught.value.hint)
 

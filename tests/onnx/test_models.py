@@ -245,7 +245,7 @@ class KernelsInTorch(Kernels):
 
 
 class Tree(torch.nn.Module):
-    """A dict, a list and an optional argument in; a nested result, of which a part is no tensor."""
+    """A dict, a list and an optional argument in; a nested result, of which a part is not a tensor."""
 
     def __init__(self) -> None:
         super().__init__()

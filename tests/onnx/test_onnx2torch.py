@@ -1,4 +1,4 @@
-"""The engine onnx2torch beside burnt's, on the files that both import, and its errors without the package."""
+"""The engine onnx2torch next to burnt's, on files that both import, and its errors without the package."""
 
 from __future__ import annotations
 

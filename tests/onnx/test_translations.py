@@ -290,7 +290,7 @@ def test_weights_are_stored_in_their_type(scheme: str, opset: int | None, tmp_pa
 
 
 def test_dequantized_weights_are_exact(tmp_path: Path, run_file: Callable[..., Any]) -> None:
-    """The file's weight, in 4 bits with a block that does not divide the columns, beside the layer's."""
+    """The file's weight, in 4 bits with a block that does not divide the columns, next to the layer's."""
     model = torch.nn.Sequential(torch.nn.Linear(50, 8, bias=False))
     burnt.quantize(model, "int4-block32-asymmetric")
     export(model, torch.randn(4, 50), tmp_path / "m.onnx")

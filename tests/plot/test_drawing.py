@@ -34,7 +34,7 @@ def test_as_text_it_fits_and_its_labels_stand_at_their_values():
     assert re.fullmatch(r" +└[┬─]{46}", shown[-2])
     assert shown[-1].split() == ["0", "50", "step"]
     assert shown[-2][shown[-1].index("50") + 1] == "┬"
-    assert shown[-2].count("┬") == 3  # the label of the last one would not fit beside "step"
+    assert shown[-2].count("┬") == 3  # the label of the last one would not fit next to "step"
     assert repr(lines) == lines.text()
 
 

@@ -1,4 +1,4 @@
-"""What is no model, no pattern or no mapping is refused before anything is done, with what to do instead."""
+"""What is not a model, pattern or mapping is refused before anything is done, with what to do instead."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_patterns_are_strings(argument: str, value: Any, found: str, hint: str) 
 
 def test_overrides_are_a_mapping() -> None:
     wrong: Any = ["0=int8"]
-    with pytest.raises(ArgumentError, match=r"overrides= of burnt\.quantize is no mapping") as caught:
+    with pytest.raises(ArgumentError, match=r"overrides= of burnt\.quantize is not a mapping") as caught:
         burnt.quantize(mlp(), overrides=wrong)
     assert (caught.value.expected, caught.value.found) == (
         "patterns and their schemes, such as {'head': 'int8'}",

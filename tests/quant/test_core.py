@@ -76,7 +76,7 @@ def test_blocks_that_do_not_divide_and_scales_out_of_range() -> None:
     nn.init.constant_(huge.weight, 1e9)
     model = nn.ModuleList([nn.Linear(40, 4), tiny, huge])
     refused = copy.deepcopy(model)
-    assert reasons(refused, "int8-block32-refuse")["0"] == "its 40 columns are no multiple of the block 32"
+    assert reasons(refused, "int8-block32-refuse")["0"] == "its 40 columns are not a multiple of the block 32"
     assert reasons(model, "int8-block32") == {
         "1": "its scales are too small for float16",
         "2": "its scales are too large for float16",

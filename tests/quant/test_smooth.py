@@ -101,7 +101,7 @@ class Mixed(Block):
     [
         (Residual(nn.LayerNorm(16)), None, "its output is read by aten.slice"),
         (Mixed(nn.LayerNorm(16)), None, "k, which reads its output, reads others too"),
-        (Block(nn.LayerNorm(16)), "q", "its output is read by q, which is no linear layer to quantize"),
+        (Block(nn.LayerNorm(16)), "q", "its output is read by q, which is not a linear layer to quantize"),
         (Block(nn.LayerNorm(16, elementwise_affine=False)), None, "it has no weight"),
         (Block(AddsOneRmsNorm(16)), None, "its output is not proportional to its weight"),
         (nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)), None, "read by the output of the model"),

@@ -16,7 +16,7 @@ PACKAGES = re.findall(
 
 
 def install_tools(folder: Path, missing: str, **programs: str) -> subprocess.CompletedProcess[str]:
-    """Run the script where dpkg lacks a package, with these programs beside those of coreutils."""
+    """Run the script where dpkg lacks a package, with these programs next to those of coreutils."""
     status = f'case "$3" in {missing or "none"}) ;; *) printf installed ;; esac'
     for name, text in {"dpkg-query": status, "id": "echo 0", **programs}.items():
         (folder / name.replace("_", "-")).write_text(f"#!/bin/bash\n{text}\n")

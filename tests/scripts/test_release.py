@@ -37,7 +37,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for package in ("hatchling", "twine"):
         pytest.importorskip(package)
     if not (ROOT / ".git").exists():
-        pytest.skip("this is no git clone")
+        pytest.skip("this is not a git clone")
     return script.build(ROOT, tmp_path_factory.mktemp("dist"), EPOCH)  # type: ignore[no-any-return]
 
 
@@ -189,6 +189,6 @@ def test_a_release_works_in_an_empty_environment(archives: tuple[Path, Path], tm
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert f"burnt       {burnt.__version__}" in done.stdout
-    assert "largest error" in done.stdout  # of ONNX Runtime, beside eager
+    assert "largest error" in done.stdout  # of ONNX Runtime, next to eager
     assert sorted(path.name for path in (tmp_path / "dist").iterdir()) == sorted(p.name for p in archives)
     assert list(tmp_path.iterdir()) == [tmp_path / "dist"]

@@ -1,4 +1,4 @@
-"""The routes: predictions beside the module called directly, errors, limits, keys, metrics."""
+"""The routes: predictions next to the module called directly, errors, limits, keys, metrics."""
 
 from __future__ import annotations
 

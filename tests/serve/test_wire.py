@@ -1,4 +1,4 @@
-"""JSON of requests and answers, for random bodies: beside Python's own parser, and never another error."""
+"""JSON of requests and answers, for random bodies: next to Python's own parser, and never another error."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_answers_are_json_that_gives_every_number_back(array: np.ndarray) -> Non
     text = encode_json({"y": array}, {"model": "m"}, None)
 
     def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     found = json.loads(text, parse_constant=refuse)["outputs"]["y"]
     numbers = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -525,8 +525,11 @@ def test_unswapping_under_another_class(always):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"only": "hed"}, "'hed' in only= is no path or class in Block, and no kind.*did you mean 'head'?"),
-        ({"only": "LayerNom"}, r"'LayerNom' in only= is no path or class.*'LayerNorm'\?"),
+        (
+            {"only": "hed"},
+            "'hed' in only= is not a path or class in Block, and no kind.*did you mean 'head'?",
+        ),
+        ({"only": "LayerNom"}, r"'LayerNom' in only= is not a path or class.*'LayerNorm'\?"),
         ({"skip": ["linaer"]}, "'linaer' in skip=.*did you mean 'linear'?"),
         ({"only": 3}, "only= of swap has the wrong type.*found +3"),
         ({"skip": [nn.Linear]}, "skip= of swap has the wrong type"),

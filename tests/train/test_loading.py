@@ -86,7 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def script(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of that run beside its script, whose module is forgotten afterwards."""
+    """A copy of that run next to its script, whose module is forgotten afterwards."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     # Byte code of a file that changes within a second, and not in size, would be taken for the new one's.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

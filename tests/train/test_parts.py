@@ -178,7 +178,7 @@ def test_plateau_of_one_metric_value_per_step():
 
 
 def test_plateau_of_negative_values():
-    # A loss that falls below 0: a worse value is no improvement, whatever the relative threshold.
+    # A loss that falls below 0: a worse value is not an improvement, whatever the relative threshold.
     assert stops(Plateau(1.0, Loss(), 1, threshold=0.1), [-1.0, -0.95, -1.05, -1.2]) == [
         False, True, True, False,
     ]  # fmt: skip

@@ -284,8 +284,8 @@ def test_the_outputs_of_transformers() -> None:
             DataError,
             ("the columns of the data have no common first axis", "data: ()"),
         ),
-        ({"data": {"x": X, "y": list(Y)}}, DataError, ("a column of the data is no tensor", "a list")),
-        ({"data": {}}, DataError, ("a column of the data is no tensor", "no columns")),
+        ({"data": {"x": X, "y": list(Y)}}, DataError, ("a column of the data is not a tensor", "a list")),
+        ({"data": {}}, DataError, ("a column of the data is not a tensor", "no columns")),
         ({"data": X, "batch_size": 0}, ConfigError, ("batch_size is invalid", "0")),
         (
             {"data": iter([X]), "batch_size": 2},

@@ -230,7 +230,7 @@ REFUSED = {
     ),
     "labels": Looked(
         DataError,
-        "a label is no class",
+        "a label is not a class",
         "labels from 0 to 2, for logits of 3 classes",
         validation_step=labels_too_large,
     ),

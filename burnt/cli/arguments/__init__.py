@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _build_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:2] in (["runs", "search"], ["runs", "tag"]):
-        # -term and -tag are no options; argparse takes what begins with a space for an argument.
+        # -term and -tag are not options; argparse takes what begins with a space for an argument.
         words[2:] = [f" {word}" if re.match(r"-(?!-|h$)", word) else word for word in words[2:]]
     # argparse does not collect words that follow an option after other words; they are in `rest`.
     args, rest = parser.parse_known_args(words)

@@ -11,7 +11,7 @@ examples:
   burnt export gpt -o gpt.onnx --opset 23 --open-axis tokens:1=length
   burnt export runs/old -o old.onnx --model nets.py:Net --example 1x3x32x32
 
-The file is run in ONNX Runtime beside the model before the command returns.
+The file is run in ONNX Runtime next to the model before the command returns.
 The code that the run names is imported. Needs: pip install burnt[onnx]
 """
 

@@ -264,7 +264,7 @@ class Aliases(NamedTuple):
 def find_aliases(results: Sequence[Any]) -> Aliases:
     """Find the results of the eager function that are other results or views of them, or overlap otherwise.
 
-    Results that lie apart in one storage, as those of ``chunk``, are no aliases.
+    Results that lie apart in one storage, as those of ``chunk``, are not aliases.
     """
     found: dict[int, Alias] = {}
     by_storage: dict[int, list[int]] = {}

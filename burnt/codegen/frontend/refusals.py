@@ -41,7 +41,7 @@ class RefusalWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         refusal: the first op that torch refuses, and why; None if it takes all.
-        limits: stand-in -> the largest absolute value, beside infinity, that all ops take. Only of float
+        limits: stand-in -> the largest absolute value, apart from infinity, that all ops take. Only of float
             arguments that are converted to a dtype smaller than float64.
         depends_on_number: whether torch refuses values of a float argument for another reason, such as 0.
     """

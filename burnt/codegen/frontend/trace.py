@@ -140,7 +140,7 @@ class Traced:
     unsupported_reason: str | None = None  # why no plan can be built, if tracing has shown that
     # The results that are other results or views of them in the eager function.
     aliases: Aliases = dataclasses.field(default_factory=lambda: Aliases({}))
-    # Position of a number -> its largest absolute value, beside infinity, that torch takes.
+    # Position of a number -> its largest absolute value, apart from infinity, that torch takes.
     number_limits: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def without_aliases(self) -> Traced:

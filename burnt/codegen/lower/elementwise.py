@@ -157,7 +157,7 @@ def _lower_hypot(meta: torch.Tensor, a: Value, b: Value) -> Value:
         ratio = small / large
         length = large * (const(1, x.dtype) + ratio * ratio).apply("sqrt")
         length = large.eq(0).where(0, length)
-        # If either is infinite, so is the result, even beside NaN.
+        # If either is infinite, so is the result, even next to NaN.
         return (x.eq(math.inf) | y.eq(math.inf)).where(math.inf, length)
 
     return elementwise(meta, [a, b], element)

@@ -132,7 +132,7 @@ def why_always_library_call(node: Node) -> str | None:
 
 
 def _strip_views(node: Node) -> Node:
-    """Return the node that a node is a view of, or the node itself if it is no view."""
+    """Return the node that a node is a view of, or the node itself if it is not a view."""
     while node.target in _VIEW_OPS:
         node = node.all_input_nodes[0]
     return node

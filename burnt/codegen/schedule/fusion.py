@@ -384,8 +384,8 @@ class KernelBuilder:
     def access_axes(self, exprs: Sequence[Expr], loops: Sequence[Var]) -> dict[Buffer, set[tuple[int, ...]]]:
         """Return the buffers that expressions load, each with the axes of it that the loops iterate over.
 
-        Axes are counted from the innermost, which is 1. 0 is no axis; -1 is an axis indexed through quotients
-        or remainders, as in a roll.
+        Axes are counted from the innermost, which is 1. 0 is not an axis; -1 is an axis indexed through
+        quotients or remainders, as in a roll.
         """
         result: dict[Buffer, set[tuple[int, ...]]] = {}
         for e in self.loads_in(exprs):

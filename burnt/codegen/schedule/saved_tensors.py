@@ -12,7 +12,7 @@ them with it for equality, and recomputed sums may be rounded differently
 
 Inputs that the backward does not read are not saved, so that they may be changed in place before it, as in
 ``x.add_(f(x))``. Those that only second derivatives read are saved, but may be changed as well: without
-second derivatives that is no error.
+second derivatives that is not an error.
 """
 
 from __future__ import annotations

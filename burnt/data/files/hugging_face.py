@@ -104,7 +104,7 @@ class HuggingFaceDataset(RowItems):
 
     @property
     def __getitems__(self) -> Callable[[list[int]], list[dict[str, Any]]]:
-        """``__getitems__(indices)`` returns a list of items, read at once. There is none beside `take`."""
+        """``__getitems__(indices)`` returns a list of items, read at once. There is none next to `take`."""
         if self._has_take:
             raise AttributeError("take returns whole batches")
         return self._getitems

@@ -149,7 +149,7 @@ class RowDataset(RowItems, ABC):
         for name, kind in zip(names, kinds, strict=True):
             if not isinstance(kind, np.dtype):
                 raise not_numeric(entry, name, f"column {name!r}", name_of(kind))
-        # Integers beside float32 would become float64.
+        # Integers next to float32 would become float64.
         return np.result_type(*([dtype for dtype in dtypes if dtype.kind == "f"] or dtypes))
 
 
@@ -241,7 +241,7 @@ def _as_tensor(dtype: np.dtype[Any], value: Any) -> torch.Tensor | None:
     if misfits(array, dtype).any():
         return None
     if array.dtype.kind == dtype.kind == "f" and (np.abs(array) > 1 << np.finfo(dtype).nmant + 1).any():
-        # NumPy made integers floats because there are floats beside them.
+        # NumPy made integers floats because there are floats next to them.
         whole = [cell for cell in np.array(value, dtype=object).ravel() if type(cell) is int]
         if any(int(dtype.type(cell)) != cell for cell in whole):
             return None

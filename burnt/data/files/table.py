@@ -149,7 +149,7 @@ def stack(columns: Mapping[str, Column], schema: Schema, where: Callable[[int], 
                 place = f"{where(index)}, column {name!r}"
                 raise not_numeric(entry, name, place, shorten(column[index]))
             parts.append(column.values)
-        # Integers beside float32 would become float64.
+        # Integers next to float32 would become float64.
         floats = [part.dtype for part in parts if part.dtype.kind == "f"]
         dtype = np.result_type(*(floats or [part.dtype for part in parts]))
 
@@ -382,7 +382,7 @@ def _column(
         return Numbers(as_dtype(values, kind, name, where))
     values[gaps] = 0  # in place of NaN
     cells = as_dtype(values, kind, name, where)
-    # By itself: one array of both would round large integers beside a float.
+    # By itself: one array of both would round large integers next to a float.
     cells[gaps] = as_dtype(np.array([fill]), kind, name, lambda _: where(int(gaps[0])))
     return Numbers(cells)
 

@@ -106,7 +106,7 @@ class Loader(Generic[B]):
             global random states, they load one batch at a time. They start at the first batch and stay until
             `close`, or until the loader is gone: changes of the dataset after that do not reach processes.
         prefetch: the number of batches that each worker is ahead, 2 by default.
-        pin: copy batches to pinned memory, from which they go to CUDA beside the computation.
+        pin: copy batches to pinned memory, from which they go to CUDA next to the computation.
 
     Raises:
         DataError: an empty dataset, no batch in an epoch, or settings that are invalid or exclude each other.

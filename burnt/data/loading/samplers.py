@@ -228,7 +228,7 @@ def as_sampler(sampler: Any, seed: int) -> Sampler:
     if isinstance(sampler, torch.utils.data.BatchSampler):
         raise DataError(
             "sampler= gives batches of indices",
-            expected="a sampler of indices, and batch_size= beside it",
+            expected="a sampler of indices, and batch_size= next to it",
             found=type(sampler).__name__,
             hint="buckets= makes batches of items of similar length",
         )

@@ -290,7 +290,7 @@ class StreamLoader(Generic[B]):
             lanes in turn. It changes the order, and more workers than lanes have nothing to do.
         workers: the number of worker processes; ``"4 threads"`` are threads of this process.
         prefetch: the number of batches that each worker is ahead, 2 by default.
-        pin: copy batches to pinned memory, from which they go to CUDA beside the computation.
+        pin: copy batches to pinned memory, from which they go to CUDA next to the computation.
 
     Raises:
         DataError: settings that are invalid, or a dataset that can be iterated only once.

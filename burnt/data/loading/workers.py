@@ -346,7 +346,7 @@ class _Worker:
         )
         try:
             with warnings.catch_warnings():
-                # From Python 3.12 on, of forks beside threads; above is why this one is safe.
+                # From Python 3.12 on, of forks next to threads; above is why this one is safe.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 with _blocked_signals():
                     self._process.start()

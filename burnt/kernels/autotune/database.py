@@ -1,6 +1,6 @@
 """The table of measurements: one row for each tuning key and configuration, in an SQLite file.
 
-The file is ``tuned.sqlite``, beside the compiled kernels. Several processes may read and write it at once;
+The file is ``tuned.sqlite``, next to the compiled kernels. Several processes may read and write it at once;
 what a killed process had committed stays. A file that is damaged, or that another program wrote, is never
 written to: every method raises an error that says what is wrong, and `TuningDatabase.set_aside` renames the
 file.

@@ -44,7 +44,7 @@ class Candidate:
         op: the op's name, for messages.
         devices: the device types that it runs on, such as ``["cpu"]``; None for any.
         dtypes: the supported dtypes: every floating-point tensor must have one of them, and so must at least
-            one tensor; None for any. To reject an integer tensor beside a floating-point one, use `when`.
+            one tensor; None for any. To reject an integer tensor next to a floating-point one, use `when`.
         when: takes the arguments; returns the reason why it cannot run with them (such as unsupported shapes
             or strides), or None if it can.
         configs: takes the arguments; returns the configurations to choose from, each a JSON-serializable

@@ -223,7 +223,7 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *epilogue: st
     """Compute the linear map of a matrix by oneDNN, which needs `x` in row-major order.
 
     If `x` is column-major, as when a weight's gradient is computed, it is copied by a generated kernel:
-    torch's copy takes three to four times as long (4.4 ms for 2048 x 3072, beside 30 ms for the matmul).
+    torch's copy takes three to four times as long (4.4 ms for 2048 x 3072, next to 30 ms for the matmul).
     """
     if x.numel() >= _MIN_TRANSPOSE_ELEMENTS and x.t().is_contiguous() and not x.is_contiguous():
         x = _transposed_copy(x.t())
@@ -521,7 +521,7 @@ def _torch_unsupported_reason(a: Tensor, b: Tensor, ends: Tensor) -> str | None:
         return "it does not support float64"
     lines = [a.shape[1], b.shape[1], b.shape[2], *a.stride(), *b.stride()]
     if any(line * a.element_size() % 16 for line in lines if line != 1) or not (a.numel() and b.numel()):
-        return "rows that are no multiple of 16 bytes, or an empty tensor"
+        return "rows that are not a multiple of 16 bytes, or an empty tensor"
     return None
 
 

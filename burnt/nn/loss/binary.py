@@ -67,7 +67,7 @@ class BinaryCrossEntropy(Module, torch.nn.BCELoss):
             if "between 0 and 1" not in str(error):
                 raise
             raise InputRuntimeError(
-                "the input or the target are no probabilities",
+                "the input or the target are not probabilities",
                 where="BinaryCrossEntropy",
                 expected="numbers from 0 to 1",
                 found=f"input from {float(input.min()):g} to {float(input.max()):g}, "
@@ -246,7 +246,7 @@ class MultiLabelMargin(checks.ReducedLoss, torch.nn.MultiLabelMarginLoss, init=F
         element's labels, then -1 (what follows it is not read); output ``[]``, with ``"none"`` ``[batch]``.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU.
+        InputIndexError: a label that is not a class, on the CPU.
 
     >>> MultiLabelMargin()(torch.tensor([[0.1, 0.2, 0.4, 0.8]]), torch.tensor([[3, 0, -1, 1]]))
     tensor(0.8500)

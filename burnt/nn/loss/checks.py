@@ -173,7 +173,7 @@ def class_weight(loss: nn.Module, weight: Tensor | None, classes: int) -> None:
 
 
 def _axis_hint(input: Tensor, name: str, other: Tensor) -> str | None:
-    """Say which axis of size 1 one of two tensors lacks, as ``[n, h, w]`` beside ``[n, 1, h, w]``."""
+    """Say which axis of size 1 one of two tensors lacks, as ``[n, h, w]`` next to ``[n, 1, h, w]``."""
     longer, shorter, names = input.shape, other.shape, ("input", name)
     if len(longer) < len(shorter):
         longer, shorter, names = shorter, longer, (name, "input")
@@ -220,7 +220,7 @@ def labels(loss: nn.Module, input: Tensor, target: Tensor, ignore_index: int | N
     else:
         hint = range_hint(smallest, largest, classes)
     raise InputIndexError(
-        "a label is no class",
+        "a label is not a class",
         where=type(loss).__name__,
         expected=f"labels from 0 to {classes - 1}, for logits of {classes} classes",
         found=f"labels from {smallest} to {largest}",

@@ -38,7 +38,8 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         ``"none"`` the labels' shape. The weight is the buffer ``weight``.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion.
+        InputIndexError: a label that is not a class, on the CPU; a GPU reports it later, as a failed
+            assertion.
         InputRuntimeError: `ignore_index` is a label, and the target is probabilities.
         ShapeError: the labels are not one for each element.
 
@@ -103,7 +104,8 @@ class Nll(Module, torch.nn.NLLLoss):
         buffer ``weight``.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion.
+        InputIndexError: a label that is not a class, on the CPU; a GPU reports it later, as a failed
+            assertion.
         ShapeError: the labels are not one for each element.
 
     `CrossEntropy` of logits is the same as this of their log-softmax, and faster.
@@ -158,7 +160,8 @@ class Focal(Module):
         ``weight``.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion.
+        InputIndexError: a label that is not a class, on the CPU; a GPU reports it later, as a failed
+            assertion.
         InputValueError: `gamma` is negative.
         ShapeError: the labels are not one for each element.
 
@@ -279,7 +282,7 @@ class MultiMargin(Module, torch.nn.MultiMarginLoss):
         ``[]``; output ``[]``, with ``"none"`` the labels' shape. The weight is the buffer ``weight``.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU.
+        InputIndexError: a label that is not a class, on the CPU.
         ShapeError: the labels are not one for each element.
 
     Crammer and Singer, 2001.
@@ -341,7 +344,8 @@ class LinearCrossEntropy(Module):
         buffer ``weight``.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion.
+        InputIndexError: a label that is not a class, on the CPU; a GPU reports it later, as a failed
+            assertion.
         ShapeError: input and target do not fit.
 
     As torch.nn.LinearCrossEntropyLoss (torch 2.13), whose input has one axis of rows. The loss is
@@ -460,7 +464,7 @@ class AdaptiveLogSoftmax(Module, torch.nn.AdaptiveLogSoftmaxWithLoss):
         the mean of their negatives, ``[]``.
 
     Raises:
-        InputIndexError: a label that is no class.
+        InputIndexError: a label that is not a class.
         InputValueError: cutoffs that are not ascending, from 1 to ``n_classes - 1``.
         ShapeError: input and target do not fit.
 

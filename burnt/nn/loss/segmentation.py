@@ -35,7 +35,7 @@ class Dice(Module):
         mask ``[batch, height, width]``, pass input and target with ``unsqueeze(1)``, or rows are classes.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU.
+        InputIndexError: a label that is not a class, on the CPU.
         InputRuntimeError: labels that are not integers.
         InputUnsupportedError: the input is not of a floating-point dtype.
         InputValueError: `smooth` is negative, softmax of a single class, or masks with numbers outside of 0

@@ -32,7 +32,7 @@ class Ctc(Module, torch.nn.CTCLoss):
         output ``[]``, with ``"none"`` the lengths' shape.
 
     Raises:
-        InputIndexError: `blank` is no class or, on the CPU, a label, where torch reads any memory.
+        InputIndexError: `blank` is not a class or, on the CPU, a label, where torch reads any memory.
         InputRuntimeError: labels or lengths that are not integers.
         InputValueError: on the CPU: a length that is longer than the sequence, a label that is the blank, or
             logits instead of log-probabilities.
@@ -157,7 +157,7 @@ class Ctc(Module, torch.nn.CTCLoss):
                 )
         if self.blank >= log_probs.shape[-1]:
             raise InputIndexError(
-                "the blank is no class",
+                "the blank is not a class",
                 where=type(self).__name__,
                 expected=f"a blank from 0 to {log_probs.shape[-1] - 1}, for {log_probs.shape[-1]} classes",
                 found=self.blank,
@@ -191,7 +191,7 @@ class Ctc(Module, torch.nn.CTCLoss):
             )
         if log_probs.numel() and (largest := float(log_probs.detach().max())) > 1e-2:  # up to rounding
             raise InputValueError(
-                "the input is no logarithm of probabilities",
+                "the input is not a logarithm of probabilities",
                 where=type(self).__name__,
                 expected="log_probs of at most 0",
                 found=f"log_probs up to {largest:g}",

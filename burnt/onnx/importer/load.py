@@ -94,7 +94,7 @@ def _onnx2torch() -> Any:
             "engine='onnx2torch' needs further packages",
             expected="onnx2torch and torchvision",
             found=f"no {', no '.join(missing)}",
-            hint="pip install 'burnt[onnx2torch]', or beside a torch for CPUs "
+            hint="pip install 'burnt[onnx2torch]', or next to a torch for CPUs "
             "pip install --no-deps onnx2torch torchvision",
         )
     try:

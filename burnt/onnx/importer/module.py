@@ -41,7 +41,7 @@ class ImportedModule(Module, init=False):
     for sizes of results those of inputs that the file calls the same.
 
     Inputs are positional, in the order of the graph, or keywords: their names in the file, or those of the
-    arguments in written Python, which differ where a name is no identifier.
+    arguments in written Python, which differ where a name is not an identifier.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ def in_order(
 def signature_of_inputs(names: Sequence[str], arguments: Sequence[str]) -> inspect.Signature:
     """Return the signature of a model's ``forward``: its inputs by their names in the file.
 
-    Those that are no identifiers have the names of arguments.
+    Those that are not identifiers have the names of arguments.
 
     >>> signature_of_inputs(["input.1", "Mask"], ["input_1", "mask"])
     <Signature (input_1, Mask)>

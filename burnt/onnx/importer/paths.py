@@ -118,7 +118,7 @@ def layer_path(node: ir.Node) -> str | None:
 
 
 def children_of(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names below each path that is no member, in order; "" is the module itself."""
+    """Return the names below each path that is not a member, in order; "" is the module itself."""
     found: dict[str, dict[str, None]] = {"": {}}
     for path in paths:
         parts = path.split(".")

@@ -281,7 +281,7 @@ def _roll(found: Found) -> _New | None:
             return None
         shift = -start if 2 * start <= size else size - start
     elif abs(start) > 2:
-        return None  # where an axis is shorter than that, the slices are no rotation
+        return None  # where an axis is shorter than that, the slices are not a rotation
     return DOMAIN, "Roll", [x], {"axis": axis, "shift": shift}
 
 
@@ -413,7 +413,7 @@ def _rotary(found: Found) -> _New | None:
 
 
 def _interleaved_rotary(found: Found) -> _New | None:
-    """Match rotary embedding of neighbours: the odd features, negated, beside the even ones."""
+    """Match rotary embedding of neighbours: the odd features, negated, next to the even ones."""
     x, rank, sizes = found["x"], rank_of(found["x"]), shape_of(found["x"])
     if rank is None or found["rotated"].attributes["axis"].value not in (-1, rank):
         return None

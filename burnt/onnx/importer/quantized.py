@@ -163,7 +163,7 @@ def add_quantized(
 def _static_input(build: Build, node: Node, index: int) -> tuple[Any, Any] | None:
     """Return the tensor before an input's quantization, and (scale, zero point) of it; None if it has none.
 
-    Only 8-bit integers with one scale, beside weights of integers, are what a scheme can say.
+    Only 8-bit integers with one scale, next to weights of integers, are what a scheme can say.
     """
     value = build.known(node, index)
     if not isinstance(value, Dequantized) or value.source is None:

@@ -296,7 +296,7 @@ def _check_tensor(tensor: Any, where: str, folder: Path | None) -> Path | None:
         if not path.is_relative_to(folder):
             problem = "a path in the model's own folder; this one is a link out of it"
         elif not path.is_file():
-            problem, found = "a file beside the model", f"no file {found}"
+            problem, found = "a file next to the model", f"no file {found}"
             hint = f"copy it to {path}"
         else:
             numbers = [entries.get(key, "") or "0" for key in ("offset", "length")]

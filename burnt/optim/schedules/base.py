@@ -121,7 +121,7 @@ def as_schedule(value: Any) -> Schedule:
     if callable(value) and not isinstance(value, type):
         return Function(value)
     raise ConfigError(
-        "this is no learning rate", expected=LEARNING_RATE, found=kind_of(value), hint=schedule_hint(value)
+        "this is not a learning rate", expected=LEARNING_RATE, found=kind_of(value), hint=schedule_hint(value)
     )
 
 
@@ -137,7 +137,7 @@ def kind_of(given: Any) -> str:
 
 
 def schedule_hint(given: Any) -> str:
-    """Return what to use instead of something that is no schedule: a scheduler of torch, a class, text."""
+    """Return what to use instead of something that is not a schedule: a scheduler of torch, a class, text."""
     if isinstance(given, str):
         with contextlib.suppress(ValueError):
             return f"a number instead of text: {float(given):g}"
@@ -250,7 +250,7 @@ def plot(schedule: ScheduleLike | Sequence[ScheduleLike] | Mapping[str, Schedule
             one = Constant(one)
         if not callable(one):
             raise OptimError(
-                "this is no schedule to draw",
+                "this is not a schedule to draw",
                 where=name,
                 expected="a schedule, a number, or a function of the finished steps",
                 found=repr(one),

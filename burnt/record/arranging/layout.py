@@ -176,7 +176,7 @@ class Layout:
             RecordError: as `read`.
         """
         names = {self._without_prefix(name): name for name in tensors}
-        if len(names) < len(tensors):  # one name with and without the prefix: this is no prefix
+        if len(names) < len(tensors):  # one name with and without the prefix: this is not a prefix
             names = {name: name for name in tensors}
         stored = {name: tensors[old] for name, old in names.items()}
         return _arrange(self._reading, stored, names, reading=True)

@@ -40,7 +40,7 @@ DOCUMENT = "burnt"
 """The key of burnt's own document in the metadata of a file or an index."""
 
 _METADATA = "__metadata__"
-"""The key of the metadata in a header, beside the names of the tensors."""
+"""The key of the metadata in a header, next to the names of the tensors."""
 
 _CHUNK = 32 << 20
 """How many bytes are read at once where they are converted."""

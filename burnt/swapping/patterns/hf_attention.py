@@ -139,13 +139,13 @@ def _is_causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
 
 
 def _may_return_weights(module: Any) -> bool:
-    """Whether the attention weights that a module returns beside its result may be read."""
+    """Whether the attention weights that a module returns next to its result may be read."""
     config = getattr(module, "config", None)
     return bool(module._forward_hooks) or bool(getattr(config, "output_attentions", False))
 
 
 def _probe_softcap(theirs: Any) -> bool | None:
-    """Probe a model's own attention function: whether it supports a softcap; None if it is no attention."""
+    """Probe a model's own attention function: whether it supports a softcap; None if it is another one."""
     if getattr(theirs, "__name__", None) != _EAGER or not isinstance(theirs, types.FunctionType):
         return None
     module: Any = nn.Module().eval()

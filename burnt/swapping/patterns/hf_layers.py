@@ -149,7 +149,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _probe_norm(module: Any, eps: str) -> tuple[str, bool] | None:
-    """Return the name of the epsilon, and whether 1 is added to the weight; None if it is no RMS norm."""
+    """Return the name of the epsilon, and whether 1 is added to the weight; None if it is not an RMS norm."""
     generator = torch.Generator().manual_seed(0)
     size = module._parameters["weight"].shape[0]
     weight = torch.randn(size, generator=generator)
@@ -198,7 +198,7 @@ def _is_layer_norm(module: nn.Module) -> bool:
 
 
 def _probe_layer_norm(module: nn.LayerNorm) -> str | None:
-    """Return the normalised axis, ``"last"`` or ``"channels"`` of images; None if it is no layer norm."""
+    """Return the normalised axis, ``"last"`` or ``"channels"`` of images; None if it is not a layer norm."""
     generator = torch.Generator().manual_seed(0)
     (size,) = module.normalized_shape
     weight, bias = torch.randn(2, size, generator=generator)

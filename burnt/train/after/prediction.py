@@ -283,7 +283,7 @@ def _columns(data: Any) -> dict[Any, Any] | None:
         return None
     if wrong is not None or not columns:
         raise DataError(
-            "a column of the data is no tensor",
+            "a column of the data is not a tensor",
             where=None if wrong is None else repr(wrong),
             expected="a dict of tensors with a common first axis",
             found=f"a {type(columns[wrong]).__name__}" if columns else "no columns",

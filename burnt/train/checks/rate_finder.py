@@ -49,7 +49,7 @@ class RateSearch:
 
     @property
     def smoothed(self) -> list[float]:
-        """The means over the losses around each step, a tenth of them; a loss that is no number is a gap."""
+        """The means over the losses around each step, a tenth of them; losses that are NaN are gaps."""
         smoothed, reach = [], self._reach
         for i, loss in enumerate(self.losses):
             # As many before as after, so that the curve is not shifted to higher rates.

@@ -124,7 +124,7 @@ class Plateau:
         """Add a new value; return whether the rate was reduced.
 
         Args:
-            value: the metric's value. NaN is no improvement.
+            value: the metric's value. NaN is not an improvement.
             position: the position of the training. A second value at the same step is ignored.
         """
         worst = -math.inf if self.monitored.metric.higher_is_better else math.inf

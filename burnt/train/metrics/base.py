@@ -89,7 +89,7 @@ class Metric:
             weight: a factor for `total`, if that is a mean.
 
         Raises:
-            MetricError: `total` is no tensor, or `count` or `weight` no int.
+            MetricError: `total` is not a tensor, or `count` or `weight` no int.
         """
         if not (isinstance(total, Tensor) and isinstance(count, int) and isinstance(weight, int)):
             raise self._argument_error(total=total, count=count, weight=weight)

@@ -198,7 +198,7 @@ def train_forward(
 ) -> None:
     """Train again from `past.start` to `past.last`, in silence, and write to `scratch` instead of the run.
 
-    Its callbacks take part, except sinks: what is trained again is no run for a tracker. The learner is as
+    Its callbacks take part, except sinks: what is trained again is not a run for a tracker. The learner is as
     it was given to the run at its start; the training is not changed. With `finish`, what is due after the
     last step is run, and a checkpoint is saved there. A training that ends earlier raises a RunError.
     """

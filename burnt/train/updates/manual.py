@@ -253,7 +253,7 @@ class StepOptimizer:
             The norm of the gradients if it was measured, and whether the step was skipped.
 
         Raises:
-            BurntError: the loss is no scalar, or depends on none of the parameters.
+            BurntError: the loss is not a scalar, or depends on none of the parameters.
         """
         is_scaled = isinstance(loss, Tensor)
         if isinstance(loss, Tensor):

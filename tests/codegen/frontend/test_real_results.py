@@ -1,4 +1,4 @@
-"""Strides of results: those of a trace beside those that torch's kernels return, and what depends on them."""
+"""Strides of results in a trace next to those that torch's kernels return, and what depends on them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ DEVIATIONS: dict[str, Callable[[Tensor], Any]] = {
     "of all": lambda x: x.std(),
     "of rows": lambda x: x.std(1, keepdim=True),
     "of columns": lambda x: x.std(0, correction=0),
-    "beside the mean": lambda x: torch.std_mean(x, 1),
+    "next to the mean": lambda x: torch.std_mean(x, 1),
     "in an expression": lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True),
 }
 

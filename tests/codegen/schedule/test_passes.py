@@ -1,4 +1,4 @@
-"""How kernels go through memory: shared passes, scratch, sums beside rows, what a backward is given."""
+"""How kernels go through memory: shared passes, scratch, sums next to rows, what a backward is given."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_reductions_of_the_same_rows_share_a_pass() -> None:
     ids=["folds", "elements", "scans", "softmax", "axes"],
 )
 def test_a_square_has_the_kernels_of_any_other_matrix(fn: Callable[..., Any]) -> None:
-    """Its columns are no rows because there are as many: read along them they were 5 times as slow."""
+    """Its columns are not rows because there are as many: read along them they were 5 times as slow."""
     square, other = (check(fn, randn(rows, 200), gradient=False) for rows in (200, 210))
     assert len(kernels(forward_of(square))) == len(kernels(forward_of(other)))
 
@@ -194,7 +194,7 @@ def test_transposes_by_squares(shape: tuple[int, ...], dtype: torch.dtype) -> No
         assert torch.equal(padded(x), F.pad(x.mT, (2, 3)))
 
 
-# --- sums beside rows -------------------------------------------------------------------------------------
+# --- sums next to rows -------------------------------------------------------------------------------------
 
 
 @pytest.mark.sample(5)

@@ -1,4 +1,4 @@
-"""Parquet files, dataframes and datasets of Hugging Face, beside what their own libraries give."""
+"""Parquet files, dataframes and datasets of Hugging Face, next to what their own libraries give."""
 
 import datetime
 import decimal

@@ -1,4 +1,4 @@
-"""CSV files: what columns become, beside pandas, and every fault with its file, line and column."""
+"""CSV files: what columns become, next to pandas, and every fault with its file, line and column."""
 
 import csv
 import gzip

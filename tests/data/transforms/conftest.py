@@ -1,4 +1,4 @@
-"""torchvision, where it is installed, also beside a torch that its operators cannot run with."""
+"""torchvision, where it is installed, also next to a torch that its operators cannot run with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARIES = []
 def torchvision() -> ModuleType:
     """`torchvision.transforms.v2`, which needs none of torchvision's compiled operators.
 
-    Its wheels for Linux load CUDA's libraries. Beside a torch for CPUs its operators stay unknown, and the
+    Its wheels for Linux load CUDA's libraries. Next to a torch for CPUs its operators stay unknown, and the
     import fails where it refers to their schemas, which are therefore declared here.
     """
     folder = Path(sys.prefix) / "torchvision"  # of scripts/test

@@ -1,4 +1,4 @@
-"""Functions of images beside torchvision's and Pillow's with the same parameters."""
+"""Functions of images next to torchvision's and Pillow's with the same parameters."""
 
 from __future__ import annotations
 

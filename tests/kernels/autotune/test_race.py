@@ -186,7 +186,7 @@ def test_what_is_ready_is_measured_while_the_rest_is_compiled(op: Op[..., Any]) 
     clock = Watching()
     rows = {row.config: row for row in tune(op, (torch.randn(64),), clock=clock)}
     assert tiled.asked == [1, 2, 3]  # all at once, before anything is timed
-    # Each is timed beside the best so far when it comes, and all in turns in the end.
+    # Each is timed next to the best so far when it comes, and all in turns in the end.
     assert sampled(clock)[:4] == ["library", "2", "2", "1"]
     assert sampled(clock)[4:7] == ["2", "1", "2"]  # the library's is far behind by now
     assert rows['tiled {"k": 1}'].ms == 0.5

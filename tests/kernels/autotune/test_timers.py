@@ -112,7 +112,7 @@ def test_a_graph_holds_a_call_for_each_set_of_inputs(device: Device) -> None:
     assert sample(0) == pytest.approx(1e-4)
     # As many replays as make a millisecond, each of which walks all inputs.
     assert device.log == ["a", "b", "c"] * 3
-    assert device.modes == ["thread_local"]  # another thread's work, a loader's, is no error
+    assert device.modes == ["thread_local"]  # another thread's work, a loader's, is not an error
     taken.sampler(lambda given: device.launch(1e-2, given[0]), INPUTS)
     device.log.clear()
     assert sample(5) == pytest.approx(1e-4)

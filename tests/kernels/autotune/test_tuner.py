@@ -157,7 +157,7 @@ def test_what_memory_held_before_is_no_number_of_an_op(wanted: bool) -> None:
 
 def test_a_candidate_that_changes_its_argument_is_banned_and_spoils_nothing(op: Op[..., Any]) -> None:
     op.candidate("in place")(lambda x: x.mul_(3))
-    op.candidate("beside it")(lambda x: x * 3)
+    op.candidate("next to it")(lambda x: x * 3)
     for x in (torch.randn(64), torch.tensor([1.0, torch.nan]), torch.randn(5, requires_grad=True)):
         before = x.detach().clone()
         with kernels.tuning("quick"):

@@ -774,7 +774,7 @@ def test_dropout(candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.equal(first, second)
     assert first.unique().tolist() == pytest.approx([0.0, 1 / 0.7], rel=1e-6)
     assert abs(float((first == 0).float().mean()) - 0.3) < 0.01
-    # Zeros come without regard to what was zeroed before, in the same place or beside it.
+    # Zeros come without regard to what was zeroed before, in the same place or next to it.
     for other in (second, first.roll(1), first.roll(1, 0)):
         both = float(((first == 0) & (other == 0)).float().mean())
         assert abs(both - 0.09) < 0.01

@@ -157,7 +157,7 @@ def test_dtypes_want_one_tensor_that_has_one(op: Op[..., Any]) -> None:
         ((x.int(),), True),
         ((x.long(),), False),
         ((x.double(),), False),
-        ((x.long(), x), True),  # of integers beside floats `when` has to speak
+        ((x.long(), x), True),  # of integers next to floats `when` has to speak
     ):
         assert (op.chosen(*args).candidate.name == "mine") == runs
 

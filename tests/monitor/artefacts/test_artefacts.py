@@ -144,7 +144,7 @@ def test_shades_tell_the_share_and_are_characters_without_colours() -> None:
         for ink in line
         if ink.text.strip() in ("1", "3", ".", "4")
     ]
-    assert shades == [0.25, 0.75, 0.0, 0.0, 1.0], "and the name of the first class, which is no share"
+    assert shades == [0.25, 0.75, 0.0, 0.0, 1.0], "and the name of the first class, which is not a share"
     plain = draw_confusion_matrix(table, 60, colors=False)
     assert "▓" in text(plain[2:3])
     assert "█" in text(plain[3:4])

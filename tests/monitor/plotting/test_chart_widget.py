@@ -338,7 +338,7 @@ async def test_the_mouse_reads_zooms_and_drags() -> None:
         await pilot.click("#one", offset=(40, 6), times=2)
         await pilot.pause()
         assert one.view.range_x is None
-        # Beside the plot, nothing is read.
+        # Next to the plot, nothing is read.
         await pilot.hover("#one", offset=(1, 15))
         await pilot.pause()
         assert one.view.crosshair is None

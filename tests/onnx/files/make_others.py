@@ -4,7 +4,7 @@
     pip install skl2onnx onnxmltools onnxconverter-common lightgbm xgboost-cpu keras
     python tests/onnx/files/make_others.py [NAME ...]
 
-Each file is beside this script: ``<name>.<maker>.onnx.xz``. They were made with skl2onnx 1.20, onnxmltools 1.16,
+Each file is next to this script: ``<name>.<maker>.onnx.xz``. They were made with skl2onnx 1.20, onnxmltools 1.16,
 LightGBM 4.7, XGBoost 3.2, Keras 3.15, onnx 1.23 and scikit-learn 1.9. Files of old operator sets are built with onnx.helper in the
 way that exporters of their time wrote them.
 """

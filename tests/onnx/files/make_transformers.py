@@ -3,7 +3,7 @@
 
     python tests/onnx/files/make_transformers.py [NAME ...]
 
-Each file is beside this script: ``<name>.<exporter>.onnx.xz``. Weights are those of a model as initialized plus
+Each file is next to this script: ``<name>.<exporter>.onnx.xz``. Weights are those of a model as initialized plus
 noise, so that no two are equal, as in a trained model: exporters merge weights that are. Of the metadata, only the
 names of modules are kept. They were made with torch 2.13 and transformers 5. Where an exporter fails, there is no file.
 """

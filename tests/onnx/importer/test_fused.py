@@ -1,4 +1,4 @@
-"""ONNX Runtime's fused ops (com.microsoft), beside ONNX Runtime."""
+"""ONNX Runtime's fused ops (com.microsoft), next to ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ai.onnx.ml: exported scikit-learn models, beside ONNX Runtime."""
+"""ai.onnx.ml: exported scikit-learn models, next to ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single nodes that ONNX's own tests leave out, beside ONNX Runtime."""
+"""Single nodes that ONNX's own tests leave out, next to ONNX Runtime."""
 
 from __future__ import annotations
 

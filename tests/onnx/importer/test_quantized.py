@@ -352,7 +352,7 @@ def _run_all(path: Path, x: Any) -> list[Any]:
 
 
 def test_a_quantized_op_of_computed_weights_is_exact() -> None:
-    """QLinearConv and QLinearMatMul whose weights are no constants stay single functions."""
+    """QLinearConv and QLinearMatMul whose weights are not constants stay single functions."""
     text = """<ir_version: 8, opset_import: ["": 17]>
     m (uint8[n,4] a, uint8[4,3] b, float s, uint8 z) => (uint8[n,3] y) {
         y = QLinearMatMul(a, s, z, b, s, z, s, z)

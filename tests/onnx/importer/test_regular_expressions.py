@@ -1,4 +1,4 @@
-"""Regular expressions of RegexFullMatch beside ONNX Runtime, which uses RE2; their limits; other text ops."""
+"""Regular expressions of RegexFullMatch next to ONNX Runtime, which uses RE2; limits; other text ops."""
 
 from __future__ import annotations
 

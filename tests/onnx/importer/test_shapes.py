@@ -1,4 +1,4 @@
-"""Shapes and dtypes beside onnx_ir's pass."""
+"""Shapes and dtypes next to onnx_ir's pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of texts, beside ONNX Runtime."""
+"""Tokens of texts, next to ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -412,7 +412,7 @@ def test_a_hugging_face_model_is_loaded_in_a_new_process_and_generates(tmp_path)
         record_of(model).save(tmp_path / kind)
         assert (
             0.14 < (tmp_path / kind).stat().st_size / floats < 0.30
-        )  # the JSON is large beside these tensors
+        )  # the JSON is large next to these tensors
         torch.manual_seed(3)
         expected.append(space["generate"](model))
     found = subprocess.run(

@@ -192,7 +192,7 @@ def test_names_that_look_like_checksums(tmp_path):
 
 
 def test_a_header_with_a_false_checksum_of_its_own_values(tmp_path):
-    """The header's checksum is right, those of the tensors are no numbers."""
+    """The header's checksum is right, those of the tensors are not numbers."""
     path = tmp_path / "m.safetensors"
     Record({"a": torch.ones(1)}).save(path)
     data = path.read_bytes()

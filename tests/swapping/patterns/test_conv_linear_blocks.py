@@ -1,4 +1,4 @@
-"""Blocks in the manner of torchvision, timm and Hugging Face, swapped as wholes, beside themselves."""
+"""Blocks in the manner of torchvision, timm and Hugging Face, swapped as wholes, next to themselves."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""Each kind of layer of torch.nn, swapped, beside the layer itself: results, gradients, buffers."""
+"""Each kind of layer of torch.nn, swapped, next to the layer itself: results, gradients, buffers."""
 
 import copy
 

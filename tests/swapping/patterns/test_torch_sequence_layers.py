@@ -1,4 +1,4 @@
-"""Recurrent layers and attention of torch.nn, swapped, beside the layers themselves."""
+"""Recurrent layers and attention of torch.nn, swapped, next to the layers themselves."""
 
 import copy
 

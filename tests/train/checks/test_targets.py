@@ -248,7 +248,7 @@ def test_labels_of_any_batch_and_of_a_validation_set_are_looked_at(tmp_path: Pat
     left_out = Loader(TensorDataset(x=X, y=ONE_LARGE), 8, sampler=range(47))
     assert check(tmp_path, F.cross_entropy, THIRDS, train=left_out).warnings == []
     one = Loader(TensorDataset(x=X, y=THIRDS + 1), 1)
-    with pytest.raises(DataError, match="a label is no class"):
+    with pytest.raises(DataError, match="a label is not a class"):
         check(tmp_path, F.cross_entropy, THIRDS, train=one)
     shifted = Loader(
         TensorDataset(x=X, y=THIRDS + 1), 8, transform=lambda batch, _: batch.replace(y=batch.y - 1)

@@ -258,7 +258,7 @@ def shape_unsupported_reason(x: Tensor, values: Tensor, value: str) -> str | Non
     if 0 in (rows, columns, terms):
         return "an empty tensor"
     if terms % 16 or columns % 16:
-        return f"{terms} terms or {columns} columns, which are no multiples of 16"
+        return f"{terms} terms or {columns} columns, which are not multiples of 16"
     if value == "int8" and rows < _MIN_INT8_ROWS:
         return f"{rows} rows, of at least {_MIN_INT8_ROWS} that cuBLASLt multiplies"
     return None

@@ -31,7 +31,7 @@ def unsupported_reason(call: LinearArguments) -> str | None:
         return "an empty tensor"
     block = call.block
     if block and (block & (block - 1) or block % VALUES[call.value].per_byte):
-        return f"blocks of {block} columns, which are no power of two, or share bytes"
+        return f"blocks of {block} columns, which are not a power of two, or share bytes"
     return None
 
 

@@ -36,7 +36,7 @@ from burnt.kernels.ops.rnn.layer import DTYPES, run_layer, unsupported_reason, z
 _GATES = {"lstm": 4, "gru": 3}
 
 # cuDNN copies the weights of each call into one piece of memory. torch advises its `flatten_parameters()`,
-# which burnt's layers do not have: the copy is small beside the steps.
+# which burnt's layers do not have: the copy is small next to the steps.
 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 

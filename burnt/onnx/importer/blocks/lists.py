@@ -287,7 +287,7 @@ class _Search:
                 span.least = max([*(i + 1 for i in layers[-1:]), start, end - _MOST_GAP])
 
     def calls_layer(self, i: int) -> bool:
-        """Whether a statement calls a layer or a block, or is no call."""
+        """Whether a statement calls a layer or a block, or is not a call."""
         statement = self.statements[i]
         return not isinstance(statement, Statement) or statement.call.function.startswith("self.")
 

@@ -277,7 +277,7 @@ def _inlined(tree: Any) -> Iterator[_Inlined]:
 def _events(tree: Any) -> Iterator[str]:
     """Yield what happens when an expression is evaluated: the names that are read, and "" for a call.
 
-    Indices are no calls, as nothing depends on when they are evaluated.
+    Indices are not calls, as nothing depends on when they are evaluated.
     """
     if isinstance(tree, Name | Size | Device):
         yield name_of(tree).name

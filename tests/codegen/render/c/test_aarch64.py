@@ -43,7 +43,7 @@ def test_values(name: str) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_other_dtypes_and_gradients(dtype: torch.dtype) -> None:
-    """Beside float64, rounded: eager's own gradients in 16 bits are further from it."""
+    """Next to float64, rounded: eager's own gradients in 16 bits are further from it."""
     args = [t.to(dtype) for t in (randn(7, 530), randn(530), randn(530, seed=1))]
     results = []
     for fn, given in (layer_norm, [t.double() for t in args]), (arm(layer_norm), args):

@@ -1,4 +1,4 @@
-"""`attention`: its options beside attention a query at a time; what it keeps, draws and refuses."""
+"""`attention`: its options next to attention a query at a time; what it keeps, draws and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embedding: which candidate serves, and the gradient by sorting, beside sums in float64."""
+"""Embedding: which candidate serves, and the gradient by sorting, next to sums in float64."""
 
 from __future__ import annotations
 

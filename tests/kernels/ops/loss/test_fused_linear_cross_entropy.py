@@ -211,7 +211,7 @@ def test_what_is_measured_sees_the_logits_of_the_library() -> None:
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_logits_that_are_not_finite(reduction: str) -> None:
-    """Parts that are -inf as a whole, beside others that are not; rows that are; NaN and inf."""
+    """Parts that are -inf as a whole, next to others that are not; rows that are; NaN and inf."""
     x, weight, target, bias = (t.detach() for t in given(rows=40, classes=60))
     bias[8:24] = -torch.inf
     target[:] = 30
@@ -231,7 +231,7 @@ def test_logits_that_are_not_finite(reduction: str) -> None:
 
 
 def test_scaled_losses_in_float16() -> None:
-    """As a gradient scaler wants it: what is small beside the number of rows is not lost before that."""
+    """As a gradient scaler wants it: what is small next to the number of rows is not lost before that."""
     source = torch.Generator().manual_seed(2)
     x, weight = (torch.randn(n, 16, generator=source).half() for n in (512, 2000))
     target = torch.randint(2000, (512,), generator=source)

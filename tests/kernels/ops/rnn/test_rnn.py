@@ -1,4 +1,4 @@
-"""`lstm` and `gru` and the ops of one layer: on every candidate, in every shape, beside torch in float64."""
+"""`lstm` and `gru` and the ops of one layer: on every candidate, in every shape, next to torch in float64."""
 
 from __future__ import annotations
 

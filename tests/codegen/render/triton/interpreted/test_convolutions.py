@@ -217,7 +217,7 @@ def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_when_the_library_is_called() -> None:
-    """By default it is a kernel where channels lie side by side and something is computed beside."""
+    """By default it is a kernel where channels lie side by side and something is computed next to."""
     x, w = torch.randn(X).bfloat16(), torch.randn(W).bfloat16()
     last = x.to(memory_format=torch.channels_last)
     for fn, given, why in (

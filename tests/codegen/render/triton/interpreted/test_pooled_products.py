@@ -135,7 +135,7 @@ def test_nan_propagates() -> None:
     "pool",
     [
         lambda t: F.max_pool2d(t, 3, 2, 1),  # windows overlap
-        lambda t: F.max_pool2d(t, 3),  # are no power of two
+        lambda t: F.max_pool2d(t, 3),  # are not a power of two
         lambda t: F.max_pool2d(t, 2, padding=1),  # begin outside
         lambda t: F.avg_pool2d(t[:, :, :7], 2),  # leave a row over
     ],

@@ -122,7 +122,7 @@ def late(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
     return product.relu(), c - rows.flip(0).unsqueeze(1), product + rows.unsqueeze(1)
 
 
-CASES["read again beside what is made later"] = (
+CASES["read again next to what is made later"] = (
     late, [A, B, (37, 70)], ["matmul", "reduction", "elementwise"], None
 )  # fmt: skip
 
