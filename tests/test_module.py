@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import inspect
 import math
+import os
 import pickle
 import pydoc
 import types
@@ -902,6 +903,18 @@ class TestDamagedFiles:
             Mlp.load(tmp_path / "no.safetensors")
         with pytest.raises(FileNotFoundError, match=r"the folder .*nowhere"):
             mlp().save(tmp_path / "nowhere" / "m.safetensors")
+
+    def test_a_failed_save_leaves_the_old_file(self, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = saved.read_bytes()
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            mlp().save(saved)
+        assert saved.read_bytes() == before
+        assert list(saved.parent.iterdir()) == [saved]
 
 
 class TestCopies:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import burnt
 from burnt import nn, optim
 from burnt.errors import ConfigError, InputValueError, RecordError
+from burnt.nn import adapter
 from burnt.record import read_document
 from burnt.train import Learner, StepOutput, SupervisedTraining
 
@@ -807,3 +808,17 @@ def test_an_adapter_folder_without_weights_says_what_is_there(tmp_path: Path) ->
         nn.load_lora(Tied(), tmp_path)
     assert caught.value.expected == "adapter_model.safetensors or adapter_model.bin"
     assert caught.value.found == "adapter_config.json"
+
+
+@pytest.mark.parametrize("kdim", [None, 6])
+def test_the_weights_of_attention_are_computed_once(
+    kdim: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = nn.MultiHeadAttention(8, 2, kdim=kdim, vdim=kdim)
+    nn.lora(layer, rank=2)
+    read: list[str] = []
+    change = adapter._change
+    monkeypatch.setattr(adapter, "_change", lambda layer, name: read.append(name) or change(layer, name))
+    x = torch.randn(2, 3, 8)
+    layer(x) if kdim is None else layer(x, torch.randn(2, 3, 6))
+    assert sorted(read) == sorted(layer.lora_adapter.weights)

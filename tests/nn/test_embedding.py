@@ -90,3 +90,13 @@ def test_ids_of_another_dtype_get_a_hint_for_ids() -> None:
     assert caught.value.hint == "indices.long()"
     with pytest.raises(InputError, match="hint      pass indices first, then the table"):
         kernels.embedding(torch.randn(4, 3), torch.zeros(2, dtype=torch.int64))
+
+
+def test_a_table_on_the_meta_device_is_not_initialized(monkeypatch):
+    """`normal_` of meta tensors imports torch._dynamo, which takes a second."""
+    drawn = []
+    monkeypatch.setattr(torch.nn.init, "normal_", drawn.append)
+    nn.Embedding(3, 2, device="meta")
+    assert not drawn
+    nn.Embedding(3, 2)
+    assert len(drawn) == 1

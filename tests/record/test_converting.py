@@ -280,3 +280,12 @@ def test_what_has_no_values_is_not_converted(tmp_path, value, text):
 def test_names_that_a_format_cannot_hold(tmp_path, target, names):
     with pytest.raises(RecordError, match=r"\.?(safetensors|npz) file cannot hold a tensor of this name"):
         convert_weights({name: torch.ones(1) for name in names}, tmp_path / target)
+
+
+def test_damaged_values_are_not_converted(tmp_path):
+    path = convert({"x": torch.arange(1000.0)}, "m.npz", tmp_path)
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match="an array of a"):
+        convert_weights(path, tmp_path / "m.safetensors")

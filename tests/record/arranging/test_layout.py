@@ -362,6 +362,20 @@ class TestFiles:
             assert torch.equal(model["embed"].weight, numbered(5, 3))
         load_weights(model, {"x.weight": numbered(5, 3) + 1}, layout=layout, rename=[(r"^x\.", "wte.")])
 
+    def test_checksums_are_verified_once(self, tmp_path, monkeypatch):
+        from burnt.record.formats import npz_file
+
+        np.savez(tmp_path / "w.npz", **{name: tensor.numpy() for name, tensor in THEIRS.items()})
+        verified = []
+        verify = npz_file._NpzTensor.verify
+        monkeypatch.setattr(
+            npz_file._NpzTensor,
+            "verify",
+            lambda self, where: verified.append(self.member.filename) or verify(self, where),
+        )
+        loaded(tmp_path / "w.npz", OURS, LAYOUT)
+        assert sorted(verified) == sorted(f"{name}.npy" for name in THEIRS)
+
 
 class TestMessages:
     def test_a_missing_part_is_named_as_in_the_file(self):

@@ -185,6 +185,19 @@ class TestReading:
         (tmp_path / "m").write_bytes(packed({}))
         assert read_weights(tmp_path / "m").tensors == {}
 
+    def test_tensors_are_read_only_when_they_are_loaded(self, tmp_path, monkeypatch):
+        (tmp_path / "model.bpk").write_bytes(BURN_0_22)
+        model = torch.nn.Module()
+        model.fc = torch.nn.Linear(3, 2)
+        read = []
+        read_into = burnt.record.formats.safetensors_file.FileTensor.read_into
+        monkeypatch.setattr(
+            "burnt.record.formats.safetensors_file.FileTensor.read_into",
+            lambda self, out: (read.append(self.shape), read_into(self, out)),
+        )
+        load_weights(model, tmp_path / "model.bpk", only="fc.bias")
+        assert read == [(2,)]
+
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16),

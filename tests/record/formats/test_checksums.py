@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import struct
@@ -205,3 +206,25 @@ def test_a_header_with_a_false_checksum_of_its_own_values(tmp_path):
     path.write_bytes(data[:8] + text + data[8 + len(text) :])
     with pytest.raises(RecordError, match="header of a file has changed"):
         Record.load(path)
+
+
+def test_checking_takes_little_memory(tmp_path):
+    """The values are read a MiB at a time."""
+    from burnt.record.formats import safetensors_file
+
+    path = tmp_path / "m.safetensors"
+    Record({"a": torch.arange(3 << 18)}).save(path)
+    model = torch.nn.Module()
+    model.register_buffer("a", torch.zeros(3 << 18, dtype=torch.int64))
+    reads: list[int] = []
+    read = safetensors_file.FileTensor._read
+
+    def counted(self, out, first):
+        reads.append(out.nbytes)
+        return read(self, out, first)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(safetensors_file.FileTensor, "_read", counted)
+        load_weights(model, path)
+    assert reads == [1 << 20] * 6 + [6 << 20]
+    assert os.path.getsize(path) > 6 << 20

@@ -149,3 +149,15 @@ def test_a_folder_that_is_replaced_all_the_time(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "_open_file", and_replace)
     with pytest.raises(RecordError, match="replaced again and again"):
         read_weights(tmp_path)
+
+
+def test_an_interrupt_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tied().into_record().save_folder(tmp_path, shard_bytes=100)
+    assert list(contents(tmp_path)) == ["config.json"]
