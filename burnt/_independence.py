@@ -1,4 +1,4 @@
-"""Do an item's outputs depend on the other items of its batch? Needs NumPy alone: a server may lack torch."""
+"""Do an item's outputs depend on the other items of its batch? Needs only NumPy: a server may lack torch."""
 
 from __future__ import annotations
 

@@ -541,8 +541,8 @@ def _configs_named(name: str, model: type[Module]) -> list[type[_Config]]:
     """Return the imported Configs that a record's ``config_type`` may mean, the most likely one first.
 
     A module has different names as a script (``__main__``), as a file (``burnt train net.py:main``) and as a
-    part of a package. So the Configs in the module that defines `model` are also found by their own name
-    alone.
+    part of a package. So the Configs in the module that defines `model` are also found by
+    only their own name.
     """
     if name.endswith(f".{model.__qualname__}.Config") and not _init_is_derived(model):
         return [model.Config]

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     announce(past, first - 1, yes=args.yes)
 
     def run_again(training: SupervisedTraining, learner: Learner) -> ReplayReport:
-        # It is read alone, so that it does not matter where the function would write.
+        # It is only read, so that it does not matter where the function would write.
         training.folder = folder
         with step_bar() as show:
             progress = partial(show_step, show, first - 1)

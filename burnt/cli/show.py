@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_source(path: str) -> None:
-    """Refuse what is not a file or folder of weights by its name alone."""
+    """Refuse what is not a file or folder of weights by only its name."""
     if not os.path.exists(path):
         raise UsageError("there is no such file or folder", found=path)
     if os.path.isfile(os.path.join(path, DATABASE)):

@@ -439,7 +439,7 @@ class Function(InlinedWhenTraced):
     def _add_entry(
         self, key: list[Any], args: Sequence[Any], tensors: Sequence[Tensor], *, specialize: bool = False
     ) -> CacheEntry:
-        """Build the entry of a signature and cache it; with `specialize`, for these float values alone."""
+        """Build the entry of a signature and cache it; with `specialize`, only for these float values."""
         with PLANNING_LOCK:
             captured_objects = [read_capture(holder, name) for holder, name in self._capture_sites]
             if not specialize:

@@ -1,7 +1,7 @@
 """Operations on datasets: each returns a dataset that reads from the one it is given when an item is used.
 
 They keep the names of the classes, and `take`, which reads a whole batch at once, where it is right. The
-random ones depend on their seed alone. The names are those of Python's built-in functions where these do the
+random ones depend only on their seed. The names are those of Python's built-in functions where these do the
 same: use them as ``data.map``.
 """
 

@@ -239,7 +239,7 @@ def _generate(model: Any, name: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the generator's message, of the op's inputs and outputs with the first one's dtype alone."""
+    """Return the generator's message, of the op's inputs and outputs with only the first one's dtype."""
     message = str(error).splitlines()[0]
     match = re.match(r"(.*?) \(while lowering .*?op_type=(\w+), name=([^,]*).*?dtype=(\w+)", message)
     return f"{match[1]} ({match[2]} of {match[4]}, {match[3]})" if match else message

@@ -192,7 +192,7 @@ def signature_of(
     Args:
         model: any module.
         inputs: its arguments: tensors, TensorSpecs, numbers, strings, None; lists, tuples and dicts of these.
-        batch_sizes: those that `check` tries. With one alone, a leading axis of that size is the batch.
+        batch_sizes: those that `check` tries. With only one, a leading axis of that size is the batch.
         kwargs: its keyword arguments.
 
     Raises:

@@ -182,10 +182,10 @@ class Gpt2(Decoder[Gpt2Config]):
 
         Args:
             tokens: integers ``[B, L]``.
-            padding: booleans ``[B, S]``, True at tokens to ignore, on any side; positions count the others
-                alone. S counts the tokens in `cache`, too.
+            padding: booleans ``[B, S]``, True at tokens to ignore, on any side; positions count only the
+                others. S counts the tokens in `cache`, too.
             cache: what `new_cache` returned, with the tokens before these; theirs are added.
-            last: compute the logits of the last token alone, ``[B, 1, V]``.
+            last: compute only the logits of the last token, ``[B, 1, V]``.
 
         Returns:
             ``[B, L, V]``; ``[B, C]`` of the last token that is not padding, with the head

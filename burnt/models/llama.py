@@ -365,7 +365,7 @@ class Llama(Decoder[LlamaConfig]):
             padding: booleans ``[B, S]``, True at tokens to ignore, at either end; S counts those in `cache`,
                 too.
             cache: what `new_cache` returned, with the tokens before these; theirs are added.
-            last: compute the logits of the last token alone, ``[B, 1, V]``.
+            last: compute only the logits of the last token, ``[B, 1, V]``.
 
         Returns:
             ``[B, L, V]`` with the head ``"lm"``, ``[B, C]`` of the last token that is not padding with the

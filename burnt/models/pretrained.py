@@ -211,7 +211,7 @@ class PretrainedConfig(Config):
     """Base of the models' Configs, which read and write Hugging Face's ``config.json``.
 
     A subclass has in `_KEYS` the key of each field, in `_ACTIVATIONS` the fields that hold activations, and
-    in `_FIXED` the keys that change what the model computes, and of which it has this value alone.
+    in `_FIXED` the keys that change what the model computes, and of which it has only this value.
     `_MODEL_TYPES` has how the name of transformers' class begins, by model type, and `_HEADS` the value of
     the field `head` by how it ends. A field `num_classes` is the number of labels.
     """
@@ -332,7 +332,7 @@ class Pretrained(Module, Generic[_C]):
 
     config_class: ClassVar[type[PretrainedConfig]]
     HEADS: ClassVar[tuple[str, ...]] = ()
-    """Patterns on paths of what a file of the body alone lacks: it is new where a file does not have it."""
+    """Patterns on paths of what a file of only the body lacks: it is new where a file does not have it."""
 
     def __init__(self, config: _C) -> None:
         super().__init__()
@@ -456,7 +456,7 @@ class Pretrained(Module, Generic[_C]):
                 "a snapshot cannot hold LoRA adapters",
                 where=adapters[0],
                 hint="burnt.nn.merge_lora(model) adds them to the weights, unmerge_lora(model) takes them "
-                "out again; burnt.nn.save_lora(model, path) saves them alone",
+                "out again; burnt.nn.save_lora(model, path) saves only them",
             )
         tensors = self.layouts["hugging_face"].write(record.tensors)
         dtypes = [value.dtype for value in self.parameters() if value.is_floating_point()]

@@ -445,7 +445,7 @@ class _Attention(Module):
             expected=f"{(length, keys)}, {(batch, length, keys)}, {(batch * self.num_heads, length, keys)} "
             f"or {(batch, self.num_heads, length, keys)}",
             found=shape,
-            hint="a mask of keys alone is a key_padding_mask" if shape == (batch, keys) else None,
+            hint="a mask of only keys is a key_padding_mask" if shape == (batch, keys) else None,
         )
 
     def _name(self) -> str:
@@ -563,7 +563,7 @@ class MultiHeadAttention(_Attention, init=False):
 
         Returns:
             ``[B, L, E]``; with `need_weights` also the weights before dropout, ``[B, H, L, S]``, which are
-            held in memory for this alone.
+            held in memory only for this.
 
         Raises:
             ShapeError: an input or a mask of the wrong shape, or a cache that does not fit.

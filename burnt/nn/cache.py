@@ -47,7 +47,7 @@ class KeyValueCache:
                 "a cache needs keys and values",
                 where="KeyValueCache",
                 expected="both or neither",
-                found="keys alone" if value is None else "values alone",
+                found="only keys" if value is None else "only values",
             )
         if key is not None and value is not None:
             self.append(key, value)

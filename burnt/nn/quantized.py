@@ -424,7 +424,7 @@ class QuantizedEmbedding(Quantized):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The quantized forward with the gradient of the layer that quantizes its weight alone."""
+    """The quantized forward with the gradient of the layer that quantizes only its weight."""
 
     generate_vmap_rule = True
 

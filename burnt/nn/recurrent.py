@@ -453,7 +453,7 @@ class Lstm(_Recurrent):
 
 
 class _OneState(_Recurrent, init=False):
-    """The layers whose state is h alone."""
+    """The layers whose state is only h."""
 
     _STATES = ("h0",)
 

@@ -312,7 +312,7 @@ class Upsample(Module, torch.nn.Upsample):
             return interpolate_antialiased(input, self.size, self.scale_factor, self.mode, *options)
         if self.mode != "cubic":
             return F.interpolate(input, self.size, self.scale_factor, self.mode, *options, self.antialias)
-        # torch has cubic filters for images alone: a sequence is an image of one row.
+        # torch has cubic filters only for images: a sequence is an image of one row.
         size, factor = _of_row(self.size, 1), _of_row(self.scale_factor, 1.0)
         return F.interpolate(input.unsqueeze(-2), size, factor, "bicubic", *options).squeeze(-2)
 

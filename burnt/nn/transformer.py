@@ -245,7 +245,7 @@ class TransformerDecoderLayer(_TransformerLayer):
             memory: ``[B, S, memory_dim]``; may be None once `memory_cache` is filled.
             attn_mask: of the self-attention, as in `MultiHeadAttention.forward`.
             key_padding_mask: of the self-attention, ``[B, L]``.
-            is_causal: position i sees positions 0 to i alone.
+            is_causal: position i sees only positions 0 to i.
             memory_mask: an `attn_mask` ``[L, S]`` of the attention to the memory.
             memory_key_padding_mask: ``[B, S]``, of the attention to the memory.
             cache: of the self-attention, as in `MultiHeadAttention.forward`.
@@ -479,7 +479,7 @@ class TransformerEncoder(_Stack[TransformerEncoderLayer]):
             input: ``[B, L, d_model]``.
             attn_mask: as in `MultiHeadAttention.forward`.
             key_padding_mask: as in `MultiHeadAttention.forward`.
-            is_causal: position i sees positions 0 to i alone.
+            is_causal: position i sees only positions 0 to i.
             cache: of `new_cache`, with earlier positions. The input then comes after these and sees them, and
                 `is_causal` holds; masks count the earlier positions, too.
 
@@ -588,7 +588,7 @@ class TransformerDecoder(_Stack[TransformerDecoderLayer]):
             memory: ``[B, S, memory_dim]``; with a cache, it is projected at the first step and ignored later.
             attn_mask: of the self-attention, as in `MultiHeadAttention.forward`.
             key_padding_mask: of the self-attention.
-            is_causal: position i sees positions 0 to i alone.
+            is_causal: position i sees only positions 0 to i.
             memory_mask: an `attn_mask` ``[L, S]`` of the attention to the memory.
             memory_key_padding_mask: ``[B, S]``, of the attention to the memory.
             cache: of `new_cache`, with earlier positions. The input then comes after these and sees them, and
@@ -734,7 +734,7 @@ class Transformer(Module):
             source_key_padding_mask: ``[B, S]``, of the encoder.
             target_mask: ``[L, L]``, an `attn_mask` of the decoder.
             target_key_padding_mask: ``[B, L]``, of the decoder.
-            is_causal: position i of the target sees its positions 0 to i alone.
+            is_causal: position i of the target sees only its positions 0 to i.
             memory_mask: ``[L, S]``, an `attn_mask` of the decoder's attention to the encoder's output.
             memory_key_padding_mask: ``[B, S]``, of the same; None is `source_key_padding_mask`.
         """

@@ -1,4 +1,4 @@
-"""Optimizers by momentum alone: SGD, Lion, Muon."""
+"""Optimizers that use only momentum: SGD, Lion, Muon."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def quantize(
         activations: how the range of static activations is found: ``"minmax"``, ``"moving_average"``,
             ``"percentile"``, ``"mse"`` or ``"absmean"``; see `burnt.quant.observers.activation_range`.
         smooth: SmoothQuant's alpha, 0.5 for most models: outliers of activations move from layer norms and
-            RMS norms into the weights of the linear layers after them, where these alone read them.
+            RMS norms into the weights of the linear layers after them, where only these read them.
         fold_batch_norm: batch norms are folded into the layers before them, as they are in evaluation; None:
             where activations are quantized. With `calibrate` they are found wherever they are, else in a
             Sequential only.

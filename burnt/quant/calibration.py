@@ -26,7 +26,7 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records who reads the outputs of some modules, by the identity of tensors.
 
     An op that reads such an output outside of the modules, or changes or views it, counts as a reader too:
-    the output is only then read by modules alone if every op that takes it runs within one whose input it is.
+    the output counts as read only by modules if every op that takes it runs within one whose input it is.
 
     By the path of a module: `readers` are who reads its outputs (paths, or for others a description that
     starts with a space, as no path does), `sources` the modules whose outputs were its input (None for other
@@ -215,7 +215,7 @@ def _count_batches(batches: Iterable[Any]) -> int:
     """Return the number of batches, 0 if it is unknown."""
     try:
         return len(batches) if isinstance(batches, Sized) else 0
-    except TypeError:  # a DataLoader of a stream has a length in its class alone
+    except TypeError:  # a DataLoader of a stream has a length only in its class
         return 0
 
 

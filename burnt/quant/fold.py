@@ -102,7 +102,7 @@ def find_batch_norms(
 ) -> dict[str, str]:
     """Return which batch norm can be folded into which layer: path of the layer -> path of the norm.
 
-    A pair is found where `flow`, which followed the layers and the norms, says that the norm alone reads the
+    A pair is found where `flow`, which followed the layers and the norms, says that only the norm reads the
     layer's output and nothing else. Without it, convolutions are found that are followed by the norm in a
     Sequential, where both have this one place.
     """

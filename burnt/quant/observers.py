@@ -28,8 +28,8 @@ _FACTORS = [2 ** (-i / 8) for i in range(41)]
 class Reservoir:
     """A uniform random sample of all items that were added, of bounded size.
 
-    Each item draws a random key, and those with the smallest keys stay. The sample depends on the items and
-    the seed alone; torch's global generator is not used. `max_elements` is for all items together; a single
+    Each item draws a random key, and those with the smallest keys stay. The sample depends only on the items
+    and the seed; torch's global generator is not used. `max_elements` is for all items together; a single
     larger item is kept nevertheless.
 
     >>> sample = Reservoir(max_items=2)

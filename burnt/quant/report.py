@@ -16,7 +16,7 @@ from burnt._files import replacing
 from burnt.errors import ConfigError, quantity
 from burnt.plot import Points, Scatter
 
-_MOST_ROWS = 24  # above, layers that differ in a number of their path alone share a row
+_MOST_ROWS = 24  # above, layers that differ only in a number of their path share a row
 _NARROWEST_PATH = 30  # characters of a path that must fit before columns are left out
 
 
@@ -150,7 +150,7 @@ class QuantReport:
     def text(self, width: int | None = None, *, every_layer: bool = False) -> str:
         """Return the report as a table.
 
-        With more than 24 quantized layers, those whose paths differ in a number alone, such as those of a
+        With more than 24 quantized layers, those whose paths differ only in a number, such as those of a
         transformer's blocks, share a row: with their bytes together, the lowest SQNR and the largest error.
 
         Args:

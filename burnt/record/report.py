@@ -16,7 +16,7 @@ from burnt.errors import nearest, quantity
 Shape = tuple[int, ...]
 
 MOST_LINES = 12
-"""How many tensors of a kind are printed; guesses are made for these alone."""
+"""How many tensors of a kind are printed; guesses are made only for these."""
 
 _OTHER_NAMES = {"weight": ("gamma", "kernel"), "bias": ("beta",)}
 """What TensorFlow and Burn call weights and biases."""

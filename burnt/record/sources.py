@@ -262,7 +262,7 @@ def _open_shards(folder: Path, index: Path, stack: ExitStack) -> Source:
     check_count(len(parsed.weight_map), str(index))
     shards: dict[str, Source] = {}
     for name in dict.fromkeys(parsed.weight_map.values()):
-        # Files of a Hugging Face snapshot are links to elsewhere, so that the name alone is checked.
+        # Files of a Hugging Face snapshot are links to elsewhere, so that only the name is checked.
         if name in ("", ".", "..") or set(name) & set("/\\:\0"):
             raise RecordError(
                 "the index of a folder names a file outside of it",

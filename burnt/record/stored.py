@@ -109,7 +109,7 @@ class MemoryTensor(StoredTensor):
         out.copy_(self.tensor)
 
     def read_rows_into(self, first: int, out: Tensor) -> None:
-        """Copy rows alone."""
+        """Copy only rows."""
         out.copy_(self.tensor[first : first + out.shape[0]])
 
     def verify(self, where: str) -> None:

@@ -140,7 +140,7 @@ class Duration:
             part = part.alternative
 
     def without_time(self) -> Duration:
-        """Return it without its parts in seconds; what is given in seconds alone is never over or due.
+        """Return it without its parts in seconds; what is given only in seconds is never over or due.
 
         >>> str(Duration.parse("10 epochs or 2 h").without_time())
         '10 epochs'

@@ -151,8 +151,8 @@ class SupervisedTraining(TrainingSettings):
         validate_first: validate before the first step too: metric values at step 0.
         checkpoint_every: how often to save; a validation that gives a new best value of a `KeepBest` also
             saves, and so does the interval of an `Every`.
-        async_checkpoints: write checkpoints in a thread: the training waits for a copy of the model and the
-            optimizer's state alone, which takes memory until it is written. One is written at a time; an
+        async_checkpoints: write checkpoints in a thread: the training waits only for a copy of the model and
+            the optimizer's state, which takes memory until it is written. One is written at a time; an
             error is raised after the next step, or at the end.
         resume: continue the run in the folder from its newest checkpoint, at the next batch.
         config: written to the run's ``config.json``; by default the Config that built the model.

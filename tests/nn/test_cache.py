@@ -148,8 +148,8 @@ def test_keys_without_values_are_refused() -> None:
     tensor = torch.zeros(2, 4, 5, 3)
     with pytest.raises(BurntError, match="needs keys and values") as caught:
         nn.KeyValueCache(key=tensor)
-    assert caught.value.found == "keys alone"
-    with pytest.raises(BurntError, match="values alone"):
+    assert caught.value.found == "only keys"
+    with pytest.raises(BurntError, match="only values"):
         nn.KeyValueCache(value=tensor)
 
 

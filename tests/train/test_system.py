@@ -126,7 +126,7 @@ def test_a_gpu_that_nvml_does_not_know(monkeypatch):
     assert sample["gpu0.memory_used_bytes"] == 1000
     assert "gpu0.percent" not in sample
     assert sample["gpu1.percent"] == 87
-    assert sampler.warnings == ["gpu0 is sampled by torch alone: Not Found"]
+    assert sampler.warnings == ["gpu0 is sampled only by torch: Not Found"]
 
 
 def test_cuda_is_not_started(monkeypatch):

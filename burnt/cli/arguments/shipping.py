@@ -182,7 +182,7 @@ def _add_quantize(burnt: Parser) -> None:
     quantize.option("--batches", "N", "of the data, at most", whole(1), 32)
     quantize.option("--batch-size", "N", "for datasets", whole(1), 64)
     quantize.model()
-    quantize.repeated("--only", "PATTERN", "quantize these layers alone")
+    quantize.repeated("--only", "PATTERN", "quantize only these layers")
     quantize.repeated("--skip", "PATTERN", "leave these layers as they are")
     text = "another scheme for these layers, the first match counts"
     quantize.repeated("--override", "PATTERN=SCHEME", text, pair("PATTERN=SCHEME, such as 'head=int8'"))

@@ -123,7 +123,7 @@ class _Visitor:
         states: list[CaptureSite] = [
             (instance, self.state_reader(instance))
             for instance in self.instances.values()
-            if not isinstance(instance, type)  # a class holds its attributes alone
+            if not isinstance(instance, type)  # a class holds only its attributes
         ]
         return [*states, *self.found.values()]
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 STRIDE_OPS = frozenset(
     getattr(torch.ops.aten, name).default for name in ("as_strided", "as_strided_copy", "as_strided_scatter")
 )
-"""Ops whose result depends on the strides of their argument, not on its elements alone."""
+"""Ops whose result depends on the strides of their argument, not only on its elements."""
 
 # ``torch.tensor`` calls `lift_fresh`. In a trace, its result is a detached view of a constant.
 _DETACHING = frozenset({torch.ops.aten.detach.default, torch.ops.aten.lift_fresh.default})

@@ -30,7 +30,7 @@ _FITTING_INTEGERS = frozenset((
     "correction", "decimals", "diagonal", "dim", "dims", "dtype", "ignore_index", "input_dtype", "layout",
     "memory_format", "pad", "reduction", "size",
 ))  # fmt: skip
-_MAX_ELEMENTS = 4096  # of a result made of numbers alone, as arange's
+_MAX_ELEMENTS = 4096  # of a result made only of numbers, as arange's
 
 # What torch's conversions take: each number up to the dtype's largest, infinity and NaN.
 _LARGEST = [torch.finfo(d).max for d in (torch.float64, torch.float32, torch.bfloat16, torch.float16)]
@@ -90,7 +90,7 @@ class RefusalWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _fits_small_tensors(func: Any) -> bool:
     """Whether an op of torch's takes tensors of another size with the same other arguments."""
     if func.namespace != "aten" or func.is_view or func is torch.ops.aten.cholesky.default:
-        return False  # cholesky takes positive definite matrices alone
+        return False  # cholesky takes only positive definite matrices
     parameters = {p.name: str(p.type) for p in func._schema.arguments}
     if torch.Tag.nondeterministic_seeded in func.tags and "generator" not in parameters:
         return False  # it would draw from the global generator

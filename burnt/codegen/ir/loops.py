@@ -51,7 +51,7 @@ def distinct_loops(index: Index) -> set[Var] | None:
 def covers_shape(index: Index, shape: Sequence[int], loops: Sequence[Var]) -> bool:
     """Whether the iterations of `loops` visit each index of a shape exactly once.
 
-    They do if the index of each axis is a mixed-radix number whose digits are loops of that axis alone.
+    They do if the index of each axis is a mixed-radix number whose digits are loops of only that axis.
     """
     unused = set(loops)
     for ix, size in zip(index, shape, strict=True):

@@ -70,7 +70,7 @@ def _show_triton(kernels: Sequence[Kernel], number_positions: Sequence[int]) -> 
 
 def _why_no_triton() -> str | None:
     try:
-        import triton  # noqa: F401 - Linux alone has it
+        import triton  # noqa: F401 - only Linux has it
     except ImportError as error:
         return f"no Triton: {error}"
     return None

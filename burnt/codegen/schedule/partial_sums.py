@@ -2,8 +2,8 @@
 
 The gradient of a norm's weight is a sum over all rows, and the gradient of its input is computed row by row
 from the same tensors; two kernels would read them twice. Here the kernel of the rows also computes one
-partial sum per chunk of consecutive rows, and a small kernel adds these up. The number of chunks depends on
-sizes alone, so results do not depend on the number of threads.
+partial sum per chunk of consecutive rows, and a small kernel adds these up. The number of chunks depends only
+on sizes, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations

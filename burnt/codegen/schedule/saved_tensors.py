@@ -208,7 +208,7 @@ def _remaining_nodes(
 ) -> list[Node]:
     """Return the nodes that the backward still computes if it takes the values of the `available` nodes.
 
-    With `shape_only`, also those of which it needs the shape alone.
+    With `shape_only`, also those of which it needs only the shape.
     """
     found: dict[Node, None] = {}
     todo = [n for n in _results(backward) if isinstance(n, Node)]
@@ -268,7 +268,7 @@ def with_saved_inputs(
 
 
 def forget_dropped_values(backward: Traced) -> Traced:
-    """Let a backward that repeats a dropout for its mask alone not read the tensor that was dropped out.
+    """Let a backward that repeats a dropout only for its mask not read the tensor that was dropped out.
 
     The trace is changed in place.
     """

@@ -234,7 +234,7 @@ class SegmentationFolder(_Images):
         masks: the folder of their masks, which may have other suffixes: grey values or palette indices are
             the classes.
         mask_suffix: what the names of the masks have after those of the pictures, such as ``"_mask"``.
-        classes: the names of the classes, for `classes` alone.
+        classes: the names of the classes, only for `classes`.
         mode, dtype, background: as of `ImageFolder`.
 
     Items are ``{"images": [C, H, W], "masks": [H, W]}``; masks are uint8, or int64 if they have more than 8

@@ -242,7 +242,7 @@ class Schema:
             )
 
     def fill(self, place: Callable[[], str], column: str, kind: Kind | None) -> Any:
-        """Return the value for a missing cell, of which `place` is called for the message alone."""
+        """Return the value for a missing cell, of which `place` is called only for the message."""
         if not isinstance(self.missing, str) and column in self.missing:
             value = self.missing[column]
             if isinstance(kind, np.dtype) and not isinstance(

@@ -111,7 +111,7 @@ class StreamReader:
         with naming(lambda: self.describe(task, -1), "a batch of a stream could not be loaded"):
             if opening is not None:
                 position, in_use = opening
-                # Of this lane alone: other threads may be ahead, with iterators that are not in the list yet.
+                # Only of this lane: other threads may be ahead, with iterators that are not in the list yet.
                 for key in [key for key in list(self._open) if key[1] == lane and key[0] not in in_use]:
                     self._open.pop(key, None)
                 self._open[iterator, lane] = _ShardReader(self, epoch, lane, position, cell)
@@ -267,7 +267,7 @@ class _ShardReader:
 class StreamLoader(Generic[B]):
     """Batches from an iterable of items, or from `Shards`, for data that has no length or no items by index.
 
-    As with `Loader`, the batches of an epoch depend on the seed and the epoch alone, with any number of
+    As with `Loader`, the batches of an epoch depend only on the seed and the epoch, with any number of
     workers. A checkpoint holds the position in the stream, and a resumed run continues there: of `Shards`,
     and of datasets with ``state_dict`` and ``load_state_dict``, such as the iterable datasets of Hugging
     Face. Other iterables are gone through again up to the position (`replays`).

@@ -134,7 +134,7 @@ def pad(
         padded[...] = _fill(image, fill)
         padded[..., top : top + height, left : left + width] = image
         return padded
-    # torch pads by reflection in floating point alone, and no further than the image's size.
+    # torch pads by reflection only in floating point, and no further than the image's size.
     rows = torch.from_numpy(np.pad(np.arange(height), (top, bottom), mode=mode))
     columns = torch.from_numpy(np.pad(np.arange(width), (left, right), mode=mode))
     return image[..., rows.to(image.device), :][..., columns.to(image.device)]

@@ -3,7 +3,7 @@
 Those of torchvision v2 and albumentations become functions of an item and a generator.
 
 A transform is any ``function(item, generator)`` that returns the changed item: an item of a dataset as
-`Loader(item_transform=)`, a batch as `Loader(transform=)`. What is random is drawn from the generator alone.
+`Loader(item_transform=)`, a batch as `Loader(transform=)`. What is random is drawn only from the generator.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ class Torchvision:
 
     torchvision draws from torch's global random state, and a function of yours inside of it perhaps from
     those of NumPy and Python: for the time of the call, all three are seeded by a number from the generator,
-    and restored afterwards. Since threads share these states, it runs in the main thread of a process alone:
+    and restored afterwards. Since threads share these states, it runs only in the main thread of a process:
     in this process, or in worker processes.
 
     Args:

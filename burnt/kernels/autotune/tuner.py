@@ -1,6 +1,6 @@
 """The tuner: measure the candidates of an op, and look up earlier measurements.
 
-The tuning policy decides when to measure: ``off`` uses the heuristic alone; ``cached``, the default, uses
+The tuning policy decides when to measure: ``off`` uses only the heuristic; ``cached``, the default, uses
 earlier measurements, from this machine or shipped with the package; ``quick`` and ``full`` also measure at
 the first call with a tuning key. It is set by ``BURNT_TUNE`` or `tuning`. Nothing is measured while a CUDA
 graph is captured, while ops are traced, or in a process whose rank is not 0.

@@ -103,7 +103,7 @@ def select_candidate(op: AnyOp, args: Sequence[Any], broken: dict[str, str] | No
 def select_by_heuristic(
     op: AnyOp, args: Sequence[Any], candidates: Sequence[Candidate]
 ) -> tuple[Candidate, dict[str, Any] | None]:
-    """Select a candidate and its first configuration from the arguments' shapes, dtypes and devices alone.
+    """Select a candidate and its first configuration from only the arguments' shapes, dtypes and devices.
 
     Candidates registered by users come first, the last registered one before the others, unless their
     ``best=`` declines (`Candidate`); then generated kernels where they are not known to be slower; then the

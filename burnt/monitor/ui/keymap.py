@@ -117,7 +117,7 @@ COMPARE = (
     Key("slash", "choose", "Find metric", "select a metric by part of its name", 3),
     *_AXES,
     Key("s", "smooth", "Smooth", "switch the smoothing strength", 4),
-    Key("f", "full", "Full size", "show the selected chart alone, or all with the tables", 2),
+    Key("f", "full", "Full size", "show only the selected chart, or all with the tables", 2),
     Key("v", "several", "One/several", "show several metrics at once, or only the selected one", 3),
     Key("pagedown", "page(1)", "Next charts", "go to the next page of charts"),
     Key("pageup", "page(-1)", "Previous charts", "go to the previous page of charts"),

@@ -233,7 +233,7 @@ class Build:
         return len(shape) == len(sizes) and list(shape).count(-1) <= 1 and not any(is_other)
 
     def is_weight(self, node: Node, index: int) -> bool:
-        """Whether a constant input is read by this node alone, or by nodes of the same weights.
+        """Whether a constant input is read only by this node, or by nodes of the same weights.
 
         What other nodes read too stays a parameter of the module, so that it is trained as one.
         """
@@ -683,7 +683,7 @@ _MOVING = {
     *("Compress", "Expand", "GatherElements", "GatherND", "ReverseSequence", "Slice", "Split", "Squeeze"),
     *("Tile", "Transpose", "Unsqueeze"),
 }
-"""Ops that only move elements, and whose handlers take tensors alone."""
+"""Ops that only move elements, and whose handlers take only tensors."""
 
 
 def _largest_size(op: str, inputs: list[np.ndarray[Any, Any]]) -> Any:

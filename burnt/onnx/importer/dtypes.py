@@ -83,7 +83,7 @@ def from_numpy(value: Any, device: torch.device) -> Any:
 def to_numpy(value: Any, kind: Any) -> Any:
     """Return an output of a model as numpy arrays of the types that the model declares, ``onnx.TypeProto``.
 
-    Types that torch does not have, such as int4, are known from these alone.
+    Types that torch does not have, such as int4, are known only from these.
     """
     if value is None:
         return None

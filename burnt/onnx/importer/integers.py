@@ -349,7 +349,7 @@ def _unary(node: Node, inputs: list[Ints]) -> Ints | None:
 @_rule("Cast", "CastLike")
 def _cast(node: Node, inputs: list[Ints]) -> Ints | None:
     code = node.attr("to")
-    node.ignore("saturate", "round_mode")  # of float8 alone
+    node.ignore("saturate", "round_mode")  # only of float8
     x, to = inputs[0], inputs[1].dtype if node.op == "CastLike" else None
     if isinstance(code, int):
         to = torch_dtype(code)

@@ -90,7 +90,7 @@ def rank_of(value: ir.Value | None) -> int | None:
 
 
 def is_internal(value: ir.Value) -> bool:
-    """Whether one node alone reads a value."""
+    """Whether only one node reads a value."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 

@@ -1,7 +1,7 @@
 """Patterns: several nodes that exporters write for one layer become one node again.
 
-Norms, activations, gated units, rotary embedding and attention. The results differ from the file's in
-rounding alone, but for two cases: attention whose mask is minus infinity for all keys of a query returns
+Norms, activations, gated units, rotary embedding and attention. The results differ from the file's only
+in rounding, but for two cases: attention whose mask is minus infinity for all keys of a query returns
 zeros, as PyTorch does, where the file's softmax computes NaN; and a softplus that is written as
 ``log(1 + exp(x))`` does not overflow.
 

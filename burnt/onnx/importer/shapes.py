@@ -1,7 +1,7 @@
 """Shapes and dtypes of a model's values, by ONNX's shape inference.
 
 onnx_ir has a pass for this. Its time is quadratic in the number of initializers, and it parses the whole
-result into a second model; here the inferred types alone are read.
+result into a second model; here only the inferred types are read.
 """
 
 from __future__ import annotations

@@ -162,13 +162,13 @@ def stable_text(value: object) -> str:
 
 
 def check_function(schedule: Schedule, function: object) -> None:
-    """Raise unless the field `function` is a function that depends on the steps alone."""
+    """Raise unless the field `function` is a function that depends only on the steps."""
     if not callable(function) or isinstance(function, type):
         raise invalid(schedule, "function", "a function of the finished steps", function)
     if hasattr(function, "load_state"):
         name = type(function).__name__
         raise invalid(
-            schedule, "function", "a function of the finished steps alone", function,
+            schedule, "function", "a function of only the finished steps", function,
             hint=f"wrap the other way round, as in {name}(Warmup(...)): {name} has a state that the "
             "training must find",
         )  # fmt: skip

@@ -117,8 +117,8 @@ class Layout:
 
     Args:
         steps: pairs of names ``(theirs, ours)``, `Rename`, `Join`, `Split`, `Drop` and `Keep`.
-        prefix: module that holds the body in files of a model with a head (``"bert"``), and that files of the
-            body alone lack. Steps are written without it; it is taken away wherever it is read.
+        prefix: module that holds the body in files of a model with a head (``"bert"``), and that files of
+            only the body lack. Steps are written without it; it is taken away wherever it is read.
         heads: patterns on names in the file that are outside of `prefix`.
         prefixed: whether written files have the prefix.
 
@@ -504,7 +504,7 @@ class PartOfTensor(ArrangedTensor):
         return pieces[self.index].flatten(self.dim, self.dim + 1)
 
     def read_into(self, out: Tensor) -> None:
-        """Read the rows alone where they lie together, else the whole tensor."""
+        """Read only the rows where they lie together, else the whole tensor."""
         if self.dim == 0 and self.groups == 1:
             self.inner[0].read_rows_into(sum(self.sizes[: self.index]), out)
         else:

@@ -127,7 +127,7 @@ class _BlockTensor(StoredTensor):
             part.copy_(self._read(first, part.shape[0]))
 
     def read_rows_into(self, first: int, out: Tensor) -> None:
-        """Read these rows alone."""
+        """Read only these rows."""
         out.copy_(self._read(first, out.shape[0]))
 
     def _read(self, first: int, rows: int) -> Tensor:

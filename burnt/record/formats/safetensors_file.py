@@ -119,7 +119,7 @@ class FileTensor(StoredTensor):
                 part.copy_(self._read(torch.empty(part.shape, dtype=self.dtype, device="cpu"), first))
 
     def read_rows_into(self, first: int, out: Tensor) -> None:
-        """Read these bytes alone."""
+        """Read only these bytes."""
         start = self.offset + first * math.prod(self.shape[1:]) * self.dtype.itemsize
         FileTensor(tuple(out.shape), self.dtype, self.file, start).read_into(out)
 

@@ -1,4 +1,4 @@
-"""Tensors of ``.pt``, ``.pth`` and ``.bin`` files, through torch's restricted unpickler alone."""
+"""Tensors of ``.pt``, ``.pth`` and ``.bin`` files, only through torch's restricted unpickler."""
 
 from __future__ import annotations
 

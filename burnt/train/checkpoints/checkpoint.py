@@ -88,7 +88,7 @@ class Saved:
             exactly these weights, and those of the training epoch that ended there.
         kept: whether it was saved by a command; then it is never removed.
         scheduled: whether the settings of the training asked for it, and not an interruption or a command.
-            Keepers select among those alone, so that an interruption does not change which ones are kept.
+            Keepers select only among those, so that an interruption does not change which ones are kept.
     """
 
     path: Path

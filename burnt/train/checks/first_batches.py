@@ -1,4 +1,4 @@
-"""The checks before the first step: one batch of each loader through its step; a dry run alone."""
+"""The checks before the first step: one batch of each loader through its step; or only a dry run."""
 
 from __future__ import annotations
 

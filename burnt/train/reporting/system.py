@@ -166,7 +166,7 @@ def _find_gpus(cuda: Any, warn: Callable[[str], None]) -> Iterator[dict[str, Cal
             try:
                 measures |= _nvml_measures(nvml, device.uuid)
             except nvml.NVMLError as error:  # a MIG slice has no UUID known to NVML
-                warn(f"gpu{number} is sampled by torch alone: {error}")
+                warn(f"gpu{number} is sampled only by torch: {error}")
         yield measures
 
 

@@ -205,7 +205,7 @@ def train_forward(
     again = copy.copy(training)
     again.folder, again.monitor, again.check = scratch, "off", False
     again.resume = past.start is not None
-    again.keepers = []  # the newest checkpoint alone
+    again.keepers = []  # only the newest checkpoint
     again.checkpoint_every = Duration(sys.maxsize, "steps")
     again.callbacks = Callbacks([*training.callbacks.without(Sink).all, *callbacks])
     # The clock is another one: what it had decided is taken from the run.

@@ -161,7 +161,7 @@ class OnlineSum:
 
 
 # Print scans (cumulative sums, maxima and so on) as Metal: the running value and how values are combined.
-# An element is the running value of itself alone, so that threads can combine their running values. Float
+# An element is the running value of only itself, so that threads can combine their running values. Float
 # sums are compensated. A logsumexp is stored as the maximum and the sum of exponentials relative to it.
 # Products are float: Metal has no wider type.
 

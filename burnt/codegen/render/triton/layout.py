@@ -1,7 +1,7 @@
 """Assign the loops of a kernel to the rows and columns of a program's tile.
 
 Outer loops are rows. The inner loops of reductions, scans and stores are columns; steps with equally many
-inner iterations share a `ColumnSpace`. If memory is contiguous along an outer loop instead, that loop alone
+inner iterations share a `ColumnSpace`. If memory is contiguous along an outer loop instead, only that loop
 makes the rows, and each iteration of the other outer loops has a program of its own. In an elementwise
 kernel the last loop is the columns, or all loops are where a tile would be half empty.
 """

@@ -410,7 +410,7 @@ def _is_bool_mask(mask: Tensor) -> bool:
 
 
 def _autocast(dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
-    """Cast q, k and v alone: masks and slopes are added to the scores, which are float32 anyway."""
+    """Cast only q, k and v: masks and slopes are added to the scores, which are float32 anyway."""
     return (*cast_all(dtype, q, k, v), *rest)
 
 

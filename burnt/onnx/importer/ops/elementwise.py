@@ -119,7 +119,7 @@ def binary(build: Build, node: Node) -> Any:
 
 
 _LOGICAL = {"And", "Or", "Xor"}
-"""Ops that torch computes for tensors alone."""
+"""Ops that torch computes only for tensors."""
 _TAKES_NUMBERS = {"Add", "Sub", "Mul", "Div", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
 """Ops whose first operand may be a number."""
 
@@ -350,7 +350,7 @@ _PLAIN = (
 
 def _cast(build: Build, node: Node, to: int) -> Any:
     options: dict[str, Any] = {}
-    node.ignore("saturate", "round_mode")  # of float8 alone
+    node.ignore("saturate", "round_mode")  # only of float8
     if 17 <= to <= 20 or to == 24:
         options["saturate"] = bool(node.attr("saturate", 1))
     if to == 24:
@@ -447,7 +447,7 @@ def _broadcast(build: Build, node: Node, index: int) -> Any:
 
 
 def _is_broadcast_later(value: ir.Value, sizes: dict[int, Any], depth: int = 4) -> bool:
-    """Whether a mask is read by attention alone, whose scores have the sizes of some axes of the mask."""
+    """Whether a mask is read only by attention, whose scores have the sizes of some axes of the mask."""
     if value.is_graph_output() or not depth:
         return False
     for node, index in value.uses():

@@ -94,7 +94,7 @@ def _bias_after(build: Build, node: Node, size: int) -> tuple[Any, Any]:
         return None, None
     if {use.node for use in bias.uses()} != set(readers) or consumer.graph is not node.node.graph:
         return None, None
-    # A row of a matrix, as scikit-learn writes biases, is added to rows alone.
+    # A row of a matrix, as scikit-learn writes biases, is added only to rows.
     is_row = array.shape == (1, size) and (build.rank(node, 0) or 0) >= 2
     return (array.reshape(size), consumer) if is_row or array.shape == (size,) else (None, None)
 

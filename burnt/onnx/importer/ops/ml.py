@@ -232,7 +232,7 @@ def _tree_classifier(build: Build, node: Node) -> Any:
     labels, kind = _labels(node), node.text("post_transform", "NONE")
     targets = _list(node, "class_ids")
     is_single = len(labels) == 2 and len(set(targets)) == 1
-    is_binary = is_single and set(targets) == {0}  # the score of the second class alone
+    is_binary = is_single and set(targets) == {0}  # only the score of the second class
     count, targets = (1, [0] * len(targets)) if is_binary else (len(labels), targets)
     tables, positive = _old_trees(build, node, "class", count, targets)
     base = _list(node, "base_values", "base_values_as_tensor")
