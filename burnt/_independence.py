@@ -92,7 +92,7 @@ class BatchProbe:
         ]
 
     def add(self, outputs: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Compare the outputs of the last batch with those of the same items in earlier ones."""
+        """Compare the outputs of the last batch with the same items' in earlier ones."""
         for i, (output, axis) in enumerate(zip(outputs, self._output_axes, strict=True)):
             if axis is None or (self._tolerance > TOLERANCE and output.dtype.kind in "biu"):
                 continue
@@ -139,7 +139,7 @@ def difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> f
 def pad(array: np.ndarray[Any, Any], batch_axis: int | None) -> None:
     """Set the second half of the last axis of integers or booleans to 0 in place, like padded tokens.
 
-    The batch axis does not count; that of an array without one is None.
+    The batch axis does not count; it is None for an array without one.
     """
     axis = array.ndim - 1 if batch_axis != array.ndim - 1 else array.ndim - 2
     if array.dtype.kind in "biu" and axis >= 0:

@@ -110,7 +110,7 @@ def disable() -> None:
 
     Afterwards burnt does not enable the pool by default; an open `pool` block keeps it on until its end.
     glibc's malloc adapts its thresholds until one is set, and cannot resume that: they are set to the values
-    where the adaptation ends (32 MiB), or to those of the environment.
+    where the adaptation ends (32 MiB), or to the environment's.
     """
     with _pool.lock:
         _pool.requested, _pool.limit, _pool.by_default = False, None, False

@@ -43,7 +43,7 @@ class Fact(NamedTuple):
         return f"{why} ({self.measured}, {self.date})"
 
     def holds(self, kinds: tuple[str, ...], dtype: str, gradients: bool, features: Mapping[str, Any]) -> bool:
-        """Whether it is about a call; the arguments are those of `find_fact`."""
+        """Whether it is about a call; the arguments are as in `find_fact`."""
         return (
             self.processor in kinds
             and (not self.dtypes or dtype in self.dtypes)

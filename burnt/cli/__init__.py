@@ -1,6 +1,6 @@
 """The `burnt` command line: dispatch and exit codes.
 
-The module of a command has its name, or that of a related one: `burnt runs list` is `run` in
+The module of a command has its name, or a related command's: `burnt runs list` is `run` in
 ``runs_list.py``, and `arguments/` says which function it is. `output.py` prints for all of them;
 `run_model.py` is shared by those that ship a run, `stored_target.py` by those that start one again.
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: the arguments after `burnt`; by default those of the process.
+        argv: the arguments after `burnt`; by default the process's.
 
     Raises:
         SystemExit: the arguments are invalid, or a training was interrupted.

@@ -226,7 +226,7 @@ def _set_aside_if_damaged(database: TuningDatabase) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print the measurements, or those of one op; rows measured with outdated sources are marked."""
+    """Print the measurements, or one op's; rows measured with outdated sources are marked."""
     all_rows = TuningDatabase().rows()
     _check_op_name(args.op, all_rows)
     rows = [row for row in all_rows if args.op is None or row.op == args.op]
@@ -310,7 +310,7 @@ def _print_rows(rows: Iterable[Row], stale: Collection[str] = ()) -> None:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Write the measurements, or those of one op, as JSON; return the exit code 0."""
+    """Write the measurements, or one op's, as JSON; return the exit code 0."""
     check_target(Path(args.file))
     all_rows = TuningDatabase().rows()
     _check_op_name(args.op, all_rows)

@@ -1,6 +1,6 @@
 """Show what each stage of the compiler makes of a function: graph, kernels as loops, source text.
 
-``python -m burnt.codegen.stages`` prints those of a softmax, as `docs/softmax-to-c.md` shows. Nothing is
+``python -m burnt.codegen.stages`` prints a softmax's stages, as `docs/softmax-to-c.md` shows. Nothing is
 compiled or run, so neither the device nor a compiler is needed.
 """
 

@@ -94,7 +94,7 @@ def read_image(
 def read_mask(source: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
     """Decode a segmentation mask, whose values are classes: grey values or the indices of a palette.
 
-    Grey values are those of the file. Pillow stretches those of 2 and 4 bits, and of PGM files, over the
+    Grey values are as in the file. Pillow stretches values of 2 and 4 bits, and of PGM files, over the
     whole range. An image of Pillow that was decoded elsewhere is refused if its file says so; of one that has
     no file name, it is not known.
 

@@ -316,7 +316,7 @@ def windows(source: Any, size: int, *, stride: int = 1, drop_last: bool = True) 
         source: a dataset; a tensor ``[n, ...]``; or a NumPy array, such as a file of tokens that is mapped
             into memory, ``np.memmap``: integers become int64.
         size: the length of a window.
-        stride: how far the start of a window is from that of the one before it.
+        stride: how far the start of a window is from the start of the one before it.
         drop_last: False adds a shorter window for the items at the end that no full one has.
 
     Raises:

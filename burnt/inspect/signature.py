@@ -103,7 +103,7 @@ class Signature:
         Where a range is not known, floating-point values are normal and integers are 0.
 
         Args:
-            batch: the number of items, by default that of the example.
+            batch: the number of items, by default the example's.
             seed: of the random values.
         """
         generator = torch.Generator().manual_seed(seed)
@@ -281,7 +281,7 @@ class SignatureRecorder:
     def sources(self) -> tuple[Path | None, ...]:
         """Return where the step takes each input of the model from: its path in the step's batch.
 
-        None stands for an input that the step computes or changes in place. The order is that of the
+        None stands for an input that the step computes or changes in place. They have the order of the
         signature's inputs.
         """
         if not self._calls:
@@ -369,7 +369,7 @@ def _call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _argument_names(parameters: Sequence[inspect.Parameter], count: int) -> list[str]:
-    """Return the names of `count` positional arguments; those of ``*args`` are numbered."""
+    """Return the names of `count` positional arguments; ``*args`` are numbered."""
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
     return [names[i] if i < len(names) else f"{variadic}.{i - len(names)}" for i in range(count)]

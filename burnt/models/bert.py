@@ -49,8 +49,8 @@ class BertConfig(PretrainedConfig):
         init_std: standard deviation of the initial weights.
         tied: whether the Linear of the head ``"mlm"`` has the weight of the embedding.
         head: ``"mlm"`` for logits over the vocabulary, ``"classification"`` over the classes of a sequence,
-            ``"tokens"`` over those of each token, ``"answer"`` for the logits that an answer starts and ends
-            at each token; None for the last vectors.
+            ``"tokens"`` over the classes of each token, ``"answer"`` for the logits that an answer starts and
+            ends at each token; None for the last vectors.
         num_classes: number C of classes.
         pooler: whether a model without a head has a `BertPooler`.
         kind: model type in ``config.json``.
@@ -163,7 +163,7 @@ class BertLayer(Module):
 
 
 class BertPooler(Module):
-    """A vector for the whole sequence, from that of its first token."""
+    """A vector for the whole sequence, from its first token's."""
 
     dense: nn.Linear
 
@@ -336,7 +336,7 @@ class Bert(Pretrained[BertConfig]):
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """``"hugging_face"``: that of transformers' BERT, RoBERTa and XLM-RoBERTa."""
+        """``"hugging_face"``: the layout of transformers' BERT, RoBERTa and XLM-RoBERTa."""
         output = "encoder.layer.*.attention.output"
         qkv = (f"encoder.layer.*.attention.self.{part}" for part in ("query", "key", "value"))
         steps: list[Step] = [

@@ -187,7 +187,7 @@ class Decoder(Pretrained[_C], init=False):
         Each step is a list of the next token of each sequence, None where it has ended. A step is computed
         when it is asked for, so that leaving the loop stops the computation.
 
-        Arguments and errors are those of `generate`.
+        Arguments and errors are as in `generate`.
 
         >>> from burnt.models import Gpt2Config
         >>> model = Gpt2Config(vocab_size=50, max_len=16, d_model=8, num_layers=2, num_heads=2).init()
@@ -240,7 +240,7 @@ class Decoder(Pretrained[_C], init=False):
 def filter_logits(
     logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
-    """Divide logits ``[..., V]`` by a temperature and set those of improbable tokens to minus infinity, in
+    """Divide logits ``[..., V]`` by a temperature and set improbable tokens' logits to minus infinity, in
     float32.
 
     The `top_k` largest stay, and those equal to the smallest of these; of `top_p` the fewest of the largest
@@ -397,7 +397,7 @@ def left_padded(
 ) -> tuple[Tensor, Tensor | None]:
     """Return prompts as a tensor ``[B, L]`` that ends with the last token of each, and its padding.
 
-    Padding repeats the last token; without any, its mask is None. Errors are those of `Decoder.generate`.
+    Padding repeats the last token; without any, its mask is None. Errors are as in `Decoder.generate`.
     """
     has_padding = padding is not None
     if not isinstance(prompts, Tensor):

@@ -51,9 +51,9 @@ class Gpt2Config(PretrainedConfig):
         attention_dropout: probability, of an attention weight.
         eps: added to the variance in the norms.
         scale_scores: whether the scores of the attention are divided by the root of the size of a head.
-        scale_scores_by_layer: whether those of layer i are divided by i, counted from 1.
+        scale_scores_by_layer: whether the scores of layer i are divided by i, counted from 1.
         init_std: standard deviation of the initial weights, before the scaling of residual layers.
-        tied: whether the head's weight is that of the embedding; for the head ``"lm"``.
+        tied: whether the head shares the embedding's weight; for the head ``"lm"``.
         head: ``"lm"`` for logits over the vocabulary, ``"classification"`` for logits over the
             classes from the last token, None for the vectors of all tokens.
         num_classes: number C of classes of the head ``"classification"``.
@@ -223,7 +223,7 @@ class Gpt2(Decoder[Gpt2Config]):
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """``"hugging_face"``: that of transformers' GPT-2, whose Linears are transposed."""
+        """``"hugging_face"``: the layout of transformers' GPT-2, whose Linears are transposed."""
         steps: list[Step] = [
             Drop("h.*.attn.bias"),  # the causal mask in files of early versions
             Drop("h.*.attn.masked_bias"),

@@ -139,11 +139,11 @@ class LlamaConfig(PretrainedConfig):
         rope: scaling of the rotary encoding.
         window: how many tokens a token sees, itself included; None is all before it. For Mistral and Qwen2.
         window_layers: indices of the layers with the window; None is all. For Qwen2.
-        attention_bias: whether the projections of the attention have biases. For Llama; Qwen2 has always
-            those of queries, keys and values, Mistral none.
+        attention_bias: whether the projections of the attention have biases. For Llama; Qwen2 always has
+            them for queries, keys and values, Mistral none.
         feed_forward_bias: whether the Linears of the feed-forwards have biases. For Llama.
         pad_token: token whose embedding is not trained.
-        tied: whether the weight of the head for logits is that of the embedding.
+        tied: whether the head for logits shares the embedding's weight.
         head: ``"lm"`` for logits over the vocabulary, ``"classification"`` for logits over `num_classes`
             classes from the last token, None for the vectors of all tokens.
         num_classes: number C of classes.
@@ -395,7 +395,7 @@ class Llama(Decoder[LlamaConfig]):
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """``"hugging_face"``: that of transformers' Llama, Qwen2 and Mistral."""
+        """``"hugging_face"``: the layout of transformers' Llama, Qwen2 and Mistral."""
         attention = self.layers[0].attention
         heads = (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads)
         sizes = tuple(number * attention.head_dim for number in heads)

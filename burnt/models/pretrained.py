@@ -60,12 +60,12 @@ def download_snapshot(name: str, *, revision: str | None = None, weights: bool =
     """Download what burnt reads of a repository, or take it from huggingface_hub's cache.
 
     That is the configuration, the files of the tokenizer, and the weights: as safetensors, or where there are
-    none as ``.bin`` files. Cache, offline mode, tokens and mirrors are those of huggingface_hub, with its
+    none as ``.bin`` files. Cache, offline mode, tokens and mirrors are huggingface_hub's, with its
     environment variables (``HF_HOME``, ``HF_HUB_OFFLINE``, ``HF_TOKEN``, ``HF_ENDPOINT``).
 
     `name` is ``"owner/name"``, or ``"name"`` for the oldest repositories, `revision` a branch, tag or commit.
     Returns the folder in the cache. Without huggingface_hub it raises an UnsupportedError, and a RecordError,
-    whose cause is that of huggingface_hub, if nothing can be downloaded.
+    whose cause is huggingface_hub's, if nothing can be downloaded.
     """
     try:
         import huggingface_hub
@@ -324,7 +324,7 @@ class PretrainedConfig(Config):
 
 
 class Pretrained(Module, Generic[_C]):
-    """Base of the models: built from a Config, read from and written to snapshots as those of Hugging Face.
+    """Base of the models: built from a Config, read from and written to snapshots like Hugging Face's.
 
     Subclasses have their Config in `config_class`, the paths of their heads in `HEADS`, and the published
     layouts of their tensors in `layouts`.
@@ -441,7 +441,7 @@ class Pretrained(Module, Generic[_C]):
         """Write a snapshot that transformers loads: ``config.json`` and the weights in its layout.
 
         Args:
-            folder: is created if its parent exists; other files in it stay, such as those of a tokenizer. A
+            folder: is created if its parent exists; other files in it stay, such as a tokenizer's. A
                 snapshot in it is replaced.
             shard_bytes: the size of a file of weights; only a single larger tensor makes a larger one.
 
@@ -489,7 +489,7 @@ def load_pretrained(
 ) -> Pretrained[Any]:
     """Load a snapshot into the model of `burnt.models` that its ``config.json`` names.
 
-    Arguments, results and errors are those of `Pretrained.from_pretrained`.
+    Arguments, results and errors are as in `Pretrained.from_pretrained`.
 
     >>> import tempfile
     >>> from burnt.models import LlamaConfig
@@ -570,7 +570,7 @@ def check_length(length: int, longest: int, where: str) -> None:
 
 
 def join_qkv(parts: Iterable[str], attention: str, sizes: tuple[int, ...] | None = None) -> list[Step]:
-    """Return the steps of a layout that join queries, keys and values; `sizes` are those of the parts."""
+    """Return the steps of a layout that join queries, keys and values; `sizes` are the parts' sizes."""
     parts = tuple(parts)
     return [
         Join(tuple(f"{part}.{kind}" for part in parts), f"{attention}.in_proj_{kind}", sizes)
@@ -696,7 +696,7 @@ class _WithoutInit(TorchFunctionMode):
 
 
 def _resized_heads(model: Pretrained[Any], folder: Path) -> list[str]:
-    """Return the paths of heads that have another shape in a snapshot, such as those of other classes."""
+    """Return the paths of heads that have another shape in a snapshot, such as heads for other classes."""
     with ExitStack() as stack:
         stored = model.layouts["hugging_face"].arrange(open_source(folder, stack).tensors).tensors
     return [

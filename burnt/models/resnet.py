@@ -22,7 +22,7 @@ _REDUCTION = 4
 
 
 class ResNetConfig(PretrainedConfig):
-    """What a `ResNet` consists of; `resnet18` to `resnet152` return those of the paper.
+    """What a `ResNet` consists of; `resnet18` to `resnet152` return the paper's.
 
     Args:
         in_channels: number C of channels of the images.
@@ -231,7 +231,7 @@ class ResNet(Pretrained[ResNetConfig]):
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """``"hugging_face"``: that of transformers' ResNet; ``"torchvision"``, which is also timm's."""
+        """``"hugging_face"``: the layout of transformers' ResNet; ``"torchvision"``, which is also timm's."""
         hugging_face: list[Step] = [
             ("embedder.embedder.convolution", "stem.conv"),
             ("embedder.embedder.normalization", "stem.norm"),

@@ -88,7 +88,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Read the tokenizer of a snapshot.
 
-        It is that of ``tokenizer.json``, or without one BERT's from ``vocab.txt``, and GPT-2's or RoBERTa's
+        It is read from ``tokenizer.json``; without one, BERT's is from ``vocab.txt``, GPT-2's and RoBERTa's
         from ``vocab.json`` and ``merges.txt``. ``tokenizer_config.json`` and ``special_tokens_map.json`` say
         what the special tokens are.
 
@@ -140,7 +140,7 @@ class Tokenizer:
             text: any text.
             pair: the second text, such as the context of a question.
             special: add special tokens as the model expects them, such as BERT's ``[CLS]`` and ``[SEP]``.
-            max_len: leave out tokens beyond this number; of a pair those of the longer text first.
+            max_len: leave out tokens beyond this number; of a pair the longer text's first.
 
         Raises:
             InputTypeError: the text is not a str.

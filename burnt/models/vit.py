@@ -120,7 +120,7 @@ class ViTConfig(PretrainedConfig):
 
 
 class ViTPooler(Module):
-    """A vector for the image from that of the class token."""
+    """A vector for the image from the class token's vector."""
 
     linear: nn.Linear
     activation: torch.nn.Module
@@ -200,7 +200,7 @@ class ViT(Pretrained[ViTConfig]):
 
         Args:
             images: ``[B, C, H, W]``, normalised as in the training.
-            interpolate: take images of other sizes than those of the training; the positions are
+            interpolate: take images of other sizes than in the training; the positions are
                 interpolated.
 
         Returns:
@@ -246,7 +246,7 @@ class ViT(Pretrained[ViTConfig]):
 
     @property
     def layouts(self) -> Mapping[str, Layout]:
-        """``"hugging_face"``: that of transformers' ViT; ``"timm"``: that of timm's ``vit_*_patch*``."""
+        """``"hugging_face"``: the layout of transformers' ViT; ``"timm"``: of timm's ``vit_*_patch*``."""
         size = self.config.num_heads * self.layers[0].attention.head_dim if self.layers else 0
         published, attention = "encoder.layer.*", "layers.*.attention"
         qkv = (f"{published}.attention.attention.{name}" for name in ("query", "key", "value"))

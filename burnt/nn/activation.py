@@ -597,7 +597,7 @@ def build_activation(
     Args:
         activation: a name, such as ``"gelu"`` or ``"leaky_relu"``, for the layer with its defaults; the
             Config of an activation, or a dict of it; or a layer, which is returned as it is.
-        device: where parameters live; those of a layer stay where they are.
+        device: where new parameters live; a given layer's stay where they are.
         dtype: dtype of parameters.
 
     Raises:
@@ -622,7 +622,7 @@ def build_activation(
 
 
 def activation_error(activation: object, also: Sequence[str] = ()) -> ConfigError:
-    """Return the error for what is not an activation; `also` are names besides those of layers."""
+    """Return the error for what is not an activation; `also` are names besides the layers'."""
     known = (*_BY_NAME, *also)
     name = activation if isinstance(activation, str) else getattr(activation, "__name__", "")
     close = nearest(name.lower(), known)

@@ -581,7 +581,7 @@ def _sharing_reason(model: nn.Module, layer: Any) -> str | None:
         for owner, p in owners
         if any(p is weight for weight in weights) and model.get_submodule(owner) is not layer
     ]
-    return f"its weight is also that of {sharing[0]!r}" if sharing else None
+    return f"its weight is shared with {sharing[0]!r}" if sharing else None
 
 
 def _no_target(
@@ -650,7 +650,7 @@ def _attach(layer: Any, settings: _Settings, dtype: torch.dtype | None) -> None:
 
 
 def _small(rank: int, columns: int, placed: dict[str, Any]) -> Tensor:
-    """Return the first values of `A`, which are those of a Linear."""
+    """Return the first values of `A`, drawn as a Linear's."""
     return nn.init.kaiming_uniform_(torch.empty(rank, columns, **placed), math.sqrt(5))
 
 

@@ -507,7 +507,7 @@ class MultiHeadAttention(_Attention, init=False):
     A query whose keys are all masked gets a mean of nothing, zeros, and so ``out_proj.bias`` (torch's layer
     gives NaN or zeros, by code path; Burn a mean of all values).
 
-    With K = H the parameters, their names and initial values are those of
+    With K = H the parameters, their names and initial values are as in
     :class:`torch.nn.MultiheadAttention`, whose state loads unchanged; `from_torch` takes the whole layer. The
     batch always comes first, and weights are returned only on request, for each head. (Burn's
     MultiHeadAttention has four Linears and a dropout of 0.1.) Vaswani et al., 2017; Ainslie et al., 2023;
@@ -554,8 +554,8 @@ class MultiHeadAttention(_Attention, init=False):
                 Burn, not as in `scaled_dot_product_attention`). Floating: added to the scores.
             key_padding_mask: ``[B, S]``. Boolean: True hides the key from all queries. Floating: added.
             is_causal: query i sees keys 0 to i; masks come on top.
-            cache: the keys and values of earlier tokens, to which those of these are added. The queries come
-                after all keys in the cache and see these and those of their own up to themselves, whatever
+            cache: the keys and values of earlier tokens, to which the new ones are added. The queries come
+                after all keys in the cache, and see these and the new keys up to themselves, whatever
                 `is_causal` says. S of the masks counts the keys in the cache, too.
             offset: what `rotary` is called with, such as its ``cos_sin(L, cache.length)``, computed once for
                 several layers; None is the length of the cache, 0 without one.
@@ -631,12 +631,12 @@ class CrossAttention(_Attention):
     Args:
         context_dim: size C of the context's vectors (Burn's ``d_context``); None is `embed_dim`.
 
-    The others are those of `MultiHeadAttention` (Burn's ``d_model`` is `embed_dim`, its ``d_head``
+    Other arguments are as in `MultiHeadAttention` (Burn's ``d_model`` is `embed_dim`, its ``d_head``
     `head_dim`).
 
     Shapes:
         query ``[B, L, E]``, context ``[B, S, C]``, or both without B; output ``[B, L, E]``. The parameters
-        are those of a `MultiHeadAttention` with ``kdim = vdim = C``.
+        are as in a `MultiHeadAttention` with ``kdim = vdim = C``.
 
     Raises:
         ShapeError: `embed_dim` is not a multiple of `num_heads`, or `num_heads` none of `num_kv_heads`.

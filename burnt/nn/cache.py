@@ -25,7 +25,7 @@ class KeyValueCache:
         ShapeError: they do not fit each other, or `max_len`.
 
     The first step determines batch size, dtype and device. `MultiHeadAttention` adds the keys and values of
-    its input to a cache; `CrossAttention` fills an empty one with those of its context, and then ignores the
+    its input to a cache; `CrossAttention` fills an empty one with its context's, and then ignores the
     context.
 
     >>> cache = KeyValueCache()

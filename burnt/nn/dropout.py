@@ -102,7 +102,7 @@ class AlphaDropout(_Dropout, torch.nn.AlphaDropout, init=False):
     While training, elements become the limit of Selu for small values with probability `p`; all are then
     scaled and shifted.
 
-    Arguments, shapes and errors are those of `Dropout`. Klambauer et al., 2017.
+    Arguments, shapes and errors are as in `Dropout`. Klambauer et al., 2017.
 
     >>> AlphaDropout(0.5).eval()(torch.ones(3))
     tensor([1., 1., 1.])

@@ -94,7 +94,7 @@ class EmbeddingBag(Module, torch.nn.EmbeddingBag):
         padding_idx: id whose vector starts at zero, is not trained, and does not count in a bag; negative
             counts from the end.
 
-    The others are those of `Embedding`.
+    Other arguments are as in `Embedding`.
 
     Shapes:
         input integers ``[bags, ids]``, or ``[ids]`` with the offsets ``[bags]`` at which bags start (with

@@ -1,4 +1,4 @@
-"""The feed-forward of transformers: two Linears with an activation between them, and those of gated units."""
+"""The feed-forward of transformers: two Linears with an activation between them, and gated units."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class GeGlu(_GatedLinears):
     Args:
         approximate: of the GELU: ``"none"`` for the error function, ``"tanh"`` for its approximation.
 
-    Other arguments and shapes are those of `SwiGlu`.
+    Other arguments and shapes are as in `SwiGlu`.
 
     Shazeer, 2020.
 

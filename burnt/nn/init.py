@@ -1,6 +1,6 @@
 """Initializers: frozen Configs that fill a tensor, and `apply`, which fills a model's parameters by path.
 
-The values for a seed are those of `torch.nn.init`, whose functions have the same names and arguments. An
+The values for a seed are as in `torch.nn.init`, whose functions have the same names and arguments. An
 initializer is called with a tensor, and may be a field of a Config (annotate it `Initializer`).
 
 >>> Constant(val=0.5)(torch.empty(2))

@@ -42,7 +42,7 @@ class _Lazy:
 
 
 class LazyLinear(_Lazy, torch.nn.LazyLinear, Linear, init=False):
-    """A `Linear` without `in_features`: it takes those of its first input, and becomes that layer.
+    """A `Linear` that takes `in_features` from its first input, then becomes a `Linear`.
 
     Before the first call, or `load_state_dict`, an optimizer has no parameters to take.
 
@@ -95,7 +95,7 @@ class _LazyConvTranspose(_Lazy, Generic[Size, Pads]):
 class LazyConv1d(  # type: ignore[misc]
     _LazyConv[tuple[int], tuple[Sides]], torch.nn.LazyConv1d, Conv1d, init=False
 ):
-    """A `Conv1d` without `in_channels`: it takes those of its first input, and becomes that layer.
+    """A `Conv1d` that takes `in_channels` from its first input, then becomes a `Conv1d`.
 
     >>> layer = LazyConv1d(4, 2)
     >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
@@ -109,7 +109,7 @@ class LazyConv1d(  # type: ignore[misc]
 class LazyConv2d(  # type: ignore[misc]
     _LazyConv[tuple[int, int], tuple[Sides, Sides]], torch.nn.LazyConv2d, Conv2d, init=False
 ):
-    """A `Conv2d` without `in_channels`: it takes those of its first input, and becomes that layer.
+    """A `Conv2d` that takes `in_channels` from its first input, then becomes a `Conv2d`.
 
     >>> layer = LazyConv2d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
@@ -123,7 +123,7 @@ class LazyConv2d(  # type: ignore[misc]
 class LazyConv3d(  # type: ignore[misc]
     _LazyConv[tuple[int, int, int], tuple[Sides, Sides, Sides]], torch.nn.LazyConv3d, Conv3d, init=False
 ):
-    """A `Conv3d` without `in_channels`: it takes those of its first input, and becomes that layer.
+    """A `Conv3d` that takes `in_channels` from its first input, then becomes a `Conv3d`.
 
     >>> layer = LazyConv3d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
@@ -137,7 +137,7 @@ class LazyConv3d(  # type: ignore[misc]
 class LazyConvTranspose1d(  # type: ignore[misc]
     _LazyConvTranspose[tuple[int], tuple[Sides]], torch.nn.LazyConvTranspose1d, ConvTranspose1d, init=False
 ):
-    """A `ConvTranspose1d` without `in_channels`: it takes those of its first input, and becomes that layer.
+    """A `ConvTranspose1d` that takes `in_channels` from its first input, then becomes a `ConvTranspose1d`.
 
     >>> layer = LazyConvTranspose1d(4, 2)
     >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
@@ -154,7 +154,7 @@ class LazyConvTranspose2d(  # type: ignore[misc]
     ConvTranspose2d,
     init=False,
 ):
-    """A `ConvTranspose2d` without `in_channels`: it takes those of its first input, and becomes that layer.
+    """A `ConvTranspose2d` that takes `in_channels` from its first input, then becomes a `ConvTranspose2d`.
 
     >>> layer = LazyConvTranspose2d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
@@ -171,7 +171,7 @@ class LazyConvTranspose3d(  # type: ignore[misc]
     ConvTranspose3d,
     init=False,
 ):
-    """A `ConvTranspose3d` without `in_channels`: it takes those of its first input, and becomes that layer.
+    """A `ConvTranspose3d` that takes `in_channels` from its first input, then becomes a `ConvTranspose3d`.
 
     >>> layer = LazyConvTranspose3d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
@@ -183,7 +183,7 @@ class LazyConvTranspose3d(  # type: ignore[misc]
 
 
 class LazyBatchNorm(_Lazy, torch.nn.LazyBatchNorm1d, BatchNorm):
-    """A `BatchNorm` without `num_features`: it takes those of its first input, and becomes that layer.
+    """A `BatchNorm` that takes `num_features` from its first input, then becomes a `BatchNorm`.
 
 
     >>> layer = LazyBatchNorm()
@@ -211,9 +211,9 @@ class LazyBatchNorm(_Lazy, torch.nn.LazyBatchNorm1d, BatchNorm):
 
 
 class LazyInstanceNorm(_Lazy, torch.nn.LazyInstanceNorm1d, InstanceNorm):
-    """An `InstanceNorm` without `num_features`: it takes those of its first input, and becomes that layer.
+    """An `InstanceNorm` that takes `num_features` from its first input, then becomes an `InstanceNorm`.
 
-    Defaults are those of `InstanceNorm`; torch's lazy layers are affine and have running averages.
+    Defaults are as in `InstanceNorm`; torch's lazy layers are affine and have running averages.
 
     >>> layer = LazyInstanceNorm()
     >>> layer(torch.randn(4, 3, 8, 8)).shape, layer.num_features

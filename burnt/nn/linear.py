@@ -21,7 +21,7 @@ class Linear(Module, torch.nn.Linear):
         input ``[..., in_features]``, output ``[..., out_features]``; ``weight`` is
         ``[out_features, in_features]``, ``bias`` ``[out_features]``.
 
-    Layout, names and initial values are those of :class:`torch.nn.Linear` (Burn keeps the weight transposed).
+    Layout, names and initial values are as in :class:`torch.nn.Linear` (Burn keeps the weight transposed).
     The product is `burnt.kernels.linear`'s, torch's own where calls are recorded instead of run (compilers,
     transforms, `burnt.summary`).
 

@@ -196,7 +196,7 @@ class InstanceNorm(Module, InstanceNormBase):
         track_running_stats: whether running averages of the samples' statistics are kept in training, and
             used in evaluation; else the sample's own always serve.
 
-    Other arguments are those of `BatchNorm`; by default there is no ``weight`` and no ``bias`` (Burn: both).
+    Other arguments are as in `BatchNorm`; by default there is no ``weight`` and no ``bias`` (Burn: both).
 
     Shapes:
         input ``[batch, num_features, *axes]`` with at least one axis, output the same. A sample without batch
@@ -364,17 +364,17 @@ class RmsNorm(Module, torch.nn.RMSNorm):
 
 
 def _op_knows_axes(layer: LayerNorm | RmsNorm, input: Tensor) -> bool:
-    """Whether an op normalises the axes that a layer does: those of its weight, without one the last axis."""
+    """Whether an op normalises the axes that a layer does: its weight's axes, without one the last axis."""
     return layer.elementwise_affine or input.shape[-1:] == tuple(layer.normalized_shape)
 
 
 class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
-    """A `BatchNorm` whose statistics are those of all processes of a distributed training.
+    """A `BatchNorm` whose statistics cover all processes of a distributed training.
 
     Args:
         process_group: the processes, None for all. A Config leaves it out.
 
-    Other arguments, shapes, parameters and buffers are those of `BatchNorm`.
+    Other arguments, shapes, parameters and buffers are as in `BatchNorm`.
 
     Raises:
         ValueError: fewer than two axes, or an input on the CPU in a distributed training.
@@ -439,7 +439,7 @@ _BY_NAME: dict[str, Config] = {
     "layer": LayerNorm.Config(normalized_shape=1),
     "rms": RmsNorm.Config(normalized_shape=1),
 }
-"""By name; the number of features is replaced, and that of groups."""
+"""By name; the numbers of features and of groups are replaced."""
 
 _BY_TAG = {str(config.__struct_config__.tag): config for config in _BY_NAME.values()}
 _SIZES = {"num_features", "num_channels", "normalized_shape"}
@@ -458,8 +458,8 @@ def build_normalization(
         normalization: ``"batch"``, ``"instance"`` or ``"group"``, which normalise channels on axis 1;
             ``"layer"`` or ``"rms"``, which normalise the last axis; or ``"identity"``. Or the Config of such
             a layer, or a dict of it; or a layer, which is returned as it is.
-        num_features: number of channels, or size of the last axis; replaces that of a Config.
-        device: where parameters live; those of a layer stay where they are.
+        num_features: number of channels, or size of the last axis; replaces a Config's.
+        device: where new parameters live; a given layer's stay where they are.
         dtype: dtype of parameters.
 
     Raises:

@@ -144,7 +144,7 @@ class _MaxUnpool(_Pool, Module, Generic[Size]):
 class MaxUnpool1d(_MaxUnpool[tuple[int]], torch.nn.MaxUnpool1d, init=False):
     """The inverse of `MaxPool1d` for sequences: each maximum at its position, and zeros elsewhere.
 
-    Arguments and shapes are those of `MaxUnpool2d`, for one axis.
+    Arguments and shapes are as in `MaxUnpool2d`, for one axis.
 
     >>> maxima, indices = MaxPool1d(2, return_indices=True)(torch.tensor([[3.0, 1.0, 2.0, 4.0]]))
     >>> MaxUnpool1d(2)(maxima, indices)
@@ -158,7 +158,7 @@ class MaxUnpool2d(_MaxUnpool[tuple[int, int]], torch.nn.MaxUnpool2d, init=False)
     """The inverse of `MaxPool2d` for images: each maximum at its position, and zeros elsewhere.
 
     Args:
-        kernel_size: height and width of the window, those of the `MaxPool2d`, as are the next two.
+        kernel_size: height and width of the window, as in the `MaxPool2d`, like the next two.
         stride: step between windows; None is `kernel_size`.
         padding: pixels on each side of the image.
 
@@ -179,7 +179,7 @@ class MaxUnpool2d(_MaxUnpool[tuple[int, int]], torch.nn.MaxUnpool2d, init=False)
 class MaxUnpool3d(_MaxUnpool[tuple[int, int, int]], torch.nn.MaxUnpool3d, init=False):
     """The inverse of `MaxPool3d` for volumes: each maximum at its position, and zeros elsewhere.
 
-    Arguments and shapes are those of `MaxUnpool2d`, for three axes.
+    Arguments and shapes are as in `MaxUnpool2d`, for three axes.
 
     >>> maxima, indices = MaxPool3d(2, return_indices=True)(torch.arange(8.0).reshape(1, 2, 2, 2))
     >>> MaxUnpool3d(2)(maxima, indices).flatten()
@@ -267,7 +267,7 @@ class AvgPool2d(_AvgPool[tuple[int, int]], torch.nn.AvgPool2d, init=False):
         count_include_pad: whether the padding counts in the mean.
         divisor_override: divide the sum by this instead of by the window's size.
 
-    Other arguments are those of `MaxPool2d`, without `dilation` and `return_indices`.
+    Other arguments are as in `MaxPool2d`, without `dilation` and `return_indices`.
 
     Shapes:
         input ``[batch, channels, height, width]`` or without batch; output ``[batch, channels, h, w]`` with
@@ -331,7 +331,7 @@ class _LpPool(_Pool, Module, Generic[Size]):
 class LpPool1d(_LpPool[tuple[int]], torch.nn.LPPool1d, init=False):  # type: ignore[misc]
     """Power-average pooling of sequences: the p-norm of each window.
 
-    Arguments, shapes and errors are those of `LpPool2d`, for one axis.
+    Arguments, shapes and errors are as in `LpPool2d`, for one axis.
 
     >>> LpPool1d(2, 2)(torch.tensor([[3.0, 4.0, 6.0, 8.0]]))
     tensor([[ 5., 10.]])
@@ -348,7 +348,7 @@ class LpPool2d(_LpPool[tuple[int, int]], torch.nn.LPPool2d, init=False):  # type
     Args:
         norm_type: :math:`p`, above 0.
 
-    `kernel_size`, `stride` and `ceil_mode` are those of `MaxPool2d`.
+    `kernel_size`, `stride` and `ceil_mode` are as in `MaxPool2d`.
 
     Shapes:
         input ``[batch, channels, height, width]`` or without batch; output ``[batch, channels, h, w]`` with
@@ -371,7 +371,7 @@ class LpPool2d(_LpPool[tuple[int, int]], torch.nn.LPPool2d, init=False):  # type
 class LpPool3d(_LpPool[tuple[int, int, int]], torch.nn.LPPool3d, init=False):  # type: ignore[misc]
     """Power-average pooling of volumes: the p-norm of each window.
 
-    Arguments, shapes and errors are those of `LpPool2d`, for three axes.
+    Arguments, shapes and errors are as in `LpPool2d`, for three axes.
 
     >>> LpPool3d(3, 2)(torch.ones(1, 2, 2, 2))
     tensor([[[[2.]]]])

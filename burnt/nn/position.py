@@ -93,7 +93,7 @@ class LearnedPositionalEncoding(Module):
         std: standard deviation of the initial values, which have a mean of 0.
 
     Shapes:
-        input ``[*, length, d_model]``, output the same; ``weight`` is ``[max_len, d_model]``, as that of the
+        input ``[*, length, d_model]``, output the same; ``weight`` is ``[max_len, d_model]``, as in the
         Embedding of positions in GPT-2 and BERT.
 
     Raises:

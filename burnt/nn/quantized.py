@@ -312,7 +312,7 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
             `dynamic_tensor` ones a single one.
 
     Shapes:
-        as those of the original layer.
+        as in the original layer.
 
     >>> layer = QuantizedConv(torch.nn.Conv2d(3, 8, 3), QuantScheme.parse("int8"))
     >>> layer(torch.zeros(2, 3, 5, 5)).shape
@@ -407,7 +407,7 @@ class QuantizedEmbedding(Quantized):
         self.num_embeddings, self.embedding_dim = self.rows, self.columns
 
     def extra_repr(self) -> str:
-        """Return sizes, as those of torch's Embedding, and the scheme."""
+        """Return sizes, as torch's Embedding does, and the scheme."""
         return f"{self.num_embeddings}, {self.embedding_dim}, scheme={self.scheme.name}"
 
     @explain_input

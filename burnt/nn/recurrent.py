@@ -348,7 +348,7 @@ class Lstm(_Recurrent):
         InputValueError: no hidden unit or layer, a dropout that is not a probability, or a projection to H or
             more.
 
-    Parameters, their names and initial values are those of :class:`torch.nn.LSTM`, whose state loads
+    Parameters, their names and initial values are as in :class:`torch.nn.LSTM`, whose state loads
     unchanged; `from_torch` takes the whole layer. The batch always comes first. (Burn's Lstm has one layer,
     eight Linears, and one bias for each gate too many.) Hochreiter and Schmidhuber, 1997.
 
@@ -477,8 +477,8 @@ class Gru(_OneState):
               n &= \tanh(x_t W_{in}^\top + b_{in} + r (h_{t-1} W_{hn}^\top + b_{hn})) \\
               h_t &= (1 - z) n + z h_{t-1}
 
-    Arguments, shapes and errors are those of `Lstm` without projection and cells, with ``3 H`` rows in each
-    parameter; gates are r, z, n. Parameters, their names and initial values are those of
+    Arguments, shapes and errors are as in `Lstm` without projection and cells, with ``3 H`` rows in each
+    parameter; gates are r, z, n. Parameters, their names and initial values are as in
     :class:`torch.nn.GRU`, whose state loads unchanged; `from_torch` takes the whole layer. (Burn's Gru has
     one layer; with ``reset_after=True``, its default, it computes the same.) Cho et al., 2014.
 
@@ -518,8 +518,8 @@ class Rnn(_OneState):
     Args:
         nonlinearity: ``"tanh"`` or ``"relu"``.
 
-    Other arguments, shapes and errors are those of `Lstm` without projection and cells, with ``H`` rows in
-    each parameter. Parameters, their names, initial values and the computation are those of
+    Other arguments, shapes and errors are as in `Lstm` without projection and cells, with ``H`` rows in
+    each parameter. Parameters, their names, initial values and the computation are as in
     :class:`torch.nn.RNN`; `from_torch` takes the whole layer. Elman, 1990. (Burn's Rnn has one layer.)
 
     >>> output, h = Rnn(8, 6, bidirectional=True)(torch.zeros(3, 5, 8))
@@ -574,13 +574,13 @@ def _run_torch(
     dropout: float,
     training: bool,
 ) -> tuple[Tensor, Any]:
-    """Run a recurrent function of torch: arguments and results are those of `burnt.kernels.lstm`.
+    """Run a recurrent function of torch: arguments and results are as in `burnt.kernels.lstm`.
 
     `cell` is the function's `_Recurrent._cell`.
     """
     directions = 2 if bidirectional else 1
     if hx is None:
-        # h has the size of the recurrent weights, c that of the hidden units.
+        # h has the recurrent weights' size, c the hidden units'.
         sizes = weights[0][1].shape[1], weights[0][0].shape[0] // 4
         count = 2 if call is torch.lstm else 1
         states = [x.new_zeros(len(weights), x.shape[0], size) for size in sizes[:count]]
@@ -655,11 +655,11 @@ class RnnCell(Module, torch.nn.RNNCell):
 class LstmCell(Module, torch.nn.LSTMCell, init=False):
     r"""One step of an `Lstm`: takes and returns the states h and c.
 
-    Arguments are those of `RnnCell` without its nonlinearity.
+    Arguments are as in `RnnCell` without its nonlinearity.
 
     Shapes:
         input ``[B, I]`` or ``[I]``; states h and c, a pair, ``[B, H]`` or ``[H]``, zeros by default; returns
-        the next pair, whose h is the output. Parameters are those of `RnnCell` with ``4 H`` rows; gates are
+        the next pair, whose h is the output. Parameters are as in `RnnCell` with ``4 H`` rows; gates are
         i, f, g, o.
 
     As :class:`torch.nn.LSTMCell`. `Lstm.step` runs one step of a layer that also takes whole sequences.
@@ -673,7 +673,7 @@ class LstmCell(Module, torch.nn.LSTMCell, init=False):
 class GruCell(Module, torch.nn.GRUCell, init=False):
     r"""One step of a `Gru`: takes and returns the state.
 
-    Arguments and shapes are those of `RnnCell` without its nonlinearity, with ``3 H`` rows in each parameter;
+    Arguments and shapes are as in `RnnCell` without its nonlinearity, with ``3 H`` rows in each parameter;
     gates are r, z, n. As :class:`torch.nn.GRUCell`. `Gru.step` runs one step of a layer that also takes whole
     sequences.
 

@@ -1,7 +1,7 @@
 """Frequency scaling of rotary encodings, which extends a model to longer texts than it was trained with.
 
 Each class is a frozen Config for the argument ``scaling`` of `burnt.nn.RotaryEncoding`; the names of its
-values are those of Hugging Face's ``rope_scaling``, with ``original_max_len`` for
+values are as in Hugging Face's ``rope_scaling``, with ``original_max_len`` for
 ``original_max_position_embeddings``. Below, :math:`\\theta_i = b^{-2i/d}` are the frequencies without
 scaling, :math:`b` the base, :math:`d` the number of rotated features, :math:`s` the factor and :math:`L` the
 length of training.

@@ -318,7 +318,7 @@ class Upsample(Module, torch.nn.Upsample):
 
 
 def _of_row(value: Any, height: float) -> Any:
-    """Return the size or factor of an image of one row, from that of a sequence."""
+    """Return the size or factor of an image of one row, from a sequence's."""
     return value if value is None else (height, *value) if isinstance(value, tuple) else (height, value)
 
 

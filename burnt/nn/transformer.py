@@ -104,7 +104,7 @@ class TransformerEncoderLayer(_TransformerLayer):
         ConfigError: there is no such activation.
         UnsupportedError: there is no such norm.
 
-    Parameters, their names and initial values are those of :class:`torch.nn.TransformerEncoderLayer`; the
+    Parameters, their names and initial values are as in :class:`torch.nn.TransformerEncoderLayer`; the
     batch comes first. (Burn's default activation is Gelu.) Vaswani et al., 2017; Xiong et al., 2020.
 
     >>> TransformerEncoderLayer(8, num_heads=2, d_ff=16)(torch.zeros(2, 5, 8)).shape
@@ -171,13 +171,13 @@ class TransformerDecoderLayer(_TransformerLayer):
     Args:
         memory_dim: size of the memory's vectors; None is `d_model`.
 
-    Other arguments, and errors, are those of `TransformerEncoderLayer`, for both attentions; `rotary` is for
+    Other arguments, and errors, are as in `TransformerEncoderLayer`, for both attentions; `rotary` is for
     the self-attention.
 
     Shapes:
         input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
 
-    Parameters, their names and initial values are those of :class:`torch.nn.TransformerDecoderLayer`; the
+    Parameters, their names and initial values are as in :class:`torch.nn.TransformerDecoderLayer`; the
     batch comes first, and the self-attention is causal unless ``is_causal=False`` (in torch and Burn only
     with a mask). Without a memory, a decoder is a `TransformerEncoderLayer` with ``is_causal=True``. (Burn's
     default activation is Gelu.) Vaswani et al., 2017; Xiong et al., 2020.
@@ -406,12 +406,12 @@ class TransformerEncoder(_Stack[TransformerEncoderLayer]):
         feed_forward: the Config of a `GatedFeedForward` or `MoeFeedForward` in place of the two Linears;
             `d_ff` and `activation` are unused then.
 
-    Other arguments, and errors, are those of a layer; a module as `activation` or `rotary` is shared by all.
+    Other arguments, and errors, are as in a layer; a module as `activation` or `rotary` is shared by all.
 
     Shapes:
         input ``[B, L, d_model]`` or ``[L, d_model]``, output the same.
 
-    Parameters and their names are those of :class:`torch.nn.TransformerEncoder`, whose state loads unchanged.
+    Parameters and their names are as in :class:`torch.nn.TransformerEncoder`, whose state loads unchanged.
     Each layer draws its own initial values; torch's layers all start as copies of one. (Burn's default
     activation is Gelu.)
 
@@ -507,12 +507,12 @@ class TransformerDecoder(_Stack[TransformerDecoderLayer]):
     Args:
         memory_dim: size of the memory's vectors; None is `d_model`.
 
-    Other arguments, and errors, are those of a layer and of a `TransformerEncoder`.
+    Other arguments, and errors, are as in a layer and in a `TransformerEncoder`.
 
     Shapes:
         input ``[B, L, d_model]``, memory ``[B, S, memory_dim]``, or both without B; output as the input.
 
-    Parameters and their names are those of :class:`torch.nn.TransformerDecoder`, whose state loads unchanged;
+    Parameters and their names are as in :class:`torch.nn.TransformerDecoder`, whose state loads unchanged;
     the self-attention is causal by default. Each layer draws its own initial values; torch's layers all start
     as copies of one. (Burn's default activation is Gelu.)
 
@@ -622,12 +622,12 @@ class Transformer(Module):
         num_decoder_layers: layers of the decoder.
         final_norm: whether a norm follows the last layer of each stack.
 
-    Other arguments, and errors, are those of a `TransformerEncoder` (torch's ``nhead`` is `num_heads`).
+    Other arguments, and errors, are as in a `TransformerEncoder` (torch's ``nhead`` is `num_heads`).
 
     Shapes:
         source ``[B, S, d_model]``, target ``[B, L, d_model]``, or both without B; output as the target.
 
-    Parameters and their names are those of :class:`torch.nn.Transformer`, whose state loads unchanged;
+    Parameters and their names are as in :class:`torch.nn.Transformer`, whose state loads unchanged;
     matrices start Xavier uniform. The batch comes first, the decoder is causal by default, and its attention
     to the memory ignores the source's padding (in torch only with masks). Vaswani et al., 2017.
 

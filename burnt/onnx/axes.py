@@ -179,7 +179,7 @@ def axes_of_imported(model: nn.Module, signature: Signature) -> dict[str, dict[i
 
 
 def _identifier(name: str) -> str:
-    """Return a name of an axis as `torch.export` takes it; ``batch`` is that of the items."""
+    """Return a name of an axis as `torch.export` takes it; ``batch`` is the axis of the items."""
     found = re.sub(r"\W", "_", name)
     return found if found.isidentifier() and found != "batch" else f"axis_{found}"
 
@@ -187,8 +187,8 @@ def _identifier(name: str) -> str:
 def limits_in(text: str, model: nn.Module) -> dict[str, Limit] | None:
     """Return the limits of open axes that torch.export's error asks for; None if it asks for more than that.
 
-    A largest size must be that of a parameter or buffer, such as a table of positions: any other comes from
-    code that does something else for larger ones, which a file would not do.
+    A largest size must be a parameter's or buffer's, such as a table of positions: any other comes from code
+    that does something else for larger ones, which a file would not do.
     """
     fixes = text.partition("Suggested fixes:\n")[2]
     limits = {}

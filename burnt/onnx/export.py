@@ -303,7 +303,7 @@ def _dependent_items_error(model: nn.Module, where: str) -> InputRuntimeError:
         f"the outputs of {type(model).__name__} for an item depend on the other items of its batch",
         where=where,
         expected="items that are independent along the axis of the batch",
-        hint="give an axis that is not that of items, such as a sequence, another name in open_axes=, and "
+        hint="give an axis that does not hold items, such as a sequence, another name in open_axes=, and "
         '"batch" to the axis of the items; or fix the batch to the size of the example',
     )
 

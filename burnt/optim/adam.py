@@ -65,7 +65,7 @@ class AdamW(_Adam):
     Args:
         weight_decay: this times the learning rate is the fraction subtracted from the parameter.
 
-    The others are those of `Adam`.
+    Other arguments are as in `Adam`.
 
     Loshchilov and Hutter, 2019; as :class:`torch.optim.AdamW`.
 
@@ -109,7 +109,7 @@ class NAdam(Optimizer):
         momentum_decay: how slowly the momentum approaches its final value.
         decoupled_weight_decay: subtract the weight decay from the parameter as in AdamW.
 
-    The others are those of `Adam`.
+    Other arguments are as in `Adam`.
 
     Dozat, 2016; same as :class:`torch.optim.NAdam`.
 
@@ -137,7 +137,7 @@ class RAdam(Optimizer):
     Args:
         decoupled_weight_decay: subtract the weight decay from the parameter as in AdamW.
 
-    The others are those of `Adam`.
+    Other arguments are as in `Adam`.
 
     Liu et al., 2020; same as :class:`torch.optim.RAdam`.
 
@@ -165,7 +165,7 @@ class Adan(Optimizer):
         n = b3 n + (1 - b3) (g + b2 d)^2
         p = (p - lr (m + b2 v) / (sqrt(n) + eps)) / (1 + lr weight_decay)
 
-    where the means are divided by 1 - b^step. Takes learning rates 5 to 10 times those of Adam.
+    where the means are divided by 1 - b^step. Takes learning rates 5 to 10 times Adam's.
 
     Args:
         betas: decay of the running means of the gradient, of its difference and of its square: 1 minus those

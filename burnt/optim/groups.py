@@ -112,7 +112,7 @@ class Groups(Optimizer):
             clipping norm. A parameter belongs to the first group whose pattern matches it; the last pattern
             is ``"*"``.
 
-    A group without a schedule takes the learning rate of `step`, in a training that of the Learner. The
+    A group without a schedule takes the learning rate of `step`, in a training the Learner's. The
     schedule of a group counts the steps in which the group had a gradient. ``burnt ctl lr`` sets the
     Learner's rate, and multiplies the rates of groups with a schedule by the same factor: the new rate over
     the one that was scheduled for the next step (1 if that is 0).
@@ -125,7 +125,7 @@ class Groups(Optimizer):
 
     Raises:
         OptimError: a group is invalid, the last pattern is not ``"*"``, or two groups share an optimizer; at
-            the first step, a pattern matches no parameter, or only those of groups before it.
+            the first step, a pattern matches no parameter, or only parameters of earlier groups.
 
     >>> from burnt import optim
     >>> no_decay = optim.AdamW(weight_decay=0)

@@ -91,7 +91,7 @@ class Lbfgs(Optimizer):
             model: a module, or parameters by path.
             closure: computes loss and gradients, by path, at the present parameters.
             clip_norm: scale the gradients of each evaluation down to this global norm. They are then not
-                those of the loss, which misleads the line search and the approximation: leave it out.
+                the loss's gradients, which misleads the line search and the approximation: leave it out.
 
         Returns:
             The gradients' norm at the first evaluation, if `clip_norm` is given.

@@ -276,7 +276,7 @@ def layer_items(layer: torch.nn.Module, input: Tensor) -> Tensor:
 def output_error(
     layer: torch.nn.Module, new: Quantized, observer: InputObserver, divisor: Tensor | None = None
 ) -> float:
-    """Return the norm of the error of a quantized layer's output on a sample, relative to that of the output.
+    """Return the norm of the error of a quantized layer's output on a sample, relative to the output's.
 
     `divisor`, ``[channels]``, is what inputs will be divided by.
     """

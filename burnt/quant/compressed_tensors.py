@@ -33,12 +33,12 @@ def save_compressed_tensors(
     """Write a quantized model as a folder that vLLM and transformers load.
 
     It holds ``model.safetensors`` (or shards) with compressed-tensors' names, and ``config.json``: that of a
-    transformers model, with ``quantization_config``. The values are those of the model; scales are stored in
+    transformers model, with ``quantization_config``. The values are the model's; scales are stored in
     the weights' dtype where this changes none of them.
 
     Args:
         model: with quantized Linear layers: int8, int4 or int2 per tensor, channel or block; int8 with
-            dynamic or static inputs; fp8. Its paths should be those of the model that loads it.
+            dynamic or static inputs; fp8. Its paths should be the same as in the model that loads it.
         folder: as in `Record.save_folder`.
         shard_bytes: the size of a file.
 

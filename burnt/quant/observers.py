@@ -48,7 +48,7 @@ class Reservoir:
         self._groups: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def add(self, items: Tensor) -> None:
-        """Add items ``[count, *shape]``; their shape may differ from that of others."""
+        """Add items ``[count, *shape]``; their shape may differ from the others'."""
         keys = torch.rand(len(items), generator=self._generator)
         shape = tuple(items.shape[1:])
         most = max(1, min(self._max_items, self._max_elements // max(1, math.prod(shape))))

@@ -92,7 +92,7 @@ def _groups(matrix: Tensor, scheme: QuantScheme) -> Tensor:
 
 
 def _limits(groups: Tensor, scheme: QuantScheme, method: str) -> tuple[Tensor, Tensor]:
-    """Return the range of each group, which holds zero; that of a symmetric scheme is symmetric."""
+    """Return the range of each group, which holds zero; a symmetric scheme's is symmetric."""
     if not scheme.symmetric:
         low, high = groups.amin(1).clamp(max=0), groups.amax(1).clamp(min=0)
         if method == "percentile":

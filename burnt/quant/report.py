@@ -32,7 +32,7 @@ class LayerReport:
         bytes_before: of its weight and bias.
         bytes_after: of its values, scales, zero points and bias.
         sqnr: signal-to-quantization-noise ratio of the weight, in dB; None if it was skipped.
-        output_error: the norm of the output's error divided by that of the output, on the calibration set;
+        output_error: the norm of the output's error divided by the output's norm, on the calibration set;
             None without one.
         why_skipped: why it was not quantized, or None.
     """
@@ -106,7 +106,7 @@ class QuantReport:
     def plot(self, path: str | os.PathLike[str] | None = None) -> Scatter:
         """Draw each quantized layer's error against its size, by scheme.
 
-        The error is that of the layer's output on the calibration set, or without one that of its weight,
+        The error is the layer's output error on the calibration set, or without one its weight's error,
         relative to the weight.
 
         Args:

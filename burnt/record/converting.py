@@ -2,7 +2,7 @@
 
 The suffix of the file says which; a folder has shards of safetensors. A new format is a function and a line
 in `WRITERS`. The record has the other names of tensors in its ``aliases`` and no tensors of its own;
-`metadata` is that of other programs.
+`metadata` is other programs' metadata.
 """
 
 from __future__ import annotations

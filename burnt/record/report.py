@@ -1,4 +1,4 @@
-"""How the tensors of a source fit those of a module; LoadReport: what `load_weights` did, as a table."""
+"""How the tensors of a source fit a module's; LoadReport: what `load_weights` did, as a table."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ class Schema:
 
 
 def numpy_dtype(name: str, where: str) -> np.dtype[Any]:
-    """Return the dtype of the arrays for a dtype by name; that of bfloat16, which NumPy lacks, is float32."""
+    """Return the dtype of the arrays for a dtype by name; for bfloat16, which NumPy lacks, it is float32."""
     try:
         dtype = np.dtype("float32" if name == "bfloat16" else name)
     except TypeError:

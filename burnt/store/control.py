@@ -90,8 +90,8 @@ class Acknowledgement(NamedTuple):
 def check(kind: str, value: object = None) -> float | str | None:
     """Check a command and return its value as it is sent; raise an UnsupportedError or a RunError.
 
-    The value of `lr` is a finite number above 0 (also as text) or ``"auto"``, that of `note` a text of 1 to
-    `MAX_NOTE` characters; other commands have none.
+    The value of `lr` is a finite number above 0 (also as text) or ``"auto"``, the value of `note` a text of 1
+    to `MAX_NOTE` characters; other commands have none.
 
     >>> check("lr", "1e-3"), check("lr", "auto"), check("note", " better data "), check("pause")
     (0.001, 'auto', 'better data', None)

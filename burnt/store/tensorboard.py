@@ -103,7 +103,7 @@ def image(tag: str, step: int, time: float, png: bytes, width: int, height: int)
 
 
 def histogram(tag: str, step: int, time: float, counts: Sequence[float], edges: Sequence[float]) -> bytes:
-    """Return the record of a histogram, whose sums are those of values in the middle of the bins."""
+    """Return the record of a histogram, whose sums count values as the middle of their bins."""
     middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
     weighted = [count * middle for count, middle in zip(counts, middles, strict=True)]
     moments = (

@@ -73,7 +73,7 @@ def swap(
 
     Args:
         model: any module. Layers of `torch.nn` and of Hugging Face's models are recognised, and blocks of
-            layers by their structure, such as those of torchvision and timm.
+            layers by their structure, such as torchvision's and timm's.
         only: what to swap: module paths (globs, where ``*`` also matches dots) or class names
             (``"LayerNorm"``), each with everything below, or kinds (``"linear"``; see `Row`). None is
             everything.

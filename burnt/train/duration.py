@@ -48,7 +48,7 @@ class Duration:
 
     Args:
         count: how many, above 0; whole for epochs and steps.
-        unit: ``"epochs"``, ``"steps"`` or ``"seconds"``. Seconds are those of `Position.seconds`.
+        unit: ``"epochs"``, ``"steps"`` or ``"seconds"``. Seconds count as in `Position.seconds`.
         alternative: another duration; the earlier one counts.
 
     >>> Duration.parse("10 epochs")

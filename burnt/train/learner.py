@@ -41,7 +41,7 @@ class Learner:
         validation_step: the same for validation; by default the model's `validation_step`, or the training
             step.
 
-    The attribute `precision` is that of the last training, in which `evaluate` evaluates the model.
+    The attribute `precision` is the last training's, in which `evaluate` evaluates the model.
 
     Raises:
         DefinitionError: `optimizer` is not an optimizer of burnt, `schedule` is not a learning rate, or the

@@ -132,7 +132,7 @@ class TrainingSettings:
                 keepers.append(KeepBest(stopping.monitored.metric, stopping.monitored.split))
 
     def _resolve(self, watcher: EarlyStopping | KeepBest | Plateau) -> None:
-        """Find the metric that is monitored among those of the training."""
+        """Find the metric that is monitored among the training's."""
         watcher.monitored.resolve(self.metrics, ("train", *self.valid))
 
     def resolve_plateaus(self, learner: Learner) -> None:
@@ -142,7 +142,7 @@ class TrainingSettings:
 
     @property
     def best_keeper(self) -> KeepBest | None:
-        """The keeper that determines the best checkpoint: that of ``restore_best``, or the first."""
+        """The keeper that determines the best checkpoint: ``restore_best``'s, or the first."""
         best = [keeper for keeper in self.keepers or () if isinstance(keeper, KeepBest)]
         if self.stopping is not None and self.stopping.restore_best:
             best = [keeper for keeper in best if keeper.monitored.key == self.stopping.monitored.key]
@@ -159,7 +159,7 @@ class TrainingSettings:
         )
 
     def _limit(self, train: float | None, valid: float | None, overfit: float | None) -> None:
-        """Replace the loaders by those of a small run."""
+        """Replace the loaders by a small run's."""
         if overfit is not None:
             if train is not None or valid is not None:
                 raise ConfigError(

@@ -109,7 +109,7 @@ class SupervisedTraining(TrainingSettings):
         valid: the same for validation, or several by name: ``{"valid": loader, "rotated": other}``. The names
             are the splits of their metrics, ``"rotated/loss"``.
         duration: ``"10 epochs"``, ``"500 steps"`` or ``"2 h"``, counted from the start of the run, also when
-            resumed; ``"10 epochs or 2 h"`` ends with the first. Time is that of the training with its
+            resumed; ``"10 epochs or 2 h"`` ends with the first. Time is the training's with its
             validations and checkpoints, without pauses; where it ends a run is not reproducible.
         metrics: metrics to compute on both splits, in addition to the loss. Metrics that are not a single
             number, such as `ConfusionMatrix`, are computed on the validation split only.
@@ -141,8 +141,8 @@ class SupervisedTraining(TrainingSettings):
             the same, then save and end.
         checkpoint_activations: a pattern on paths of modules, ``"decoder.layers.*"``, whose activations are
             computed again in the backward pass instead of stored.
-        accumulate: the number of batches of a step. Their gradients are added up to those of the mean loss
-            over all their items (`StepOutput.count`); the last step of an epoch has the batches left.
+        accumulate: the number of batches of a step. Their gradients are added up to the gradients of the mean
+            loss over all their items (`StepOutput.count`); the last step of an epoch has the batches left.
         callbacks: objects with methods such as ``on_step(event)``; see `burnt.train.events`.
         log_every: steps between two readings of the metrics.
         validate_every: how often to validate: a duration, as all intervals; or one for each validation set by
@@ -500,5 +500,5 @@ def _keeper_text(keeper: Keeper) -> str:
 
 
 def _stored_categories(loader: Any) -> dict[str, list[str]]:
-    """Return the names of categories for config.json, without those of columns of ids: viewers read it."""
+    """Return the names of categories for config.json, without columns of ids: viewers read it."""
     return {column: names for column, names in category_names(loader).items() if len(names) <= _MOST_NAMES}

@@ -311,7 +311,7 @@ def test_layers_that_cannot_have_an_adapter_are_left_out() -> None:
     model = Parts()
     assert nn.lora(model, rank=1) == ["linear"]
     for targets, reason in (
-        ("head", "head: its weight is also that of 'embed'"),
+        ("head", "head: its weight is shared with 'embed'"),
         ("conv", "conv: it is a convolution with groups"),
         ("normed", "normed: its weight is not a parameter, as with a parametrization"),
     ):
@@ -349,7 +349,7 @@ def test_a_weight_that_another_layer_shares_is_not_merged() -> None:
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ConfigError, match="cannot be merged without changing another layer") as caught:
         nn.merge_lora(model)
-    assert (caught.value.where, caught.value.found) == ("head", "its weight is also that of 'embed'")
+    assert (caught.value.where, caught.value.found) == ("head", "its weight is shared with 'embed'")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

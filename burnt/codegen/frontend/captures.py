@@ -418,7 +418,7 @@ def _attribute_chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Yield the instructions of code, then those of the functions defined in it."""
+    """Yield the instructions of code, then of the functions defined in it."""
     for instruction in dis.get_instructions(code):
         if instruction.opname != "EXTENDED_ARG":
             yield instruction

@@ -102,7 +102,7 @@ def may_overlap(a: Footprint, b: Footprint, distance: int) -> bool:
 
 
 def is_attention(target: Any) -> bool:
-    """Whether an op computes attention as a whole; those of torch have no gradient of masks."""
+    """Whether an op computes attention as a whole; torch's have no gradient of masks."""
     return getattr(target, "namespace", None) == "aten" and "_scaled_dot_product_" in target.__name__
 
 

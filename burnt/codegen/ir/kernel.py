@@ -158,7 +158,7 @@ class Kernel:
 
     @property
     def indices(self) -> list[IndexExpr]:
-        """The indices in its expressions, and those of its stores."""
+        """The indices in its expressions and its stores."""
         used = [index for expr in walk(self.exprs) for index in index_exprs(expr)]
         return [*used, *(step.offset for step in self.stores)]
 

@@ -420,7 +420,7 @@ class KernelBuilder:
             )
 
     def inner_loops(self, kernel: Kernel, extents: Sequence[int]) -> tuple[Var, ...]:
-        """Return inner loops over some extents: those of another step with these extents, or new ones."""
+        """Return inner loops over some extents: another step's with these extents, or new ones."""
         long = [size for size in extents if size > 1]
         for step in kernel.steps:
             loops = [v for v in step.loops if v in step.inner] if isinstance(step, Store) else step.inner

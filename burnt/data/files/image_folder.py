@@ -141,13 +141,13 @@ class MultiLabelImageFolder(_Images):
             - a ``.csv`` file with a header and two columns, the path and the classes with `separator` between
               them; or with a column of 0 or 1 for each class, whose name is in the header.
 
-        classes: the classes in the order of their columns; None takes all that occur, sorted, or those of the
-            header.
+        classes: the classes in the order of their columns; None takes all that occur, sorted, or the
+            header's.
         separator: of the classes in a CSV file of two columns.
         mode, dtype, background: as of `ImageFolder`.
 
     Items are ``{"images": [C, H, W], "labels": [classes]}``; the labels are 1 or 0 in float32, as
-    `nn.BinaryCrossEntropyWithLogits` takes them. Their order is that of the mapping or file.
+    `nn.BinaryCrossEntropyWithLogits` takes them. They have the order of the mapping or file.
 
     Attributes:
         classes: the names of the classes.
@@ -233,7 +233,7 @@ class SegmentationFolder(_Images):
         images: the folder of the pictures.
         masks: the folder of their masks, which may have other suffixes: grey values or palette indices are
             the classes.
-        mask_suffix: what the names of the masks have after those of the pictures, such as ``"_mask"``.
+        mask_suffix: what the names of the masks have after the pictures', such as ``"_mask"``.
         classes: the names of the classes, only for `classes`.
         mode, dtype, background: as of `ImageFolder`.
 

@@ -30,8 +30,8 @@ class JsonLinesDataset(RowDataset):
 
     Args:
         path: a file, a pattern such as ``"part-*.jsonl"``, or a list of these.
-        columns: the keys to keep, by default those of the first 1,000 rows; or a mapping from each entry of
-            an item to its key, or to several keys whose numbers are stacked to one tensor ``[k]``.
+        columns: the keys to keep, by default the keys of the first 1,000 rows; or a mapping from each entry
+            of an item to its key, or to several keys whose numbers are stacked to one tensor ``[k]``.
         types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch,
             ``list[int]`` or ``list[float]`` for lists that become tensors, object for values left as they
             are. Names keys, too, that the first 1,000 rows lack.

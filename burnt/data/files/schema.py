@@ -264,7 +264,7 @@ class Schema:
     def find_categories(
         self, distinct: Callable[[str], Iterable[Any]], num_rows: int, where: str
     ) -> dict[str, Categories]:
-        """Return the categories of columns: the given ones, or those of the values ``distinct(column)``."""
+        """Return the categories of columns: the given ones, or those in ``distinct(column)``."""
         known = {}
         for column, given in self.categories.items():
             known[column] = Categories.found(distinct(column)) if given is None else given
@@ -273,7 +273,7 @@ class Schema:
         return known
 
     def class_names(self, categories: Mapping[str, Categories]) -> list[str] | None:
-        """Return the names of the classes, those of `label`."""
+        """Return the names of the classes of `label`."""
         return None if self.label is None else categories[self.label].names
 
 

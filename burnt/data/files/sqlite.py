@@ -38,7 +38,7 @@ class SqliteDataset(RowDataset):
         table: the name of a table or view.
         query: a SELECT statement, in place of `table`.
         parameters: values for the ``?`` or ``:name`` of the query.
-        timeout: the seconds after which a query, or that of a view, is interrupted, in each process; None for
+        timeout: the seconds after which a query, or a view's, is interrupted, in each process; None for
             no limit.
         columns, label, categories: as of `CsvDataset`.
         types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch, or

@@ -1,6 +1,6 @@
 """Tables in memory: columns held compactly, of which rows are items and `take` makes batches.
 
-Columns of Arrow become those of a `Table`; pyarrow is imported lazily.
+Columns of Arrow become columns of a `Table`; pyarrow is imported lazily.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ class Loader(Generic[B]):
         return self._arrange(epoch)[0] if self.pack is None else self._items(epoch)
 
     def indices(self, epoch: int, batch: int) -> Tensor:
-        """Return the indices of the items of a batch, ``[n]`` of int64; with `pack`, those of its pieces."""
+        """Return the indices of a batch's items, ``[n]`` of int64; with `pack`, the indices of its pieces."""
         indices: Tensor = next(self._tasks(epoch, batch))[1][2]
         return indices
 
@@ -440,12 +440,12 @@ def _takes(dataset: object) -> bool:
 class LimitedLoader(Generic[B]):
     """The first batches of each epoch of a loader.
 
-    A shuffled loader gives others in each epoch. The other attributes are those of the loader.
+    A shuffled loader gives others in each epoch. The other attributes are the loader's.
 
     Args:
         loader: any loader of `burnt.data`.
-        limit: the number of batches, from 1 on; or as a float above 0 and up to 1.0, a fraction of those of
-            an epoch, rounded down to at least one batch.
+        limit: the number of batches, from 1 on; or as a float above 0 and up to 1.0, a fraction of
+            an epoch's, rounded down to at least one batch.
         name: the argument's name, for messages.
 
     Raises:
@@ -533,7 +533,7 @@ class RepeatedLoader(Generic[B]):
         return len(self._batches())
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
-        """Return the batches, which are those of every epoch, from the batch numbered `start` on."""
+        """Return the batches, which are the same in every epoch, from the batch numbered `start` on."""
         # Copies, since a step may change its batch in place.
         return (clone(batch) for batch in self._batches()[start:])
 

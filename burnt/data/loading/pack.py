@@ -21,7 +21,7 @@ class Pad:
 
     The batch gets two more fields: ``lengths``, ``[B]`` of int64, and ``padding_mask``, ``[B, T]``, which is
     True where there is padding, as `key_padding_mask` of the attention layers. Both are of the first padded
-    field; those of an item must have the same length.
+    field; an item's must have the same length.
 
     Args:
         value: the padding; or one for each field that is padded. With a number, items that are sequences

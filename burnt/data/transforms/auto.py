@@ -66,7 +66,7 @@ class RandAugment(_Changes):
         fill: the value outside of a moved image, or one for each channel.
         mask_fill: the class outside of it.
 
-    Images are uint8. The strengths are those of torchvision, but shears are about the centre. Cubuk et al.,
+    Images are uint8. The strengths are as in torchvision, but shears are about the centre. Cubuk et al.,
     2019.
 
     >>> import torch
@@ -101,7 +101,7 @@ class TrivialAugment(_Changes):
     Args:
         fill, mask_fill: as of `RandAugment`.
 
-    Images are uint8. The strengths are those of torchvision's ``TrivialAugmentWide``, but shears are about
+    Images are uint8. The strengths are as in torchvision's ``TrivialAugmentWide``, but shears are about
     the centre. Müller and Hutter, 2021.
 
     >>> import torch

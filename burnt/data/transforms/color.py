@@ -87,7 +87,7 @@ class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation, of images in floating point.
 
     Args:
-        mean: one for each channel, or one for all of 1 or 3; that of ImageNet by default.
+        mean: one for each channel, or one for all of 1 or 3; ImageNet's by default.
         std: the same.
 
     >>> normalize = Normalize(mean=[0.5], std=[0.25])

@@ -5,8 +5,8 @@ Results have the dtype of the image, and no function changes its argument. Value
 of the same names in torchvision v2; where they differ, the docstring says so. torchvision itself is not
 called: it runs with one build of torch only, and weights fillings at edges twice.
 
-The last of 2 or 4 channels is alpha, which functions of colours and tones leave unchanged, unlike those of
-torchvision; functions that move, resize or blur pixels treat it as any channel.
+The last of 2 or 4 channels is alpha, which functions of colours and tones leave unchanged, unlike
+torchvision's; functions that move, resize or blur pixels treat it as any channel.
 """
 
 from __future__ import annotations

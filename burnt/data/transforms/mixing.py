@@ -109,7 +109,7 @@ class MixUp(_Mix):
 
 @dataclass(frozen=True)
 class CutMix(_Mix):
-    """Replace a rectangle of each image of a batch by that of another one, and mix the labels by area.
+    """Replace a rectangle of each image of a batch by another image's, and mix the labels by area.
 
     For `Loader(transform=)`. The partner of an image is the one before it, so that the loader must shuffle.
     One rectangle is drawn for the batch; parts of it outside of the images do not count.
@@ -118,7 +118,7 @@ class CutMix(_Mix):
         alpha: the part of the area that stays is drawn from Beta(alpha, alpha).
         classes: the number of classes, if labels are integers.
 
-    Batches are those of `MixUp`, also with images of uint8. Yun et al., 2019.
+    Batches are as in `MixUp`, also with images of uint8. Yun et al., 2019.
 
     Raises:
         DataError: as of `MixUp`.

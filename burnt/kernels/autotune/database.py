@@ -97,7 +97,7 @@ class TuningDatabase:
             ) from error
 
     def rows(self, key: str | None = None) -> list[Row]:
-        """Return all rows, or those of a key, the fastest first."""
+        """Return all rows, or a key's, the fastest first."""
         order = "ORDER BY key, ms IS NULL, ms"
         return self._select(f"1 {order}") if key is None else self._select(f"key = ? {order}", key)
 
@@ -119,7 +119,7 @@ class TuningDatabase:
             connection.executemany("INSERT OR REPLACE INTO measured VALUES (?, ?, ?, ?, ?, ?)", stamped)
 
     def clear(self, op: str | None = None) -> int:
-        """Delete all rows, or those of an op; return how many were deleted."""
+        """Delete all rows, or an op's; return how many were deleted."""
         if not self.path.exists():
             return 0
         with self._open() as connection, _transaction(connection):

@@ -2,7 +2,7 @@
 
 A clock builds a sampler from a call and several sets of inputs. Successive calls cycle through the sets, so
 that a call does not find its inputs in a cache. The launch overhead on the host exceeds the time of many
-kernels: it is included in the times of `EventClock`, but not in those of `GraphClock`. Candidates are
+kernels: it is included in the times of `EventClock`, but not of `GraphClock`. Candidates are
 therefore only compared by the same clock.
 """
 

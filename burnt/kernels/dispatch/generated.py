@@ -115,7 +115,7 @@ class Generated(Candidate):
         return target_of(device) is TRITON and are_block_sizes(config)
 
     def suggest_config(self, timed: Sequence[tuple[dict[str, Any] | None, float]]) -> dict[str, Any] | None:
-        """Combine the fastest block sizes of each kernel, if those of several kernels beat the default."""
+        """Combine the fastest block sizes of each kernel, if several kernels' beat the default."""
         default_ms = next((ms for config, ms in timed if config is None), 0.0)
         best: dict[str, tuple[float, str]] = {}
         for config, ms in timed:

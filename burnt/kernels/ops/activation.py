@@ -159,7 +159,7 @@ def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> None:
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
     r"""Multiply `up` by the GELU of a gate: :math:`\mathrm{gelu}(g)\,u`.
 
-    `gate`, `up`, result and errors are those of `swiglu`; `approximate` is that of `gelu`. Shazeer, 2020.
+    `gate`, `up`, result and errors are as in `swiglu`, `approximate` as in `gelu`. Shazeer, 2020.
 
     >>> geglu(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0]))
     tensor([ 0.8413, 19.5450])

@@ -76,7 +76,7 @@ def _check_last_axis_norm(
 
 
 def _check_parameters(name: str, x: Tensor, **parameters: Tensor | None) -> None:
-    """Check that the parameters have one dtype: that of `x`, or float32 if `x` has 16 bits."""
+    """Check that the parameters have one dtype: the dtype of `x`, or float32 if `x` has 16 bits."""
     dtypes = {parameter_name: p.dtype for parameter_name, p in parameters.items() if p is not None}
     allowed = [x.dtype, torch.float32] if x.dtype.itemsize == 2 else [x.dtype]
     first = next(iter(dtypes.values()), x.dtype)
@@ -365,7 +365,7 @@ def batch_norm_training(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply batch normalization with the batch's own statistics, and return these too.
 
-    `batch_norm` updates its running averages with them; arguments and errors are those of `batch_norm`.
+    `batch_norm` updates its running averages with them; arguments and errors are as in `batch_norm`.
 
     Returns:
         The normalized values in the shape and dtype of `x`, and the mean and unbiased variance,
@@ -424,7 +424,7 @@ def batch_norm_inference(
 ) -> Tensor:
     """Apply batch normalization with the running averages of training.
 
-    Arguments, result and errors are those of `batch_norm`, which calls it outside of training.
+    Arguments, result and errors are as in `batch_norm`, which calls it outside of training.
 
     >>> batch_norm_inference(torch.tensor([[1.0], [3.0]]), torch.ones(1), torch.ones(1))
     tensor([[0.0000],

@@ -180,7 +180,7 @@ def adaptive_max_pool(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute maxima of windows chosen such that the output has the given size.
 
-    Arguments, result and errors are those of `adaptive_avg_pool`; with `return_indices` it returns the pair
+    Arguments, result and errors are as in `adaptive_avg_pool`; with `return_indices` it returns the pair
     ``(maxima, indices)``, as `max_pool`. Like `torch.nn.functional.adaptive_max_pool2d` and its variants.
 
     >>> adaptive_max_pool(torch.arange(16.0).reshape(1, 1, 4, 4), 1)

@@ -54,7 +54,7 @@ def reduce_sum(
         x: ``[*]``.
         dim: the axis or axes to reduce; None reduces all.
         keepdim: keep the reduced axes, with size 1.
-        dtype: dtype of the computation and the result; None is that of `x`, or int64 for integers and
+        dtype: dtype of the computation and the result; None is the dtype of `x`, or int64 for integers and
             booleans.
 
     Returns:
@@ -73,9 +73,9 @@ def reduce_sum(
 def reduce_mean(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Compute the mean over axes, like `torch.mean`; a `dtype` of None is that of `x`.
+    """Compute the mean over axes, like `torch.mean`; a `dtype` of None is the dtype of `x`.
 
-    Arguments, result and errors are those of `reduce_sum`.
+    Arguments, result and errors are as in `reduce_sum`.
 
     >>> reduce_mean(torch.tensor([1.0, 2.0]))
     tensor(1.5000)
@@ -87,7 +87,7 @@ def reduce_mean(
 def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Compute the maximum over axes, like `torch.amax`: equal maxima share the gradient evenly.
 
-    Arguments, result and errors are those of `reduce_sum`.
+    Arguments, result and errors are as in `reduce_sum`.
 
     >>> reduce_max(torch.tensor([1.0, 2.0]))
     tensor(2.)
@@ -99,7 +99,7 @@ def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
 def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Compute the minimum over axes, like `torch.amin`: equal minima share the gradient evenly.
 
-    Arguments, result and errors are those of `reduce_sum`.
+    Arguments, result and errors are as in `reduce_sum`.
 
     >>> reduce_min(torch.tensor([1.0, 2.0]))
     tensor(1.)
@@ -113,7 +113,7 @@ def reduce_prod(
 ) -> Tensor:
     """Compute the product over one axis or all, like `torch.prod`.
 
-    Arguments, result and errors are those of `reduce_sum`.
+    Arguments, result and errors are as in `reduce_sum`.
 
     >>> reduce_prod(torch.tensor([3.0, 2.0]))
     tensor(6.)
@@ -131,7 +131,7 @@ def reduce_var(
     """Compute the variance over axes, like `torch.var`.
 
     The sum of squares is divided by the number of elements minus `correction`; the other arguments, result
-    and errors are those of `reduce_sum`.
+    and errors are as in `reduce_sum`.
 
     >>> reduce_var(torch.tensor([1.0, 2.0, 3.0]))
     tensor(1.)
@@ -143,7 +143,7 @@ def reduce_var(
 def reduce_std(
     x: Tensor, dim: int | Sequence[int] | None = None, correction: int = 1, keepdim: bool = False
 ) -> Tensor:
-    """Compute the standard deviation over axes, like `torch.std`; arguments are those of `reduce_var`.
+    """Compute the standard deviation over axes, like `torch.std`; arguments are as in `reduce_var`.
 
     >>> reduce_std(torch.tensor([1.0, 2.0, 3.0]))
     tensor(1.)
@@ -155,7 +155,7 @@ def reduce_std(
 def reduce_logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Compute the logarithm of the sum of exponentials, without overflow, like `torch.logsumexp`.
 
-    Arguments, result and errors are those of `reduce_sum`.
+    Arguments, result and errors are as in `reduce_sum`.
 
     >>> reduce_logsumexp(torch.zeros(2))
     tensor(0.6931)
@@ -190,7 +190,7 @@ def reduce_argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
 def reduce_any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Test whether any element along the axes is true (nonzero), like `torch.any`.
 
-    Arguments, result and errors are those of `reduce_sum`.
+    Arguments, result and errors are as in `reduce_sum`.
 
     >>> reduce_any(torch.tensor([True, False]))
     tensor(True)
@@ -202,7 +202,7 @@ def reduce_any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
 def reduce_all(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Test whether all elements along the axes are true (nonzero), like `torch.all`.
 
-    Arguments, result and errors are those of `reduce_sum`.
+    Arguments, result and errors are as in `reduce_sum`.
 
     >>> reduce_all(torch.tensor([True, False]))
     tensor(False)
@@ -222,7 +222,7 @@ def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     Args:
         x: ``[*]``.
         dim: the axis.
-        dtype: dtype of the sums and the result; None is that of `x`, or int64 for integers and booleans.
+        dtype: dtype of the sums and the result; None is the dtype of `x`, or int64 for integers and booleans.
 
     Returns:
         ``[*]``, the shape of `x`.
@@ -242,7 +242,7 @@ def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
 def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Compute the cumulative products along an axis, like `torch.cumprod`.
 
-    Arguments, result and errors are those of `cumsum`.
+    Arguments, result and errors are as in `cumsum`.
 
     >>> cumprod(torch.tensor([1.0, 2.0, 3.0]), 0)
     tensor([1., 2., 6.])

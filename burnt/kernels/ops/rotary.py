@@ -67,7 +67,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tens
     >>> rope(torch.tensor([[1.0, 0.0]]), torch.zeros(1, 1), torch.ones(1, 1))
     tensor([[0., 1.]])
     """
-    # Split instead of slicing: the gradient of a split is a concatenation, that of slices a sum of padded
+    # Split instead of slicing: the gradient of a split is a concatenation, of slices a sum of padded
     # tensors.
     half = cos.shape[-1]
     to_rotate, rest = torch.split(x, [2 * half, x.shape[-1] - 2 * half], -1)

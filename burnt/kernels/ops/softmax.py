@@ -64,7 +64,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
 def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     r"""Compute the logarithm of the softmax along an axis: :math:`y_i = x_i - \log \sum_j e^{x_j}`.
 
-    Arguments, result and errors are those of `softmax`. Like `torch.log_softmax`.
+    Arguments, result and errors are as in `softmax`. Like `torch.log_softmax`.
 
     >>> log_softmax(torch.tensor([0.0, 0.0]))
     tensor([-0.6931, -0.6931])

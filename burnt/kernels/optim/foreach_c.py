@@ -166,7 +166,7 @@ def apply_update(
 ) -> None:
     """Apply an update to lists of tensors in place.
 
-    All elements have one dtype; those of one parameter are dense, with its shape and strides. Options include
+    All elements have one dtype; one parameter's are dense, with its shape and strides. Options include
     ``grad_factor`` if there are gradients.
     """
     traced = trace(update, elements.keys(), options)

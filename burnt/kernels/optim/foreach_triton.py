@@ -377,7 +377,7 @@ def _build_tables(
 
 @functools.lru_cache(maxsize=16)
 def _upload(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Upload a table. If all addresses are those of an earlier step, as is usual, it is cached."""
+    """Upload a table. If all addresses equal an earlier step's, as is usual, it is cached."""
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 

@@ -40,7 +40,7 @@ class StepResult(NamedTuple):
 class Request:
     """Options common to all steps, of the same names as in `adamw_step`, which also lists the errors raised.
 
-    `name` is that of a function of `burnt.kernels` or of a class of `burnt.optim`.
+    `name` is the name of a function of `burnt.kernels` or of a class of `burnt.optim`.
     """
 
     name: str

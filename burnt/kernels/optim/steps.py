@@ -126,7 +126,7 @@ def adam_step(
     """Take a step of Adam: like `adamw_step`, but with weight decay as an L2 penalty on the loss.
 
     `weight_decay`, times the parameter, is added to the clipped gradient. All other arguments, the result and
-    errors are those of `adamw_step`. Like `torch.optim.Adam`; Kingma and Ba, 2015.
+    errors are as in `adamw_step`. Like `torch.optim.Adam`; Kingma and Ba, 2015.
 
     >>> p, state = torch.ones(1), [[torch.zeros(1)], [torch.zeros(1)], [torch.tensor(0.0)]]
     >>> adam_step([p], [torch.tensor([2.0])], *state, lr=0.1).by, p
@@ -165,7 +165,7 @@ def sgd_step(
         weight_decay: times the parameter, added to the clipped gradient.
         nesterov: use Nesterov momentum.
 
-    All other arguments, the result and errors are those of `adamw_step`. Like `torch.optim.SGD`.
+    All other arguments, the result and errors are as in `adamw_step`. Like `torch.optim.SGD`.
 
     >>> p, buffers = torch.ones(1), [None]
     >>> for _ in range(2):
@@ -316,7 +316,7 @@ def lamb_step(
 
 
 def _trust_ratios(params: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
-    """Return each parameter's norm divided by that of its update; 1 if one of them is 0."""
+    """Return each parameter's norm divided by its update's norm; 1 if one of them is 0."""
     of_params, of_updates = tensor_norms([*params, *updates]).view(2, -1)
     ratios = torch.where(of_params * of_updates > 0, of_params / of_updates, 1.0)
     return list(ratios.to(wide_dtype(ratios.device)).unbind())
@@ -514,7 +514,7 @@ def muon_step(
         ns_steps: number of iterations, fewer than 100.
         adjust_lr_fn: ``"original"`` (also None) or ``"match_rms_adamw"``.
 
-    All other arguments, the result and errors are those of `adamw_step`. Like `torch.optim.Muon`; Jordan et
+    All other arguments, the result and errors are as in `adamw_step`. Like `torch.optim.Muon`; Jordan et
     al., 2024.
 
     >>> p, g = torch.zeros(2, 2), torch.tensor([[0.0, 3.0], [-3.0, 0.0]])

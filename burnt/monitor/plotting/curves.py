@@ -87,7 +87,7 @@ def _column_points(ys: Sequence[float], start: int, stop: int) -> list[int]:
 def smooth(ys: Sequence[float], weight: float) -> list[float]:
     """Return the debiased exponential moving average, as TensorBoard computes it.
 
-    `weight` is that of the past, from 0 (no smoothing) to less than 1. Values that are not finite are
+    `weight` is the weight of the past, from 0 (no smoothing) to less than 1. Values that are not finite are
     returned unchanged and do not enter the average.
 
     >>> smooth([1.0, 2.0, float("nan"), 3.0], 0.5)

@@ -97,7 +97,7 @@ def curve_on_axis(
 def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float]:
     """Return the x values of points: steps, fractional epochs, or seconds of training.
 
-    The seconds of a fork include those of its parents until the steps where they part.
+    The seconds of a fork include its parents' until the steps where they part.
     """
     if axis == "epoch":
         return steps_to_epochs(points.steps, view.epoch_ends)

@@ -285,7 +285,7 @@ class RunsScreen(Screen[None]):
         update_if_changed(about, Content("\n").join([Content.assemble(*parts), second]))
 
     def _cached_cells(self, view: RunView, columns: Iterable[str]) -> Sequence[Cell]:
-        """Return a run's cells; those of an ended run are the same object until something in them changes."""
+        """Return a run's cells; an ended run's are the same object until something in them changes."""
         is_marked, is_narrow = view in self.marked, self.size.width < _NARROW_WIDTH
         make = partial(row_cells, view, columns, is_marked=is_marked, is_narrow=is_narrow)
         if view.is_live:

@@ -85,7 +85,7 @@ class BinaryCrossEntropyWithLogits(Module, torch.nn.BCEWithLogitsLoss):
         pos_weight: weights ``p`` of the positive targets, which broadcast with the input; more than 1 where
             positives are rare.
 
-    Other arguments are those of `BinaryCrossEntropy`.
+    Other arguments are as in `BinaryCrossEntropy`.
 
     Shapes:
         input logits and target ``[*]``, of one shape; output ``[]``, with ``"none"`` the input's shape. The

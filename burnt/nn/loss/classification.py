@@ -96,7 +96,7 @@ class Nll(Module, torch.nn.NLLLoss):
 
     .. math:: \ell_n = -w_{t_n} x_{n, t_n}
 
-    Arguments are those of `CrossEntropy` without `label_smoothing`.
+    Arguments are as in `CrossEntropy` without `label_smoothing`.
 
     Shapes:
         input log-probabilities ``[batch, num_classes, *]`` or ``[num_classes]``; target labels, int64 or

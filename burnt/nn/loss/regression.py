@@ -165,7 +165,7 @@ class GaussianNll(Module, torch.nn.GaussianNLLLoss):
         InputValueError: a variance is negative.
         ShapeError: input and target differ in shape (torch broadcasts), or the variance has another one.
 
-    Nix and Weigend, 1994. As in torch, the gradient of a variance below `eps` is that of `eps`.
+    Nix and Weigend, 1994. As in torch, a variance below `eps` gets the gradient of `eps`.
 
     >>> GaussianNll()(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]), torch.tensor([1.0, 4.0]))
     tensor(0.5966)

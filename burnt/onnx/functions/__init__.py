@@ -53,7 +53,7 @@ def if_(condition: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]
 
 
 def reshape(x: Any, shape: Tensor | Sequence[int], allow_zero: bool = False) -> Any:
-    """Reshape a tensor or strings; a size of 0 is that of the input's axis, unless `allow_zero`."""
+    """Reshape a tensor or strings; a size of 0 is the size of the input's axis, unless `allow_zero`."""
     sizes = shape.tolist() if isinstance(shape, Tensor) else list(shape)
     if not allow_zero:
         sizes = [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)]

@@ -82,7 +82,7 @@ def fused_matmul(
     """Multiply matrices and a number.
 
     The last two axes of ``[..., M, K]`` or ``[..., K, N]`` are swapped before that with `transpose_a` or
-    `transpose_b`; with `batch_a` or `batch_b` the first axis is that of the rows, before those of the batch.
+    `transpose_b`; with `batch_a` or `batch_b` the first axis is the rows, before the batch's axes.
     """
     a = a.movedim(0, -2) if batch_a else a
     b = b.movedim(0, -2) if batch_b else b

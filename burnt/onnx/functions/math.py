@@ -20,7 +20,7 @@ def align(x: Tensor, other: Tensor, axis: int) -> Tensor:
 
 
 def power(x: Tensor, exponent: Tensor) -> Tensor:
-    """Raise to a power, in the dtype of `x` whatever that of the exponent."""
+    """Raise to a power, in the dtype of `x` whatever the exponent's."""
     return torch.pow(x, exponent).to(x.dtype)
 
 

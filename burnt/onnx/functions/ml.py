@@ -38,7 +38,7 @@ def linear_scores(x: Tensor, coefficients: Tensor, intercepts: Tensor | None = N
 
 
 def binary_scores(score: Tensor, kind: str = "NONE") -> Tensor:
-    """Return scores of two classes ``[N, 2]`` from that of the second ``[N, 1]``."""
+    """Return scores of two classes ``[N, 2]`` from the second's ``[N, 1]``."""
     if kind == "LOGISTIC":
         return torch.cat([torch.sigmoid(-score), torch.sigmoid(score)], -1)
     if kind == "PROBABILITY":
@@ -99,7 +99,7 @@ def lookup(
     dtype: torch.dtype | None,
     device: torch.device | None = None,
 ) -> Any:
-    """Replace values by those of a table; the result is an array of strings where `dtype` is None."""
+    """Replace values by a table's; the result is an array of strings where `dtype` is None."""
     array = x.cpu().numpy() if isinstance(x, Tensor) else x
     table = {_key(key): value for key, value in zip(keys, values, strict=True)}
     found = [table.get(_key(value), default) for value in array.reshape(-1).tolist()]
@@ -186,7 +186,7 @@ def _pairs(scores: Tensor) -> tuple[Tensor, Tensor, int]:
 def pair_probabilities(scores: Tensor, slopes: Sequence[float], offsets: Sequence[float]) -> Tensor:
     """Return probabilities of classes ``[N, C]`` from scores of pairs, ``[N, C (C - 1) / 2]``.
 
-    Slopes and offsets are those of each pair's logistic function (Platt, 1999); the pairs are coupled as
+    Slopes and offsets belong to each pair's logistic function (Platt, 1999); the pairs are coupled as
     LIBSVM does it (Wu, Lin and Weng, 2004).
     """
     first, second, count = _pairs(scores)
@@ -234,7 +234,7 @@ def tree_ensemble(
 
     Of each node, `features` has the column that is compared, `splits` the value, `modes` how: 0 <=, 1 <, 2
     >=, 3 >, 4 ==, 5 !=, 6 is among `members` ``[nodes, M]``, filled with NaN. `yes` and `no` are the next
-    nodes, of a leaf itself; `missing` says whether NaN is a yes. `weights` ``[nodes, targets]`` are those of
+    nodes, of a leaf itself; `missing` says whether NaN is a yes. `weights` ``[nodes, targets]`` belong to
     leaves, NaN where a leaf has no such target. The trees begin at `roots`, and are joined by `aggregate`:
     SUM, AVERAGE, MIN or MAX. `base` is added: one number, or one per target.
     """

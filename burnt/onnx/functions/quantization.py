@@ -28,7 +28,7 @@ def cast(
     The types ``"string"``, ``"int4"``, ``"uint4"``, ``"int2"``, ``"uint2"`` and ``"float4"`` are not torch's;
     the last five are kept in int8, uint8 and float32. With `saturate` what is out of the range of an 8-bit
     float becomes its largest value, else NaN or infinity. The `round_mode` of ``torch.float8_e8m0fnu`` is
-    ``up``, ``down`` or ``nearest``; `device` is that of the result where `x` is an array.
+    ``up``, ``down`` or ``nearest``; `device` is the result's device where `x` is an array.
 
     >>> cast(torch.tensor([1e6, 3.3]), torch.float8_e4m3fn).float()
     tensor([448.0000,   3.2500])
@@ -62,7 +62,7 @@ def cast_like(x: Any, other: Any, saturate: bool = True) -> Any:
 
 
 def bitcast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bits of a tensor as those of another dtype of the same size."""
+    """Return the bits of a tensor as another dtype of the same size."""
     return x.contiguous().view(dtype)
 
 
@@ -159,7 +159,7 @@ def quantize_linear(
 
     There is one scale, one per index of `axis`, or one per `block` of it; zero points have its shape. `kind`
     is the type of the result: int8, uint4, float8_e4m3fn ...; 4 and 2 bits are not packed. The division is in
-    `dtype`, None for that of `scale`. With `saturate` values are clamped to the largest one of float8.
+    `dtype`, None for the dtype of `scale`. With `saturate` values are clamped to the largest one of float8.
     """
     dtype = dtype or (scale.dtype if scale.dtype in (torch.float32, torch.float64) else torch.float32)
     if dtype == torch.float8_e8m0fnu:

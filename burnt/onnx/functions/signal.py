@@ -15,7 +15,7 @@ def dft(
     """Return the discrete Fourier transform along an axis: ``[..., 2]``, real and imaginary parts.
 
     `x` is ``[..., 1]`` (real) or ``[..., 2]``, and cut or filled up with zeros to a `length`. Negative axes
-    count from the last one, that of the parts. A onesided transform is the first half and one of a real
+    count from the last one, the axis of the parts. A onesided transform is the first half and one of a real
     signal's; inverted, it is back from that to a real signal ``[..., 1]``.
     """
     dim = int(axis) % x.dim()
@@ -43,7 +43,7 @@ def stft(
 
     `x` is ``[batch, samples, 1]`` (real) or ``[batch, samples, 2]``; ``[batch, samples]`` is real, too, as
     torch's exporter writes it and ONNX Runtime reads it. Frames begin `step` samples apart, have a `length`,
-    None for that of the `window`, and are multiplied by the window.
+    None for the `window`'s length, and are multiplied by the window.
     """
     size = int(length) if length is not None else x.shape[1] if window is None else window.shape[0]
     signal = x if x.dim() == 2 else x[..., 0] if x.shape[-1] == 1 else _complex(x)

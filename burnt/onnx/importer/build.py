@@ -211,7 +211,7 @@ class Build:
         return None
 
     def sizes_of_inputs(self) -> dict[Size, Size]:
-        """Return for sizes of results those of the inputs whose axes have their names in the file."""
+        """Return for sizes of results the sizes of the inputs whose axes have their names in the file."""
         found: dict[Size, Size] = {}
 
         def leaf(one: Leaf) -> Leaf:
@@ -226,7 +226,7 @@ class Build:
         return found
 
     def is_shape(self, shape: Sequence[Any], x: Name, sizes: Sequence[Any]) -> bool:
-        """Whether sizes to reshape to, of which one may be -1, are those of a tensor."""
+        """Whether sizes to reshape to, of which one may be -1, are a tensor's sizes."""
         is_other = (
             size not in (-1, 0) and not self.is_size(size, x, axis, sizes) for axis, size in enumerate(shape)
         )
@@ -344,7 +344,7 @@ class Build:
     def device(self, *values: Any) -> Device:
         """Return the device of a tensor that is created from expressions.
 
-        It is that of the first tensor among them, else that of the model's first input or weight.
+        It is the device of the first tensor among them, else of the model's first input or weight.
         """
         for name in names_in(list(values)):
             return Device(Name(name))
@@ -445,7 +445,7 @@ class Build:
         return unique_name(hint, self.used_names)
 
     def _around(self) -> Iterator[Build]:
-        """Yield the build, and those of the graphs around it."""
+        """Yield the build, and the builds of the graphs around it."""
         yield self
         if self.parent is not None:
             yield from self.parent._around()

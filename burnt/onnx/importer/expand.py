@@ -1,6 +1,6 @@
 """Functions as their bodies: those that the model defines, and ops of ONNX that have no handler but a body.
 
-Shapes and dtypes are inferred afterwards, so that handlers see those of the nodes that came in.
+Shapes and dtypes are inferred afterwards, so that handlers see what the inserted nodes have.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _infer_preprocessing(model: ir.Model) -> bool:
 
 
 def _set_versions(graph: ir.Graph | ir.Function) -> None:
-    """Note the version of each node; those of a function may differ from those of the model around it."""
+    """Note the version of each node; a function's may differ from the version of the model around it."""
     for node in graph.all_nodes():
         node.version = graph.opset_imports.get(node.domain, graph.opset_imports.get("ai.onnx"))
 

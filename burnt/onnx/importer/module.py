@@ -37,11 +37,11 @@ class ImportedModule(Module, init=False):
     """A module that was imported from an ONNX file; its parameters have the paths of the file.
 
     `program` is what it computes, where ``self.encoder.norm`` is the name of a layer, `members` are its
-    layers, parameters and buffers by path, `names` those of inputs and outputs in the file, and `sizes` has
-    for sizes of results those of inputs that the file calls the same.
+    layers, parameters and buffers by path, `names` the names of inputs and outputs in the file, and `sizes`
+    has for sizes of results the sizes of inputs that the file calls the same.
 
-    Inputs are positional, in the order of the graph, or keywords: their names in the file, or those of the
-    arguments in written Python, which differ where a name is not an identifier.
+    Inputs are positional, in the order of the graph, or keywords: their names in the file, or the
+    arguments' in written Python, which differ where a name is not an identifier.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ def in_order(
 ) -> tuple[Any, ...]:
     """Return the inputs of a model in the order of its file.
 
-    `named` has the names in the file, or those of the arguments of written Python.
+    `named` has the names in the file, or of the arguments of written Python.
 
     >>> in_order((1,), {"input_2": 3, "mask": 2}, ["ids", "mask", "input.2"], ["ids", "mask", "input_2"], "")
     (1, 2, 3)

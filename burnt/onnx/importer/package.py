@@ -77,7 +77,7 @@ def load(weights: str | Path | None = None) -> {name}:
 def write_package(module: ImportedModule, folder: Path, *, name: str, title: str) -> Path:
     """Write an imported module as ``__init__.py`` and `WEIGHTS` into a folder; return the Python file.
 
-    Existing files are replaced. `name` is that of the class, `title` the first line of the file's docstring.
+    Existing files are replaced. `name` is the class's name, `title` the first line of the file's docstring.
     """
     folder.mkdir(parents=True, exist_ok=True)
     module = with_numbered_repeats(module)
@@ -185,7 +185,7 @@ class _Classes:
         self.axes = dict(zip(module.program.inputs, axes, strict=False))
 
     def model(self, returns: str) -> str:
-        """Return the body of the model's class, and add those of blocks."""
+        """Return the body of the model's class, and add the bodies of blocks."""
         module, program, members = self.module, self.module.program, self.module.members
         inputs: list[Kind] = ["any"] * len(program.inputs)
         if module.signature is not None:
@@ -199,7 +199,7 @@ class _Classes:
         return self.body(program, names, kinds, scope, arguments, returns)
 
     def size(self, leaf: Leaf) -> Leaf:
-        """Return a size as that of an input which the file calls the same."""
+        """Return a size as the size of an input which the file calls the same."""
         return self.module.sizes.get(leaf, leaf) if isinstance(leaf, Size) else leaf
 
     def add_blocks(

@@ -68,7 +68,7 @@ class Paths:
 
 
 def _attribute(text: str) -> str:
-    """Return one name of a path: as it is if it may be that of an attribute, or is a number.
+    """Return one name of a path: as it is if it may be an attribute's name, or is a number.
 
     A class changes names that begin with two underscores.
     """
@@ -146,7 +146,7 @@ def list_length(
 def is_list(
     path: str, children: Mapping[str, list[str]], members: Mapping[str, torch.nn.Module | Tensor]
 ) -> bool:
-    """Whether a path is that of a list without gaps."""
+    """Whether a path belongs to a list without gaps."""
     return list_length(path, children, members) == len(children[path])
 
 

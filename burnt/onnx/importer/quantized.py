@@ -101,7 +101,7 @@ def quantized_weight(
 
 
 def _is_own(build: Build, node: Node, index: int) -> bool:
-    """Whether one layer has a weight: that of this node, or of several which quantize inputs by range."""
+    """Whether one layer has a weight: this node's, or that of several which quantize inputs by range."""
     if node.is_only_use(index):
         return True
     value = node.node.inputs[index]

@@ -134,7 +134,7 @@ def _adopt(graph: ir.Graph, proto: onnx.GraphProto) -> None:
 def _set_type(
     value: ir.Value, proto: Any, known: dict[bytes, tuple[ir.DataType | None, ir.Shape | None]]
 ) -> None:
-    """Set dtype and shape of a value; those of many values are the same, and are parsed once."""
+    """Set dtype and shape of a value; many values have the same, which are parsed once."""
     import onnx_ir as ir
 
     if proto is None:

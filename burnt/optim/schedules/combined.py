@@ -135,7 +135,7 @@ class Multiplicative(Schedule, kw_only=False, dict=True):
         self.__dict__["rates"] = [self.lr]  # by step: computed once
 
     def __call__(self, step: int) -> float:
-        """Return the rate; the first call computes those of all steps before."""
+        """Return the rate; the first call computes the rates of all steps before."""
         rates: list[float] = self.__dict__["rates"]
         while len(rates) <= step:
             rates.append(rates[-1] * self.function(len(rates)))
@@ -266,9 +266,9 @@ class TorchSchedule(Schedule, kw_only=False, dict=True):
     """Any scheduler of torch, or of a library that derives from torch's, as a function of the step.
 
     A scheduler of its own is stepped on an optimizer without parameters of the model; the rates are kept, so
-    that a resumed training gets those of an uninterrupted one. The first rate of a training resumed at step n
-    takes n steps of the scheduler. Only the rate is taken over, not a momentum that the scheduler cycles. It
-    cannot be saved as JSON.
+    that a resumed training gets the same as an uninterrupted one. The first rate of a training resumed at
+    step n takes n steps of the scheduler. Only the rate is taken over, not a momentum that the scheduler
+    cycles. It cannot be saved as JSON.
 
     Args:
         make: makes the scheduler of a `torch.optim.Optimizer` with one parameter group.

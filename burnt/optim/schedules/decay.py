@@ -186,7 +186,7 @@ class InverseSqrt(Schedule, kw_only=False):
     Args:
         lr: the first rate.
         timescale: the number of steps after which the rate is ``lr / sqrt(2)``. After a warmup of as many
-            steps, ``Warmup(n, InverseSqrt(lr, n))``, it is that of fairseq and T5.
+            steps, ``Warmup(n, InverseSqrt(lr, n))``, it is the schedule of fairseq and T5.
 
     It needs no number of steps, so a training can be continued at will. Raffel et al., 2020.
 
@@ -308,7 +308,7 @@ class Cyclic(Schedule, kw_only=False):
         base_lr: the lower bound, the first rate.
         max_lr: the upper bound.
         steps_up: the number of steps of a rise.
-        steps_down: the number of steps of a fall; by default that of a rise.
+        steps_down: the number of steps of a fall; by default `steps_up`.
         mode: ``"triangular"``: the same bounds in all cycles. ``"triangular2"``: each cycle rises half as far
             as the one before. ``"exp_range"``: the rise is multiplied by ``gamma ** step``.
         gamma: the factor of ``"exp_range"``.

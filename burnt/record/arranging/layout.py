@@ -1,4 +1,4 @@
-"""Layouts: how the tensors of another program map to those of a model, in both directions.
+"""Layouts: how the tensors of another program map to a model's, in both directions.
 
 A `Layout` is a table of steps. Each says what a tensor of the file ("theirs") is in the model ("ours").
 An `ArrangedTensor` is read when needed, from the same file.
@@ -146,7 +146,7 @@ class Layout:
     def read(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of a file under the model's names, as the model arranges them.
 
-        They share memory with those of the file where no values have to be moved.
+        They share memory with the file's where no values have to be moved.
 
         Raises:
             RecordError: a tensor cannot be split or joined, or two get one name.
@@ -157,7 +157,7 @@ class Layout:
     def write(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a model's tensors under the names of the file, as the file arranges them.
 
-        They share memory with those of the model where no values have to be moved.
+        They share memory with the model's where no values have to be moved.
 
         Raises:
             RecordError: as `read`.

@@ -198,7 +198,7 @@ def _lacks_layer(path: str, known: Collection[str], where: str | None) -> Record
 
 
 def module_paths(model: torch.nn.Module) -> Collection[str]:
-    """Return the paths that a record has of a model's modules: without those of wrappers."""
+    """Return the paths that a record has of a model's modules, without wrappers."""
     return _places(model).keys()
 
 

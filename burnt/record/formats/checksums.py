@@ -1,4 +1,4 @@
-"""Checksums in the headers of files of weights and in indexes: those of the tensors, and of the text itself.
+"""Checksums in the headers of files of weights and in indexes: of the tensors, and of the text itself.
 
 They are zlib's CRC-32, which does some 3 GB/s (SHA-256 1.4, BLAKE2b 0.5). Other programs ignore them.
 """
@@ -14,7 +14,7 @@ from burnt.errors import RecordError
 
 CHECKSUMS, HEADER_CHECKSUM = "burnt.crc32", "burnt.crc32.json"
 """Keys of the metadata: the checksums of the tensors' bytes, in the order of the header (in an index, of the
-shards' headers); and that of the whole text, in which its own digits are zeros."""
+shards' headers); and the checksum of the whole text, in which its own digits are zeros."""
 
 _ZEROS = "0" * 8
 _IN_JSON = re.compile(rb'"burnt\.crc32\.json":\s*"([0-9a-f]{8})"')
@@ -47,7 +47,7 @@ def fill_checksums(header: bytes, checksums: Sequence[int]) -> tuple[bytes, int]
 def check_header(
     header: bytes, metadata: Mapping[str, Any], names: Sequence[str], where: str
 ) -> dict[str, int]:
-    """Check a header against its own checksum; return those of the tensors, {} for a file without."""
+    """Check a header against its own checksum; return the tensors' checksums, {} for a file without."""
     place, checksums = _find_header_checksum(header), str(metadata.get(CHECKSUMS, "")).split()
     if place is None and not {CHECKSUMS, HEADER_CHECKSUM} & metadata.keys():
         return {}

@@ -24,7 +24,7 @@ from burnt.record.formats.safetensors_file import DOCUMENT, with_document, write
 from burnt.record.stored import StoredTensor
 
 SHARD_BYTES = 5_000_000_000
-"""The default size of a file, that of huggingface_hub."""
+"""The default size of a file, as in huggingface_hub."""
 
 _WHOLE = "model.safetensors"
 _INDEX = _WHOLE + ".index.json"
@@ -133,7 +133,7 @@ def _has_text(path: Path, text: bytes) -> bool:
 
 
 def _new_names(count: int, old: set[str]) -> list[str]:
-    """Return the names of shards: those of Hugging Face, or with a number where the folder has these."""
+    """Return the names of shards: Hugging Face's, or with a number where the folder has these."""
     for number in itertools.count(1):
         stem = "model" if number == 1 else f"model-{number}"
         names = [f"{stem}-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]

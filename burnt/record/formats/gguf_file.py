@@ -81,7 +81,7 @@ llama = Layout(
         ("blk.*.ffn_down", "model.layers.*.mlp.down_proj"),
     ]
 )
-"""From llama.cpp's names of a Llama to those of Hugging Face; the order of rows is not part of it.
+"""From llama.cpp's names of a Llama to Hugging Face's; the order of rows is not part of it.
 
 >>> list(llama.read({"blk.3.attn_q.weight": torch.ones(2, 2)}))
 ['model.layers.3.self_attn.q_proj.weight']

@@ -6,7 +6,7 @@ with the input added before the last activation. The structure is found by a pro
 that does more with its values than to call layers and to add stays unchanged.
 
 Only classes of these libraries and `nn.Sequential` are probed: other code may do what a probe does not show.
-Each call uses the flow only if layers and settings are still those of the probe.
+Each call uses the flow only if layers and settings are still as in the probe.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ def _block(cls: Any) -> Any:
 
 
 def _matches_probe(module: nn.Module, flow: Flow, x: Tensor) -> bool:
-    """Whether the flow is valid for a call: layers, modes and inputs are those of the probe."""
+    """Whether the flow is valid for a call: layers, modes and inputs are as in the probe."""
     layers: dict[str | None, Any] = module._modules  # type: ignore[assignment]
     if _torch.has_global_hooks() or x.dim() not in flow.ranks:
         return False

@@ -23,7 +23,7 @@ Reason = Callable[[Any], str | None]
 
 
 def computing_as(*classes: type[nn.Module]) -> Callable[[nn.Module], bool]:
-    """Return a predicate: whether a module's ``forward`` is that of one of these classes."""
+    """Return a predicate: whether a module's ``forward`` is from one of these classes."""
     forwards = {cls.forward for cls in classes}
     return lambda module: isinstance(module, classes) and type(module).forward in forwards
 

@@ -38,8 +38,8 @@ def evaluate(
         metrics: reset, then updated in place, so that a `ConfusionMatrix` can be read afterwards.
         step: ``step(model, batch) -> StepOutput``; by default the validation step of the Learner, or the
             model's method `validation_step` or `training_step`.
-        precision: as in `SupervisedTraining`, without a change of the parameters; by default that of the
-            Learner's last training, and ``"float32"`` for a model.
+        precision: as in `SupervisedTraining`, without a change of the parameters; by default the
+            precision of the Learner's last training, and ``"float32"`` for a model.
 
     Returns:
         name -> value, for the loss and the metrics that are a single number.

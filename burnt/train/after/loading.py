@@ -44,7 +44,7 @@ def load(
         checkpoint: ``"best"``, ``"last"``, a step, or the name of one, ``"step-00000870"``. The best one is
             the one that `KeepBest` ranks first, or the last one where the run had no `KeepBest`.
         model: the model to load into, or its class, for runs whose model no Config has built or whose class
-            has another name by now. A warning names the static fields that differ from those of the run;
+            has another name by now. A warning names the static fields that differ from the run's;
             they are set as in the run, unless another Config has built this model.
         import_code: import the module that defined the model when the run was started: from its file, if you
             trained the run on this machine, or else if it is installed.

@@ -84,7 +84,7 @@ def predict(
         call: the name of a method to call instead of the model, or a function ``call(model, batch)``, which
             gets the whole batch on the model's device.
         transform: applied to each output on the model's device, such as ``torch.nn.Softmax(-1)``.
-        precision: as in `SupervisedTraining`; by default that of the model's training, and ``"float32"`` for
+        precision: as in `SupervisedTraining`; by default the model's training's, and ``"float32"`` for
             a model that burnt has not trained.
         stream: return an iterator over the outputs of the batches, instead of all at once.
         progress: show a bar when the work takes longer than two seconds, in a terminal or a notebook.

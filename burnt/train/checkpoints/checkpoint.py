@@ -3,7 +3,7 @@
 A checkpoint is a folder ``step-00001200`` with two files: ``model.safetensors``, which `Module.load` can
 read, and ``training.safetensors``, which holds the optimizer's state, the metrics' sums, the random states
 and a JSON document with the rest. It is written under a temporary name and then renamed, so it is always
-complete. Both files have checksums, and the document names that of the model.
+complete. Both files have checksums, and the document names the model's checksum.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ MODEL_FILE, TRAINING_FILE = "model.safetensors", "training.safetensors"
 _MOVED = ".tmp-moved-"
 """The prefix of a checkpoint while another one of the same step takes its place."""
 _MODEL_SEAL = "model_crc32"
-"""The key of the checksum of the header of the model's file, which holds those of its tensors."""
+"""The key of the checksum of the header of the model's file, which holds the checksums of its tensors."""
 _MOST_LISTINGS = 10
 _KEYS = {"position", "values", "optimizer", "metrics", "rng"}
 
@@ -84,8 +84,8 @@ class Saved:
     Args:
         path: its folder.
         position: the training's position when it was saved.
-        values: the metric values measured at that step, ``{"valid/loss": 0.1}``: those of a validation of
-            exactly these weights, and those of the training epoch that ended there.
+        values: the metric values measured at that step, ``{"valid/loss": 0.1}``: from a validation of
+            exactly these weights, and from the training epoch that ended there.
         kept: whether it was saved by a command; then it is never removed.
         scheduled: whether the settings of the training asked for it, and not an interruption or a command.
             Keepers select only among those, so that an interruption does not change which ones are kept.
@@ -120,7 +120,7 @@ class Loaded:
     fields_kept: Sequence[str] = ()  # texts on those that differ and were kept
 
     def last_values(self) -> dict[str, float]:
-        """Return the last metric values of each split, including those of earlier steps."""
+        """Return the last metric values of each split, including values of earlier steps."""
         return dict(self.document.get("last_values", self.document.get("values", {})))
 
 
@@ -131,13 +131,13 @@ class TrainingState:
     Args:
         model: the model; its config is saved, too.
         optimizer: the optimizer's state.
-        metrics: those of the training set, with the sums of the epoch so far.
+        metrics: the training set's metrics, with the sums of the epoch so far.
         position: the training's position.
         values: the metric values measured at this step, by which keepers rank the checkpoint.
         epoch_rng: the random states at the start of the epoch.
         rng: the random states at the position, by default the current ones.
         document: the rest, as JSON.
-        buffers: those that are not in the model's state dict, by path.
+        buffers: the buffers that are not in the model's state dict, by path.
         kept: the checkpoint is never removed, and neither is one of the same step that replaces it.
         scheduled: keepers may select the checkpoint; otherwise it is removed once there is a newer one.
     """
@@ -604,7 +604,7 @@ def _no_checkpoint(path: Path) -> CheckpointError:
 
 
 def _checked_document(path: Path, document: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the document of a checkpoint if it is one, and that of the step in the folder's name."""
+    """Return the document of a checkpoint if it is one, and of the step in the folder's name."""
     if document is None or not document.keys() >= _KEYS:
         raise _no_checkpoint(path)
     name, step = path.name.removeprefix(_MOVED).removeprefix("step-"), document["position"]["step"]

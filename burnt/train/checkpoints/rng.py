@@ -35,7 +35,7 @@ class RandomStates:
         )
 
     def restore(self) -> None:
-        """Restore the states; those of CUDA devices that this machine lacks are skipped."""
+        """Restore the states, but skip CUDA devices that this machine lacks."""
         torch.set_rng_state(self.tensors["torch"])
         if torch.cuda.is_available():
             for i in range(torch.cuda.device_count()):

@@ -36,7 +36,7 @@ class CheckpointWriter:
         self._is_kept = False
 
     def interval(self, every: Duration) -> Duration:
-        """Return an interval together with those of the keepers."""
+        """Return an interval together with the keepers' intervals."""
         for interval in [] if self._checkpoints is None else self._checkpoints.intervals():
             every |= interval
         return every

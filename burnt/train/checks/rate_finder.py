@@ -80,7 +80,7 @@ class RateSearch:
     def plot(self) -> Plot:
         """Draw the smoothed loss over the rates, which are on a logarithmic axis."""
         smoothed = self.smoothed
-        # The last losses are those of a training that diverges; drawn in full, they would hide the rest.
+        # The last losses come from a training that diverges; drawn in full, they would hide the rest.
         limit = 2 * max(smoothed[0], 0.0) - min(smoothed[0], 0.0) or math.inf
         shown = [loss if loss <= limit else math.nan for loss in smoothed]
         return Plot([Line(f"loss, {self._text()}", self.rates, shown)], x="learning rate", log_x=True)
@@ -191,7 +191,7 @@ def trial_step(
 ) -> Iterator[TrainStep]:
     """Give the step of a learner outside of a training; afterwards model and random states are restored.
 
-    The model is that of the learner, on `device` and in `precision` meanwhile; the optimizer is a copy.
+    The model is the learner's, on `device` and in `precision` meanwhile; the optimizer is a copy.
     `rate_factor` multiplies the learning rates that the optimizer schedules itself.
     """
     precision = check_precision(precision)

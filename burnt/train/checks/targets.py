@@ -219,7 +219,7 @@ class _Following(TorchFunctionMode):
     def _follow(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Compute the values of a result if those of all tensors are known, else forget what was changed."""
+        """Compute the values of a result if all tensors' values are known, else forget what was changed."""
         results = list(tensors_in(result)) if isinstance(result, Tensor | tuple | list) else []
         tensors = list(tensors_in((args, kwargs)))
         is_changed = name == "__setitem__" or any(one is tensors[0] for one in results if tensors)

@@ -57,7 +57,7 @@ class Monitored:
         return f"{self.split}/{self.name}"
 
     def resolve(self, metrics: Iterable[Metric], splits: Iterable[str]) -> None:
-        """Look the metric up among those of the run, and the split that is monitored by default."""
+        """Look the metric up among the run's, and the split that is monitored by default."""
         by_name = {metric.name: metric for metric in metrics}
         found = by_name.get(self.name)
         if found is None:

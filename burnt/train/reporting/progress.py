@@ -391,7 +391,7 @@ class LiveReporter(Reporter):
 class NotebookReporter(Reporter):
     """Shows a progress bar, a table and curves in the output of a notebook's cell, updated in place.
 
-    The curves are read from the run store, so those of a resumed run begin with the run.
+    The curves are read from the run store, so a resumed run's curves begin with the run.
     """
 
     def __init__(self) -> None:

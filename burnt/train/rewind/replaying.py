@@ -61,7 +61,7 @@ def replay(
     with its validations and callbacks; what these write to the run folder goes to a temporary one.
 
     Args:
-        training: as it was in the run; its folder is that of the run.
+        training: as it was in the run; its folder is the run's.
         learner: as it was given to the run at its start.
         step: the step, from 1; or the first and the last of several, of which the first that is not finite is
             reported, or else the last one.

@@ -29,7 +29,7 @@ class MLflow(Sink):
     Args:
         experiment: the name of the experiment, created if it is missing.
         tracking_uri: the server, a folder, or a database such as ``"sqlite:///mlflow.db"``, which needs
-            ``pip install mlflow``; by default that of the environment variable ``MLFLOW_TRACKING_URI``.
+            ``pip install mlflow``; by default the environment variable ``MLFLOW_TRACKING_URI``.
         name: the run's name, by default its folder's.
         tags: of the run.
 

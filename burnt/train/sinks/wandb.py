@@ -21,8 +21,8 @@ class WandB(Sink):
 
     Args:
         project: the project of the run.
-        name: the run's name, by default that of its folder.
-        mode: ``"online"``, ``"offline"`` or ``"disabled"``; by default that of the environment variable
+        name: the run's name, by default its folder's.
+        mode: ``"online"``, ``"offline"`` or ``"disabled"``; by default the environment variable
             ``WANDB_MODE``.
         options: further arguments of ``wandb.init``, such as ``entity``, ``group``, ``tags``.
 

@@ -29,7 +29,7 @@ class Optimizers(Optimizer):
 
     Each is given by the path of the submodule that it trains, or by a pattern as in `burnt.optim.Groups`; a
     parameter belongs to the first that matches it. The schedules are functions of the training's steps done,
-    and that of the first optimizer is the Learner's.
+    and the first optimizer's is the Learner's.
     """
 
     def __init__(self, optimizers: Mapping[str, Optimizer], schedules: Mapping[str, Schedule]) -> None:
@@ -70,14 +70,14 @@ class Optimizers(Optimizer):
 
     @property
     def schedules(self) -> Mapping[str, Schedule]:
-        """The schedules other than that of the first optimizer, which is the Learner's."""
+        """The schedules other than the first optimizer's, which is the Learner's."""
         schedules = dict(list(self.all_schedules.items())[1:])
         for name, optimizer in self.optimizers.items():
             schedules |= {f"{name}/{inner}": own for inner, own in optimizer.schedules.items()}
         return schedules
 
     def begin_step(self, learning_rate: float) -> None:
-        """Compute the rates of the next training step; that of the first optimizer is given."""
+        """Compute the rates of the next training step; the first optimizer's is given."""
         first, *others = self.optimizers
         self.learning_rates = {first: learning_rate}
         for name in others:
@@ -201,7 +201,7 @@ class CheckedSteps:
 class StepOptimizer:
     """One of the optimizers that a training step gets, ``optimizers["generator"]``.
 
-    Its gradients are those of its own parameters: a loss that passes through other parts of the model changes
+    It takes the gradients of its own parameters: a loss that passes through other parts of the model changes
     nothing there.
     """
 
@@ -316,7 +316,7 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
         return len(self._handles)
 
     def begin_step(self, learning_rate: float) -> None:
-        """Compute the rates of the next training step; that of the first optimizer is given."""
+        """Compute the rates of the next training step; the first optimizer's is given."""
         self._optimizers.begin_step(learning_rate)
 
     def end_step(self) -> list[tuple[str, StepResult | None]]:

@@ -36,7 +36,7 @@ _NAMES = {
     **dict.fromkeys(("bfloat16", "bf16", "bf16-mixed"), "bfloat16"),
     **dict.fromkeys((WHOLE, "bf16 whole", "bf16-true"), WHOLE),
 }
-"""The names of a precision, those of Lightning and accelerate among them."""
+"""The names of a precision, with Lightning's and accelerate's among them."""
 _DOUBLE = "for float64, convert model and data: model.double()"
 _HALF = 'small gradients and updates are 0 in float16: "float16" or "bfloat16 whole"'
 _EIGHT = 'training in 8 bits is not supported: "bfloat16"'

@@ -11,7 +11,7 @@ explicit. The interpreter rounds it, and is less accurate for large arguments of
 functions are within a few ulp; pow within its exponent times the logarithm. fmod is exact for quotients up to
 2^60 in float32 and 2^150 in float64.
 
-Polynomials are those of ``c/math.h``, or fitted in the same way.
+Polynomials are from ``c/math.h``, or fitted in the same way.
 """
 
 import triton
@@ -171,7 +171,7 @@ def neg(x):
 
 @triton.jit
 def copysign(x, y):
-    """|x| with y's sign, including that of 0 and NaN."""
+    """|x| with y's sign, including the sign of 0 and NaN."""
     a = tl.abs(x)
     return tl.where(_has_sign_bit(y), neg(a), a)
 

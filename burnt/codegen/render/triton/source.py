@@ -24,7 +24,7 @@ AnyConfig: TypeAlias = TileConfig | MatmulConfig
 
 
 def select_config(structure: AnyStructure, limits: Limits = HOPPER) -> AnyConfig:
-    """Select block sizes for a kernel by heuristic; those of a matmul fit `limits`."""
+    """Select block sizes for a kernel by heuristic; a matmul's fit `limits`."""
     return (
         matmul_config.select_config(structure, limits)
         if isinstance(structure, MatmulStructure)

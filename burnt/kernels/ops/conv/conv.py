@@ -365,7 +365,7 @@ def conv(
         x, weight, bias if scale is None else None, stride, padding, dilation, groups
     )
     if scale is not None:
-        # Under autocast the convolution returns another dtype than that of scale and bias.
+        # Under autocast the convolution returns another dtype than scale and bias have.
         output = output * _by_channel(scale, axes).to(output.dtype)
         output = output if bias is None else output + _by_channel(bias, axes).to(output.dtype)
     return apply_activation(output if residual is None else output + residual, activation)
@@ -453,7 +453,7 @@ def conv_transpose(
         ``[batch, out_channels, *axes]``, with ``(size - 1) stride - 2 padding + dilation (kernel - 1) + 1 +
         output_padding`` elements along each axis, in the dtype of `x`.
 
-    Errors are those of `conv`. Like `torch.nn.functional.conv_transpose1d` to ``conv_transpose3d``.
+    Errors are as in `conv`. Like `torch.nn.functional.conv_transpose1d` to ``conv_transpose3d``.
 
     >>> conv_transpose(torch.ones(1, 1, 2), torch.tensor([[[1.0, 2.0]]]), stride=2)
     tensor([[[1., 2., 1., 2.]]])

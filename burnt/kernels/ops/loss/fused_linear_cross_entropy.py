@@ -124,7 +124,7 @@ def linear_cross_entropy(
         ``[]``, or with ``"none"`` the labels' shape, in the dtype of `x`; in float32 with `in_float32` and
         under autocast.
 
-    Errors are those of `cross_entropy`, which it equals after `torch.nn.functional.linear`.
+    Errors are as in `cross_entropy`, which it equals after `torch.nn.functional.linear`.
 
     >>> linear_cross_entropy(torch.zeros(2, 4), torch.ones(10, 4), torch.tensor([3, 7]))
     tensor(2.3026)

@@ -167,7 +167,7 @@ def _torch_rnn(
     dropout: float = 0.0,
     train: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Call `torch.lstm` or `torch.gru`; results are those of `call_torch`."""
+    """Call `torch.lstm` or `torch.gru`; results are as in `call_torch`."""
     if lengths is None and (cast_to := _dtype_without_onednn(kind, x)) is not None:
         cast_weights, states = ([t.to(cast_to) for t in tensors] for tensors in (weights, initial))
         with torch.autocast("cpu", enabled=False):
@@ -327,7 +327,7 @@ def gru_layer(
               h_t &= (1 - z) n + z h_{t-1}
 
     Weights and biases have ``3 H`` rows, with gates in the order r, z, n, and there is no cell state;
-    otherwise arguments, results and errors are those of `lstm_layer`.
+    otherwise arguments, results and errors are as in `lstm_layer`.
 
     As `torch.nn.GRU` of one layer. Cho et al., 2014; the reset gate is applied after the matmul.
 
@@ -449,7 +449,7 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """Compute a GRU with several layers and one or two directions.
 
-    Arguments and results are those of `lstm`, with one state instead of two. As `torch.nn.GRU` with
+    Arguments and results are as in `lstm`, with one state instead of two. As `torch.nn.GRU` with
     ``batch_first=True``.
 
     >>> output, h = gru(torch.ones(3, 5, 2), [(torch.ones(3, 2), torch.zeros(3, 1))])

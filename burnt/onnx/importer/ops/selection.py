@@ -25,7 +25,7 @@ def _constant(build: Build, node: Node) -> Any:
 
 
 def _dtype_attr(build: Build, node: Node, default: torch.dtype = torch.float32) -> torch.dtype:
-    """Return the dtype that the attribute names, else that of the first input, else the default."""
+    """Return the dtype that the attribute names, else the first input's, else the default."""
     code = node.attr("dtype")
     found = torch_dtype(int(code)) if code is not None else build.dtype(node, 0) if node.num_inputs else None
     return default if found is None else found

@@ -72,7 +72,7 @@ def body_lines(
 ) -> Iterator[str]:
     """Yield the lines of a program's body, with ``return``, none longer than `width` where it can be.
 
-    `names` are those of its inputs, `axes` what their axes are called, and `arguments` the names of the
+    `names` are the names of its inputs, `axes` what their axes are called, and `arguments` the names of the
     arguments of blocks and of lists of blocks that it calls.
     """
     program, sizes = with_named_sizes(arranged(program), names, axes or {})
@@ -329,7 +329,7 @@ def _unused(name: str, used: Container[str]) -> str:
 class _Names:
     """The names of variables, given line after line: what is not read any more leaves its name to others.
 
-    `inputs` has the names of the function's arguments, `outer` those of variables around it.
+    `inputs` has the names of the function's arguments, `outer` the names of variables around it.
     """
 
     def __init__(
