@@ -122,7 +122,7 @@ def pool(limit: int | str | None = None, *, by_default: bool = False) -> Iterato
     """Keep freed buffers inside a `with` block, and return free memory to the kernel at its end.
 
     Args:
-        limit: as for `enable`.
+        limit: the most bytes to keep, as for `enable`.
         by_default: do nothing if `enable_by_default` would not enable the pool; burnt's own code sets this.
 
     Raises:

@@ -253,8 +253,8 @@ class Module(torch.nn.Module):
 
         Args:
             path: the file; an old one is replaced when the new one is complete.
-            dtype: of floating-point tensors in the file, as in `Record.save`; modules with running statistics
-                stay in float32.
+            dtype: what floating-point tensors are converted to, as in `Record.save`; modules with running
+                statistics stay in float32.
 
         Raises:
             RecordError: a static field cannot be stored as JSON, or a value is too large for `dtype`.

@@ -77,7 +77,7 @@ def multiplying(name: str) -> Iterator[None]:
     """Context manager that sets the precision of float32 matmuls, for all threads of the process.
 
     Args:
-        name: as for `set_precision`.
+        name: the precision, as for `set_precision`.
 
     Raises:
         InputValueError: any other name.

@@ -34,7 +34,7 @@ def stages(fn: Callable[..., Any], *args: Any, target: str = "c", **kwargs: Any)
     Args:
         fn: a function of tensors and numbers, and of containers of them.
         args: its positional arguments; the values of tensors are not used.
-        target: ``"c"``, ``"triton"`` or ``"metal"``.
+        target: the language, ``"c"``, ``"triton"`` or ``"metal"``.
         kwargs: its keyword arguments.
 
     Raises:

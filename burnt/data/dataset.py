@@ -57,7 +57,7 @@ class TensorDataset:
     """Named tensors of equal length; `take` indexes each of them once per batch.
 
     Args:
-        columns: tensors, ``[n, ...]`` each.
+        columns: tensors of the fields, ``[n, ...]`` each.
 
     Raises:
         DataError: no columns, a column that is not a tensor, or columns of different lengths.

@@ -99,7 +99,7 @@ def read_mask(source: str | os.PathLike[str] | bytes | Image.Image) -> Tensor:
     no file name, it is not known.
 
     Args:
-        source: as of `read_image`.
+        source: the image: a path, bytes or a Pillow image, as `read_image` takes it.
 
     Returns:
         ``[H, W]`` of uint8, or of int64 for masks of more than 8 bits.

@@ -97,7 +97,7 @@ def map(dataset: Dataset[T], function: Callable[[T], R]) -> Dataset[R]:
 
     Args:
         dataset: any dataset, or a sequence.
-        function: for loaders with spawned workers, one that can be pickled: defined in a module.
+        function: applied to each item; for loaders with spawned workers it must be defined in a module.
 
     >>> squares = map(range(10), lambda number: number**2)
     >>> len(squares), squares[3]
@@ -193,7 +193,7 @@ def split(
         dataset: any dataset, or a sequence.
         sizes: fractions of the dataset, or numbers of items. One: that part and the rest. Several: all
             parts, whose sizes add up to 1, or to the number of items.
-        seed: of the order that the items are drawn in.
+        seed: seed of the order that the items are drawn in.
         shuffle: False cuts the dataset in its own order, for example by time.
         stratify: labels ``[n]``, or the name of their column: each part has every label in the same
             proportion, to one item.
@@ -262,7 +262,7 @@ def sample(
         weights: ``[n]``, not negative: an item is drawn with a probability proportional to its weight. To
             draw all classes equally often: ``weights = (1 / torch.bincount(labels))[labels]``.
         replacement: whether an item can be drawn several times.
-        seed: of the drawing.
+        seed: seed of the random draws.
 
     Raises:
         DataError: more items than there are, without replacement; or weights that do not fit.

@@ -78,7 +78,7 @@ class CSource:
         name: its only public function, ``void NAME(const T input[...], ..., T output[...])``.
         signature: what it takes and returns, for the fixed batch.
         inputs: the function's parameters for the inputs.
-        outputs: those for the outputs, which follow.
+        outputs: the function's parameters for the outputs, which follow.
         arena: bytes of the static memory for results between layers.
         layers: the layers with what they need, in the order of the call.
     """

@@ -77,10 +77,10 @@ class Firmware:
     """The result of `write_firmware`.
 
     Args:
-        folder: what was written to.
+        folder: the folder with the files.
         files: the names of the files.
-        memory: what the model needs.
-        source: the C program.
+        memory: the bytes of RAM and flash that the model needs.
+        source: the model as C source.
         compared: whether the test program ran here; not without a C compiler.
     """
 
@@ -114,7 +114,7 @@ def write_firmware(
         folder: where to write; other files in it stay.
         name: the function's name, a C identifier.
         ram: refuse a model that needs more bytes of RAM than this.
-        flash: the same for flash.
+        flash: refuse a model that needs more bytes of flash than this.
         cases: the number of test cases with random inputs within the ranges of the example.
         inputs: test cases with these inputs instead, one tensor ``[1, ...]`` for each input.
 

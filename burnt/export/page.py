@@ -44,10 +44,10 @@ class Page:
 
     Args:
         path: the file.
-        size: its bytes.
+        size: the file's size in bytes.
         signature: what the model takes and returns.
         runtime: what runs the model: ``"WebAssembly"``, or onnxruntime-web with its version.
-        reason: why it is onnxruntime-web.
+        reason: why the page needs onnxruntime-web.
     """
 
     path: Path

@@ -76,7 +76,7 @@ def check(
         inputs: the model's inputs: tensors, TensorSpecs, numbers, None, and containers or batch
             objects of these.
         call: ``call(model, *inputs, **kwargs)`` instead of the plain call, such as a training step.
-        backward: also take gradients, of the output's ``loss`` where there is one, else of everything.
+        backward: also take the gradients of the output's ``loss`` where there is one, else of everything.
         batch_sizes: sizes to try. By default the leading size of the first tensor, at least 2, and one
             more. Every tensor with that leading size is varied.
         kwargs: keyword arguments of the call.

@@ -67,7 +67,7 @@ class Signature:
         inputs: the tensors in the arguments, in order.
         outputs: the tensors in the result, in order.
         args: the positional arguments, where ``{"tensor": 0}`` stands for the first input.
-        kwargs: the keyword arguments, likewise.
+        kwargs: the keyword arguments, with tensors replaced likewise.
 
     >>> import torch
     >>> signature = signature_of(torch.nn.Linear(3, 2), torch.zeros(4, 3))
@@ -87,7 +87,7 @@ class Signature:
 
         Args:
             model: the module, or a function with its arguments.
-            tensors: as many as `inputs`.
+            tensors: the inputs, as many as `inputs`.
         """
         args, kwargs = self.arguments(tensors)
         return [tensor for _, tensor in _named_leaves(model(*args, **kwargs), "")]
@@ -104,7 +104,7 @@ class Signature:
 
         Args:
             batch: the number of items, by default the example's.
-            seed: of the random values.
+            seed: seed of the random values.
         """
         generator = torch.Generator().manual_seed(seed)
         return [_random_tensor(info, batch, generator) for info in self.inputs]
@@ -192,7 +192,7 @@ def signature_of(
     Args:
         model: any module.
         inputs: its arguments: tensors, TensorSpecs, numbers, strings, None; lists, tuples and dicts of these.
-        batch_sizes: those that `check` tries. With only one, a leading axis of that size is the batch.
+        batch_sizes: the sizes that `check` tries. With only one, a leading axis of that size is the batch.
         kwargs: its keyword arguments.
 
     Raises:

@@ -129,7 +129,7 @@ class Decoder(Pretrained[_C], init=False):
             top_p: draw among the most probable tokens that together have this probability.
             repetition_penalty: divides the positive and multiplies the negative logits of tokens that are in
                 the prompt or were generated.
-            seed: of the draws. Sequence i has its own generator, seeded with ``seed + i``, so that its tokens
+            seed: seed of the draws. Sequence i has its own generator, seeded with ``seed + i``, so its tokens
                 do not depend on the rest of the batch. None takes one from torch's global generator.
             pad_token: what follows the end of a sequence. None is ``pad_token_id`` of the snapshot, or else
                 the first stop token, or 0.

@@ -131,7 +131,7 @@ class LlamaConfig(PretrainedConfig):
         num_kv_heads: heads of keys and values; None is `num_heads`.
         head_dim: size of a head; None is ``d_model / num_heads``.
         max_len: the longest sequence of the training. Longer ones are computed, too.
-        activation: of the gate of a feed-forward.
+        activation: activation of the gate of a feed-forward.
         eps: added to the mean square in the norms.
         dropout: probability of dropping an attention weight while training.
         init_std: standard deviation of the initial weights.

@@ -231,7 +231,7 @@ class PretrainedConfig(Config):
 
         Args:
             document: the contents of the file.
-            where: what messages call it.
+            where: what messages call the source.
 
         Raises:
             ConfigError: it is of another model, or has a feature that this one has not.
@@ -387,8 +387,8 @@ class Pretrained(Module, Generic[_C]):
             download: fetch the snapshot from the Hub, or take it from the cache of huggingface_hub, which
                 has to be installed. Nothing is downloaded without it.
             revision: branch, tag or commit of the snapshot to download.
-            device: of the parameters; None is torch's default device.
-            dtype: of the parameters; ``"stored"`` is what each has in the file, None torch's default dtype.
+            device: device of the parameters; None is torch's default device.
+            dtype: dtype of the parameters; ``"stored"`` keeps the file's for each, None is torch's default.
             changes: fields of the Config to change, such as ``head="classification", num_classes=3``. A head
                 that the snapshot lacks, or has for other classes, gets new weights; where it is not one of
                 `changes`, a warning says so.

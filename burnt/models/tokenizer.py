@@ -94,8 +94,8 @@ class Tokenizer:
 
         Args:
             source: a folder; with `download`, a name on the Hugging Face Hub.
-            download: as in `Pretrained.from_pretrained`.
-            revision: as in `Pretrained.from_pretrained`.
+            download: fetch the files from the Hub, as in `Pretrained.from_pretrained`.
+            revision: branch, tag or commit of the snapshot to download.
 
         Raises:
             UnsupportedError: `tokenizers` is not installed, or the snapshot has a tokenizer of another kind.
@@ -137,7 +137,7 @@ class Tokenizer:
         """Return the token ids of a text, or of a pair of texts.
 
         Args:
-            text: any text.
+            text: the text to encode.
             pair: the second text, such as the context of a question.
             special: add special tokens as the model expects them, such as BERT's ``[CLS]`` and ``[SEP]``.
             max_len: leave out tokens beyond this number; of a pair the longer text's first.
@@ -161,12 +161,12 @@ class Tokenizer:
         """Return the token ids of several texts, padded to the longest.
 
         Args:
-            texts: B texts.
+            texts: the B texts to encode.
             side: where padding is; None is what ``tokenizer_config.json`` says, or else right. Generation by
                 any model works with both, and is a little faster with ``"left"``.
-            special: as in `encode`.
-            max_len: as in `encode`.
-            device: of the tensors.
+            special: add special tokens, as in `encode`.
+            max_len: leave out tokens beyond this number, as in `encode`.
+            device: device of the tensors.
 
         Returns:
             tokens ``[B, L]``, int64; padding ``[B, L]``, bool, True at tokens to ignore. These are pad
@@ -191,12 +191,12 @@ class Tokenizer:
         """Return the token ids of several pairs of texts: for ``Bert(tokens, segments=, padding=)``.
 
         Args:
-            texts: B first texts.
-            pairs: B second texts.
-            side: as in `batch`.
-            special: as in `encode`.
-            max_len: as in `encode`.
-            device: of the tensors.
+            texts: the first text of each of B pairs.
+            pairs: the second text of each pair.
+            side: where padding is, ``"left"`` or ``"right"``; None as in `batch`.
+            special: add special tokens, as in `encode`.
+            max_len: leave out tokens beyond this number, as in `encode`.
+            device: device of the tensors.
 
         Returns:
             tokens, segments and padding, each ``[B, L]``: segments are 0 for the first text and 1 for the
@@ -219,7 +219,7 @@ class Tokenizer:
 
         Args:
             tokens: ids, or a tensor ``[L]``. Ids beyond the vocabulary have no text.
-            special: include special tokens.
+            special: whether to include special tokens.
 
         Raises:
             InputIndexError: an id is negative.
@@ -250,7 +250,7 @@ class Tokenizer:
         """Return a decoder for tokens that come one after the other, as from ``model.stream``.
 
         Args:
-            special: include special tokens.
+            special: whether to include special tokens.
         """
         return TextStream(self, special)
 

@@ -43,7 +43,7 @@ class ViTConfig(PretrainedConfig):
         num_classes: number K of classes.
         pooler: whether a model without a head has a `ViTPooler`.
         pooler_size: size of what the pooler returns; None is `d_model`.
-        pooler_activation: after the pooler's Linear.
+        pooler_activation: activation after the pooler's Linear.
     """
 
     image_size: int | tuple[int, int] = 224

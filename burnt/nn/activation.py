@@ -104,8 +104,8 @@ class Rrelu(Module, torch.nn.RReLU):
     it is their mean.
 
     Args:
-        lower: smallest slope.
-        upper: largest slope.
+        lower: smallest slope for negative values.
+        upper: largest slope for negative values.
 
     Raises:
         InputValueError: `lower` is above `upper`.
@@ -148,8 +148,8 @@ class Threshold(Module, torch.nn.Threshold, init=False):
     r"""Values above a threshold, and a constant: :math:`y = x` where :math:`x > t`, else :math:`v`.
 
     Args:
-        threshold: :math:`t`.
-        value: :math:`v`.
+        threshold: the bound :math:`t` that a value must exceed.
+        value: the result :math:`v` at or below the threshold.
 
     >>> Threshold(0.1, 20.0)(torch.tensor([-1.0, 2.0]))
     tensor([20.,  2.])
@@ -310,8 +310,8 @@ class Hardtanh(Module, torch.nn.Hardtanh):
     r"""Limits to a range: :math:`y = \min(\max(x, a), b)`, of any shape.
 
     Args:
-        min_val: :math:`a`.
-        max_val: :math:`b`.
+        min_val: lower bound :math:`a`.
+        max_val: upper bound :math:`b`.
 
     Raises:
         InputValueError: `min_val` is not below `max_val`.
@@ -361,7 +361,7 @@ class Shrink(Module):
     .. math:: y = x - b\,\mathrm{sign}(x) \text{ where } |x| > \lambda, \text{ else } 0
 
     Args:
-        lambd: :math:`\lambda`, not negative.
+        lambd: bound :math:`\lambda` of the values that become 0, not negative.
         bias: :math:`b`: 0 is a `Hardshrink`, and `lambd` a `Softshrink`.
 
     Raises:
@@ -392,7 +392,7 @@ class Hardshrink(Module, torch.nn.Hardshrink):
     r"""Zeros around 0: :math:`y = x` where :math:`|x| > \lambda`, else 0; of any shape.
 
     Args:
-        lambd: :math:`\lambda`, not negative.
+        lambd: bound :math:`\lambda` of the values that become 0, not negative.
 
     Raises:
         InputValueError: a negative `lambd`.
@@ -412,7 +412,7 @@ class Softshrink(Module, torch.nn.Softshrink):
     r"""Moves values to 0: :math:`y = x - \lambda\,\mathrm{sign}(x)` where :math:`|x| > \lambda`, else 0.
 
     Args:
-        lambd: :math:`\lambda`, not negative.
+        lambd: bound :math:`\lambda` of the values that become 0, not negative.
 
     Raises:
         InputValueError: a negative `lambd`.

@@ -559,7 +559,7 @@ class MultiHeadAttention(_Attention, init=False):
                 `is_causal` says. S of the masks counts the keys in the cache, too.
             offset: what `rotary` is called with, such as its ``cos_sin(L, cache.length)``, computed once for
                 several layers; None is the length of the cache, 0 without one.
-            need_weights: return the weights, too.
+            need_weights: whether to return the attention weights, too.
 
         Returns:
             ``[B, L, E]``; with `need_weights` also the weights before dropout, ``[B, H, L, S]``, which are
@@ -719,11 +719,11 @@ class CrossAttention(_Attention):
         Args:
             query: ``[B, L, E]``.
             context: ``[B, S, C]``; may be None with a cache that is filled.
-            attn_mask: as in `MultiHeadAttention.forward`.
+            attn_mask: added to the scores, or True at keys to hide, as in `MultiHeadAttention.forward`.
             key_padding_mask: ``[B, S]``, as in `MultiHeadAttention.forward`.
             cache: filled with the context's keys and values at the first call; later calls take them from it
                 and ignore `context`, until ``cache.reset()``.
-            need_weights: return the weights, too.
+            need_weights: whether to return the attention weights, too.
 
         Returns:
             ``[B, L, E]``; with `need_weights` also the weights before dropout, ``[B, H, L, S]``.

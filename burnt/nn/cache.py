@@ -151,7 +151,7 @@ class TransformerCache:
 
     Args:
         num_layers: number of layers.
-        max_len: for the self-attention, as in `KeyValueCache`.
+        max_len: number of keys that the self-attention allocates for, as in `KeyValueCache`.
 
     `self_attn` holds a `KeyValueCache` for each layer's own tokens, `cross_attn` one for its projection of
     the memory, which an encoder leaves empty.

@@ -222,7 +222,7 @@ class _Base(ConvAttributes):
         """Convolve ``[batch, in_channels, *axes]``, or one sample without batch axis.
 
         Args:
-            input: what is convolved.
+            input: the tensor to convolve.
             output_size: size of the output's axes, instead of the one that `output_padding` makes; where a
                 stride leaves a choice, as the inverse of a strided convolution has it.
 

@@ -30,7 +30,7 @@ class Dropout(_Dropout, torch.nn.Dropout, init=False):
 
     Args:
         p: probability of a zero, 0 to 1 (Burn's ``prob``, which has no default).
-        inplace: overwrite the input.
+        inplace: whether to overwrite the input.
 
     Shapes:
         any; the output has the input's shape.
@@ -69,7 +69,7 @@ class Dropout2d(_Dropout, torch.nn.Dropout2d, init=False):
 
     Args:
         p: probability of dropping a channel, 0 to 1.
-        inplace: overwrite the input.
+        inplace: whether to overwrite the input.
 
     Shapes:
         input ``[batch, channels, height, width]``, output the same. As in torch, inputs of other ranks are
@@ -123,7 +123,7 @@ class GaussianNoise(Module):
     r"""Adds noise while training: :math:`y = x + \epsilon` with :math:`\epsilon \sim N(0, \sigma^2)`.
 
     Args:
-        std: :math:`\sigma`, not negative.
+        std: standard deviation :math:`\sigma` of the noise, not negative.
 
     Shapes:
         any; the output has the input's shape.

@@ -22,7 +22,7 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
         max_norm: vectors that are looked up are first shortened, in place, to this norm.
         norm_type: the p of that norm.
         scale_grad_by_freq: divide a vector's gradient by how often its id occurs in the batch.
-        sparse: gradients are sparse tensors.
+        sparse: whether gradients are sparse tensors.
 
     Shapes:
         input integers ``[*]`` below `num_embeddings`, output ``[*, embedding_dim]``; ``weight`` is

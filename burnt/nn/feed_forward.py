@@ -78,7 +78,7 @@ class PositionWiseFeedForward(FeedForwardBase):
     Args:
         d_model: size E of input and output.
         d_ff: size between the Linears.
-        dropout: probability, after the activation.
+        dropout: probability of dropping a value after the activation.
         activation: :math:`f`: a name, a Config or a module; ``"swiglu"`` and ``"geglu"`` multiply one half of
             what a twice as large first Linear gives by the activated other half.
         bias: whether the Linears have biases.
@@ -187,7 +187,7 @@ class GeGlu(_GatedLinears):
     r"""Two Linears, one of which gates the other: :math:`y = \mathrm{gelu}(W_g x) \odot W_u x`.
 
     Args:
-        approximate: of the GELU: ``"none"`` for the error function, ``"tanh"`` for its approximation.
+        approximate: the GELU's formula: ``"none"`` for the error function, ``"tanh"`` for an approximation.
 
     Other arguments and shapes are as in `SwiGlu`.
 

@@ -96,7 +96,7 @@ class Constant(_Function):
     """One value everywhere.
 
     Args:
-        val: the value.
+        val: the value of all elements.
     """
 
     _function = staticmethod(torch.nn.init.constant_)
@@ -123,8 +123,8 @@ class Uniform(_Function):
     """Uniform numbers from `a` to `b`.
 
     Args:
-        a: lower bound.
-        b: upper bound.
+        a: lower bound of the values.
+        b: upper bound of the values.
     """
 
     _function = staticmethod(torch.nn.init.uniform_)
@@ -141,8 +141,8 @@ class Normal(_Function):
     """Numbers from a normal distribution.
 
     Args:
-        mean: its mean.
-        std: its standard deviation.
+        mean: mean of the distribution.
+        std: standard deviation of the distribution.
     """
 
     _function = staticmethod(torch.nn.init.normal_)
@@ -160,9 +160,9 @@ class TruncatedNormal(_Function):
 
     Args:
         mean: mean of the distribution before it is truncated.
-        std: its standard deviation.
+        std: standard deviation of the distribution.
         a: lower bound; a value, not a number of deviations.
-        b: upper bound.
+        b: upper bound of the values.
     """
 
     _function = staticmethod(torch.nn.init.trunc_normal_)
@@ -198,7 +198,7 @@ class XavierUniform(_ByFan):
     r"""Uniform numbers, up to :math:`g \sqrt{6 / (\mathrm{fan\_in} + \mathrm{fan\_out})}`.
 
     Args:
-        gain: :math:`g`.
+        gain: factor :math:`g` of the values.
 
     Glorot and Bengio, 2010.
     """
@@ -212,7 +212,7 @@ class XavierNormal(_ByFan):
     r"""Normal numbers of deviation :math:`g \sqrt{2 / (\mathrm{fan\_in} + \mathrm{fan\_out})}`.
 
     Args:
-        gain: :math:`g`.
+        gain: factor :math:`g` of the values.
 
     Glorot and Bengio, 2010.
     """
@@ -287,7 +287,7 @@ class Sparse(_Matrix):
     """Normal numbers, of which a fraction of each column is zero.
 
     Args:
-        sparsity: the fraction.
+        sparsity: the fraction of zeros in each column.
         std: standard deviation of the others.
 
     Martens, 2010.
@@ -326,7 +326,7 @@ class Dirac(_Function):
     """The identity of a convolution: a one in the middle of the kernel from channel i to channel i.
 
     Args:
-        groups: groups of the convolution.
+        groups: number of groups of the convolution.
     """
 
     _function = staticmethod(torch.nn.init.dirac_)

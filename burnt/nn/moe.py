@@ -64,7 +64,7 @@ class Routing(NamedTuple):
         r"""Return the mean of :math:`(\log \sum_e \exp \ell_e)^2`, which keeps the logits small.
 
         Args:
-            mask: as for `load_balancing_loss`.
+            mask: the tokens that count, as for `load_balancing_loss`.
 
         Returns:
             ``[]``. Zoph et al., 2022, add 0.001 times this to the loss.
@@ -159,7 +159,7 @@ class MoeFeedForward(Module):
         d_ff: size F between the Linears of an expert.
         num_experts: number N of experts.
         top_k: number K of experts for a vector.
-        activation: :math:`f`, as in `GatedFeedForward`.
+        activation: activation :math:`f` of the experts, as in `GatedFeedForward`.
         normalize: whether the weights :math:`w_e` of the K experts are divided by their sum (as in Mixtral).
         shared_d_ff: size between the Linears of one more expert that every vector uses, with weight 1; None
             for no such expert.

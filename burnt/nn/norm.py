@@ -259,7 +259,7 @@ class LocalResponseNorm(Module, torch.nn.LocalResponseNorm):
     Args:
         size: number :math:`n` of channels in a sum.
         alpha: factor of the mean square.
-        beta: exponent.
+        beta: exponent of the divisor.
         k: added to the mean square.
 
     Shapes:

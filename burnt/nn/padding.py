@@ -57,7 +57,7 @@ class ConstantPad2d(Module, torch.nn.ConstantPad2d, init=False):
 
     Args:
         padding: how much on each side, or ``(left, right, top, bottom)``.
-        value: the constant.
+        value: the constant that padding holds.
 
     Shapes:
         input ``[*, height, width]``, output the same with longer axes.

@@ -346,7 +346,7 @@ class LpPool2d(_LpPool[tuple[int, int]], torch.nn.LPPool2d, init=False):  # type
     .. math:: y = \left(\sum_{x \in \text{window}} x^p\right)^{1/p}
 
     Args:
-        norm_type: :math:`p`, above 0.
+        norm_type: exponent :math:`p` of the norm, above 0.
 
     `kernel_size`, `stride` and `ceil_mode` are as in `MaxPool2d`.
 

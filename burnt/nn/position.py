@@ -89,7 +89,7 @@ class LearnedPositionalEncoding(Module):
 
     Args:
         d_model: size of a vector.
-        max_len: the longest sequence.
+        max_len: length of the longest sequence.
         std: standard deviation of the initial values, which have a mean of 0.
 
     Shapes:
@@ -154,7 +154,7 @@ class RotaryEncoding(Module):
         rotary_dim: number of features that are rotated, the first ones; None is all.
         interleaved: pair the features :math:`2i` and :math:`2i + 1` (GPT-J, Burn) instead of :math:`i` and
             :math:`i + \mathrm{rotary\_dim} / 2` (GPT-NeoX, Llama).
-        scaling: for longer sequences than in training: one of `burnt.nn.rope_scaling`.
+        scaling: how frequencies change for longer sequences, one of `burnt.nn.rope_scaling`.
         device: where the frequencies live.
 
     Shapes:
@@ -237,7 +237,7 @@ class RotaryEncoding(Module):
 
         Args:
             length: number L of positions.
-            offset: as in `forward`.
+            offset: the position of the first vector, or one for each sequence, as in `forward`.
 
         Returns:
             two float32 tensors ``[L, rotary_dim / 2]``, or ``[B, 1, L, rotary_dim / 2]`` for an offset of

@@ -229,7 +229,7 @@ class QuantizedLinear(QuantizedMap):
 
     Args:
         layer: a `torch.nn.Linear`, or Hugging Face's Conv1D.
-        scheme: of the weight and the activations.
+        scheme: how the weight and the activations are quantized.
 
     Shapes:
         input ``[*, in_features]``, floating-point; output ``[*, out_features]`` in the input's dtype.
@@ -307,8 +307,8 @@ class QuantizedConv(ConvBase, QuantizedMap, init=False):
 
     Args:
         layer: a `torch.nn.Conv1d`, `Conv2d` or `Conv3d`.
-        scheme: of the weight and the activations. Only int8 is computed with integers; other values are
-            dequantized first. `dynamic` inputs have a scale for each sample,
+        scheme: how the weight and the activations are quantized. Only int8 is computed with integers; other
+            values are dequantized first. `dynamic` inputs have a scale for each sample,
             `dynamic_tensor` ones a single one.
 
     Shapes:
@@ -392,7 +392,7 @@ class QuantizedEmbedding(Quantized):
 
     Args:
         layer: a `torch.nn.Embedding` without ``max_norm``.
-        scheme: of the table; `activations` does not apply.
+        scheme: how the table is quantized; `activations` does not apply.
 
     Shapes:
         input integers ``[*]``, output ``[*, embedding_dim]``.

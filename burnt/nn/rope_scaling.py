@@ -46,7 +46,7 @@ class Linear(_Scaling, tag=True):
     r"""Position interpolation: :math:`\theta_i / s`.
 
     Args:
-        factor: :math:`s`.
+        factor: how many times longer sequences become, :math:`s`.
 
     Chen et al., 2023.
     """
@@ -62,7 +62,7 @@ class Ntk(_Scaling, tag=True):
     r"""A larger base: :math:`b' = b\,s^{d/(d-2)}`, which divides only the lowest frequency by the factor.
 
     Args:
-        factor: :math:`s`.
+        factor: how many times longer sequences become, :math:`s`.
 
     Known as NTK-aware scaling (bloc97, 2023).
     """
@@ -79,8 +79,8 @@ class DynamicNtk(_Scaling, tag=True):
     r"""`Ntk` with a factor that grows with the length :math:`l` of a sequence: :math:`s\,l/L - s + 1`.
 
     Args:
-        factor: :math:`s`.
-        original_max_len: :math:`L`; sequences up to this length are not scaled.
+        factor: how many times longer sequences become, :math:`s`.
+        original_max_len: length :math:`L` of the training's sequences; up to it, nothing is scaled.
 
     The length is counted with the positions before `offset`. Keys that were rotated for a shorter sequence
     keep their frequencies, as in Hugging Face's models.
@@ -99,8 +99,8 @@ class Yarn(_Scaling, tag=True):
     `beta_fast` and `beta_slow` times within :math:`L`. Sines and cosines are multiplied by a constant.
 
     Args:
-        factor: :math:`s`.
-        original_max_len: :math:`L`.
+        factor: how many times longer sequences become, :math:`s`.
+        original_max_len: length of the training's sequences, :math:`L`.
         beta_fast: turns from which on a frequency is kept.
         beta_slow: turns below which a frequency is divided by :math:`s`.
         attention_factor: the constant; None is :math:`0.1 \ln s + 1`.
@@ -145,8 +145,8 @@ class Llama3(_Scaling, tag=True):
     r"""Divide long waves by the factor, keep short ones, and blend between, as Llama 3.1 does.
 
     Args:
-        factor: :math:`s`.
-        original_max_len: :math:`L`.
+        factor: how many times longer sequences become, :math:`s`.
+        original_max_len: length of the training's sequences, :math:`L`.
         low_freq_factor: waves longer than :math:`L` divided by this are divided by :math:`s`.
         high_freq_factor: waves shorter than :math:`L` divided by this are kept.
 

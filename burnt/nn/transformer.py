@@ -90,8 +90,8 @@ class TransformerEncoderLayer(_TransformerLayer):
         layer_norm_eps: added to the variance, or the mean square.
         bias: whether Linears and norms have biases.
         num_kv_heads: heads of keys and values, None for `num_heads`.
-        quiet_softmax: as in `MultiHeadAttention`.
-        rotary: as in `MultiHeadAttention`.
+        quiet_softmax: let a head attend to nothing, as in `MultiHeadAttention`.
+        rotary: encodes the positions of queries and keys, as in `MultiHeadAttention`.
         feed_forward: replaces the two Linears; then `d_ff` and `activation` are unused. Any module that maps
             ``[..., d_model]`` to the same, or the Config of a `GatedFeedForward` or `MoeFeedForward`.
 
@@ -243,13 +243,13 @@ class TransformerDecoderLayer(_TransformerLayer):
         Args:
             input: ``[B, L, d_model]``.
             memory: ``[B, S, memory_dim]``; may be None once `memory_cache` is filled.
-            attn_mask: of the self-attention, as in `MultiHeadAttention.forward`.
-            key_padding_mask: of the self-attention, ``[B, L]``.
+            attn_mask: mask of the self-attention's scores, as in `MultiHeadAttention.forward`.
+            key_padding_mask: ``[B, L]``, hides keys from the self-attention.
             is_causal: position i sees only positions 0 to i.
             memory_mask: an `attn_mask` ``[L, S]`` of the attention to the memory.
-            memory_key_padding_mask: ``[B, S]``, of the attention to the memory.
-            cache: of the self-attention, as in `MultiHeadAttention.forward`.
-            memory_cache: of the attention to the memory, as in `CrossAttention.forward`.
+            memory_key_padding_mask: ``[B, S]``, hides keys from the attention to the memory.
+            cache: earlier keys and values of the self-attention, as in `MultiHeadAttention.forward`.
+            memory_cache: the memory's keys and values, as the cache in `CrossAttention.forward`.
         """
         own: dict[str, Any] = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
         own |= {"is_causal": is_causal, "cache": cache}
@@ -477,11 +477,11 @@ class TransformerEncoder(_Stack[TransformerEncoderLayer]):
 
         Args:
             input: ``[B, L, d_model]``.
-            attn_mask: as in `MultiHeadAttention.forward`.
-            key_padding_mask: as in `MultiHeadAttention.forward`.
+            attn_mask: mask of the scores, as in `MultiHeadAttention.forward`.
+            key_padding_mask: ``[B, L]``, hides keys, as in `MultiHeadAttention.forward`.
             is_causal: position i sees only positions 0 to i.
-            cache: of `new_cache`, with earlier positions. The input then comes after these and sees them, and
-                `is_causal` holds; masks count the earlier positions, too.
+            cache: what `new_cache` made, with earlier positions. The input then comes after these and sees
+                them, and `is_causal` holds; masks count the earlier positions, too.
 
         Raises:
             ShapeError: an input or a mask of the wrong shape.
@@ -586,13 +586,13 @@ class TransformerDecoder(_Stack[TransformerDecoderLayer]):
         Args:
             input: ``[B, L, d_model]``.
             memory: ``[B, S, memory_dim]``; with a cache, it is projected at the first step and ignored later.
-            attn_mask: of the self-attention, as in `MultiHeadAttention.forward`.
-            key_padding_mask: of the self-attention.
+            attn_mask: mask of the self-attention's scores, as in `MultiHeadAttention.forward`.
+            key_padding_mask: ``[B, L]``, hides keys from the self-attention.
             is_causal: position i sees only positions 0 to i.
             memory_mask: an `attn_mask` ``[L, S]`` of the attention to the memory.
-            memory_key_padding_mask: ``[B, S]``, of the attention to the memory.
-            cache: of `new_cache`, with earlier positions. The input then comes after these and sees them, and
-                `is_causal` holds; masks count the earlier positions, too.
+            memory_key_padding_mask: ``[B, S]``, hides keys from the attention to the memory.
+            cache: what `new_cache` made, with earlier positions. The input then comes after these and sees
+                them, and `is_causal` holds; masks count the earlier positions, too.
 
         Raises:
             ShapeError: an input or a mask of the wrong shape.

@@ -25,8 +25,8 @@ class PreparedModel(BackendRep):
 
     Args:
         module: the imported model.
-        types: of its outputs, as ``onnx.TypeProto``.
-        device: where it computes.
+        types: the types of its outputs, as ``onnx.TypeProto``.
+        device: the device that it computes on.
     """
 
     def __init__(self, module: ImportedModule, types: Sequence[Any], device: torch.device) -> None:
@@ -41,7 +41,7 @@ class PreparedModel(BackendRep):
             inputs: a numpy array per input in the order of the graph, or a mapping by name. Also ml_dtypes'
                 types, arrays of strings, lists (sequences) and None (an
                 empty optional).
-            **kwargs: none is known.
+            **kwargs: no further argument is known.
 
         Returns:
             The outputs in the order of the graph: arrays, lists of arrays, or None.
@@ -77,7 +77,7 @@ class BurntBackend(Backend):
         Args:
             model: an ``onnx.ModelProto``.
             device: ``CPU``, ``CUDA`` or ``CUDA:1``.
-            **kwargs: none is known.
+            **kwargs: no further argument is known.
 
         Raises:
             RecordError: the model is damaged.
@@ -114,7 +114,7 @@ class BurntBackend(Backend):
         Args:
             node: an ``onnx.NodeProto``.
             inputs: a numpy array per input of the node, less those it leaves empty.
-            device: see `prepare`.
+            device: the device to compute on, as in `prepare`.
             outputs_info: dtype and shape of each output, where they are known; not needed.
             **kwargs: ``opset_version``, by default the newest that onnx knows.
         """

@@ -87,7 +87,7 @@ class Exported:
 
     Args:
         path: the file.
-        size: its bytes.
+        size: the file's size in bytes.
         signature: what the file takes and returns; its inputs and outputs have these names.
         errors: the largest difference between the file in ONNX Runtime and the module, by the number of
             items: relative to the largest output, but absolute where that is below 1.

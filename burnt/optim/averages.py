@@ -203,7 +203,7 @@ class Ema(_Averaging):
     averages, and returns the model with them; the parameters that it trains are in the optimizer's record.
 
     Args:
-        optimizer: steps the parameters.
+        optimizer: the optimizer that steps the parameters.
         decay: the weight of the old average.
         warmup: in step t the decay is at most ``(1 + t) / (10 + t)``, so that the first parameters are
             forgotten soon.
@@ -236,7 +236,7 @@ class Swa(_Averaging):
     Until the first of these steps the results are the parameters. `eval` and `train` as in `Ema`.
 
     Args:
-        optimizer: steps the parameters.
+        optimizer: the optimizer that steps the parameters.
         start: steps before the averaging begins.
         every: steps between two additions to the mean; the first is after ``start + every`` steps.
 

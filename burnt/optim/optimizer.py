@@ -347,9 +347,9 @@ class Optimizer:
 
         Args:
             lr: the learning rate of this step.
-            model: as in `step`.
+            model: a module, or parameters by path, as in `step`.
             closure: computes loss and gradients, by path, at the present parameters.
-            clip_norm: as in `step`, for the gradients of each evaluation.
+            clip_norm: maximum global norm of the gradients of each evaluation.
         """
         raise NotImplementedError(f"{type(self).__name__} steps with gradients: step(lr, model, grads)")
 

@@ -60,7 +60,7 @@ class Scatter:
     that is not finite is left out.
 
     Args:
-        groups: the points.
+        groups: the points, by group.
         x: the name of the x axis.
         y: the name of the y axis.
         labelled: how many points have their label in the drawing, by descending y. In SVG every point

@@ -194,7 +194,7 @@ def quantize(
         fold_batch_norm: batch norms are folded into the layers before them, as they are in evaluation; None:
             where activations are quantized. With `calibrate` they are found wherever they are, else in a
             Sequential only.
-        bound: of ``"auto"``: the norm of a layer's output error, relative to its output's norm.
+        bound: the limit for ``"auto"``: the norm of a layer's output error, relative to its output's norm.
         forward: ``forward(model, batch)``, for batches that do not fit ``model(batch)``.
         progress: called with what is done, and how much of how much; the last is 0 if unknown.
 

@@ -37,9 +37,9 @@ def save_compressed_tensors(
     the weights' dtype where this changes none of them.
 
     Args:
-        model: with quantized Linear layers: int8, int4 or int2 per tensor, channel or block; int8 with
-            dynamic or static inputs; fp8. Its paths should be the same as in the model that loads it.
-        folder: as in `Record.save_folder`.
+        model: a model with quantized Linear layers: int8, int4 or int2 per tensor, channel or block; int8
+            with dynamic or static inputs; fp8. Its paths should be the same as in the model that loads it.
+        folder: the folder to write, as in `Record.save_folder`.
         shard_bytes: the size of a file.
 
     Raises:

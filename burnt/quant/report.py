@@ -25,12 +25,12 @@ class LayerReport:
     """One layer of a model that was quantized.
 
     Args:
-        path: of the layer.
-        layer: its class.
-        shape: of its weight.
+        path: the layer's path.
+        layer: the name of its class.
+        shape: the shape of its weight.
         scheme: the name of the scheme; None if it was skipped.
-        bytes_before: of its weight and bias.
-        bytes_after: of its values, scales, zero points and bias.
+        bytes_before: the size of its weight and bias.
+        bytes_after: the size of its values, scales, zero points and bias.
         sqnr: signal-to-quantization-noise ratio of the weight, in dB; None if it was skipped.
         output_error: the norm of the output's error divided by the output's norm, on the calibration set;
             None without one.

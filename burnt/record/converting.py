@@ -163,12 +163,12 @@ def convert_weights(
     in a ``.npz`` file. The target is replaced when everything is written, or stays as it was.
 
     Args:
-        source: as in `load_weights`.
+        source: a file, a folder, a state dict or a Record, as in `load_weights`.
         target: a ``.safetensors``, ``.npz``, ``.pt``, ``.pth`` or ``.bin`` file, or a folder, which gets
             Hugging Face's layout: a path that is one, or ends in ``/``.
         only: patterns on names, after `rename`; nothing else is written.
         skip: patterns on names that are left out.
-        rename: as in `load_weights`.
+        rename: changes of the names, applied in order, as in `load_weights`.
         dtype: what floating-point tensors are converted to, as in `Record.save`.
         keep: patterns on names of tensors that are not converted, as in `Record.save`.
         shard_bytes: the most bytes in a file of a folder, 5 GB by default; the target is then a folder.

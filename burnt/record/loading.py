@@ -115,7 +115,7 @@ def load_weights(
         rename: applied in order to each name of the source, before `layout`: pairs of a regular expression
             and what replaces it, as in `re.sub`, or `Renumber` for indices.
         partial: load what fits by name, and report what is missing or unexpected instead of raising.
-        dtype: of the loaded floating-point tensors in the model afterwards; ``"stored"`` is what each has
+        dtype: what loaded floating-point tensors have in the model afterwards; ``"stored"`` is what each has
             in the source, None what it has in the model. With float16 and bfloat16, modules with running
             statistics (BatchNorm) keep the model's dtype.
 

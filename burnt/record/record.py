@@ -50,9 +50,9 @@ class Record:
         aliases: the other paths of tied tensors -> the path in `tensors`.
         model: the module's class, by qualified name.
         config_type: the class of the Config that built it, by qualified name.
-        config: that Config's values.
+        config: the values of that Config.
         static: static fields by module path and name.
-        quantized: of quantized layers, by path, the scheme and what else is needed to build them.
+        quantized: the schemes of quantized layers by path, and what else is needed to build them.
         constants: numbers and texts of torch's layers that are not static fields, such as ``eps``.
 
     >>> import burnt, tempfile, pathlib
@@ -144,8 +144,8 @@ class Record:
             folder: is created if its parent exists. Weights in this layout are replaced, and stay complete
                 until the new ones are; other files in it stay.
             shard_bytes: the size of a file; only a single larger tensor makes a larger one.
-            dtype: as in `save`.
-            keep: as in `save`.
+            dtype: what floating-point tensors are converted to, as in `save`.
+            keep: patterns on paths of tensors that stay as they are, as in `save`.
 
         Raises:
             RecordError: as in `save`, or the folder has weights of another layout.

@@ -62,8 +62,8 @@ def create_app(models: Mapping[str, Servable], settings: Settings | None = None)
     answered. The `Service` is at ``app.state.service``.
 
     Args:
-        models: by name, at least one; the first one is at ``/v1/predict`` too.
-        settings: the limits.
+        models: the models by name, at least one; the first one is at ``/v1/predict`` too.
+        settings: limits on requests and batches.
     """
     service = Service(models, settings or Settings())
     routes = _Routes(service)

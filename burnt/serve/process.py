@@ -62,9 +62,9 @@ def serve(
     If a model still runs when the time for accepted requests is over, the process ends with 1.
 
     Args:
-        models: by name, at least one.
-        settings: the limits.
-        listener: from `listen`; it is closed at the end.
+        models: the models by name, at least one.
+        settings: limits on requests and batches.
+        listener: the socket from `listen`; it is closed at the end.
         access_log: whether to log every request to the logger ``uvicorn.access``.
 
     Raises:

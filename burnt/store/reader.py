@@ -436,7 +436,7 @@ class RunReader:
         """Return the visible points of a series.
 
         Args:
-            name: the metric.
+            name: the name of the metric.
             split: the split it was computed on.
             max_points: at least 8. Longer series are reduced to at most this many of their points: the
                 lowest, the highest and the first NaN or infinite value of each interval, and the first and
@@ -471,7 +471,7 @@ class RunReader:
         """Return the visible points of a series in buckets of about equal numbers of points.
 
         Args:
-            name: the metric.
+            name: the name of the metric.
             split: the split it was computed on.
             max_buckets: maximum number of buckets, at least 1.
             steps: first and last step to include; None for all.
@@ -522,7 +522,7 @@ class RunReader:
         """Return the lowest visible finite value of a series; None if there is none.
 
         Args:
-            name: the metric.
+            name: the name of the metric.
             split: the split it was computed on.
             higher: return the highest value instead.
 
@@ -613,7 +613,7 @@ class RunReader:
         """Return a page of one attempt's visible points, in the order of writing.
 
         Args:
-            name: the metric.
+            name: the name of the metric.
             split: the split it was computed on.
             attempt: the attempt's id.
             position: the position of the first point to return.

@@ -249,7 +249,7 @@ class RunWriter:
         """Write a histogram.
 
         Args:
-            name: what was counted.
+            name: the name of the histogram.
             counts: one number per bin.
             edges: the bin edges, ascending; one more than `counts`.
             step: steps done when it was computed.

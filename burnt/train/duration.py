@@ -22,8 +22,8 @@ class Position:
     """The position of a training.
 
     Args:
-        step: optimizer steps done.
-        epoch: epochs done.
+        step: the number of optimizer steps done.
+        epoch: the number of epochs done.
         batch: batches done in the current epoch; a step has several if the training accumulates gradients.
         pending: whether the validation due at this position was interrupted and runs when the run is resumed.
         seconds: the time trained so far, with validations and checkpoints, without pauses. It is counted over
@@ -77,7 +77,7 @@ class Duration:
             text: ``"10 epochs"``, ``"1 epoch"``, ``"500 steps"``; ``"45 s"``, ``"90 min"``, ``"1.5 h"``,
                 ``"1 day"``; or several of them, ``"10 epochs or 2 h"``.
             name: the argument's name, for the message.
-            single: refuse several durations.
+            single: whether to refuse several durations.
 
         Raises:
             ConfigError: the text is not a duration.

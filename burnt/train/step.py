@@ -68,9 +68,9 @@ class ClassificationOutput(StepOutput):
     """The output of a classifier's step.
 
     Args:
-        loss: as in `StepOutput`.
+        loss: the mean over the batch, as in `StepOutput`.
         outputs: logits, ``[n, classes]``, or with more axes, ``[n, *, classes]`` or ``[n, classes, *]``.
         targets: labels, ``[n]`` or ``[n, *]``, of an integer dtype.
-        count: as in `StepOutput`.
-        log: as in `StepOutput`.
+        count: the number of items that `loss` averages, as in `StepOutput`.
+        log: values to log, by name, as in `StepOutput`.
     """

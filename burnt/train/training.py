@@ -74,7 +74,7 @@ class TrainingResult:
             `optim.Swa` or `optim.ScheduleFreeAdamW`.
         folder: the run folder.
         reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
-        position: steps and epochs done.
+        position: the numbers of steps and epochs done.
         values: the last metric values by split and name, ``{"valid/loss": 0.1}``.
         checkpoints: the checkpoints on disk, oldest first.
         best: the best of them, by the metric of the first `KeepBest`, or of an `EarlyStopping` with
@@ -115,7 +115,7 @@ class SupervisedTraining(TrainingSettings):
             number, such as `ConfusionMatrix`, are computed on the validation split only.
         checkpoints: which checkpoints to keep, besides those that are kept for good: by default the last two
             and the best by validation loss (`KeepBest`); None turns checkpoints off.
-        stopping: an `EarlyStopping`.
+        stopping: when to stop early, an `EarlyStopping`.
         precision: ``"float32"``; ``"tf32"``, float32 on tensor cores; ``"bfloat16"`` or ``"float16"``, by
             autocast with parameters in float32, float16 with a loss scale; ``"bfloat16 whole"``, which
             converts the parameters of all modules but normalizations. Lightning's names, such as

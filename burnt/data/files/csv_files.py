@@ -66,10 +66,10 @@ class CsvDataset(Table):
         missing: ``"error"``; ``"nan"``, which turns columns of integers with missing values into float32;
             ``"drop"``, without rows that miss a value; or a mapping from columns to the value that is
             filled in.
-        delimiter: between fields; a tab for ``.tsv`` files, else a comma.
+        delimiter: the character between fields; a tab for ``.tsv`` files, else a comma.
         header: whether the first row has the names; or the names of the columns of files without them.
         skip: the number of lines before the header.
-        encoding: of the text; a byte order mark of UTF-8 is skipped.
+        encoding: the text's encoding; a byte order mark of UTF-8 is skipped.
 
     Raises:
         DataError: a file is missing or cannot be read; the message names file, line and column.

@@ -34,8 +34,8 @@ class DataframeDataset(Table):
     The index of a pandas frame is left out.
 
     Args:
-        frame: the dataframe.
-        columns, label, categories: as of `CsvDataset`.
+        frame: the dataframe, whose rows become the items.
+        columns, label, categories: the columns to keep, and how they are encoded, as in `CsvDataset`.
         types: types of columns: int, float, bool, str, a dtype of torch, or object for values of Python.
         missing: what is done for nulls, and for NaN: ``"error"``; ``"nan"``, for numbers; or a mapping from
             columns to the value that is filled in.

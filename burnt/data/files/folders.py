@@ -163,9 +163,9 @@ class TextFolder:
     Args:
         folder: the folder that holds the folders of the classes, or the files.
         labels: False takes all files below `folder`, without labels.
-        classes: as of `ImageFolder`.
-        suffixes: which files are read, in lower or upper case.
-        encoding: of all files. ``"utf-8"`` takes files with and without a byte order mark.
+        classes: the classes in the order of their labels, as in `ImageFolder`; None takes all.
+        suffixes: suffixes of the files to read, in lower or upper case.
+        encoding: the files' encoding. ``"utf-8"`` takes files with and without a byte order mark.
         allow_empty: whether a class may have no files.
 
     Items are ``{"texts": str, "labels": int}``, or ``{"texts": str}`` without labels. Ends of lines become

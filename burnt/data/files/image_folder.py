@@ -65,8 +65,8 @@ class ImageFolder(_Images):
         folder: the folder that holds the folders of the classes.
         classes: the classes in the order of their labels, which other folders are no part of; None takes all
             folders, sorted. Pass ``train.classes`` to the validation data.
-        mode: ``"RGB"``, ``"L"`` or ``"RGBA"``, as of `read_image`.
-        dtype: ``torch.uint8``, or ``torch.float32`` from 0 to 1, as of `read_image`. Bytes are a quarter to
+        mode: ``"RGB"``, ``"L"`` or ``"RGBA"``, as in `read_image`.
+        dtype: ``torch.uint8``, or ``torch.float32`` from 0 to 1, as in `read_image`. Bytes are a quarter to
             copy and to keep, and `transforms.ToFloat` makes them floats last.
         background: the colour behind transparent pixels; None drops the alpha channel.
         allow_empty: whether a class may have no pictures.
@@ -133,7 +133,7 @@ class MultiLabelImageFolder(_Images):
     """Pictures with any number of labels each, which a mapping or a file has.
 
     Args:
-        folder: where the pictures are.
+        folder: the folder that holds the pictures.
         labels: the classes of each picture, by its path relative to `folder`:
 
             - a mapping, ``{"1.jpg": ["cat", "dog"], "2.jpg": []}``
@@ -143,8 +143,8 @@ class MultiLabelImageFolder(_Images):
 
         classes: the classes in the order of their columns; None takes all that occur, sorted, or the
             header's.
-        separator: of the classes in a CSV file of two columns.
-        mode, dtype, background: as of `ImageFolder`.
+        separator: the text between the classes in a CSV file of two columns.
+        mode, dtype, background: how pictures are decoded, as in `ImageFolder`.
 
     Items are ``{"images": [C, H, W], "labels": [classes]}``; the labels are 1 or 0 in float32, as
     `nn.BinaryCrossEntropyWithLogits` takes them. They have the order of the mapping or file.
@@ -235,7 +235,7 @@ class SegmentationFolder(_Images):
             the classes.
         mask_suffix: what the names of the masks have after the pictures', such as ``"_mask"``.
         classes: the names of the classes, only for `classes`.
-        mode, dtype, background: as of `ImageFolder`.
+        mode, dtype, background: how pictures are decoded, as in `ImageFolder`.
 
     Items are ``{"images": [C, H, W], "masks": [H, W]}``; masks are uint8, or int64 if they have more than 8
     bits. `nn.CrossEntropy` takes both. The transforms move images and masks together.

@@ -35,9 +35,9 @@ class JsonLinesDataset(RowDataset):
         types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch,
             ``list[int]`` or ``list[float]`` for lists that become tensors, object for values left as they
             are. Names keys, too, that the first 1,000 rows lack.
-        label, categories: as of `CsvDataset`. All rows are parsed once to find classes, unless `categories`
+        label, categories: as in `CsvDataset`. All rows are parsed once to find classes, unless `categories`
             has them.
-        missing: as of `DataframeDataset`, where a key is absent or null.
+        missing: what to do, as in `DataframeDataset`, where a key is absent or null.
 
     Raises:
         DataError: a file is missing, or a row cannot be read; the message names file, line and column.

@@ -42,7 +42,7 @@ class ParquetDataset(RowItems):
 
     Args:
         path: a file, a pattern such as ``"part-*.parquet"``, or a list of these, with the same columns.
-        columns, types, label, categories, missing: as of `DataframeDataset`. Columns that are not selected
+        columns, types, label, categories, missing: as in `DataframeDataset`. Columns that are not selected
             are not read from the file; one of classes is read once to find them, unless `categories` has
             them.
         memory: bytes of row groups that are kept.

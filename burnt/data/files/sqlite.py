@@ -34,16 +34,16 @@ class SqliteDataset(RowDataset):
     is an error when it is read.
 
     Args:
-        path: the database file.
+        path: the file of the database.
         table: the name of a table or view.
         query: a SELECT statement, in place of `table`.
         parameters: values for the ``?`` or ``:name`` of the query.
         timeout: the seconds after which a query, or a view's, is interrupted, in each process; None for
             no limit.
-        columns, label, categories: as of `CsvDataset`.
+        columns, label, categories: the columns to keep, and how they are encoded, as in `CsvDataset`.
         types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch, or
             object for values left as they are. ``bool`` takes 0 and 1.
-        missing: as of `DataframeDataset`, for NULL.
+        missing: what to do about NULL, as in `DataframeDataset`.
 
     Raises:
         DataError: the database cannot be read, has no such table, or a row does not fit.

@@ -181,7 +181,7 @@ def as_loader(source: Any, name: str) -> EpochLoader[Any]:
     """A loader, or any iterable of batches, as the Learner wants it.
 
     Args:
-        source: what the user gave.
+        source: what the user passed as data.
         name: what it is called in messages, ``"train"``.
 
     Raises:

@@ -187,7 +187,7 @@ class Pack:
             padding. With False, a document that fits a row stays whole, and rows are filled by best fit,
             longest documents first.
         pad: the token in padding; other fields get 0.
-        ignore_index: of ``labels``, as in `nn.CrossEntropy`.
+        ignore_index: the value of ``labels`` that the loss leaves out, as in `nn.CrossEntropy`.
 
     Raises:
         DataError: an invalid length, or documents of other lengths than `lengths` says.
@@ -347,7 +347,7 @@ def segment_mask(segments: Tensor, *, causal: bool = True) -> Tensor:
 
     Args:
         segments: ``[B, L]``, integers, as in batches of `Pack`.
-        causal: hide later positions, too.
+        causal: whether to hide later positions, too.
 
     Returns:
         ``[B, L, L]``, boolean: True where a query must not see a key. `burnt.kernels.attention` takes its

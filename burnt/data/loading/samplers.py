@@ -36,7 +36,7 @@ class SubsetSampler:
     """Some of the items, once each.
 
     Args:
-        indices: ``[n]``, integers.
+        indices: ``[n]``, integers: the items to draw.
         shuffle: use a new order in every epoch.
         seed: the seed of the order.
 

@@ -128,10 +128,10 @@ class Cifar100(_Cifar):
     """CIFAR-100: 50,000 and 10,000 images of 32 x 32 in 100 classes and 20 superclasses, in memory.
 
     Args:
-        folder: as of `Cifar10`, with ``cifar-100-binary``.
+        folder: the folder that holds ``cifar-100-binary``, as in `Cifar10`.
         split: ``"train"`` or ``"test"``.
         coarse: the labels are the 20 superclasses.
-        download, mirror: as of `Cifar10`; 169 MB.
+        download, mirror: as in `Cifar10`; 169 MB.
 
     The columns are ``images``, ``[n, 3, 32, 32]`` of uint8, and ``labels``, ``[n]`` of int64.
 

@@ -99,7 +99,7 @@ class TrivialAugment(_Changes):
     """Apply one of 14 changes at a random strength: nothing is to be tuned.
 
     Args:
-        fill, mask_fill: as of `RandAugment`.
+        fill, mask_fill: the value and the class outside of a moved image, as in `RandAugment`.
 
     Images are uint8. The strengths are as in torchvision's ``TrivialAugmentWide``, but shears are about
     the centre. Müller and Hutter, 2021.

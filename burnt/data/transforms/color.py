@@ -29,8 +29,8 @@ class ToImage(Transform):
     Items of Hugging Face datasets have an ``image`` of Pillow; Parquet files have its bytes.
 
     Args:
-        mode, dtype, background: as of `read_image`, for images of Pillow and bytes. Arrays, ``[H, W, C]`` or
-            ``[H, W]``, keep channels and dtype.
+        mode, dtype, background: how images of Pillow and bytes are decoded, as in `read_image`.
+            Arrays, ``[H, W, C]`` or ``[H, W]``, keep channels and dtype.
 
     >>> ToImage()({"image": np.zeros((6, 8, 3), np.uint8), "label": 1})["image"].shape
     torch.Size([3, 6, 8])
@@ -87,8 +87,8 @@ class Normalize(Transform):
     """Subtract a mean and divide by a standard deviation, of images in floating point.
 
     Args:
-        mean: one for each channel, or one for all of 1 or 3; ImageNet's by default.
-        std: the same.
+        mean: the means, one for each channel, or one for all of 1 or 3; ImageNet's by default.
+        std: the standard deviations, one for each channel, likewise.
 
     >>> normalize = Normalize(mean=[0.5], std=[0.25])
     >>> normalize(torch.ones(1, 1, 2)), normalize.inverse()(normalize(torch.ones(1, 1, 2)))
@@ -141,7 +141,7 @@ class RandomGrayscale(Transform):
     """Take the colours away, with a probability; the number of channels stays.
 
     Args:
-        p: the probability.
+        p: the probability of the change.
 
     >>> RandomGrayscale(p=1)(torch.zeros(3, 4, 4), torch.Generator()).shape
     torch.Size([3, 4, 4])
@@ -167,8 +167,8 @@ class ColorJitter(Transform):
 
     Args:
         brightness: the least and the greatest factor; or x for 1 - x to 1 + x, from 0 on.
-        contrast: the same.
-        saturation: the same.
+        contrast: the least and the greatest factor, likewise.
+        saturation: the least and the greatest factor, likewise.
         hue: the least and the greatest shift, within -0.5 and 0.5 of a full turn; or x for -x to x.
 
     Images are uint8, or floating point from 0 to 1, so that `Normalize` comes later.
@@ -248,7 +248,7 @@ class RandomErasing(Transform):
     """Erase a rectangle of random size and place.
 
     Args:
-        p: the probability.
+        p: the probability of the change.
         scale: the least and the greatest part of the image's area.
         ratio: the least and the greatest height divided by width.
         value: what to erase with: a number, one for each channel, or ``"random"`` for each pixel: standard

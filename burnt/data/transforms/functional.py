@@ -295,7 +295,7 @@ def gaussian_blur(image: Tensor, kernel_size: tuple[int, int], sigma: float) -> 
 
     Args:
         image: ``[..., C, H, W]``, larger than half the kernel.
-        kernel_size: height and width, odd.
+        kernel_size: height and width of the kernel, odd.
         sigma: the standard deviation in pixels.
     """
     half_h, half_w = kernel_size[0] // 2, kernel_size[1] // 2
@@ -335,9 +335,9 @@ def affine(
 
     Args:
         image: ``[..., C, H, W]``.
-        angle: in degrees, clockwise.
+        angle: the rotation in degrees, clockwise.
         translate: right and down, in pixels.
-        scale: above 1 enlarges.
+        scale: the factor of the size; above 1 enlarges.
         shear: along x and y, in degrees.
         interpolation: ``"nearest"`` for masks.
         fill: the value outside of the image, or one for each channel.
@@ -360,7 +360,7 @@ def rotate(
 
     Args:
         image: ``[..., C, H, W]``.
-        angle: in degrees, counter-clockwise.
+        angle: the rotation in degrees, counter-clockwise.
         interpolation: ``"nearest"`` for masks.
         expand: enlarge the result to hold all of the image.
         fill: the value outside of the image, or one for each channel.

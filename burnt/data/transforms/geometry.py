@@ -115,9 +115,9 @@ class RandomCrop(_Geometric):
 
     Args:
         size: ``(height, width)``, or one number for both.
-        padding: as of `Pad`.
+        padding: pixels to add before cropping, as in `Pad`.
         pad_if_needed: pad what is too small on both sides, by what it lacks.
-        fill, mode, mask_fill: as of `Pad`.
+        fill, mode, mask_fill: how the padding is filled, as in `Pad`.
 
     Raises:
         DataError: an image, with its padding, is smaller than `size`.
@@ -178,7 +178,7 @@ class RandomResizedCrop(_Geometric):
         size: ``(height, width)``, or one number for both.
         scale: the least and the greatest part of the image's area.
         ratio: the least and the greatest width divided by height, between which its logarithm is uniform.
-        interpolation: as of `Resize`.
+        interpolation: ``"bilinear"``, ``"bicubic"`` or ``"nearest"``.
 
     If ten drawn rectangles do not fit into the image, its centre is taken.
 
@@ -217,7 +217,7 @@ class RandomHorizontalFlip(_Geometric):
     """Mirror left and right.
 
     Args:
-        p: the probability.
+        p: the probability of a flip.
 
     >>> RandomHorizontalFlip(p=1)(torch.tensor([[[1, 2, 3]]]), torch.Generator())
     tensor([[[3, 2, 1]]])
@@ -241,7 +241,7 @@ class RandomVerticalFlip(RandomHorizontalFlip):
     """Mirror top and bottom.
 
     Args:
-        p: the probability.
+        p: the probability of a flip.
 
     >>> RandomVerticalFlip(p=1)(torch.tensor([[[1], [2]]]), torch.Generator())
     tensor([[[2],
@@ -295,7 +295,7 @@ class RandomAffine(_Geometric):
         scale: the least and the greatest factor.
         shear: the least and the greatest angle along x in degrees, or one number for both directions; four
             numbers are those along x and along y.
-        interpolation, fill, mask_fill: as of `RandomRotation`.
+        interpolation, fill, mask_fill: how pixels are computed and filled, as in `RandomRotation`.
 
     >>> RandomAffine(10, translate=(0.1, 0.1))(torch.zeros(3, 32, 32), torch.Generator().manual_seed(0)).shape
     torch.Size([3, 32, 32])

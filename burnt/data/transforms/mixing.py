@@ -121,7 +121,7 @@ class CutMix(_Mix):
     Batches are as in `MixUp`, also with images of uint8. Yun et al., 2019.
 
     Raises:
-        DataError: as of `MixUp`.
+        DataError: as in `MixUp`.
 
     >>> import torch
     >>> images, labels = CutMix(classes=3)((torch.rand(2, 3, 8, 8), torch.tensor([0, 2])), torch.Generator())

@@ -172,7 +172,7 @@ class RandomChoice(Transform):
     """One of several transforms, drawn for each image; once for a batch if one of them takes whole batches.
 
     Args:
-        *transforms: as of `Compose`. A list is taken, too.
+        *transforms: the transforms, as in `Compose`. A list is taken, too.
         p: the probability of each, or weights of any sum; None is the same for all.
 
     Raises:
@@ -235,8 +235,8 @@ class RandomApply(RandomChoice):
     Drawn for each image; once for a batch if one of the transforms takes whole batches.
 
     Args:
-        *transforms: as of `Compose`. A list is taken, too.
-        p: the probability.
+        *transforms: the transforms, as in `Compose`. A list is taken, too.
+        p: the probability of applying it.
 
     Raises:
         DataError: `p` is not from 0 to 1.

@@ -204,10 +204,10 @@ def tune(
     """Measure the candidates of an op for some arguments, and store the measurements.
 
     Args:
-        op: the op.
+        op: the op to tune.
         args: its arguments; trailing arguments with defaults may be omitted. If one requires a gradient,
             forward and backward are measured together.
-        effort: ``"quick"`` or ``"full"``.
+        effort: how much to measure, ``"quick"`` or ``"full"``.
         known: rows of configurations that are not measured again.
         store: where to store the rows; by default the user's table.
         clock: measures the time; by default the most precise clock for the device.

@@ -380,7 +380,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         """Register another implementation of this op: a decorator of a function of the op's arguments.
 
         Args:
-            name: of the candidate; replaces a candidate of the same name.
+            name: the candidate's name; replaces a candidate of the same name.
             limits: where it can run and how, see `Candidate`: ``devices=["cuda"]``,
                 ``dtypes=[torch.float32]``, ``when=`` the reason why it cannot take some arguments,
                 ``configs=`` the configurations to choose from, ``best=`` whether to select it if nothing was

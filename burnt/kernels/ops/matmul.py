@@ -109,9 +109,9 @@ def linear(
     Args:
         x: ``[*, in_features]``, floating-point.
         weight: ``[out_features, in_features]``, in the dtype of `x`, like the arguments below.
-        bias: ``[out_features]``.
+        bias: ``[out_features]``, added to the product.
         residual: ``[*, out_features]``, added after the activation; may be float32 if `x` has 16 bits.
-        activation: a key of `burnt.kernels.ACTIVATIONS`.
+        activation: the activation applied last, a key of `burnt.kernels.ACTIVATIONS`.
 
     Returns:
         ``[*, out_features]``, in the dtype of `x`, or of the residual if that is wider.

@@ -304,7 +304,7 @@ def group_norm(
         num_groups: number of groups; it divides the number of channels.
         weight: ``[channels]``, in the dtype of `x`, or float32 if `x` has 16 bits.
         bias: ``[channels]``, in the dtype of `weight`.
-        eps, residual, activation: as in `batch_norm`.
+        eps, residual, activation: the same arguments as in `batch_norm`.
 
     Returns:
         A tensor of the shape and dtype of `x`.
@@ -456,8 +456,8 @@ def batch_norm(
         x: ``[batch, channels, *]``, floating-point.
         running_mean: ``[channels]``, updated in place in training; None keeps no running average.
         running_var: ``[channels]``, average of the unbiased variance; updated likewise.
-        weight: ``[channels]``.
-        bias: ``[channels]``.
+        weight: ``[channels]``, factor of the normalized values.
+        bias: ``[channels]``, added after the weight.
         training: normalize with the batch's own statistics (`batch_norm_training`) instead of the running
             averages (`batch_norm_inference`).
         momentum: weight of the new batch in the running averages.

@@ -127,7 +127,7 @@ def avg_pool(
     """Compute the mean of each pooling window.
 
     Args:
-        x, kernel_size, stride, ceil_mode: as in `max_pool`.
+        x, kernel_size, stride, ceil_mode: the same arguments as in `max_pool`.
         padding: number of zeros added on each side, at most half a window.
         count_include_pad: whether zeros of the padding count as elements of the mean.
         divisor_override: divide by this instead of the number of elements (only with two or three axes).

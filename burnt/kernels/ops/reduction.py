@@ -51,7 +51,7 @@ def reduce_sum(
     """Compute the sum over axes, like `torch.sum`.
 
     Args:
-        x: ``[*]``.
+        x: ``[*]``, the tensor to reduce.
         dim: the axis or axes to reduce; None reduces all.
         keepdim: keep the reduced axes, with size 1.
         dtype: dtype of the computation and the result; None is the dtype of `x`, or int64 for integers and
@@ -220,8 +220,8 @@ def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Compute the cumulative sums along an axis.
 
     Args:
-        x: ``[*]``.
-        dim: the axis.
+        x: ``[*]``, the tensor to sum.
+        dim: the axis to sum along.
         dtype: dtype of the sums and the result; None is the dtype of `x`, or int64 for integers and booleans.
 
     Returns:

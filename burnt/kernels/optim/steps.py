@@ -65,7 +65,7 @@ def adamw_step(
     Args:
         params: parameters of any shapes and floating-point dtypes. Each list below has one tensor per
             parameter, of its shape, dtype and device.
-        grads: gradients; not changed.
+        grads: the parameters' gradients; not changed.
         exp_avgs: running means of the gradients, initially zeros.
         exp_avg_sqs: running means of the squared gradients, initially zeros.
         steps: ``[]`` each, float32: number of steps taken, incremented.

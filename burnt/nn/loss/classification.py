@@ -273,7 +273,7 @@ class MultiMargin(Module, torch.nn.MultiMarginLoss):
 
     Args:
         p: the power, 1 or 2.
-        margin: by how much.
+        margin: how much larger the label's score must be.
         weight: a weight for each class, numbers or a tensor ``[num_classes]``.
         reduction: ``"mean"`` over the batch, ``"sum"`` or ``"none"``.
 

@@ -93,7 +93,7 @@ class MarginRanking(Module, torch.nn.MarginRankingLoss):
     .. math:: \ell = \max(0, -t (a - b) + \mathrm{margin})
 
     Args:
-        margin: by how much.
+        margin: how much larger or smaller the first score must be.
 
     Shapes:
         both inputs and the target ``[*]``, of one shape; output ``[]``, with ``"none"`` the inputs' shape.
@@ -123,8 +123,8 @@ class TripletMargin(Module, torch.nn.TripletMarginLoss):
     .. math:: \ell = \max(0, \lVert a - p \rVert_p - \lVert a - n \rVert_p + \mathrm{margin})
 
     Args:
-        margin: by how much, more than 0.
-        p: the norm.
+        margin: how much closer the positive must be, more than 0.
+        p: which norm measures distances; 2 is Euclidean.
         eps: added to differences, so that the norm has a gradient at 0.
         swap: whether to take the distance from positive to negative where it is the smaller one
             (Balntas et al., 2016).
@@ -170,7 +170,7 @@ class TripletMarginWithDistance(Module, torch.nn.TripletMarginWithDistanceLoss):
     Args:
         distance_function: takes two tensors of embeddings and returns their distances; None is
             `torch.nn.PairwiseDistance`.
-        margin: by how much, more than 0.
+        margin: how much closer the positive must be, more than 0.
         swap: whether to take the distance from positive to negative where it is the smaller one.
 
     Shapes:
@@ -220,7 +220,7 @@ class InfoNce(Module):
     .. math:: \ell_i = -\log \frac{e^{\cos(a_i, b_i) / \tau}}{\sum_j e^{\cos(a_i, b_j) / \tau}}
 
     Args:
-        temperature: :math:`\tau`, more than 0.
+        temperature: divisor :math:`\tau` of the similarities, more than 0.
         symmetric: whether to add the loss of finding the first embedding of a pair by the second one, and
             take the mean of both, as CLIP does.
 

@@ -183,7 +183,7 @@ class Noam(Schedule, kw_only=False):
     ``factor * model_size ** -0.5 * min(n ** -0.5, n * warmup_steps ** -1.5)`` for the n-th step, from 1.
 
     Args:
-        factor: multiplies the rate.
+        factor: a number that multiplies the rate.
         warmup_steps: the number of steps in which the rate rises.
         model_size: the width of the model.
 
@@ -214,7 +214,7 @@ class WarmupStableDecay(Schedule, kw_only=False):
     The constant part can be continued at will: a decay from any of its checkpoints gives a finished model.
 
     Args:
-        lr: the constant rate.
+        lr: the rate between warmup and decay.
         steps: the number of steps of the training, warmup and decay included.
         warmup: the number of warmup steps, as in `Warmup`.
         decay: the number of steps of the decay.

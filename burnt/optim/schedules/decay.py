@@ -105,7 +105,7 @@ class Exponential(Schedule, kw_only=False):
 
     Args:
         lr: the first rate.
-        gamma: the factor.
+        gamma: the factor of the rate after each step.
 
     >>> schedule = Exponential(1.0, gamma=0.5)
     >>> [schedule(step) for step in range(4)]
@@ -129,7 +129,7 @@ class Step(Schedule, kw_only=False):
     Args:
         lr: the first rate.
         every: the number of steps between two changes (`step_size` in torch and Burn).
-        gamma: the factor.
+        gamma: the factor of each change.
 
     >>> schedule = Step(1.0, every=2, gamma=0.5)
     >>> [schedule(step) for step in range(6)]
@@ -155,7 +155,7 @@ class MultiStep(Schedule, kw_only=False):
     Args:
         lr: the first rate.
         milestones: the steps at which it changes, in ascending order.
-        gamma: the factor.
+        gamma: the factor of each change.
 
     >>> schedule = MultiStep(1.0, milestones=(2, 3), gamma=0.5)
     >>> [schedule(step) for step in range(5)]

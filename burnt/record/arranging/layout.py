@@ -44,7 +44,7 @@ class Join:
     Args:
         theirs: the parts, in order; patterns as in `Rename`.
         ours: the path of the whole in the model.
-        sizes: of the parts along `dim`, None for equal ones; used when writing.
+        sizes: the sizes of the parts along `dim`, None for equal ones; used when writing.
         dim: the model's axis along which the parts are joined.
         groups: the whole consists of so many groups, each with a piece of every part.
         transpose: how the file stores the parts, as in `Rename`.
@@ -63,9 +63,9 @@ class Split:
     """One tensor of the file is several of the model, as fused queries, keys and values; see `Join`.
 
     Args:
-        theirs: the whole.
+        theirs: the name of the whole tensor in the file.
         ours: the paths of the parts in the model, in order.
-        sizes: of the parts along `dim`, None for equal ones; used when reading.
+        sizes: the sizes of the parts along `dim`, None for equal ones; used when reading.
         dim: the model's axis along which the whole is split.
         groups: the whole consists of so many groups, each with a piece of every part: GPT-NeoX stores the
             query, key and value of each head together.

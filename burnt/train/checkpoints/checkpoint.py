@@ -82,7 +82,7 @@ class Saved:
     """A checkpoint on disk.
 
     Args:
-        path: its folder.
+        path: the checkpoint's folder.
         position: the training's position when it was saved.
         values: the metric values measured at that step, ``{"valid/loss": 0.1}``: from a validation of
             exactly these weights, and from the training epoch that ended there.
@@ -136,7 +136,7 @@ class TrainingState:
         values: the metric values measured at this step, by which keepers rank the checkpoint.
         epoch_rng: the random states at the start of the epoch.
         rng: the random states at the position, by default the current ones.
-        document: the rest, as JSON.
+        document: the rest of the state, as JSON.
         buffers: the buffers that are not in the model's state dict, by path.
         kept: the checkpoint is never removed, and neither is one of the same step that replaces it.
         scheduled: keepers may select the checkpoint; otherwise it is removed once there is a newer one.

@@ -94,15 +94,15 @@ def find_batch_size(
         learner: the model with its optimizer.
         data: a `burnt.data.Loader`, whose batch size is varied, or a function of the batch size that returns
             a loader.
-        low: the first batch size.
+        low: the first batch size to try.
         high: the last one; by default the number of items in the loader's dataset.
         steps: the steps at each size, at least 2; the first one warms up and is not timed.
         memory_bytes: how much memory the steps may take; by default 90 % of what is free. On a CPU a size
             that would need more by the trend of the last two is not tried, since a process that is out of
             memory is killed; on an accelerator the error of its allocator ends the search, too.
-        clip_norm: as in `SupervisedTraining`.
-        precision: as in `SupervisedTraining`.
-        checkpoint_activations: as in `SupervisedTraining`.
+        clip_norm: maximum global norm of the gradients.
+        precision: the precision of the steps, as in `SupervisedTraining`.
+        checkpoint_activations: modules whose activations are recomputed, as in `SupervisedTraining`.
         device: where to train; by default the fastest device available.
 
     Raises:

@@ -116,12 +116,12 @@ def find_learning_rate(
         learner: the model with its optimizer; its schedule is not used. Of several optimizers, the rate of
             the first is searched, and the others keep their schedules.
         batches: a loader, or any iterable of batches that can be iterated more than once.
-        low: the first rate.
-        high: the last rate.
+        low: the first rate to try.
+        high: the last rate to try.
         steps: the number of steps between them, at least 10.
         accumulate: the number of batches of a step, as in `SupervisedTraining`.
-        clip_norm: as in `SupervisedTraining`.
-        precision: as in `SupervisedTraining`.
+        clip_norm: maximum global norm of the gradients.
+        precision: the precision of the steps, as in `SupervisedTraining`.
         device: where to train; by default the fastest device available.
 
     Raises:

@@ -21,7 +21,7 @@ class Accuracy(Metric):
 
     Args:
         ignore_index: a target value to ignore, such as padding.
-        name: as in `Metric`.
+        name: the name in logs and in the run store, as in `Metric`.
 
     >>> import torch
     >>> from burnt.train import StepOutput
@@ -102,7 +102,7 @@ class ConfusionMatrix(Metric):
         num_classes: the number of classes.
         classes: their names; by default the numbers from 0.
         ignore_index: a target value to ignore, such as padding.
-        name: as in `Metric`.
+        name: the name in logs and in the run store, as in `Metric`.
 
     Raises:
         MetricError: the number of names is not the number of classes.

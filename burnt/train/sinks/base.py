@@ -40,9 +40,9 @@ class Run:
         folder: the run folder.
         name: the run's name.
         config: the content of ``config.json``, without what only `burnt.load` needs.
-        created: Unix seconds.
-        host: where the attempt runs.
-        attempt: its number, from 1.
+        created: when the run began, in Unix seconds.
+        host: the machine that the attempt runs on.
+        attempt: the attempt's number, from 1.
         resumed_from_step: the step that it resumed from; None if it started from the beginning.
         state: what the sink keeps for the next attempt, as JSON: its ids. Empty at first.
     """
@@ -63,7 +63,7 @@ class Records:
 
     Args:
         points: metric values with their series, by step.
-        events: in the order of writing.
+        events: the events, in the order of writing.
         artefacts: images, tables and histograms, in the order of writing.
     """
 

@@ -31,7 +31,7 @@ class MLflow(Sink):
         tracking_uri: the server, a folder, or a database such as ``"sqlite:///mlflow.db"``, which needs
             ``pip install mlflow``; by default the environment variable ``MLFLOW_TRACKING_URI``.
         name: the run's name, by default its folder's.
-        tags: of the run.
+        tags: the run's tags, by name.
 
     Raises:
         UnsupportedError: mlflow is not installed, or what it needs for a database.

@@ -21,8 +21,8 @@ class Profiler:
 
     Args:
         skip: steps to let pass first, since the start or a resume; the first ones compile and tune.
-        steps: how many to profile.
-        memory: record allocations too.
+        steps: the number of steps to profile.
+        memory: whether to record allocations, too.
         stacks: record the lines of Python that called each op.
 
     Raises:

@@ -247,7 +247,7 @@ class StepOptimizer:
         Args:
             loss: a scalar, ``[]``; or gradients, as `gradients` returns them, to add up several losses.
             clip_norm: maximum norm of the gradients, instead of the training's.
-            retain_graph: as in `gradients`.
+            retain_graph: keep the graph for another call, as in `gradients`.
 
         Returns:
             The norm of the gradients if it was measured, and whether the step was skipped.

@@ -471,11 +471,11 @@ def dot_product_attention(
     """Compute scaled dot-product attention: the op behind `attention`, with its options in canonical form.
 
     Args:
-        q, k, v, mask, bottom_right, scale, softcap, slopes, lengths, q_starts, k_starts, dropout: as in
-            `attention`.
+        q, k, v, mask, bottom_right, scale, softcap, slopes, lengths, q_starts, k_starts, dropout: the
+            arguments of `attention`.
         before: number of keys before its own position that a query sees; None for all.
         after: number of keys after it; 0 is causal.
-        seed: ``[]``, int64, of the dropout mask (`dropout_mask`).
+        seed: ``[]``, int64, seed of the dropout mask (`dropout_mask`).
 
     Returns:
         ``[B, H, L, E]`` in the dtype of `q`, stored as ``[B, L, H, E]``.

@@ -129,7 +129,7 @@ def folded_norm(
         var: running variance, ``[channels]``.
         weight: ``[channels]``, or None for ones.
         bias: ``[channels]``, or None for zeros.
-        eps: added to the variance.
+        eps: number added to the variance.
         conv_bias: ``[channels]``, the convolution's own bias, or None.
 
     Returns:
@@ -335,12 +335,12 @@ def conv(
             floating-point.
         weight: ``[out_channels, in_channels / groups, *kernel]``, in the dtype of `x`, like the arguments
             below.
-        bias: ``[out_channels]``.
+        bias: ``[out_channels]``, added to the result.
         scale: ``[out_channels]``, multiplied before the bias is added; `folded_norm` computes scale and bias
             from a batch norm.
-        residual: in the shape of the result, added before the activation, as in residual blocks; may be
+        residual: a tensor of the result's shape, added before the activation, as in residual blocks; may be
             float32 if `x` has 16 bits.
-        activation: a key of `burnt.kernels.ACTIVATIONS`.
+        activation: the activation applied last, a key of `burnt.kernels.ACTIVATIONS`.
         stride: step between windows; like the next two one number, or one per axis.
         padding: number of zeros on each side; ``"valid"`` is none, ``"same"`` keeps the size and needs a
             stride of 1.
@@ -447,7 +447,7 @@ def conv_transpose(
         stride: step between the windows that inputs write to; like the others one number, or one per axis.
         padding: number of output elements cut off on each side.
         output_padding: number of elements added at the end of each axis, less than `stride` or `dilation`.
-        x, bias, activation, groups, dilation: as in `conv`.
+        x, bias, activation, groups, dilation: the same arguments as in `conv`.
 
     Returns:
         ``[batch, out_channels, *axes]``, with ``(size - 1) stride - 2 padding + dilation (kernel - 1) + 1 +

@@ -116,8 +116,8 @@ def linear_cross_entropy(
         x: ``[*, d]``, of a floating-point dtype.
         weight: ``[classes, d]``, of the same dtype.
         target: labels ``[*]``, int64 or uint8.
-        bias: ``[classes]``.
-        ignore_index, reduction, label_smoothing, z_loss: as in `cross_entropy`.
+        bias: ``[classes]``, added to the logits.
+        ignore_index, reduction, label_smoothing, z_loss: the same arguments as in `cross_entropy`.
         in_float32: whether to return the loss in float32 if `x` has 16 bits, like the loss of cast logits.
 
     Returns:

@@ -221,7 +221,7 @@ def quantize(
         scale: ``[rows, 1]``, ``[1, 1]`` or with blocks ``[rows, blocks]``, floating-point. Where it is 0,
             values are 0.
         zero_point: int8, in the shape of `scale`; not for floats.
-        value: a key of `burnt.scheme.VALUES`.
+        value: the type of the values, a key of `burnt.scheme.VALUES`.
         block: columns that share a scale; 0 for whole rows.
         narrow: leave out the most negative integer.
 
@@ -294,10 +294,10 @@ def dequantize(
     """Compute the matrix that quantized values stand for: ``(values - zero_point) * scale``.
 
     Args:
-        values: as `quantize` returns them.
-        scale, zero_point, value, block: as in `quantize`.
-        columns: of the result, without padding; None for all that are stored.
-        dtype: of the result, None for float32; the product is computed in float32 or wider.
+        values: the packed values that `quantize` returns.
+        scale, zero_point, value, block: the arguments that `quantize` was given.
+        columns: number of columns of the result, without padding; None for all that are stored.
+        dtype: dtype of the result, None for float32; the product is computed in float32 or wider.
 
     Returns:
         ``[rows, columns]``.

@@ -278,9 +278,9 @@ def scaled_linear(
         bias: ``[out_features]``, floating-point.
         activation: a key of `burnt.kernels.ACTIVATIONS`, applied to the scaled sum.
         out_scale: one element: the result is quantized again, by this scale.
-        out_zero_point: one int8 element, of the result.
-        value: ``"int8"``, ``"float8_e4m3"`` or ``"float8_e5m2"``.
-        dtype: of the result, None for float32, unless `out_scale` is given.
+        out_zero_point: one int8 element, the zero point of the result.
+        value: type of the values: ``"int8"``, ``"float8_e4m3"`` or ``"float8_e5m2"``.
+        dtype: dtype of the result, None for float32, unless `out_scale` is given.
         zero_point: int8, in the shape of `scale`; only with int8 values.
 
     Returns:
@@ -404,11 +404,12 @@ def scaled_conv(
         values: ``[out_channels, channels / groups, *kernel]``, int8.
         x_scale: one element, or one for each sample of the batch, floating-point.
         x_zero_point: one int8 element; padding stands for the number 0, which is this value.
-        stride: a number, or one per axis, as are the next two.
-        padding: zeros on both sides.
-        dilation: of the kernel.
-        groups: of the channels.
-        scale, bias, activation, out_scale, out_zero_point, dtype, zero_point: as in `scaled_linear`.
+        stride: step between windows; like the next two a number, or one per axis.
+        padding: number of zeros on each side.
+        dilation: step between the elements of a window.
+        groups: number of groups that the channels are divided into.
+        scale, bias, activation, out_scale, out_zero_point, dtype, zero_point: the same arguments as in
+            `scaled_linear`.
 
     Returns:
         ``[batch, out_channels, *axes]``, in `dtype`; with `out_scale` int8.

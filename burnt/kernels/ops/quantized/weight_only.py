@@ -125,8 +125,8 @@ def quantized_linear(
         scale: ``[out_features, 1]``, ``[1, 1]`` or with blocks ``[out_features, blocks]``, floating-point.
         zero_point: int8, in the shape of `scale`.
         bias: ``[out_features]``, floating-point.
-        activation: a key of `burnt.kernels.ACTIVATIONS`.
-        value: a key of `burnt.scheme.VALUES`.
+        activation: the activation applied last, a key of `burnt.kernels.ACTIVATIONS`.
+        value: the type of the values, a key of `burnt.scheme.VALUES`.
         block: columns that share a scale; 0 for whole rows.
 
     Returns:
@@ -242,7 +242,7 @@ def quantized_embedding(
 
     Args:
         indices: ``[*]``, int64 or int32.
-        values, scale, zero_point, value, block, columns, dtype: of the table, as in `dequantize`.
+        values, scale, zero_point, value, block, columns, dtype: the table, as `dequantize` takes it.
 
     Returns:
         ``[*, columns]``.

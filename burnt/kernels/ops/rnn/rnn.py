@@ -266,9 +266,9 @@ def lstm_layer(
     Args:
         x: ``[B, T, I]``, of a floating-point dtype.
         weight_ih: ``[4 H, I]``, with gates in the order i, f, g, o; all tensors have the dtype of `x`.
-        weight_hh: ``[4 H, H]``.
+        weight_hh: ``[4 H, H]``, the recurrent weight.
         bias_ih: ``[4 H]``; both biases may be None.
-        bias_hh: ``[4 H]``.
+        bias_hh: ``[4 H]``, the recurrent bias.
         h0: ``[B, H]``, the initial state; None is zeros.
         c0: ``[B, H]``, the initial cell state; None is zeros.
         lengths: ``[B]``, int64: steps of each sequence, 1 to T. Outputs after them are zero.
