@@ -22,7 +22,7 @@ def import_file(path: str | os.PathLike[str]) -> ModuleType:
     """Import a file as the module of its name, with its folder on ``sys.path`` as when Python runs it.
 
     A file that is already imported, also as the script ``__main__``, is not imported again. Where another
-    module of that name is imported, and for what is not Python file, it raises a ConfigError.
+    module of that name is imported, and for what is not a Python file, it raises a ConfigError.
     """
     path = Path(path).resolve()
     name = path.stem

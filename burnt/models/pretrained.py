@@ -630,7 +630,10 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ConfigError("this is not JSON", where=os.fspath(path), found=str(error)) from None
     if not isinstance(document, dict):
         raise ConfigError(
-            "this is not JSON object", where=os.fspath(path), expected="{...}", found=type(document).__name__
+            "this is not a JSON object",
+            where=os.fspath(path),
+            expected="{...}",
+            found=type(document).__name__,
         )
     return document
 

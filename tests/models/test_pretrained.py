@@ -286,7 +286,9 @@ def test_a_folder_without_weights_is_refused(snapshot: Path) -> None:
     assert caught.value.found == "config.json"
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "this is not JSON"), ("[1]", "this is not JSON object")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "this is not JSON"), ("[1]", "this is not a JSON object")]
+)
 def test_a_damaged_config_is_refused(text: str, message: str, snapshot: Path) -> None:
     (snapshot / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:

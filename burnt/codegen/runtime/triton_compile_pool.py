@@ -230,6 +230,8 @@ class Pool:
         combined.add_done_callback(on_cancel)
         for _, part in keyed_parts:
             part.add_done_callback(on_part_done)
+        if not keyed_parts:
+            combined.set_result(None)
         return combined
 
     def _enqueue(self, job: Job) -> Future[None]:

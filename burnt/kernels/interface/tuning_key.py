@@ -154,8 +154,15 @@ def _source_text(fn: Any) -> str:
 
 def _code_text(code: types.CodeType) -> str:
     """Return bytecode, names and constants as text that is the same in every process."""
-    constants = [_code_text(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    return " ".join([code.co_code.hex(), *code.co_names, *code.co_varnames, *code.co_freevars, *constants])
+    names = [*code.co_names, *code.co_varnames, *code.co_freevars]
+    return " ".join([code.co_code.hex(), *names, *map(_constant_text, code.co_consts)])
+
+
+def _constant_text(value: object) -> str:
+    if isinstance(value, types.CodeType):
+        return _code_text(value)
+    # A set's order differs between processes: `x in {"a", "b"}` has one as a constant.
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 @cache

@@ -173,6 +173,7 @@ def test_a_function_is_compiled_once_for_all_that_wait_for_it() -> None:
     # What failed may have been the process; what is there is not compiled again.
     pool.submit([job("", "a"), job("", "b")])
     assert [name for name, _ in pool.asked] == ["a", "b", "c", "b"]
+    assert pool.submit([]).result(0) is None
 
 
 def test_what_nobody_waits_for_any_more_is_cancelled() -> None:

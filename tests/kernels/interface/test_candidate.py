@@ -15,6 +15,7 @@ from burnt import kernels
 from burnt.errors import DefinitionError, InputRuntimeError, InputTypeError
 from burnt.kernels.autotune.tuner import tune
 from burnt.kernels.dispatch.op import Op
+from burnt.kernels.interface import tuning_key
 from burnt.kernels.interface.candidate import OPS
 
 
@@ -418,6 +419,12 @@ def test_an_op_that_was_typed_in() -> None:
             key = typed_in.chosen(torch.ones(2)).key
             assert result.setdefault(factor, key) == key
     assert result[2] != result[3]
+
+
+def test_key_of_a_typed_in_op_does_not_depend_on_the_order_of_a_set() -> None:
+    one, two = (eval(f"lambda x: x in {{{numbers}}}") for numbers in ("0, 8", "8, 0"))
+    assert repr(one.__code__.co_consts) != repr(two.__code__.co_consts)  # as in processes of other hash seeds
+    assert tuning_key._source_text(one) == tuning_key._source_text(two)
 
 
 def test_annotations_are_described_in_pythons_words() -> None:
