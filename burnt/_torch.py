@@ -182,7 +182,7 @@ def _changes_a_value(node: torch.fx.Node) -> bool:
 def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
     """Return a function's results for fake arguments like these, as a flat list of fake tensors.
 
-    No op is decomposed, so strides and `requires_grad` are those of the eager function.
+    No op is decomposed, so strides and `requires_grad` are the eager function's.
     """
     return fake_call(fn, args)[1]
 

@@ -136,7 +136,7 @@ def _print(folder: Path, checkpoint: str, found: Mapping[str, _Evaluation], is_r
 def load_data(target: str, batch_size: int, config_file: str | None) -> dict[str, Any]:
     """Return the loaders that ``"module:name"`` names, by split.
 
-    The name is that of a loader, a dataset, a list of batches, a dict of these, or a function for one, which
+    The name belongs to a loader, a dataset, a list of batches, a dict of these, or a function for one, which
     may take a Config: the one in `config_file`.
     """
     from burnt.data import Loader, as_loader

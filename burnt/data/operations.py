@@ -409,7 +409,7 @@ def _check_callable(function: Any, name: str) -> None:
 
 
 def _random(seed: int) -> np.random.Generator:
-    # The key keeps these orders apart from those of a loader with the same seed.
+    # The key keeps these orders apart from a loader's with the same seed.
     return np.random.Generator(
         np.random.Philox(np.random.SeedSequence(seed & 0xFFFF_FFFF_FFFF_FFFF, spawn_key=(1,)))
     )

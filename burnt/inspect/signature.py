@@ -197,7 +197,7 @@ def signature_of(
 
     Raises:
         ShapeError: the example does not fit the model.
-        InputTypeError: the number or names of the arguments are not those of `forward`.
+        InputTypeError: the number or names of the arguments do not fit `forward`.
         UnsupportedError: an argument or the result is, or holds, an object of another class.
     """
     takes = forward_signature(model)
@@ -281,8 +281,8 @@ class SignatureRecorder:
     def sources(self) -> tuple[Path | None, ...]:
         """Return where the step takes each input of the model from: its path in the step's batch.
 
-        None stands for an input that the step computes or changes in place. They have the order of the
-        signature's inputs.
+        None stands for an input that the step computes or changes in place. The paths have the order of
+        the signature's inputs.
         """
         if not self._calls:
             return ()
@@ -427,7 +427,7 @@ def _fill(template: Any, tensors: Sequence[Tensor]) -> Any:
 def _infos(
     leaves: Sequence[tuple[str, Any]], others: Sequence[Any], sizes: tuple[int, int] | None
 ) -> tuple[TensorInfo, ...]:
-    """Describe the tensors of a call; `others` are those of another call, `sizes` both batch sizes."""
+    """Describe the tensors of a call; `others` are another call's, `sizes` both batch sizes."""
     infos = []
     for i, (name, leaf) in enumerate(leaves):
         shape = tuple(leaf.shape)

@@ -42,7 +42,7 @@ class _Lazy:
 
 
 class LazyLinear(_Lazy, torch.nn.LazyLinear, Linear, init=False):
-    """A `Linear` that takes `in_features` from its first input, then becomes a `Linear`.
+    """A `Linear` that takes `in_features` from its first input, and then becomes that layer.
 
     Before the first call, or `load_state_dict`, an optimizer has no parameters to take.
 
@@ -95,7 +95,7 @@ class _LazyConvTranspose(_Lazy, Generic[Size, Pads]):
 class LazyConv1d(  # type: ignore[misc]
     _LazyConv[tuple[int], tuple[Sides]], torch.nn.LazyConv1d, Conv1d, init=False
 ):
-    """A `Conv1d` that takes `in_channels` from its first input, then becomes a `Conv1d`.
+    """A `Conv1d` that takes `in_channels` from its first input, and then becomes that layer.
 
     >>> layer = LazyConv1d(4, 2)
     >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
@@ -109,7 +109,7 @@ class LazyConv1d(  # type: ignore[misc]
 class LazyConv2d(  # type: ignore[misc]
     _LazyConv[tuple[int, int], tuple[Sides, Sides]], torch.nn.LazyConv2d, Conv2d, init=False
 ):
-    """A `Conv2d` that takes `in_channels` from its first input, then becomes a `Conv2d`.
+    """A `Conv2d` that takes `in_channels` from its first input, and then becomes that layer.
 
     >>> layer = LazyConv2d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
@@ -123,7 +123,7 @@ class LazyConv2d(  # type: ignore[misc]
 class LazyConv3d(  # type: ignore[misc]
     _LazyConv[tuple[int, int, int], tuple[Sides, Sides, Sides]], torch.nn.LazyConv3d, Conv3d, init=False
 ):
-    """A `Conv3d` that takes `in_channels` from its first input, then becomes a `Conv3d`.
+    """A `Conv3d` that takes `in_channels` from its first input, and then becomes that layer.
 
     >>> layer = LazyConv3d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
@@ -137,7 +137,7 @@ class LazyConv3d(  # type: ignore[misc]
 class LazyConvTranspose1d(  # type: ignore[misc]
     _LazyConvTranspose[tuple[int], tuple[Sides]], torch.nn.LazyConvTranspose1d, ConvTranspose1d, init=False
 ):
-    """A `ConvTranspose1d` that takes `in_channels` from its first input, then becomes a `ConvTranspose1d`.
+    """A `ConvTranspose1d` that takes `in_channels` from its first input, and then becomes that layer.
 
     >>> layer = LazyConvTranspose1d(4, 2)
     >>> layer(torch.zeros(1, 3, 5)).shape, layer.in_channels
@@ -154,7 +154,7 @@ class LazyConvTranspose2d(  # type: ignore[misc]
     ConvTranspose2d,
     init=False,
 ):
-    """A `ConvTranspose2d` that takes `in_channels` from its first input, then becomes a `ConvTranspose2d`.
+    """A `ConvTranspose2d` that takes `in_channels` from its first input, and then becomes that layer.
 
     >>> layer = LazyConvTranspose2d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5)).shape, layer.in_channels
@@ -171,7 +171,7 @@ class LazyConvTranspose3d(  # type: ignore[misc]
     ConvTranspose3d,
     init=False,
 ):
-    """A `ConvTranspose3d` that takes `in_channels` from its first input, then becomes a `ConvTranspose3d`.
+    """A `ConvTranspose3d` that takes `in_channels` from its first input, and then becomes that layer.
 
     >>> layer = LazyConvTranspose3d(4, 2)
     >>> layer(torch.zeros(1, 3, 5, 5, 5)).shape, layer.in_channels
@@ -183,7 +183,7 @@ class LazyConvTranspose3d(  # type: ignore[misc]
 
 
 class LazyBatchNorm(_Lazy, torch.nn.LazyBatchNorm1d, BatchNorm):
-    """A `BatchNorm` that takes `num_features` from its first input, then becomes a `BatchNorm`.
+    """A `BatchNorm` that takes `num_features` from its first input, and then becomes that layer.
 
 
     >>> layer = LazyBatchNorm()
@@ -211,7 +211,7 @@ class LazyBatchNorm(_Lazy, torch.nn.LazyBatchNorm1d, BatchNorm):
 
 
 class LazyInstanceNorm(_Lazy, torch.nn.LazyInstanceNorm1d, InstanceNorm):
-    """An `InstanceNorm` that takes `num_features` from its first input, then becomes an `InstanceNorm`.
+    """An `InstanceNorm` that takes `num_features` from its first input, and then becomes that layer.
 
     Defaults are as in `InstanceNorm`; torch's lazy layers are affine and have running averages.
 

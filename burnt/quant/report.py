@@ -293,7 +293,7 @@ def _ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _patterns(paths: Iterable[str]) -> list[str]:
-    """Return patterns for paths, those of one template together."""
+    """Return patterns for paths, one template's together."""
     found: dict[str, list[str]] = {}
     for path in paths:
         found.setdefault(_template(path), []).append(path)

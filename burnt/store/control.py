@@ -265,7 +265,7 @@ class Inbox:
             if names:
                 with self._lease.hold():
                     pass
-        except OSError:  # or a RunError: the folder is that of another run by now
+        except OSError:  # or a RunError: the folder is another run's by now
             return ()
         if len(names) > _MAX_FILES_PER_POLL:
             self._next_listing = now

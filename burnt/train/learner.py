@@ -96,7 +96,7 @@ class Learner:
 
     @property
     def schedule_text(self) -> str:
-        """The schedule, or that of each of several optimizers, as text that is the same in every process."""
+        """The schedule, or each optimizer's of several, as text that is the same in every process."""
         if not isinstance(self.optimizer, Optimizers):
             return stable_text(self.schedule)
         schedules = self.optimizer.all_schedules.items()

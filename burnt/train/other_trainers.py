@@ -108,7 +108,7 @@ CALLBACK_METHODS = {
     "on_validation_end": "on_validation",
     "on_validation_epoch_end": "on_validation",
 }
-"""Methods of Lightning's and Hugging Face's callbacks -> those of `burnt.train.events.HOOKS`."""
+"""Methods of Lightning's and Hugging Face's callbacks -> names in `burnt.train.events.HOOKS`."""
 
 LOG_OPTIONS = frozenset({"on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist"})
 """Arguments of Lightning's ``self.log``, which are not values to log."""

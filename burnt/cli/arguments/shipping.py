@@ -130,7 +130,7 @@ def _add_run_models(burnt: Parser) -> None:
         "page", "write a run's model as a web page that runs it", _PAGE_EXAMPLES, "export:page"
     )
     page.option("--title", "TITLE", "the page's title, default: the run's name")
-    page.option("--classes", "A,B", "the names of the classes, default: those of the run's dataset")
+    page.option("--classes", "A,B", "the names of the classes, default: the run's dataset's")
     page.option("--fields", "A,B", "the names of the input's numbers, in order")
     page.flag("--table", "show several outputs as numbers, not as bars of classes")
     text = "the npm package, for ops that the C generator lacks: a folder or archive; default: fetch it"

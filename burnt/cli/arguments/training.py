@@ -104,7 +104,7 @@ def add(burnt: Parser) -> None:
     evaluate.run()
     evaluate.option("--data", "MODULE:NAME", "the data to evaluate on", required=True)
     evaluate.model()
-    text = "metrics by name or as MODULE:NAME, default: those of the run"
+    text = "metrics by name or as MODULE:NAME, default: the run's"
     evaluate.option("--metrics", "A,B", text)
     evaluate.option("--step", "MODULE:NAME", "the step, for a model without one")
     evaluate.option("--batch-size", "N", "for datasets", whole(1), 256)

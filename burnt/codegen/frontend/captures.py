@@ -243,7 +243,7 @@ class _Visitor:
 
 
 def _has_library_methods(instance: Any) -> bool:
-    """Whether methods that are not visited may read an instance's attributes, such as those of torch."""
+    """Whether methods that are not visited may read an instance's attributes, such as torch's."""
     bases = (object, torch.nn.Module)
     return any(_package(cls) in _TRUSTED and cls not in bases for cls in type(instance).__mro__)
 

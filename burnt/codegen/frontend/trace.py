@@ -164,7 +164,7 @@ class Traced:
         )
 
     def with_aliases(self, results: Sequence[Any]) -> list[Any]:
-        """Return all results, given those of this trace, which is one `without_aliases`."""
+        """Return all results, given this trace's, which is one `without_aliases`."""
         aliases = self.aliases.by_position
         remaining = iter(results)
         count = len(results) + len(aliases)
@@ -227,7 +227,7 @@ class _DetachUnderNoGrad(TorchFunctionMode):
 class _LayoutLog(TorchFunctionMode):
     """Logs the strides that the function reads, and which calls return views of their arguments.
 
-    Tensors of a trace may have other strides than those of the eager function: an op in place stores the
+    Tensors of a trace may have other strides than the eager function's: an op in place stores the
     result of the op that creates a new tensor. They also decide whether ``reshape`` or ``contiguous`` copy.
     """
 

@@ -592,7 +592,7 @@ def variables(exprs: Sequence[Expr]) -> set[Var]:
 
 
 def index_exprs(expr: Expr) -> list[IndexExpr]:
-    """Return the index expressions in an expression's `extra`, not those of its arguments."""
+    """Return the index expressions in an expression's `extra`, not in its arguments'."""
     found: list[IndexExpr] = []
     for extra in expr.extra:
         if isinstance(extra, IndexExpr):

@@ -43,7 +43,7 @@ _DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: 
 class Mnist(TensorDataset):
     """MNIST: 60,000 and 10,000 digits of 28 x 28 grey values, in memory.
 
-    Files of the same format, such as those of Fashion-MNIST and KMNIST, are read, too.
+    Files of the same format, such as Fashion-MNIST's and KMNIST's, are read, too.
 
     Args:
         folder: where the files are, ``train-images-idx3-ubyte`` and so on, with or without ``.gz``; or the

@@ -20,7 +20,7 @@ Fill = float | tuple[float, ...]
 
 
 class _Geometric(Transform):
-    """Moves the pixels of an image, and those of its mask in the same way, as an image of one channel."""
+    """Moves the pixels of an image, and its mask's in the same way, as an image of one channel."""
 
     interpolation: Interpolation = "bilinear"
     fill: Fill = 0

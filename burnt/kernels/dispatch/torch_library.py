@@ -6,7 +6,7 @@ Each op ``burnt::f`` is defined from the Python signature of its reference. It h
 - a fake: the reference on fake tensors. The kernel returns results with the fake's strides, whichever
   candidate runs;
 - gradients at the Autograd key, computed by the op ``burnt::f_backward``, which compilers see; its own
-  gradients are those of the reference, computed by torch. For an op that draws random numbers, autograd
+  gradients are the reference's, computed by torch. For an op that draws random numbers, autograd
   differentiates the reference instead, since another op would draw other numbers;
 - vmap and autocast, which run the reference: torch's own ops inside it are batched and cast.
 

@@ -92,7 +92,7 @@ class PartialReference:
 class Vjp:
     """The vector-Jacobian product of `fn`: maps ``(*grad_outs, *args)`` to the gradients that are needed.
 
-    The first `num_grad_outs` arguments are gradients of results; those for integers and booleans are ignored.
+    The first `num_grad_outs` arguments are gradients of results; for integers and booleans, they are ignored.
     """
 
     __slots__ = ("__name__", "fn", "needs_grad", "num_grad_outs")

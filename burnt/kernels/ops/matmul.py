@@ -460,7 +460,7 @@ def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 
     Args:
         a: ``[rows, k]``, floating-point, sorted by group.
-        b: ``[groups, k, n]``, in the dtype of `a`; any strides, such as those of ``weight.mT``.
+        b: ``[groups, k, n]``, in the dtype of `a`; any strides, such as ``weight.mT`` has.
         ends: ``[groups]``, int64 or int32: the row after the last one of each group. Groups may be empty.
 
     Returns:

@@ -62,7 +62,7 @@ def cast_like(x: Any, other: Any, saturate: bool = True) -> Any:
 
 
 def bitcast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bits of a tensor as another dtype of the same size."""
+    """Return the bits of a tensor as numbers of another dtype of the same size."""
     return x.contiguous().view(dtype)
 
 

@@ -739,7 +739,7 @@ def build_program(model: ir.Model, where: str, limit: ConstantLimit) -> Build:
     build = Build(Program([]), limit=limit)
     build.add_graph(model.graph)
     build.remove_unused()
-    if not build.main_input:  # no input has a device: that of the weights
+    if not build.main_input:  # no input has a device: use the weights'
         first = next((path for path, member in build.members.items() if isinstance(member, Tensor)), None)
         _set_devices(build.program, None if first is None else Device(Name(f"self.{first}")))
     return build

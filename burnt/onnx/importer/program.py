@@ -84,7 +84,7 @@ class Statement:
 
     @functools.cached_property
     def reads(self) -> Counter[str]:
-        """How often each name is read, that of the function included; not to be changed."""
+        """How often each name is read, the function's included; not to be changed."""
         return Counter([self.call.function, *names_in(self.call)])
 
     def replaced(self, leaf: Replace, name: Rename = str) -> Statement:
@@ -128,7 +128,7 @@ class Repeat:
 
     @functools.cached_property
     def reads(self) -> Counter[str]:
-        """How often each name is read, that of the list included; not to be changed."""
+        """How often each name is read, the list's included; not to be changed."""
         return Counter([self.modules, *names_in((*self.initial, *self.args))])
 
     def replaced(self, leaf: Replace, name: Rename = str) -> Repeat:

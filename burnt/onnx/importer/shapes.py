@@ -114,7 +114,7 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
 
 
 def _adopt(graph: ir.Graph, proto: onnx.GraphProto) -> None:
-    """Take over the types of a graph's values and of those of the graphs in it, where they are known."""
+    """Take over the types of values of a graph and of the graphs in it, where they are known."""
     types = {info.name: info.type for info in (*proto.input, *proto.value_info, *proto.output)}
     known: dict[bytes, tuple[ir.DataType | None, ir.Shape | None]] = {}
     for value in graph.inputs:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MAX_NODES = 200_000
-"""Nodes of a model, those of inlined functions and bodies included."""
+"""Nodes of a model, including inlined functions and bodies."""
 
 MAX_DEPTH = 32
 """How deep bodies of loops and branches may be nested."""

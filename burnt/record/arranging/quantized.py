@@ -93,7 +93,7 @@ def tied_layers(
 def set_weight_dtypes(
     model: torch.nn.Module, layers: Mapping[str, Mapping[str, Any]], dtype: torch.dtype | None
 ) -> None:
-    """Set the dtype of quantized layers' weights, as that of other weights is set when they are loaded."""
+    """Set the dtype of quantized layers' weights, as it is set for other weights when they are loaded."""
     by_name = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
     for path, child in model.named_modules(remove_duplicate=False):
         entry = layers.get(without_wrappers(path))

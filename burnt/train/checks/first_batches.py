@@ -1,4 +1,4 @@
-"""The checks before the first step: one batch of each loader through its step; or only a dry run."""
+"""The checks before the first step: one batch of each loader through its step, or only a dry run."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def _step_text(batch: Any, output: StepOutput) -> str:
     given = named_tensors(batch, "batch")
     text = ", ".join(f"{name} {shape_text(tensor)}" for name, tensor in given.items())
     size = max(batch_size_of(list(given.values())) or 0, 2)
-    # The output is that of the last size that `inspect.check` tries, which is one more.
+    # The output belongs to the last size that `inspect.check` tries, which is one more.
     shapes = []
     for name in ("loss", "outputs", "targets"):
         for path, tensor in named_tensors(getattr(output, name), name).items():

@@ -25,7 +25,7 @@ _TRUSTING: ContextVar[bool] = ContextVar("_TRUSTING", default=False)
 
 @contextlib.contextmanager
 def trusting(is_on: bool = True) -> Iterator[None]:
-    """Context in which every run that is used gets a mark: that of ``--trust`` and ``trust=True``."""
+    """Context in which every run that is used gets a mark, as by ``--trust`` and ``trust=True``."""
     token = _TRUSTING.set(is_on or _TRUSTING.get())
     try:
         yield

@@ -142,7 +142,7 @@ class RunMetrics:
     def values_at(self, step: int) -> dict[str, float]:
         """Return the values measured after `step` steps.
 
-        A checkpoint is ranked by values of its own weights only, not by those of an earlier validation.
+        A checkpoint is ranked only by values of its own weights, not by an earlier validation's.
         """
         return {key: value for key, value in self.values.items() if self._measured_at.get(key) == step}
 

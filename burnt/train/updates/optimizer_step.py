@@ -125,7 +125,7 @@ class OptimizerStep:
 
 
 class WindowGradients:
-    """The gradients of the mean loss over all items of a window, added up from those of its micro-batches.
+    """The gradients of the mean loss over all items of a window, added up over its micro-batches.
 
     Each micro-batch's loss is the mean over its `count` items, so its gradients are weighted by that count.
     Sums of 16-bit gradients are in float32.

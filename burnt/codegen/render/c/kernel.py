@@ -694,7 +694,7 @@ class _KernelPrinter(ExprPrinter):
         inner: tuple[Var, ...],
         chunked_loop: Var | None,
     ) -> None:
-        """Emit the loops that compute totals; with a `chunked_loop`, those of the current chunk of it."""
+        """Emit the loops that compute totals; with a `chunked_loop`, of its current chunk."""
 
         def bounds(var: Var) -> tuple[str, str]:
             size = mark_size(var.extent)

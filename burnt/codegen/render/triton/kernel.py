@@ -513,7 +513,7 @@ class _TilePrinter(ExprPrinter):
         return [Workspace(f"w{number}{suffix}", size, dtype) for suffix, _, dtype in accumulator.blocks]
 
     def partial_offset(self, chunk: str) -> str:
-        """Return the offset of a chunk's partial result; those of one chunk are contiguous."""
+        """Return the offset of a chunk's partial result; one chunk's are contiguous."""
         if not self.layout.row_loops:
             return chunk
         rows = math.prod(v.extent for v in self.layout.kernel.outer)

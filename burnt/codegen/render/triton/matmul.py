@@ -290,7 +290,7 @@ class _FunctionPrinter(ExprPrinter):
         return "" if self.keeps_storage_dtype else super().widening_cast(buffer)
 
     def text(self, arguments: Sequence[str]) -> str:
-        """Return the function's text; `arguments` are those of the whole kernel."""
+        """Return the function's text; `arguments` are the whole kernel's."""
         unpacked = (
             f"    {', '.join(arguments)}, = args"
             if len(arguments) == 1

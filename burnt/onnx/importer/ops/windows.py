@@ -118,7 +118,7 @@ def _with_affine(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None, Any]:
     """Fold a product and a sum with constants per channel into the convolution before them.
 
-    This is how some exporters write a batch norm. `axis` is that of the output channels in the weight. The
+    This is how some exporters write a batch norm. `axis` is the output channels' in the weight. The
     third result is the node whose result the layer then computes; None if nothing follows.
     """
     is_own = node.is_only_use(1) and (bias is not None or not node.has(2))
