@@ -13,6 +13,7 @@ from burnt.errors import MetricError
 from burnt.store import RunReader, RunWriter
 from burnt.train import ClassificationOutput, StepOutput
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric, intervals, read
+from burnt.train.metrics.base import metric_from_dict, metric_to_dict
 from tests.train.cases import refused
 
 
@@ -231,6 +232,18 @@ def test_the_confusion_matrix_writes_its_tables(tmp_path):
         "f1",
         "count",
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "metric"), [("loss", Loss(name="cost")), ("confusion", ConfusionMatrix(2, ["a", "b"]))]
+)
+def test_metrics_of_older_runs_are_found_where_they_are_now(module, metric):
+    document = metric_to_dict(metric) | {"module": f"burnt.train.metrics.{module}"}
+    built = metric_from_dict(document)
+    assert type(built) is type(metric)
+    assert metric_to_dict(built) == metric_to_dict(metric)
+    with pytest.raises(MetricError, match="cannot be built"):
+        metric_from_dict(document | {"class": "read"})
 
 
 # StepOutput

@@ -212,8 +212,11 @@ def metric_to_dict(metric: Metric) -> dict[str, Any]:
 
 def metric_from_dict(document: Mapping[str, Any]) -> Metric:
     """Build the metric that `metric_to_dict` has described; its module must be imported already."""
-    module = sys.modules.get(str(document.get("module")))
-    found = class_in(module, str(document.get("class")), Metric)
+    home, name = str(document.get("module")), str(document.get("class"))
+    found = class_in(sys.modules.get(home), name, Metric)
+    if found is None and home.startswith("burnt.train.metrics."):  # an older burnt had more modules
+        public = vars(sys.modules["burnt.train.metrics"]).get(name)
+        found = public if isinstance(public, type) and issubclass(public, Metric) else None
     arguments = document.get("arguments")
     if found is not None and isinstance(arguments, dict):
         try:
