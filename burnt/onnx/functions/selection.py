@@ -60,6 +60,11 @@ def random_uniform(
     return torch.rand(to_ints(shape), dtype=dtype, device=device) * (high - low) + low
 
 
+def bernoulli(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 1 with the probabilities that `x` gives, else 0."""
+    return torch.bernoulli(x).to(dtype)
+
+
 def multinomial(x: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Draw classes, with replacement, from unnormalized log probabilities ``[batch, classes]``."""
     return torch.multinomial(torch.softmax(x.float(), -1), count, replacement=True).to(dtype)

@@ -664,7 +664,7 @@ _MIN_FREED = 1024  # bytes
 _MAX_FOLDED = 4096  # elements of integers, truth values and strings
 _MAX_FOLDED_FLOATS = 64  # of floating-point numbers: more are weights
 _NOT_FOLDED = {
-    *("Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"),
+    *("Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"),
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),  # become quantized layers
     *("Loop", "Scan", "If", "Identity"),
 }

@@ -132,13 +132,14 @@ def test_softmax_below_version_13_is_over_all_axes_from_one_on() -> None:
     [
         (lambda: functions.random_normal([20000], 2.0, 3.0, torch.float32), 2.0, 3.0),
         (lambda: functions.random_uniform([20000], -1.0, 3.0, torch.float32), 1.0, 4 / 12**0.5),
+        (lambda: functions.bernoulli(torch.full((20000,), 0.25), torch.float32), 0.25, 0.433),
         (
             lambda: functions.multinomial(torch.log(torch.tensor([[1.0, 3.0]])), 20000, torch.int32),
             0.75,
             0.433,
         ),
     ],
-    ids=["normal", "uniform", "multinomial"],
+    ids=["normal", "uniform", "bernoulli", "multinomial"],
 )
 def test_random_numbers_have_the_distribution(
     draw: Callable[[], torch.Tensor], mean: float, std: float
@@ -147,6 +148,11 @@ def test_random_numbers_have_the_distribution(
     found = draw().float()
     assert abs(found.mean() - mean) < 0.05 * std
     assert abs(found.std() - std) < 0.05 * std
+
+
+def test_bernoulli_gives_1_with_the_given_probability() -> None:
+    module, _ = imported("g (float[n] x) => (float[n] y) { y = Bernoulli(x) }")
+    assert module(torch.tensor([0.0, 1.0] * 8)).tolist() == [0.0, 1.0] * 8
 
 
 def test_the_backend_runs_single_nodes() -> None:

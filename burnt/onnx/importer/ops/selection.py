@@ -79,6 +79,11 @@ def _random(build: Build, node: Node) -> Any:
     )
 
 
+@handler("Bernoulli")  # ONNX's own body of it gives 1 with the probability of 0
+def _bernoulli(build: Build, node: Node) -> Any:
+    return build.call("ops.bernoulli", build.tensor(node, 0), _dtype_attr(build, node), hint="bernoulli")
+
+
 @handler("Multinomial")
 def _multinomial(build: Build, node: Node) -> Any:
     dtype = torch_dtype(int(node.attr("dtype", 6)))
