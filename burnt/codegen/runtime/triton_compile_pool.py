@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -200,7 +201,7 @@ class Pool:
         combined: Future[None] = Future()
         keyed_parts = []
         for job in jobs:
-            key = json.dumps(job)
+            key = hashlib.sha256(json.dumps(job).encode()).hexdigest()  # the sources would add up
             part, waiting = self._requested.get(key, (None, 0))
             if part is None or part.cancelled() or (part.done() and part.exception() is not None):
                 part, waiting = self._enqueue(job), 0
