@@ -115,8 +115,10 @@ def _call_in_fork(function: Callable[[], Any]) -> tuple[Any, BaseException | Non
     status = 0
     try:
         with os.fdopen(read, "rb") as pipe:
-            # The answer comes as a whole, at the end.
-            if not select.select([pipe], [], [], _MOST_SECONDS)[0]:
+            # The answer comes as a whole, at the end. `select.select` refuses descriptors from 1024 on.
+            waiting = select.poll()
+            waiting.register(pipe, select.POLLIN)
+            if not waiting.poll(1000 * _MOST_SECONDS):
                 os.kill(process, signal.SIGKILL)
                 return None
             answer = pipe.read()

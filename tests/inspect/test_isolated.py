@@ -129,6 +129,29 @@ def test_a_fork_that_waits_for_ever_is_given_up(monkeypatch):
     assert run_isolated(lambda: signal.pause() if os.getpid() != here else os.getpid()) == here
 
 
+@needs_fork
+def test_a_process_with_many_open_files_forks(monkeypatch):
+    fcntl, resource = pytest.importorskip("fcntl"), pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != limits[1] < 2000:
+        pytest.skip("this machine allows fewer open files")
+    pipe = os.pipe
+
+    def high_pipe():
+        ends = pipe()
+        moved = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 1500) for end in ends)
+        for end in ends:
+            os.close(end)
+        return moved
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, limits[1]))
+    try:
+        monkeypatch.setattr(os, "pipe", high_pipe)
+        assert run_isolated(os.getpid) != os.getpid()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_result_that_cannot_be_copied_is_computed_here():
     @dataclass
     class Output:
