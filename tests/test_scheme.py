@@ -134,7 +134,7 @@ def test_settings_that_are_none(settings: dict[str, Any], where: str) -> None:
 
 
 def test_other_objects_and_unknown_fields() -> None:
-    with pytest.raises(ConfigError, match="no quantization scheme"):
+    with pytest.raises(ConfigError, match="not a quantization scheme"):
         QuantScheme.parse(8)  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as caught:
         QuantScheme.from_dict({"values": "int8"})

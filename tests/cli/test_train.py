@@ -113,9 +113,9 @@ def test_runs_an_absolute_path(program, tmp_path_factory, monkeypatch):
 
 
 def test_a_file_imports_its_neighbours(desk):
-    (desk / "work" / "next to.py").write_text("value = 5")
+    (desk / "work" / "beside.py").write_text("value = 5")
     (desk / "work" / "near.py").write_text(
-        "import next to\nfrom burnt import Config\nclass C(Config):\n    x: int = next to.value\n"
+        "import beside\nfrom burnt import Config\nclass C(Config):\n    x: int = beside.value\n"
         "def main(config: C):\n    print(config.x)\n"
     )
     assert main(["train", "work/near.py:main"]) == 0

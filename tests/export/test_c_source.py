@@ -80,7 +80,7 @@ def test_names() -> None:
 )
 def test_a_name_that_is_no_identifier(name: str, hint: str) -> None:
     with pytest.raises(
-        UnsupportedError, match=f"no C identifier\n  found     {name!r}\n  hint      {hint!r}"
+        UnsupportedError, match=f"not a C identifier\n  found     {name!r}\n  hint      {hint!r}"
     ):
         c_source(nn.Linear(3, 2), torch.zeros(1, 3), name)
 

@@ -35,7 +35,7 @@ class TestOnnxRuntimeWeb:
     @pytest.mark.parametrize("name", ["folder", "package.tgz"])
     def test_names_what_is_missing(self, tmp_path, name):
         save_package(tmp_path / name, {"package.json": b"{}"})
-        with pytest.raises(UnsupportedError, match="no package onnxruntime-web") as caught:
+        with pytest.raises(UnsupportedError, match="not a package onnxruntime-web") as caught:
             OnnxRuntimeWeb.read(tmp_path / name)
         assert "ort.wasm.bundle.min.mjs" in str(caught.value.found)
         assert "npm pack onnxruntime-web@" in str(caught.value)
@@ -43,7 +43,7 @@ class TestOnnxRuntimeWeb:
     def test_other_files_are_no_package(self, tmp_path):
         (tmp_path / "text").write_text("text")
         for path in ("text", "nothing"):
-            with pytest.raises(UnsupportedError, match="no package onnxruntime-web"):
+            with pytest.raises(UnsupportedError, match="not a package onnxruntime-web"):
                 OnnxRuntimeWeb.read(tmp_path / path)
 
     def test_says_what_to_do_without_npm(self, monkeypatch):

@@ -553,7 +553,7 @@ def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path)
         assert [name for name, _ in other.named_modules()] == names
         assert all(p.requires_grad for p in other.parameters())
     net().save(path)
-    with pytest.raises(RecordError, match="no file of LoRA adapters"):
+    with pytest.raises(RecordError, match="not a file of LoRA adapters"):
         nn.load_lora(net(), path)
 
 

@@ -428,7 +428,7 @@ def test_a_function_is_no_module(tmp_path: Path) -> None:
 
 def test_a_path_that_is_none(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no" / "m.onnx"):
-        with pytest.raises(InputValueError, match="no path for a file"):
+        with pytest.raises(InputValueError, match="not a path for a file"):
             export(nn.Linear(3, 2), torch.rand(4, 3), path)
 
 

@@ -710,9 +710,9 @@ def test_a_drawing_shows_the_rates():
     ("call", "words"),
     [
         (lambda: optim.plot(0.1, 0), ["in        steps", "at least 1"]),
-        (lambda: optim.plot([], 9), ["no schedule to draw"]),
-        (lambda: optim.plot("fast", 9), ["no schedule to draw", "'f'"]),
-        (lambda: optim.plot({"a": None}, 9), ["no schedule to draw", "in        a", "None"]),
+        (lambda: optim.plot([], 9), ["not a schedule to draw"]),
+        (lambda: optim.plot("fast", 9), ["not a schedule to draw", "'f'"]),
+        (lambda: optim.plot({"a": None}, 9), ["not a schedule to draw", "in        a", "None"]),
     ],
 )
 def test_what_cannot_be_drawn(call, words):

@@ -191,8 +191,8 @@ def failing(error: bool = True) -> Callable[[nn.Module, Tensor], Tensor]:
             lambda model, batch: batch,
             ["called none of the layers", "conv, head", "1 batch w"],
         ),
-        (torch.zeros(2, 1, 4, 4), None, ["no iterable of batches", "a Tensor", "calibrate=[batch]"]),
-        (3, None, ["no iterable of batches", "a int"]),
+        (torch.zeros(2, 1, 4, 4), None, ["not an iterable of batches", "a Tensor", "calibrate=[batch]"]),
+        (3, None, ["not an iterable of batches", "a int"]),
         ([{"x": torch.zeros(1, 1, 4, 4)}], None, ["no entry of the batch", "'images'", "'x'", "forward="]),
     ],
 )
