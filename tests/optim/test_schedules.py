@@ -710,7 +710,7 @@ def test_a_drawing_shows_the_rates():
     ("call", "words"),
     [
         (lambda: optim.plot(0.1, 0), ["in        steps", "at least 1"]),
-        (lambda: optim.plot([], 9), ["not a schedule to draw"]),
+        (lambda: optim.plot([], 9), ["no schedule to draw"]),
         (lambda: optim.plot("fast", 9), ["not a schedule to draw", "'f'"]),
         (lambda: optim.plot({"a": None}, 9), ["not a schedule to draw", "in        a", "None"]),
     ],
