@@ -141,7 +141,7 @@ class ImageInput {
       this.context.drawImage(image, 0, 0, width, height);
       this.read();
     } catch {
-      this.problem = file.name + " is no image that this browser can read.";
+      this.problem = file.name + " is not an image that this browser can read.";
       this.changed();
     }
   }
@@ -314,7 +314,7 @@ async function run() {
     isNumber = isNumber && values.every(value => !Number.isNaN(value));
     output.show(values);
   });
-  return isNumber ? "" : "The model returned NaN, which is no number.";
+  return isNumber ? "" : "The model returned NaN, which is not a number.";
 }
 
 async function start() {
