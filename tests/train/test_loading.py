@@ -21,6 +21,7 @@ from burnt.record import Record
 from burnt.serve.run_model import RunModel
 from burnt.train import KeepBest, KeepLast, Learner, StepOutput, SupervisedTraining
 from burnt.train.after.loading import RunFiles
+from burnt.train.code.source import Source
 from tests import forked
 from tests.train.cases import refused
 
@@ -376,3 +377,8 @@ def test_a_model_by_hand_may_leave_out_a_layer_and_that_is_said(tmp_path: Path) 
         burnt.load(tmp_path, model=model(torch.nn.Identity()))
     with pytest.warns(UserWarning, match=r"1\.p: 0\.5 instead of 0\.25"):
         assert burnt.load(tmp_path, model=model(torch.nn.Dropout(0.25)))[1].p == 0.5
+
+
+def test_a_layer_that_an_older_burnt_had_in_another_module(tmp_path):
+    earlier = Source("burnt.nn.gated", "SwiGlu", None, None, None, ())
+    assert earlier.import_class(tmp_path, {}) is nn.SwiGlu

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
+from burnt import nn
 from burnt._modules import class_in, import_file, import_installed, module_of_file, origin_of
 from burnt.config import Config
 from burnt.errors import DefinitionError, RecordError, RunError
@@ -251,7 +252,11 @@ class Source:
             return importlib.import_module(self.module)
 
     def _class_in(self, module: ModuleType | None) -> type[torch.nn.Module] | None:
-        return class_in(module, self.model, torch.nn.Module)
+        kind = class_in(module, self.model, torch.nn.Module)
+        if kind is None and self.module.startswith("burnt.nn."):  # an older burnt had it in another module
+            public = getattr(nn, self.model, None)
+            kind = public if isinstance(public, type) and issubclass(public, torch.nn.Module) else None
+        return kind
 
 
 def _untrusted(run: Path, what: str) -> RunError:
