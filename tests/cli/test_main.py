@@ -110,11 +110,12 @@ def test_looking_at_runs_never_loads_torch(write):
     assert done.stdout.endswith("nothing heavy\n"), done.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error(write):
+@pytest.mark.parametrize("command", [["export", "r", "--format", "csv"], ["show", "r"]])
+def test_a_reader_that_goes_away_is_no_error(write, command):
     write("r")
     read, written = os.pipe()
     os.close(read)  # what is written now fails at once, as after `| head`
-    done = python("-m", "burnt", "runs", "export", "r", "--format", "csv", stdout=written)
+    done = python("-m", "burnt", "runs", *command, stdout=written)
     os.close(written)
     assert (done.returncode, done.stderr) == (141, "")
 

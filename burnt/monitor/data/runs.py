@@ -392,7 +392,7 @@ class RunView:
             was_closed = self._reader is None
             try:
                 yield self.reader
-            except BurntError:
+            except (BurntError, BrokenPipeError):  # of `| head`, while it prints what it reads
                 raise
             except Exception as error:
                 raise _unexpected_error(self.label, error) from error
