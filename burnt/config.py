@@ -914,7 +914,7 @@ def _loads(text: str | bytes, what: str, where: str | None) -> dict[str, Any]:
         document = parse_json(text)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            what, where=where, expected="JSON", found=str(error), hint="the file is damaged or no JSON"
+            what, where=where, expected="JSON", found=str(error), hint="the file is damaged or not JSON"
         ) from None
     if not isinstance(document, dict):
         raise ConfigError(what, where=where, expected="an object", found=type(document).__name__)

@@ -257,7 +257,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     FULL.save(path)
     text = path.read_text()
     path.write_text(text[: len(text) // 2])
-    with pytest.raises(ConfigError, match="no JSON"):
+    with pytest.raises(ConfigError, match="not JSON"):
         Experiment.load(path)
     path.write_text("{}")
     with pytest.raises(ConfigError, match=r'"format": 1'):

@@ -148,12 +148,12 @@ def test_sizes_that_do_not_fit_are_refused(snapshot: Path) -> None:
 @pytest.mark.parametrize(("layers", "line"), [(1, "unexpected  layers.1."), (3, "missing     layers.2.")])
 def test_another_number_of_layers_is_refused(layers: int, line: str, snapshot: Path) -> None:
     change(snapshot, num_hidden_layers=layers)
-    with pytest.raises(RecordError, match="the weights do not fit the config") as caught:
+    with pytest.raises(RecordError, match="the weights do not fit their config") as caught:
         Llama.from_pretrained(snapshot)
     assert caught.value.origin[0].startswith(line)
     assert caught.value.hint is None
     change(snapshot, num_hidden_layers=2)
-    with pytest.raises(RecordError, match="the weights do not fit the config") as caught:
+    with pytest.raises(RecordError, match="the weights do not fit their config") as caught:
         Llama.from_pretrained(snapshot, num_layers=layers)
     assert caught.value.hint == "without num_layers, the sizes are those of config.json"
 

@@ -351,7 +351,7 @@ class TestErrors:
             Tokenizer.from_pretrained(tmp_path)
         assert caught.value.__cause__ is not None
         (tmp_path / "tokenizer_config.json").write_text("{")
-        self.refused(ConfigError, "no JSON", Tokenizer.from_pretrained, tmp_path)
+        self.refused(ConfigError, "not JSON", Tokenizer.from_pretrained, tmp_path)
         self.refused(BurntError, "there is no such snapshot", Tokenizer.from_pretrained, tmp_path / "none")
 
     def test_tokenizers_is_not_installed(self, tmp_path, monkeypatch):
