@@ -37,4 +37,4 @@ from burnt.optim.schedules.decay import Polynomial as Polynomial
 from burnt.optim.schedules.decay import Step as Step
 
 if not TYPE_CHECKING:  # type checkers take the imports above as exports
-    __all__ = sorted([*own_names(globals()), "ScheduleLike"])
+    __all__ = sorted({*own_names(globals()), "ScheduleLike"} - {"as_schedule"})

@@ -215,8 +215,8 @@ def metric_from_dict(document: Mapping[str, Any]) -> Metric:
     home, name = str(document.get("module")), str(document.get("class"))
     found = class_in(sys.modules.get(home), name, Metric)
     if found is None and home.startswith("burnt.train.metrics."):  # an older burnt had more modules
-        public = vars(sys.modules["burnt.train.metrics"]).get(name)
-        found = public if isinstance(public, type) and issubclass(public, Metric) else None
+        own = (kind for kind in Metric.__subclasses__() if kind.__module__.startswith("burnt.train.metrics."))
+        found = next((kind for kind in own if kind.__qualname__ == name), None)
     arguments = document.get("arguments")
     if found is not None and isinstance(arguments, dict):
         try:
