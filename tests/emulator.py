@@ -162,10 +162,10 @@ class Emulator:
     def wait_for_end(self) -> int:
         """The program's exit code, once all that it wrote was read."""
         self.wait_for(lambda: self.process.poll() is not None)
-        self.settle()
+        self.wait_until_read()
         return self.process.returncode
 
-    def settle(self) -> None:
+    def wait_until_read(self) -> None:
         """Until everything that is written by now was read."""
         mark = f"\x1b]0;{time.monotonic_ns()}\x07".encode()  # a window's title is seen by nobody
         os.write(self._slave, mark)
@@ -173,7 +173,7 @@ class Emulator:
 
     def leftovers(self) -> list[str]:
         """What a program that is gone left as it should not be."""
-        self.settle()
+        self.wait_until_read()
         found = [str(mode) for mode in sorted(_MODES) if mode << 5 in self.screen.mode]
         if self.screen.cursor.hidden:
             found.append("no cursor")

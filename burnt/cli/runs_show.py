@@ -199,7 +199,7 @@ def _json(view: RunView) -> dict[str, Any]:
         return {
             **run_json(view),
             "attempts": [attempt._asdict() for attempt in view.attempts],
-            "config": reader.config(),
+            "config": view.document,
             "notes": [note._asdict() for note in view.notes],
             "series": [_series_json(view, reader, series) for series in view.heads],
             "checkpoints": [checkpoint._asdict() for checkpoint in view.checkpoints()],

@@ -67,7 +67,7 @@ class Watched(TorchDispatchMode):
         elif not self.nudge:
             actual = steps(*args, **(kwargs or {}))
         else:
-            with self:  # a mean rounds, too, and moves all elements of a row alike
+            with self:  # a mean rounds, too, and moves all elements of a row by as much
                 return steps(*args, **(kwargs or {}))
         rounded = bool(kwargs) and kwargs.get("rounding_mode") is not None
         exact = rounded or func._schema.name.removeprefix("aten::") in _EXACT
@@ -338,7 +338,7 @@ def check_outcome(
 
 
 def fresh(tensor: Tensor) -> Tensor:
-    """The same in memory of its own, laid out alike: a run may change it in place."""
+    """The same in memory of its own, in the same layout: a run may change it in place."""
     memory = tensor.detach().untyped_storage().clone()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
         memory, tensor.storage_offset(), tensor.shape, tensor.stride()

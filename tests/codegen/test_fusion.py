@@ -182,7 +182,7 @@ UNARY, BINARY, ACTIVATIONS = _UNARY.split(), _BINARY.split(), _ACTIVATIONS.split
 _EITHER_ZERO = frozenset({"maximum", "minimum", "fmax", "fmin", "softshrink", "hardshrink"})
 
 
-def alike(fused: Tensor, plain: Tensor, name: str) -> None:
+def assert_same(fused: Tensor, plain: Tensor, name: str) -> None:
     """Equal but for the last bits, and with the same signs of zeros where these are specified."""
     if name == "gelu":  # torch's float32 kernel has NaN at infinity, and infinity for 3e38
         fused, plain = fused[plain.isfinite()], plain[plain.isfinite()]
@@ -203,7 +203,7 @@ def test_special_values_of_unary_operations(dtype: torch.dtype) -> None:
         return [fn(x) for fn in functions]
 
     for name, ours, theirs in zip(UNARY + ACTIVATIONS, fuse(all_of)(x), all_of(x), strict=True):
-        alike(ours, theirs, name)
+        assert_same(ours, theirs, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -215,7 +215,7 @@ def test_special_values_of_binary_operations(dtype: torch.dtype) -> None:
 
     a, b = x[:, None], x[None, :]
     for name, ours, theirs in zip(BINARY, fuse(all_of)(a, b), all_of(a, b), strict=True):
-        alike(ours, theirs, name)
+        assert_same(ours, theirs, name)
 
 
 def test_special_values_of_reductions() -> None:

@@ -59,7 +59,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page.resolve().as_uri())
-        self.settle()
+        self.wait_until_idle()
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression of JavaScript, awaited if it is a promise."""
@@ -68,7 +68,7 @@ class Browser:
             raise AssertionError(done["exceptionDetails"]["exception"].get("description", "an exception"))
         return done["result"].get("value")
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait until the model has run on all changes, or the page says why it cannot."""
         problem = "document.getElementById('problem').textContent !== ''"
         done = f"!isRunning && (outputs.length > 0 || {problem})"
@@ -91,7 +91,7 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
         x, y = points[-1]
         self.call("Input.dispatchMouseEvent", type="mouseReleased", x=x, y=y, button="left", clickCount=1)
-        self.settle()
+        self.wait_until_idle()
 
     def choose_file(self, selector: str, file: Path) -> None:
         """Choose a file in a file input."""

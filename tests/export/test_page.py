@@ -233,13 +233,13 @@ class TestDigits:
         (tmp_path / "digit.png").write_bytes(png((image * 255).round().byte()[..., None].expand(-1, -1, 3)))
         opened.choose_file("input[type=file]", tmp_path / "digit.png")
         opened.wait(lambda: max(opened.evaluate("[...model.inputs[0]]")) > 0)
-        opened.settle()
+        opened.wait_until_idle()
         seen = torch.tensor(opened.evaluate("[...model.inputs[0]]"))
         torch.testing.assert_close(seen, image.flatten(), rtol=0, atol=1 / 255)
         assert opened.text("#class") == str(int(digits[2]["labels"][0]))
 
         opened.evaluate("document.querySelector('input[type=checkbox]').click()")
-        opened.settle()
+        opened.wait_until_idle()
         inverted = torch.tensor(opened.evaluate("[...model.inputs[0]]"))
         torch.testing.assert_close(inverted, 1 - seen)
         close(opened.evaluate("[...model.outputs[0]]"), digits[1](inverted.view(1, 1, 8, 8)))
@@ -255,7 +255,7 @@ class TestDigits:
         opened.wait(lambda: opened.text("#problem"))
         assert opened.text("#problem") == "notes.txt is not an image that this browser can read."
         opened.evaluate("document.querySelector('button').click()")
-        opened.settle()
+        opened.wait_until_idle()
         assert opened.text("#problem") == ""
 
     def test_bars_and_latency(self, opened, digits):
@@ -292,7 +292,7 @@ def enter(browser, field, text):
           field.dispatchEvent(new Event("input"));
         }})()"""
     )
-    browser.settle()
+    browser.wait_until_idle()
     return browser.text("#problem")
 
 
@@ -402,7 +402,7 @@ def test_a_large_colour_image_in_the_range_of_the_example(browser, tmp_path):
     (tmp_path / "red.png").write_bytes(png(pixels))
     browser.choose_file("input[type=file]", tmp_path / "red.png")
     browser.wait(lambda: max(browser.evaluate("[...model.inputs[0]]")) > 0)
-    browser.settle()
+    browser.wait_until_idle()
     close(browser.evaluate("[...model.outputs[0]]"), torch.tensor([2.5, -2.5, -1.5]))
 
 

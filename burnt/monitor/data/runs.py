@@ -114,6 +114,7 @@ class RunView:
         self.metric: Series | None = None
         self.metric_best: Extreme | None = None
         self.newest = NewestIds(0, 0, 0, 0)
+        self.document: Any = None  # of ``config.json``; `config` is what people look at of it
         self.config: dict[str, Any] | None = None
         self.settings: dict[str, Any] = {}
         self.parent: Parent | None = None
@@ -344,10 +345,11 @@ class RunView:
             self.attempts = ()
         if len(attempts) != len(self.attempts):
             self._best_cache.clear()
-            self.name, self.created, self.config = reader.name, reader.created, reader.config()
-            if self.config is not None:
-                self.config = _as_mapping(self.config)
-                self.config.pop("load", None)  # for building the model again, not for people
+            self.name, self.created, self.document = reader.name, reader.created, reader.config()
+            self.config = None
+            if self.document is not None:  # "load" is for building the model again, not for people
+                document = _as_mapping(self.document)
+                self.config = {name: value for name, value in document.items() if name != "load"}
             self.settings, self.parent = settings_of(self.config), reader.parent()
         self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
         if self.progress is not None:

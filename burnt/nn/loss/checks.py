@@ -136,7 +136,7 @@ def probabilities(loss: nn.Module, target: Tensor) -> None:
     smallest, largest = (float(number) for number in target.detach().aminmax())
     if smallest < 0 or largest > 1:  # NaN is not hidden: the loss is NaN too
         raise InputValueError(
-            "the target is no mask or probability",
+            "the target is not a mask or a probability",
             where=type(loss).__name__,
             expected="numbers from 0 to 1",
             found=f"target from {smallest:g} to {largest:g}",

@@ -264,7 +264,7 @@ def test_parameters_are_those_of_torchvision(torchvision) -> None:
     torch.manual_seed(0)
     image = torch.zeros(3, 100, 150)
 
-    def alike(theirs: Any, ours: Any, *readers: tuple[Any, Any]) -> None:
+    def assert_same_distribution(theirs: Any, ours: Any, *readers: tuple[Any, Any]) -> None:
         samples = (
             [theirs.make_params([image]) for _ in range(n)],
             [ours.draw(image, generator) for _ in range(n)],
@@ -273,17 +273,17 @@ def test_parameters_are_those_of_torchvision(torchvision) -> None:
             columns = [[read(p) for p in sample] for read, sample in zip(pair, samples, strict=True)]
             assert stats.ks_2samp(*columns).pvalue > 1e-3, number
 
-    alike(
+    assert_same_distribution(
         torchvision.RandomResizedCrop(8), transforms.RandomResizedCrop(8),
         *((itemgetter(name), itemgetter(i)) for i, name in enumerate(("top", "left", "height", "width"))),
     )  # fmt: skip
-    alike(
+    assert_same_distribution(
         torchvision.RandomErasing(1), transforms.RandomErasing(1),
         *((itemgetter(name), itemgetter(i)) for i, name in enumerate("ij")),
         *((itemgetter(name), lambda p, i=i: p[2].shape[i]) for i, name in enumerate("hw", start=1)),
     )  # fmt: skip
     options = 20, (0.1, 0.3), (0.8, 1.2), (5, 10, -4, 4)
-    alike(
+    assert_same_distribution(
         torchvision.RandomAffine(*options), transforms.RandomAffine(*options),
         (itemgetter("angle"), itemgetter(0)),
         (lambda p: p["translate"][0], lambda p: p[1][0]),
@@ -292,7 +292,7 @@ def test_parameters_are_those_of_torchvision(torchvision) -> None:
         (lambda p: p["shear"][0], lambda p: p[3][0]),
         (lambda p: p["shear"][1], lambda p: p[3][1]),
     )  # fmt: skip
-    alike(
+    assert_same_distribution(
         torchvision.ColorJitter(0.4, hue=0.1), transforms.ColorJitter(0.4, hue=0.1),
         (itemgetter("brightness_factor"), lambda p: dict(p)[functional.adjust_brightness]),
         (itemgetter("hue_factor"), lambda p: dict(p)[functional.adjust_hue]),

@@ -452,18 +452,19 @@ def test_a_reference_is_a_function_to_fuse() -> None:
 LOGITS, LABELS = torch.randn(4, 10), torch.tensor([1, 2, 3, 4])
 
 
-def alike(
-    ours: Callable[..., Any], theirs: Callable[..., Any], *args: Any, **options: Any
-) -> tuple[Any, Any]:
+def both(ours: Callable[..., Any], theirs: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, Any]:
     """Return a call of ours, and torch's with the same arguments."""
     return functools.partial(ours, *args, **options), functools.partial(theirs, *args, **options)
 
 
-entropy = functools.partial(alike, kernels.cross_entropy, F.cross_entropy)
+entropy = functools.partial(both, kernels.cross_entropy, F.cross_entropy)
 # A call, torch's own of the same meaning, and what our message says.
 BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
-    "no such axis": (*alike(kernels.softmax, torch.softmax, X, 7), "softmax cannot take"),
-    "integers": (*alike(kernels.softmax, torch.softmax, X.long(), -1), "softmax is not defined for int64"),
+    "no such axis": (*both(kernels.softmax, torch.softmax, X, 7), "softmax cannot take"),
+    "integers": (
+        *both(kernels.softmax, torch.softmax, X.long(), -1),
+        "softmax is not defined for int64",
+    ),
     "approximation": (
         lambda: kernels.gelu(X, "sigmoid"),
         lambda: F.gelu(X, approximate="sigmoid"),
@@ -489,13 +490,13 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: F.silu(X) * X[:, :7],
         "swiglu cannot take",
     ),
-    "groups": (*alike(kernels.group_norm, F.group_norm, X, 7), "cannot be split into equal groups"),
+    "groups": (*both(kernels.group_norm, F.group_norm, X, 7), "cannot be split into equal groups"),
     "one value to train on": (
-        *alike(kernels.batch_norm, F.batch_norm, X[:1], None, None, training=True),
+        *both(kernels.batch_norm, F.batch_norm, X[:1], None, None, training=True),
         "in training needs more than 1 value",
     ),
     "averages of another size": (
-        *alike(kernels.batch_norm, F.batch_norm, X, W[:5], W[:5]),
+        *both(kernels.batch_norm, F.batch_norm, X, W[:5], W[:5]),
         "the running_mean of batch_norm does not match the channels",
     ),
     "label too large": (*entropy(LOGITS, LABELS + 6), "a label is not a class"),
@@ -509,16 +510,22 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "reduction": (*entropy(LOGITS, LABELS, reduction="max"), "has no reduction 'max'"),
     "smoothing": (*entropy(LOGITS, LABELS, label_smoothing=2.0), "the label smoothing is out of range"),
     "class weights": (*entropy(LOGITS, LABELS, W[:3]), "weight of cross_entropy has the wrong shape"),
-    "probability": (*alike(kernels.dropout, F.dropout, X, 1.5), "the probability of dropout is out of range"),
-    "window": (*alike(kernels.max_pool, F.max_pool2d, torch.ones(1, 1, 2, 2), 5), "max_pool cannot take"),
-    "axis of a sum": (*alike(kernels.reduce_sum, torch.sum, X, 3), "reduce_sum cannot take"),
-    "axis twice": (*alike(kernels.reduce_sum, torch.sum, X, [0, 0]), "reduce_sum cannot take"),
+    "probability": (
+        *both(kernels.dropout, F.dropout, X, 1.5),
+        "the probability of dropout is out of range",
+    ),
+    "window": (
+        *both(kernels.max_pool, F.max_pool2d, torch.ones(1, 1, 2, 2), 5),
+        "max_pool cannot take",
+    ),
+    "axis of a sum": (*both(kernels.reduce_sum, torch.sum, X, 3), "reduce_sum cannot take"),
+    "axis twice": (*both(kernels.reduce_sum, torch.sum, X, [0, 0]), "reduce_sum cannot take"),
     "index": (
-        *alike(kernels.embedding, F.embedding, LABELS, W[:8].view(4, 2)),
+        *both(kernels.embedding, F.embedding, LABELS, W[:8].view(4, 2)),
         "an index is outside the embedding table",
     ),
     "indices that are none": (
-        *alike(kernels.embedding, F.embedding, X, X),
+        *both(kernels.embedding, F.embedding, X, X),
         "the indices of an embedding have the wrong dtype",
     ),
 }

@@ -34,7 +34,7 @@ from tests.codegen.test_fusion import (
     BINARY,
     SPECIAL,
     UNARY,
-    alike,
+    assert_same,
     layer_norm,
     rms_norm,
     rotary,
@@ -537,7 +537,7 @@ def test_special_values_of_unary_operations(first: int) -> None:
         return [fn(x) for fn in functions]
 
     for name, ours, theirs in zip(names, metal(all_of)(x), all_of(x), strict=True):
-        alike(ours, theirs, name)
+        assert_same(ours, theirs, name)
 
 
 def test_special_values_of_binary_operations() -> None:
@@ -548,7 +548,7 @@ def test_special_values_of_binary_operations() -> None:
 
     a, b = x[:, None], x[None, :]
     for name, ours, theirs in zip(BINARY, metal(all_of)(a, b), all_of(a, b), strict=True):
-        alike(ours, theirs, name)
+        assert_same(ours, theirs, name)
 
 
 # --- the shim itself --------------------------------------------------------------------------------------

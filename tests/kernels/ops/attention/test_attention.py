@@ -34,7 +34,7 @@ def heads(batch: int, queries: int, keys: int, h: int = 4, kv: int = 2, d: int =
     return [randn(*shape, seed=n) for n, shape in enumerate(shapes)]
 
 
-def alike(batch: int, queries: int, keys: int) -> list[Tensor]:
+def heads_of_one_size(batch: int, queries: int, keys: int) -> list[Tensor]:
     """Heads that torch's fused calls take: as many of keys, of one size."""
     return [randn(batch, 4, length, 8, seed=n) for n, length in enumerate((queries, keys, keys))]
 
@@ -113,7 +113,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles:
 def test_queries_whose_every_key_is_far_from_zero(
     name: str, masked: torch.dtype | None, kind: torch.dtype, small_tiles: None
 ) -> None:
-    tensors = [t.to(kind) for t in alike(2, 23, 17)]
+    tensors = [t.to(kind) for t in heads_of_one_size(2, 23, 17)]
     mask = randn(2, 1, 23, 17, seed=5, dtype=torch.float32).to(masked or kind)
     least = torch.finfo(mask.dtype).min
     mask[:, :, 3], mask[:, :, 5], mask[:, :, 6, 3:] = least, max(-1e9, least), least
@@ -135,7 +135,7 @@ def test_queries_whose_every_key_is_far_from_zero(
 
 
 def test_masks_whose_values_cannot_be_read() -> None:
-    tensors, mask = alike(1, 6, 6), torch.zeros(6, 6, dtype=torch.float64)
+    tensors, mask = heads_of_one_size(1, 6, 6), torch.zeros(6, 6, dtype=torch.float64)
     mask[2] = torch.finfo(torch.float64).min
 
     def library(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
