@@ -213,7 +213,11 @@ class Optimizer:
                 found=f"a {type(args[0]).__name__} as its first argument",
                 hint=_NO_PARAMS,
             )
-        if args and isinstance(args[0], int | float) and "betas" in inspect.signature(cls).parameters:
+        if (
+            args
+            and isinstance(args[0], int | float)
+            and "betas" in inspect.signature(cls.__init__).parameters
+        ):
             raise OptimError(
                 f"{cls.__name__} takes no number as its first argument",
                 expected=f"{cls.__name__}() or {cls.__name__}(option=value)",
@@ -239,7 +243,7 @@ class Optimizer:
     def _checked_tuples(self, options: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         """Return the options that are several numbers, such as betas, as tuples as long as their defaults."""
         checked = {}
-        for name, parameter in inspect.signature(type(self)).parameters.items():
+        for name, parameter in inspect.signature(type(self).__init__).parameters.items():
             default = parameter.default
             if name not in options or not isinstance(default, tuple):
                 continue
