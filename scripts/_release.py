@@ -180,7 +180,8 @@ def check_contents(wheel: Path, sdist: Path, version: str, names: Sequence[str])
 def check_reproducible(wheel: Path, sdist: Path, epoch: str, scratch: Path) -> None:
     """The unpacked sdist, in another folder and under another umask, builds both again, byte for byte."""
     with tarfile.open(sdist) as tar:
-        tar.extractall(scratch / "source", filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+        tar.extractall(scratch / "source")
     (source,) = (scratch / "source").iterdir()
     (scratch / "again").mkdir()
     for first, again in zip(
