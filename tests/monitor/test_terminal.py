@@ -330,7 +330,7 @@ def test_sizes(finished: Path) -> None:
         terminal.wait_for_screen("digits", "✓ finished", "loss", "accuracy", "q quit")
         assert len(terminal.text().splitlines()) == 24
         terminal.resize(60, 20)
-        terminal.wait_for_screen("digits")
+        terminal.wait_for_screen("✓ finished", "loss", "q quit")
         terminal.wait_for(lambda: len(terminal.text().splitlines()) == 20)
         terminal.resize(150, 50)
         terminal.wait_for_screen("digits", "✓ finished", "loss", "q quit")
