@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import shutil
 import sys
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from burnt.cli.runs_select import open_run, run_folder
 from burnt.errors import RunError
+from burnt.store.opening import numbered_folders
 
 if TYPE_CHECKING:
     from burnt.train.learner import Learner
@@ -71,7 +71,7 @@ class Resuming:
                 expected=str(self.folder),
                 hint="give its Config a field `folder`, and train in SupervisedTraining(config.folder, ...)",
             )
-        training.resume = True
+        training.exists = "resume"
         training.fork = None if self._fork is None else dict(self._fork)
         return training.run(learner)
 
@@ -136,8 +136,7 @@ def _new_folder(parent: Path, step: int, overrides: Sequence[str], changed: Stor
 
 def free_folder(base: Path) -> Path:
     """Return a folder, with a number from 2 on after its name if it exists."""
-    numbered = (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))
-    return next(folder for folder in itertools.chain([base], numbered) if not folder.exists())
+    return next(folder for folder in numbered_folders(base) if not folder.exists())
 
 
 def _adopt_state(past: Past, target: StoredTarget, folder: Path) -> None:

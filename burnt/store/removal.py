@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from burnt.errors import RunError, quantity
+from burnt.store.opening import is_own
 from burnt.store.reader import RunReader
 from burnt.store.schema import DATABASE
-
-# What burnt writes into a run's folder; anything else is named before it is removed.
-_OWN_NAMES = ("config.json", "checkpoints", "control", "logs", "notes", "profile", "tags", "tensorboard")
 
 
 class Removable(NamedTuple):
@@ -71,7 +69,7 @@ def examine(folder: str | os.PathLike[str]) -> Removable:
         for file in files:
             status = os.lstat(os.path.join(path, file))
             size += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    others = [name for name in sorted(os.listdir(folder)) if not _is_own(name)]
+    others = [name for name in sorted(os.listdir(folder)) if not is_own(name)]
     return Removable(folder, state, size, others)
 
 
@@ -109,7 +107,3 @@ def remove(folder: str | os.PathLike[str]) -> Removable:
             hint=f"remove the rest with rm -r {aside}",
         )
     return found
-
-
-def _is_own(name: str) -> bool:
-    return name in _OWN_NAMES or name.startswith((DATABASE, "."))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import operator
 import os
@@ -23,7 +24,14 @@ from typing import Any, Literal, Self
 
 from burnt._files import sync_folder
 from burnt.errors import MetricError, RunError, TakenOverError
-from burnt.store.opening import begin_attempt, create_database
+from burnt.store.opening import (
+    begin_attempt,
+    choose_exists,
+    create_database,
+    folder_taken,
+    holds_nothing,
+    numbered_folders,
+)
 from burnt.store.pyramid import (
     INTO_ARTEFACT,
     INTO_BUCKET,
@@ -117,6 +125,7 @@ class RunWriter:
         *,
         name: str | None = None,
         config: Mapping[str, Any] | None = None,
+        exists: str | None = None,
         resume: bool = False,
         resumed_from_step: int | None = None,
         since: float | None = None,
@@ -128,7 +137,10 @@ class RunWriter:
             folder: the run folder; created if it is missing.
             name: the name shown by viewers; by default the folder's name.
             config: anything that JSON can hold; written to ``config.json`` and to the attempt.
-            resume: continue the run in the folder, if there is one.
+            exists: what to do if the folder holds a run: ``"error"`` (the default); ``"number"``: use the
+                first free folder of NAME, NAME-2, NAME-3, ...; ``"resume"``: continue the run. A run without
+                a finished step and a checkpoint is replaced, unless files of the user are in its folder.
+            resume: the same as ``exists="resume"``.
             resumed_from_step: the step of the checkpoint that the run resumes from. Rows of earlier attempts
                 with a higher step are superseded: they stay in the file but are not shown. Rows of this very
                 step stay valid, and what is logged again there is left out. None: the attempt starts from the
@@ -138,33 +150,61 @@ class RunWriter:
                 fail.
 
         Raises:
-            RunError: the folder holds a run and `resume` is false; a live process is writing the run, or one
-                has written it `since`; the folder cannot be written; run.db is damaged or was written by a
-                newer burnt.
+            ConfigError: `exists` is invalid, or given with `resume`.
+            RunError: the folder holds a run that is neither continued nor replaced; a live process is writing
+                the run, or one has written it `since`; the folder cannot be written; run.db is damaged or was
+                written by a newer burnt.
         """
-        folder = Path(folder)
-        path = folder / DATABASE
+        exists = choose_exists(exists, resume)
         if resumed_from_step is not None:
             resumed_from_step = _count(resumed_from_step)
+        try:
+            text = None if config is None else json.dumps(config, indent=2)
+        except (TypeError, ValueError) as error:
+            raise RunError("the config cannot be written as JSON", found=str(error)) from error
+        for candidate in numbered_folders(Path(folder)):
+            try:
+                connection, attempt = cls._open(
+                    candidate, name, exists == "resume", resumed_from_step, text, since
+                )
+            except RunError as error:
+                if exists != "number" or error.errno != errno.EEXIST:
+                    raise
+            else:
+                return cls(candidate, connection, attempt, on_error=on_error)
+        raise AssertionError("numbers never end")
+
+    @staticmethod
+    def _open(
+        folder: Path,
+        name: str | None,
+        resume: bool,
+        resumed_from_step: int | None,
+        config: str | None,
+        since: float | None,
+    ) -> tuple[sqlite3.Connection, int]:
+        """Begin a run or an attempt in a folder; an error with the errno EEXIST says that it is taken."""
+        path = folder / DATABASE
+        name = folder.resolve().name if name is None else name
+        replaced_by = None
         if path.exists() and not resume:
-            raise RunError(
-                f"{folder} already holds a run",
-                where=str(path),
-                hint="continue it with resume=True, or choose another folder",
-            )
+            since = time.time()
+            if not holds_nothing(folder):
+                raise folder_taken(
+                    f"{folder} already holds a run",
+                    where=str(path),
+                    hint='continue it with resume=True, or choose another folder (exists="number" does)',
+                )
+            replaced_by = name
         unrelated = _unrelated_names(folder) if not path.exists() else []
         if unrelated:
-            raise RunError(
+            raise folder_taken(
                 f"{folder} holds files that are not a run",
                 where=str(folder),
                 expected="a new or empty folder, or one that holds a run",
                 found=", ".join(unrelated[:5]) + (", ..." if len(unrelated) > 5 else ""),
                 hint="use a separate folder for the run, such as runs/NAME",
             )
-        try:
-            text = None if config is None else json.dumps(config, indent=2)
-        except (TypeError, ValueError) as error:
-            raise RunError("the config cannot be written as JSON", found=str(error)) from error
         with write_errors(
             "the run folder cannot be written",
             folder,
@@ -174,11 +214,10 @@ class RunWriter:
             for part in _FOLDERS:
                 (folder / part).mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                create_database(path, folder.resolve().name if name is None else name)
+                create_database(path, name)
             for changed in (folder, *(made.parent for made in new)):
                 sync_folder(changed)
-            connection, attempt = begin_attempt(path, resume, resumed_from_step, text, since)
-        return cls(folder, connection, attempt, on_error=on_error)
+            return begin_attempt(path, resume, resumed_from_step, config, since, replaced_by=replaced_by)
 
     def log(self, step: int, epoch: int | None, values: Mapping[str, float], split: str = "train") -> None:
         """Write metric values.

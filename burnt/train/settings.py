@@ -16,6 +16,7 @@ from burnt.data import LimitedLoader, Loader, RepeatedLoader, as_loader
 from burnt.data.loading.loader import EpochLoader
 from burnt.device import as_device
 from burnt.errors import ConfigError, UnsupportedError, did_you_mean
+from burnt.store.opening import choose_exists
 from burnt.train.checkpoints.checkpoint import KeepBest, Keeper, KeepLast, checked_keepers
 from burnt.train.control.plateau import Plateau, plateaus_of
 from burnt.train.control.stopping import EarlyStopping
@@ -25,6 +26,7 @@ from burnt.train.learner import Learner
 from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.base import loss_first
 from burnt.train.other_trainers import TRAINER_OPTIONS
+from burnt.train.reporting.notebook import in_notebook
 from burnt.train.reporting.progress import Reporter, check_monitor
 from burnt.train.updates.manual import Optimizers
 from burnt.train.updates.optimizer_step import GradientRules
@@ -64,6 +66,7 @@ class TrainingSettings:
         validate_first: bool = False,
         checkpoint_every: str | Duration = "1 epoch",
         async_checkpoints: bool = False,
+        exists: str | None = None,
         resume: bool = False,
         config: Config | Mapping[str, Any] | None = None,
         limit_train: float | None = None,
@@ -73,6 +76,7 @@ class TrainingSettings:
         memory_pool: bool = True,
     ) -> None:
         self.folder = Path(folder)
+        self._asked_folders: dict[Path, Path] = {}  # the folder that was used -> the one that was given
         self.train = as_loader(train, "train")
         self.valid = _validation_loaders(valid)
         self._limit(limit_train, limit_valid, overfit_batches)
@@ -85,7 +89,7 @@ class TrainingSettings:
         self.monitor = check_monitor(monitor)
         self.reporter = Reporter()
         self.seed = seed
-        self.resume = resume
+        self.exists = choose_exists(exists, resume, "number" if in_notebook() else "error")
         self.config = config
         self.check = check
         self.memory_pool = memory_pool
@@ -95,8 +99,6 @@ class TrainingSettings:
         check_number("accumulate", accumulate, "the number of batches of a step, at least 1", whole=True)
         if isinstance(seed, float | str):
             raise _invalid("seed", "a whole number, or None", seed)
-        if resume not in (True, False):
-            raise _invalid("resume", "True: the run in the folder goes on from its newest checkpoint", resume)
         if on_nan not in _POLICIES:
             hint = did_you_mean(on_nan, _POLICIES)
             raise _invalid("on_nan", " or ".join(map(repr, _POLICIES)), on_nan, hint)
@@ -139,6 +141,11 @@ class TrainingSettings:
         """Find the metrics that the schedules of a Learner monitor."""
         for plateau in plateaus_of(learner):
             self._resolve(plateau)
+
+    @property
+    def resume(self) -> bool:
+        """Whether a run in the folder is continued."""
+        return self.exists == "resume"
 
     @property
     def best_keeper(self) -> KeepBest | None:

@@ -104,7 +104,7 @@ class SupervisedTraining(TrainingSettings):
     """Trains a Learner's model on batches, and records the run in a folder.
 
     Args:
-        folder: the run folder; one folder holds one run.
+        folder: the run folder; one folder holds one run, see `exists`.
         train: a `burnt.data.Loader`, or any iterable of batches that can be iterated more than once.
         valid: the same for validation, or several by name: ``{"valid": loader, "rotated": other}``. The names
             are the splits of their metrics, ``"rotated/loss"``.
@@ -154,7 +154,12 @@ class SupervisedTraining(TrainingSettings):
         async_checkpoints: write checkpoints in a thread: the training waits only for a copy of the model and
             the optimizer's state, which takes memory until it is written. One is written at a time; an
             error is raised after the next step, or at the end.
-        resume: continue the run in the folder from its newest checkpoint, at the next batch.
+        exists: what to do if the folder holds a run. ``"error"``: refuse it, the default. ``"number"``: train
+            in the first free folder of ``runs/net``, ``runs/net-2``, ``runs/net-3``, ..., the default in a
+            notebook. ``"resume"``: continue the run from its newest checkpoint, at the next batch. A run that
+            has neither a finished step nor a checkpoint is replaced (but for ``"resume"``), unless its folder
+            holds files, tags or notes of yours or a living process owns it.
+        resume: the same as ``exists="resume"``; give one of the two.
         config: written to the run's ``config.json``; by default the Config that built the model.
         limit_train: use only the first batches of each training epoch: a number, or as a float a fraction of
             an epoch, ``0.1``.
@@ -197,7 +202,7 @@ class SupervisedTraining(TrainingSettings):
         ['train/loss']
         """
         quick, rng = copy.copy(self), RandomStates.capture()
-        quick.duration, quick.monitor, quick.resume = Duration(1, "epochs"), "off", False
+        quick.duration, quick.monitor, quick.exists = Duration(1, "epochs"), "off", "error"
         quick.train = LimitedLoader(self.train, self.accumulate)
         quick.valid = {split: LimitedLoader(loader, 1) for split, loader in self.valid.items()}
         quick.stopping, quick.callbacks = copy.deepcopy(self.stopping), self.callbacks.without(Sink)
@@ -206,7 +211,7 @@ class SupervisedTraining(TrainingSettings):
                 quick.folder = Path(folder) / "run"
                 result = quick.run(copy.deepcopy(learner))
                 if self.keepers is not None:
-                    quick.resume = True
+                    quick.exists = "resume"
                     quick.run(copy.deepcopy(learner))
         finally:
             rng.restore()
@@ -217,7 +222,7 @@ class SupervisedTraining(TrainingSettings):
 
         Raises:
             ShapeError: the model's shapes do not fit; found before the first step.
-            RunError: the folder holds a run (without `resume`), or cannot be written.
+            RunError: the folder holds a run that is not to be continued (`exists`), or cannot be written.
             CheckpointError: the checkpoint to resume from is damaged, or does not fit the model.
             TakenOverError: another process has resumed the run, because this one seemed dead (suspended, or
                 its disk hung). This one has changed nothing since.
@@ -268,17 +273,21 @@ class SupervisedTraining(TrainingSettings):
         TrainedAs.read(self.precision, found.load_document()).attach(learner.model)
         if loaded.rng is None:
             learner.optimizer.check(learner.schedule(0), model)
+        asked = self._asked_folders.get(self.folder, self.folder)
         writer = RunWriter.create(
-            self.folder,
+            asked,
             config=self._run_config(learner, found),
-            resume=self.resume,
+            exists=self.exists,
             resumed_from_step=None if loaded.rng is None else position.step,
             since=chosen,
             on_error=self.reporter.message,
         )
+        if writer.folder != asked:
+            self.reporter.message(f"{asked} is taken: this run is in {writer.folder}.")
+        self.folder, self._asked_folders = writer.folder, {writer.folder: asked}
         Source.of(learner.model).mark(self.folder, _config_in(self.folder))
         if checkpoints is not None:
-            checkpoints.lease = writer.lease
+            checkpoints.folder, checkpoints.lease = writer.folder / "checkpoints", writer.lease
             if loaded.rng is not None:
                 checkpoints.prune()  # the process that saved it may have been killed before it could
         self.reporter.open(writer)

@@ -66,8 +66,8 @@ class FailingConnection:
 def disk(monkeypatch):
     begin, connect = writer_module.begin_attempt, writer_module.connect
 
-    def begin_failing(*arguments):
-        connection, attempt = begin(*arguments)
+    def begin_failing(*arguments, **options):
+        connection, attempt = begin(*arguments, **options)
         return FailingConnection(connection), attempt
 
     monkeypatch.setattr(writer_module, "begin_attempt", begin_failing)

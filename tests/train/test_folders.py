@@ -1,6 +1,9 @@
 """Which folders can hold a run, and the message when there is nothing to resume."""
 
+import json
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,10 @@ from torch import nn
 
 from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
-from burnt.errors import MetricError, RecordError, RunError
+from burnt.errors import ConfigError, MetricError, RecordError, RunError
 from burnt.record import Record
-from burnt.train import KeepBest, KeepLast, Learner, RunWriter, StepOutput, SupervisedTraining
+from burnt.store import RunReader
+from burnt.train import KeepBest, KeepLast, Learner, RunWriter, StepOutput, SupervisedTraining, TensorBoard
 from tests.train.cases import refused
 
 
@@ -79,3 +83,76 @@ def test_a_run_whose_folder_is_deleted_is_reported_once_and_leaves_nothing(
     assert "The run is not saved: its folder" in output
     assert "To view the run" not in output
     assert not folder.exists()
+
+
+def as_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+
+
+def test_a_cell_that_runs_again_trains_in_the_next_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_in_a_notebook(monkeypatch)
+    cells = [training(tmp_path / "churn", monitor="plain", device="cpu") for _ in range(2)]
+    results = [cell.run(learner()) for cell in (cells[0], cells[1], cells[1])]
+    assert [result.folder.name for result in results] == ["churn", "churn-2", "churn-3"]
+    assert cells[1].folder == tmp_path / "churn-3"  # where `replay` looks
+    for result in results:
+        assert result.checkpoints[-1].path.parent.parent == result.folder
+        with RunReader(result.folder) as reader:
+            assert (reader.state(), len(reader.attempts())) == ("finished", 1)
+    output = capsys.readouterr().out
+    assert f"{tmp_path / 'churn'} is taken: this run is in {tmp_path / 'churn-2'}." in output
+    assert f"run folder {tmp_path / 'churn-3'}" in output
+    assert f"burnt monitor {tmp_path / 'churn-3'}" in output
+    resumed = training(tmp_path / "churn", resume=True, monitor="off", device="cpu").run(learner())
+    assert (resumed.folder.name, resumed.position.step) == ("churn", 2)
+    with refused(RunError, "already holds a run"):
+        training(tmp_path / "churn", exists="error", device="cpu", monitor="off").run(learner())
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_crash_in_the_first_step_does_not_block_the_folder(tmp_path: Path, fails_at: int) -> None:
+    calls = []
+
+    def failing(model: nn.Module, batch: Batch) -> StepOutput:
+        calls.append(0)
+        if len(calls) == fails_at:
+            raise ValueError("wrong label")
+        return step(model, batch)
+
+    settings = {"device": "cpu", "monitor": "off", "check": False}
+    first = training(tmp_path / "run", callbacks=[TensorBoard()], **settings)
+    with pytest.raises(ValueError, match="wrong label"):
+        first.run(Learner(nn.Linear(2, 1), optim.Sgd(), 1e-2, step=failing))
+    sent = tmp_path / "run" / "logs" / "tensorboard.json"
+    sent.write_text(json.dumps({**json.loads(sent.read_text()), "event": 999, "artefact": 999}))
+    second = training(tmp_path / "run", callbacks=[TensorBoard()], **settings)
+    if fails_at == 2:
+        with refused(RunError, "already holds a run"):
+            second.run(learner())
+        return
+    result = second.run(learner())
+    assert (result.folder, result.position.step) == (tmp_path / "run", 2)
+    with RunReader(result.folder) as reader:
+        assert [event.kind for event in reader.events("start")] == ["start"]
+        assert not reader.events("error")
+        newest = reader.newest_ids()
+    document = json.loads(sent.read_text())
+    assert 0 < document["event"] <= newest.event < 999  # the ids began anew, and so did the sink
+    assert 0 < document["artefact"] <= newest.artefact < 999
+
+
+def test_both_ways_to_resume_are_an_error_before_the_training(tmp_path: Path) -> None:
+    with refused(ConfigError, 'resume=True is exists="resume"', "exists='number' and resume=True"):
+        training(tmp_path / "run", exists="number", resume=True)
+
+
+def test_a_quick_run_and_a_check_leave_the_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_in_a_notebook(monkeypatch)
+    quick = training(tmp_path / "run", device="cpu", monitor="off")
+    assert list(quick.quick_run(learner())) == ["train/loss"]
+    assert quick.run(learner()).folder == tmp_path / "run"

@@ -204,7 +204,7 @@ def train_forward(
     """
     again = copy.copy(training)
     again.folder, again.monitor, again.check = scratch, "off", False
-    again.resume = past.start is not None
+    again.exists = "error" if past.start is None else "resume"
     again.keepers = []  # only the newest checkpoint
     again.checkpoint_every = Duration(sys.maxsize, "steps")
     again.callbacks = Callbacks([*training.callbacks.without(Sink).all, *callbacks])

@@ -197,8 +197,9 @@ class _Follower(threading.Thread):
     def run(self) -> None:
         """Follow the run until it ends."""
         try:
-            self._sent = _Sent.read(self._file)
             with RunReader(self._folder) as reader:
+                if len(reader.attempts()) > 1:  # else a file is of a run that this one has replaced
+                    self._sent = _Sent.read(self._file)
                 self._follow(reader)
         except TakenOverError:  # which ends the training as well
             return
