@@ -200,12 +200,12 @@ class Mapped(_Over[R]):
 
     def __init__(self, dataset: Any, function: Callable[[Any], R]) -> None:
         super().__init__(dataset)
-        self._function = function
+        self.function = function
 
     def __getitem__(self, index: int) -> R:
         item = copy_item(self.dataset[index])  # the function may change it in place
         try:
-            return self._function(item)
+            return self.function(item)
         except Exception as error:
             note_place(error, "while mapping", self.dataset, index)
             raise

@@ -23,6 +23,7 @@ from burnt._version import __version__
 from burnt.config import Config
 from burnt.data import LimitedLoader
 from burnt.data.dataset import category_names, check_same_names, class_names
+from burnt.data.description import describe
 from burnt.errors import DefinitionError, TakenOverError, quantity
 from burnt.gradients import refuse_parallel
 from burnt.kernels.dispatch.selection import pinned
@@ -477,6 +478,7 @@ class SupervisedTraining(TrainingSettings):
                 "metrics": [metric_to_dict(metric) for metric in self.metrics],
                 "classes": class_names(self.train),
                 "categories": _stored_categories(self.train),
+                "data": describe(self.train, self.valid.values()),
                 "versions": {
                     "burnt": __version__, "torch": torch.__version__, "python": platform.python_version()
                 },

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from burnt._hints import explain_arguments
+from burnt.data.files.dates import Date
 from burnt.data.files.opening import Paths, find_files
 from burnt.data.files.schema import (
     BOOL,
@@ -59,6 +60,11 @@ class CsvDataset(Table):
             to several columns that are stacked to one tensor ``[k]``. ``{"pixels": "pixel_*"}`` stacks all
             columns that match, in their order in the file.
         types: types of columns, in place of the inferred ones: int, float, bool, str or a dtype of torch.
+            `datetime.date` makes days since 1970-01-01 in float32 of dates and times in ISO 8601, a text such
+            as ``"%d.%m.%Y"`` of those in another format of ``strptime``. The time of day is a fraction, to 3
+            minutes before the year 2059, and a time zone is converted to UTC. `columns` then takes
+            ``"joined.year"``, ``.month``, ``.day``, ``.weekday`` (Monday is 0) and ``.hour`` of a column
+            ``"joined"``, too.
         label: the column with the class of each row: it becomes the number of the class, int64, and
             `classes` the list of names, sorted.
         categories: further columns whose values become numbers, int64; or a mapping from columns to all
@@ -66,6 +72,9 @@ class CsvDataset(Table):
         missing: ``"error"``; ``"nan"``, which turns columns of integers with missing values into float32;
             ``"drop"``, without rows that miss a value; or a mapping from columns to the value that is
             filled in.
+        unknown: true, or the names of columns of `categories`: their last category is ``"<unknown>"``, of
+            missing values, and of those that are none of the others, as in data after the training. The names
+            in ``train.categories`` have it already.
         delimiter: the character between fields; a tab for ``.tsv`` files, else a comma.
         header: whether the first row has the names; or the names of the columns of files without them.
         skip: the number of lines before the header.
@@ -94,6 +103,7 @@ class CsvDataset(Table):
         label: str | None = None,
         categories: Sequence[str] | Mapping[str, Sequence[Any]] = (),
         missing: str | Mapping[str, Any] = "error",
+        unknown: bool | Sequence[str] = False,
         delimiter: str | None = None,
         header: bool | Sequence[str] = True,
         skip: int = 0,
@@ -112,22 +122,19 @@ class CsvDataset(Table):
         self._rows: NDArray[np.int64] | None = None
         first = self._files[0]
         schema = Schema.create(
-            Options(columns, types, label, categories, missing),
+            Options(columns, types, label, categories, missing, unknown),
             first.names,
             first.path,
             policies=("error", "nan", "drop"),
             kinds=SCALARS,
         )
-        for given in schema.categories.values():  # which are text here
-            if given is not None:
-                given.index |= {name: number for number, name in enumerate(given.names)}
         for file in self._files[1:]:
             schema.check_columns(file.names, file.path, first.path)
-        fields = arrow.concat_tables([file.read(schema.used) for file in self._files])
+        fields = arrow.concat_tables([file.read(schema.sources) for file in self._files])
         if not fields.num_rows:
             raise DataError("there are no rows", where=first.path, expected="rows after the header")
         table = arrow.table(
-            {name: typed_column(fields[name], name, schema, self.place) for name in schema.used}
+            {name: typed_column(fields[name], name, schema, self.place) for name in schema.sources}
         )
         del fields
         known = schema.find_categories(
@@ -140,7 +147,10 @@ class CsvDataset(Table):
                 raise DataError("every row lacks a value, so that none is left", where=first.path)
             table = table.take(self._rows)
         kinds = column_kinds(schema, table.schema, lambda column: table[column].null_count > 0)
-        super().__init__(read_entries(table, schema, kinds, known, self.place), known, schema)
+        csv = {"delimiter": delimiter, "header": header, "skip": skip, "encoding": encoding}
+        defaults = {"delimiter": None, "header": True, "skip": 0, "encoding": "utf-8"}
+        csv = {name: value for name, value in csv.items() if value != defaults[name]}
+        super().__init__(read_entries(table, schema, kinds, known, self.place), known, schema, kinds, csv)
 
     def place(self, index: int) -> str:
         """Return the file and line of an item, ``"houses.csv, line 7"``."""
@@ -346,7 +356,7 @@ def typed_column(fields: Fields, name: str, schema: Schema, where: Callable[[int
     missing = sorted(_MISSING.difference(() if given is None else given.names))
     is_missing = compute.is_in(trimmed, pyarrow.array(missing, trimmed.type))
     present = compute.if_else(is_missing, pyarrow.scalar(None, trimmed.type), trimmed)
-    if name in schema.categories:
+    if name in schema.categories or isinstance(declared, Date):
         return present
     kind = declared or _infer(present.drop_null()[:_SAMPLED])
     if kind is TEXT:

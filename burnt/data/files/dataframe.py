@@ -35,8 +35,9 @@ class DataframeDataset(Table):
 
     Args:
         frame: the dataframe, whose rows become the items.
-        columns, label, categories: the columns to keep, and how they are encoded, as in `CsvDataset`.
-        types: types of columns: int, float, bool, str, a dtype of torch, or object for values of Python.
+        columns, label, categories, unknown: the columns to keep, and how they are encoded: see `CsvDataset`.
+        types: types of columns: int, float, bool, str, a dtype of torch, dates as in `CsvDataset`, or object
+            for values of Python.
         missing: what is done for nulls, and for NaN: ``"error"``; ``"nan"``, for numbers; or a mapping from
             columns to the value that is filled in.
 
@@ -60,6 +61,7 @@ class DataframeDataset(Table):
         label: str | None = None,
         categories: Sequence[str] | Mapping[str, Sequence[Any]] = (),
         missing: str | Mapping[str, Any] = "error",
+        unknown: bool | Sequence[str] = False,
     ) -> None:
         arrow = import_pyarrow("a DataframeDataset")
         if not hasattr(frame, "__arrow_c_stream__"):
@@ -72,9 +74,9 @@ class DataframeDataset(Table):
         names = column_names(frame.schema if isinstance(frame, arrow.Table) else frame)
         if not all(isinstance(column, str) for column in names):
             raise DataError("the columns of a dataframe need names", found=repr(names))
-        options = Options(columns, types, label, categories, missing)
+        options = Options(columns, types, label, categories, missing, unknown)
         schema = Schema.create(options, names, "the dataframe")
-        used = schema.used
+        used = schema.sources
         table = frame.select(used) if isinstance(frame, arrow.Table) else _converted(frame, used)
         if not table.num_rows:
             raise DataError("there are no rows", where="the dataframe")
@@ -82,9 +84,9 @@ class DataframeDataset(Table):
             lambda column: distinct_values(table[column]), table.num_rows, "the dataframe"
         )
         kinds = column_kinds(schema, table.schema, lambda column: table[column].null_count > 0)
-        for column in schema.used:
+        for column in kinds.keys() & used:
             _check_integers(frame[column], column, kinds[column], self.place)
-        super().__init__(read_entries(table, schema, kinds, known, self.place), known, schema)
+        super().__init__(read_entries(table, schema, kinds, known, self.place), known, schema, kinds)
 
     def place(self, index: int) -> str:
         """Return the place of an item, ``"the dataframe, row 7"``, counted from 0."""

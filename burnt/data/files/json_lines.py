@@ -33,10 +33,10 @@ class JsonLinesDataset(RowDataset):
         columns: the keys to keep, by default the keys of the first 1,000 rows; or a mapping from each entry
             of an item to its key, or to several keys whose numbers are stacked to one tensor ``[k]``.
         types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch,
-            ``list[int]`` or ``list[float]`` for lists that become tensors, object for values left as they
-            are. Names keys, too, that the first 1,000 rows lack.
-        label, categories: as in `CsvDataset`. All rows are parsed once to find classes, unless `categories`
-            has them.
+            dates as in `CsvDataset`, ``list[int]`` or ``list[float]`` for lists that become tensors, object
+            for values left as they are. Names keys, too, that the first 1,000 rows lack.
+        label, categories, unknown: as in `CsvDataset`. All rows are parsed once to find classes, unless
+            `categories` has them.
         missing: what to do, as in `DataframeDataset`, where a key is absent or null.
 
     Raises:
@@ -60,6 +60,7 @@ class JsonLinesDataset(RowDataset):
         label: str | None = None,
         categories: Sequence[str] | Mapping[str, Sequence[Any]] = (),
         missing: str | Mapping[str, Any] = "error",
+        unknown: bool | Sequence[str] = False,
     ) -> None:
         self._paths = find_files(path)
         self._files = [Handle(_open, file) for file in self._paths]
@@ -67,13 +68,14 @@ class JsonLinesDataset(RowDataset):
         self._bounds = np.cumsum([0, *(len(starts) - 1 for starts in self._starts)])
         if len(self) == 0:
             raise DataError("there are no rows", where=self._paths[0], expected="a JSON object a line")
-        options = Options(columns, types, label, categories, missing)
+        options = Options(columns, types, label, categories, missing, unknown)
         self._prepare(self._paths[0], options, more_columns=types or ())
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
 
-    def _read(self, index: int) -> Mapping[str, Any]:
+    def read(self, index: int) -> Mapping[str, Any]:
+        """Return the values of a row."""
         number, start, end = self._range(index)
         try:
             file = self._files[number].get()

@@ -16,7 +16,7 @@ from burnt._hints import explain_arguments
 from burnt.data.batch import Batch
 from burnt.data.dataset import checked_index
 from burnt.data.files.opening import Handle, Paths, find_files
-from burnt.data.files.schema import Options, RowItems, Schema, check_entry
+from burnt.data.files.schema import Encoding, Options, RowItems, Schema, check_entry
 from burnt.data.files.table import (
     Table,
     column_kinds,
@@ -42,9 +42,9 @@ class ParquetDataset(RowItems):
 
     Args:
         path: a file, a pattern such as ``"part-*.parquet"``, or a list of these, with the same columns.
-        columns, types, label, categories, missing: as in `DataframeDataset`. Columns that are not selected
-            are not read from the file; one of classes is read once to find them, unless `categories` has
-            them.
+        columns, types, label, categories, missing, unknown: as in `DataframeDataset`. Columns that are not
+            selected are not read from the file; one of classes is read once to find them, unless `categories`
+            has them.
         memory: bytes of row groups that are kept.
 
     Raises:
@@ -67,6 +67,7 @@ class ParquetDataset(RowItems):
         label: str | None = None,
         categories: Sequence[str] | Mapping[str, Sequence[Any]] = (),
         missing: str | Mapping[str, Any] = "error",
+        unknown: bool | Sequence[str] = False,
         memory: int = 1 << 30,
     ) -> None:
         import_pyarrow("a ParquetDataset")
@@ -84,17 +85,18 @@ class ParquetDataset(RowItems):
         if len(self) == 0:
             raise DataError("there are no rows", where=self._paths[0])
         schemas = [file.get().schema_arrow for file in self._files]
-        options = Options(columns, types, label, categories, missing)
+        options = Options(columns, types, label, categories, missing, unknown)
         self._schema = Schema.create(options, column_names(schemas[0]), self._paths[0])
         for path, other in zip(self._paths, schemas, strict=True):
             self._schema.check_columns(other.names, path, self._paths[0])
         self._known = self._schema.find_categories(self._distinct, len(self), self._paths[0])
         gaps = cache(self._columns_with_gaps)
         self._kinds = column_kinds(self._schema, schemas[0], lambda column: column in gaps())
-        self.categories = {column: known.values for column, known in self._known.items()}
+        self.categories = self._schema.category_names(self._known)
         self._classes = self._schema.class_names(self._known)
         self._has_take = all(
-            column in self._known or have_one_shape(kind, [schema.field(column).type for schema in schemas])
+            column in self._known
+            or have_one_shape(kind, [schema.field(self._schema.source(column)).type for schema in schemas])
             for column, kind in self._kinds.items()
         )
         self._memory = memory
@@ -113,6 +115,10 @@ class ParquetDataset(RowItems):
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, row = self._find(checked_index(index, len(self)))
         return self._table(number)[row]
+
+    def encoding(self) -> Encoding:
+        """Return how columns become entries; ranges are those of the first row group."""
+        return self._table(0).encoding()
 
     def column(self, name: str) -> Any:
         """Return a whole column, read from the files: a tensor ``[n, ...]``, or a list of other cells.
@@ -146,10 +152,10 @@ class ParquetDataset(RowItems):
         with self._lock:
             table = self._tables.get(number)
             if table is None:
-                cells = self._read(number, self._schema.used)
+                cells = self._read(number, self._schema.sources)
                 where = partial(self._place, number)
                 columns = read_entries(cells, self._schema, self._kinds, self._known, where)
-                table = self._tables[number] = Table(columns, self._known, self._schema)
+                table = self._tables[number] = Table(columns, self._known, self._schema, self._kinds)
                 while len(self._tables) > 1 and sum(t.nbytes for t in self._tables.values()) > self._memory:
                     self._tables.popitem(last=False)
             self._tables.move_to_end(number)

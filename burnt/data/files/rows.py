@@ -15,19 +15,23 @@ from numpy.typing import NDArray
 
 from burnt.data.batch import collate
 from burnt.data.dataset import checked_index
+from burnt.data.files.dates import Date
 from burnt.data.files.schema import (
     BOOL,
     FLOAT,
     INT,
     OBJECT,
     TEXT,
+    Encoding,
     Kind,
     Options,
     RowItems,
     Schema,
     Vector,
     bad_cell,
+    bad_date,
     check_entry,
+    find_range,
     name_of,
     not_numeric,
     unfit_cell,
@@ -48,7 +52,7 @@ class RowDataset(RowItems, ABC):
 
         `more_columns` are those that the first rows may lack.
         """
-        first_rows = [self._read(index) for index in range(min(len(self), _SAMPLED))]
+        first_rows = [self.read(index) for index in range(min(len(self), _SAMPLED))]
         columns = list(dict.fromkeys(itertools.chain(*first_rows, more_columns)))
         self._schema = schema = Schema.create(options, columns, source)
         self._kinds = {column: self._kind(column, first_rows) for column in schema.used}
@@ -57,16 +61,30 @@ class RowDataset(RowItems, ABC):
             for column, kind in self._kinds.items()
         }
         self._known = schema.find_categories(self._distinct, len(self), source)
-        self.categories = {column: known.values for column, known in self._known.items()}
+        self.categories = schema.category_names(self._known)
         self._classes = schema.class_names(self._known)
+        cells = {
+            column: [self._converters[column](row.get(schema.source(column))) for row in first_rows]
+            for column, kind in self._kinds.items()
+            if (isinstance(kind, np.dtype) and kind.kind != "b") or isinstance(kind, Date)
+        }
+        found = {
+            column: find_range(np.array([cell for cell in values if cell is not None], np.float64))
+            for column, values in cells.items()
+        }
+        self._ranges = {column: values for column, values in found.items() if values is not None}
         self._dtypes = {
             entry: self._vector_dtype(entry, names)
             for entry, names in schema.fields.items()
             if not isinstance(names, str)
         }
 
+    def encoding(self) -> Encoding:
+        """Return how columns become entries; ranges are those of the first rows."""
+        return Encoding(self._schema, self._kinds, self._known, self._ranges, {})
+
     @abstractmethod
-    def _read(self, index: int) -> Mapping[str, Any]:
+    def read(self, index: int) -> Mapping[str, Any]:
         """Return the values of a row; raise a DataError that names the row if it cannot be read."""
 
     @abstractmethod
@@ -77,7 +95,7 @@ class RowDataset(RowItems, ABC):
         """Return the distinct values of a column."""
         values: dict[Any, None] = {}
         for index in range(len(self)):
-            value = self._read(index).get(column)
+            value = self.read(index).get(column)
             try:
                 values[value] = None
             except TypeError:
@@ -91,13 +109,13 @@ class RowDataset(RowItems, ABC):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = checked_index(index, len(self))
-        row = self._read(index)
+        row = self.read(index)
         item = {}
         for entry, names in self._schema.fields.items():
             if isinstance(names, str):
-                item[entry] = self._cell(row.get(names), names, index)
+                item[entry] = self._cell(row, names, index)
             else:
-                cells = [self._cell(row.get(name), name, index) for name in names]
+                cells = [self._cell(row, name, index) for name in names]
                 item[entry] = torch.from_numpy(self._stack(cells, names, entry, index))
         return item
 
@@ -109,13 +127,15 @@ class RowDataset(RowItems, ABC):
                     raise unfit_cell(f"{self.place(index)}, entry {entry!r}", name, vector.dtype, int(cell))
         return vector
 
-    def _cell(self, value: Any, column: str, index: int) -> Any:
-        kind = self._kinds[column]
+    def _cell(self, row: Mapping[str, Any], column: str, index: int) -> Any:
+        kind, value = self._kinds[column], row.get(self._schema.source(column))
         if value is None and self._schema.kinds.get(column) is not OBJECT:
             value = self._schema.fill(lambda: self.place(index), column, kind)
         if column in self._known:
             return np.int64(self._known[column].number(lambda: self.place(index), column, value))
         cell = self._converters[column](value)
+        if cell is None and isinstance(kind, Date):
+            raise bad_date(self.place(index), column, kind, value)
         if cell is None and value is not None:
             declared = column in self._schema.kinds
             expected, wider = name_of(kind), "float" if kind is INT and type(value) is float else "object"
@@ -145,6 +165,7 @@ class RowDataset(RowItems, ABC):
 
     def _vector_dtype(self, entry: str, names: list[str]) -> np.dtype[Any]:
         kinds = [INT if name in self._known else self._kinds[name] for name in names]
+        kinds = [FLOAT if isinstance(kind, Date) else kind for kind in kinds]
         dtypes = [kind for kind in kinds if isinstance(kind, np.dtype)]
         for name, kind in zip(names, kinds, strict=True):
             if not isinstance(kind, np.dtype):
@@ -184,6 +205,8 @@ def _converter(kind: Kind, is_measured: bool = False) -> Callable[[Any], Any]:
         return _as_object
     if kind is TEXT:
         return _as_text
+    if isinstance(kind, Date):
+        return partial(_as_date, kind)
     if isinstance(kind, Vector):
         return partial(_as_tensor, kind.dtype)
     assert isinstance(kind, np.dtype)
@@ -204,6 +227,11 @@ def _as_text(value: Any) -> str | None:
 
 def _as_bool(value: Any) -> np.bool_ | None:
     return np.bool_(value) if type(value) in (bool, int) and value in (0, 1) else None
+
+
+def _as_date(kind: Date, value: Any) -> np.float32 | None:
+    number = kind.number(value)
+    return None if number is None else np.float32(number)
 
 
 def _as_float(dtype: np.dtype[Any], largest: float, exact: int, is_measured: bool, value: Any) -> Any:

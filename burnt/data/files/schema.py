@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import fnmatch
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from burnt.data.batch import Batch, copy_item
+from burnt.data.files.dates import DATE_PARTS, Date
 from burnt.errors import DataError, did_you_mean, quantity
 
 
@@ -23,14 +26,18 @@ class Vector:
     dtype: np.dtype[Any]
 
 
-Kind = np.dtype[Any] | type | Vector
-"""What the cells of a column are: a NumPy dtype; str; vectors; or object, for values left as they are."""
+Kind = np.dtype[Any] | type | Vector | Date
+"""What the cells of a column are: a NumPy dtype; str; vectors; dates; or object, for values left as they are.
+"""
+
+UNKNOWN = "<unknown>"
+"""The category of missing values, and of those that are none of the others; the last one."""
 
 _FEW_ROWS = 50  # in fewer, each may have a class of its own
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 Types = Mapping[str, Any]  # int, list[int], torch.int32 ...
-CategoryNames = Sequence[str] | Mapping[str, Sequence[Any]]
+GivenCategories = Sequence[str] | Mapping[str, Sequence[Any]]
 
 FLOAT = np.dtype(np.float32)
 INT = np.dtype(np.int64)
@@ -47,13 +54,16 @@ SCALARS |= {
         torch.uint8, torch.bool,
     )
 }  # fmt: skip
-_KINDS: dict[Any, Kind] = {**SCALARS, list[float]: Vector(FLOAT), list[int]: Vector(INT), object: OBJECT}
+SCALARS |= dict.fromkeys((datetime.date, datetime.datetime), Date())
+KINDS: dict[Any, Kind] = {**SCALARS, list[float]: Vector(FLOAT), list[int]: Vector(INT), object: OBJECT}
 
 
 def name_of(kind: Kind) -> str:
     """Return what messages call a kind."""
     if isinstance(kind, np.dtype):
         return {"f": "a number", "b": "true or false"}.get(kind.kind, "an integer")
+    if isinstance(kind, Date):
+        return str(kind)
     if isinstance(kind, Vector):
         return "a list of integers" if kind.dtype.kind == "i" else "a list of numbers"
     return "text" if kind is TEXT else "a value"
@@ -65,6 +75,12 @@ def bad_cell(
     """Return the error for a cell or row that cannot be read; `place` is ``"houses.csv, line 7"``."""
     where = place if column is None else f"{place}, column {column!r}"
     return DataError("a row cannot be read", where=where, expected=expected, found=shorten(found), hint=hint)
+
+
+def bad_date(place: str, column: str, kind: Date, found: object) -> DataError:
+    """Return the error for a value that is not a date."""
+    hint = f"types={{{column.removesuffix(f'.{kind.part}')!r}: '%d.%m.%Y'}} is another format, as of strptime"
+    return bad_cell(place, column, str(kind), found, hint)
 
 
 def unfit_cell(
@@ -93,17 +109,23 @@ def shorten(value: object) -> str:
 class Categories:
     """The distinct values of a column in their order; the number of a value is what a model sees.
 
-    Those that `found` finds are sorted; others are in the user's order.
+    Those that `found` finds are sorted; others are in the user's order. With `has_unknown`, the last one is
+    `UNKNOWN`, which is every value that is none of the others.
     """
 
-    def __init__(self, values: Iterable[Any]) -> None:
+    def __init__(self, values: Iterable[Any], has_unknown: bool = False) -> None:
         self.values = list(values)
+        if has_unknown and UNKNOWN not in self.values:
+            self.values.append(UNKNOWN)
         self.index = {value: number for number, value in enumerate(self.values)}
+        for number, name in enumerate(self.names):  # of a CSV file, where all values are text
+            self.index.setdefault(name, number)
+        self.unknown = self.index[UNKNOWN] if has_unknown else None
 
     @classmethod
-    def found(cls, values: Iterable[Any]) -> Categories:
+    def found(cls, values: Iterable[Any], has_unknown: bool = False) -> Categories:
         """Return the categories of values found in a column: integers by size, others by their text."""
-        distinct = set(values)
+        distinct = set(values) - ({UNKNOWN} if has_unknown else set())
 
         # Values that are equal as numbers or as text need a further key: the order of a set of texts is
         # another one in each process.
@@ -111,31 +133,53 @@ class Categories:
             return str(value), type(value).__name__
 
         try:
-            return cls(sorted(distinct, key=lambda value: (int(value), *by_text(value))))
+            values = sorted(distinct, key=lambda value: (int(value), *by_text(value)))
         except (TypeError, ValueError, OverflowError):
-            return cls(sorted(distinct, key=by_text))
+            values = sorted(distinct, key=by_text)
+        return cls(values, has_unknown)
 
     @property
     def names(self) -> list[str]:
         """The values as text."""
         return [str(value) for value in self.values]
 
+    def find(self, value: Any) -> int | None:
+        """Return the number of a value, or of its text; None if it is none of the categories."""
+        number = self.index.get(value, self.index.get(str(value)))
+        return self.unknown if number is None else number
+
     def number(self, place: Callable[[], str], column: str, value: Any) -> int:
         """Return the number of a value."""
         try:
-            return self.index[value]
-        except (KeyError, TypeError):
-            raise self.unknown(place(), column, value) from None
+            number = self.find(value)
+        except TypeError:  # a list
+            number = None
+        if number is None:
+            raise self.not_found(place(), column, value)
+        return number
 
-    def unknown(self, place: str, column: str, value: object) -> DataError:
+    def not_found(self, place: str, column: str, value: object) -> DataError:
         """Return the error for a value that is none of the categories."""
         return bad_cell(
             place,
             column,
             f"one of {shorten(', '.join(self.names))}",
             value,
-            did_you_mean(value, self.names, "categories={column: names} names them all"),
+            did_you_mean(
+                value,
+                self.names,
+                "categories={column: names} names them all, unknown=True makes one of all others",
+            ),
         )
+
+
+class CategoryNames(dict[str, list[Any]]):
+    """The names of the values of each column of categories; `label` is the column of the classes.
+
+    Data without labels takes them too: ``categories=train.categories``.
+    """
+
+    label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,8 +189,9 @@ class Options:
     columns: Columns | None
     types: Types | None
     label: str | None
-    categories: CategoryNames
+    categories: GivenCategories
     missing: str | Mapping[str, Any]
+    unknown: bool | Sequence[str] = False
 
 
 @dataclass
@@ -155,7 +200,8 @@ class Schema:
 
     `fields` maps each entry of an item to its column, or to the columns that are stacked to a vector.
     `kinds` are the declared types, `categories` the columns of class names with their values (None: those
-    that are found).
+    that are found), `unknown` those of them with the category `UNKNOWN`. `parts` are columns such as
+    ``"joined.month"``, with the column of dates that each is computed from.
     """
 
     fields: dict[str, str | list[str]]
@@ -163,6 +209,8 @@ class Schema:
     categories: dict[str, Categories | None]
     label: str | None
     missing: str | Mapping[str, Any]
+    unknown: Collection[str]
+    parts: Mapping[str, str]
 
     @classmethod
     def create(
@@ -171,20 +219,33 @@ class Schema:
         names: Collection[str],
         where: str,
         policies: Sequence[str] = ("error", "nan"),
-        kinds: Mapping[Any, Kind] = _KINDS,
+        kinds: Mapping[Any, Kind] = KINDS,
     ) -> Schema:
         """Check the options of a dataset against the names of its columns."""
         names = dict.fromkeys(names)
-        fields = _fields(names, where, options.columns)
+        declared = {
+            column: _declared_kind(column, type_, kinds) for column, type_ in (options.types or {}).items()
+        }
+        dates = [column for column, kind in declared.items() if isinstance(kind, Date)]
+        parts = {f"{column}.{part}": column for column in dates for part in DATE_PARTS}
+        parts = {name: column for name, column in parts.items() if name not in names}
+        fields = _fields(names, where, options.columns, parts)
         label = options.label
         if not isinstance(label, str | None):
             raise DataError("label= must be the name of one column", where=where, found=repr(label))
         if label is not None and label not in _used(fields):
             fields[label] = label
         categories = [options.categories] if isinstance(options.categories, str) else options.categories
+        unknown = _unknown_columns(options.unknown, categories, label)
         known: dict[str, Categories | None]
         if isinstance(categories, Mapping):
-            known = {column: Categories(values) for column, values in categories.items()}
+            # The classes of `train.categories` are of no use where there are no labels.
+            absent = {getattr(categories, "label", None)} - names.keys()
+            categories = {column: values for column, values in categories.items() if column not in absent}
+            known = {
+                column: Categories(values, column in unknown or (column != label and UNKNOWN in values))
+                for column, values in categories.items()
+            }
             for column, given in categories.items():
                 if len(set(given)) != len(given):
                     raise DataError(
@@ -194,15 +255,6 @@ class Schema:
             known = dict.fromkeys(categories)
         if label is not None:
             known.setdefault(label, None)
-        declared = options.types or {}
-        for column, type_ in declared.items():
-            if type_ not in kinds:
-                raise DataError(
-                    "types= has a type that columns cannot have",
-                    where=f"types[{column!r}]",
-                    expected=f"{', '.join(_type_name(known_type) for known_type in kinds)}",
-                    found=_type_name(type_),
-                )
         missing = options.missing
         if isinstance(missing, str) and missing not in policies:
             raise DataError(
@@ -222,29 +274,46 @@ class Schema:
         # `categories=train.categories` may name more columns than this dataset selects.
         used = set(_used(fields))
         known = {column: values for column, values in known.items() if column in used}
-        return cls(fields, {column: kinds[declared[column]] for column in declared}, known, label, missing)
+        unknown |= {column for column, given in known.items() if given and given.unknown is not None}
+        declared |= {
+            name: replace(kind, part=name.removeprefix(f"{column}."))
+            for name, column in parts.items()
+            if name in used and isinstance(kind := declared[column], Date)
+        }
+        return cls(fields, declared, known, label, missing, unknown, parts)
 
     @property
     def used(self) -> list[str]:
-        """The columns that are read, each once."""
+        """The columns of the items, each once."""
         return _used(self.fields)
+
+    @property
+    def sources(self) -> list[str]:
+        """The columns that are read from the file, each once."""
+        return list(dict.fromkeys(map(self.source, self.used)))
+
+    def source(self, column: str) -> str:
+        """Return the column of the file that a column is read from."""
+        return self.parts.get(column, column)
 
     def check_columns(self, names: Collection[str], where: str, first: str) -> None:
         """Raise a DataError if a file lacks a column that is read of the first one."""
         known = set(names)
-        absent = [name for name in self.used if name not in known]
+        absent = [name for name in self.sources if name not in known]
         if absent:
             raise DataError(
                 "the files have different columns",
                 where=where,
-                expected=f"{', '.join(self.used)}, as in {first}",
+                expected=f"{', '.join(self.sources)}, as in {first}",
                 found=f"no column {absent[0]!r} in {', '.join(names)}",
             )
 
     def fill(self, place: Callable[[], str], column: str, kind: Kind | None) -> Any:
         """Return the value for a missing cell, of which `place` is called only for the message."""
-        if not isinstance(self.missing, str) and column in self.missing:
-            value = self.missing[column]
+        if not isinstance(self.missing, str) and self.source(column) in self.missing:
+            value = self.missing[self.source(column)]
+            if isinstance(kind, Date) and kind.number(value) is None:
+                raise bad_cell(place(), column, f"{kind} in missing=", value)
             if isinstance(kind, np.dtype) and not isinstance(
                 value, bool | int | float | np.number | np.bool_
             ):
@@ -252,11 +321,16 @@ class Schema:
             if kind is TEXT and not isinstance(value, str):
                 raise bad_cell(place(), column, "text in missing=", value)
             return copy_item(value)
+        if column in self.unknown:
+            return UNKNOWN
+        kind = FLOAT if isinstance(kind, Date) else kind
         type_ = kind.kind if isinstance(kind, np.dtype) and column not in self.categories else ""
         if self.missing == "nan" and type_ == "f":
             return np.nan
         expected = "a category" if column in self.categories else "a value" if kind is None else name_of(kind)
-        hint = f"missing={{{column!r}: value}} fills in a value"
+        hint = f"missing={{{self.source(column)!r}: value}} fills in a value"
+        if column in self.categories and column != self.label:
+            hint += ", unknown=True makes a category of them"
         if type_ in ("f", "i") and self.missing == "error":
             hint += ", missing='nan' NaN"
         raise bad_cell(place(), column, expected, "nothing", hint)
@@ -267,7 +341,7 @@ class Schema:
         """Return the categories of columns: the given ones, or those in ``distinct(column)``."""
         known = {}
         for column, given in self.categories.items():
-            known[column] = Categories.found(distinct(column)) if given is None else given
+            known[column] = given or Categories.found(distinct(column), column in self.unknown)
             if given is None and column == self.label:
                 _check_classes(column, known[column].names, num_rows, where)
         return known
@@ -275,6 +349,43 @@ class Schema:
     def class_names(self, categories: Mapping[str, Categories]) -> list[str] | None:
         """Return the names of the classes of `label`."""
         return None if self.label is None else categories[self.label].names
+
+    def category_names(self, categories: Mapping[str, Categories]) -> CategoryNames:
+        """Return the names of the values of each column of categories."""
+        names = CategoryNames({column: known.values for column, known in categories.items()})
+        names.label = self.label
+        return names
+
+
+def _declared_kind(column: str, type_: Any, kinds: Mapping[Any, Kind]) -> Kind:
+    if isinstance(type_, str) and "%" in type_:
+        return Date(type_)
+    if type_ not in kinds:
+        raise DataError(
+            "types= has a type that columns cannot have",
+            where=f"types[{column!r}]",
+            expected=f"{', '.join(map(_type_name, kinds))}, or the format of dates, '%d.%m.%Y'",
+            found=_type_name(type_),
+        )
+    return kinds[type_]
+
+
+def _unknown_columns(
+    wanted: bool | Sequence[str], categories: GivenCategories, label: str | None
+) -> set[str]:
+    """Return the columns of categories that `unknown=` is about; never the label's."""
+    if isinstance(wanted, bool):
+        return set(categories) - {label} if wanted else set()
+    columns = {wanted} if isinstance(wanted, str) else set(wanted)
+    for column in columns:
+        if column not in categories or column == label:
+            raise DataError(
+                "unknown= names a column without categories",
+                expected=f"true, or some of {', '.join(set(categories) - {label}) or 'categories='}",
+                found=repr(column),
+                hint="a row of an unknown class has no label" if column == label else None,
+            )
+    return columns
 
 
 def _check_classes(column: str, names: list[str], num_rows: int, where: str) -> None:
@@ -305,6 +416,29 @@ def is_number(value: Any) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """How the columns of a table become the entries of items: for `burnt.data.description`.
+
+    `kinds` has the kinds of all columns, `known` the categories, `ranges` the least and greatest finite value
+    of columns of numbers, `csv` the options that only a CSV file has.
+    """
+
+    schema: Schema
+    kinds: Mapping[str, Kind]
+    known: Mapping[str, Categories]
+    ranges: Mapping[str, tuple[float, float]]
+    csv: Mapping[str, Any]
+
+
+def find_range(values: NDArray[Any]) -> tuple[float, float] | None:
+    """Return the least and greatest finite number; None if there is none, or no numbers."""
+    values = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    if values.dtype.kind not in "fiu" or not values.size:
+        return None
+    return float(values.min()), float(values.max())
+
+
 class RowItems:
     """A dataset whose items are rows, with names of classes if one of its columns is the label."""
 
@@ -313,6 +447,10 @@ class RowItems:
 
     def __len__(self) -> int:
         raise NotImplementedError
+
+    def encoding(self) -> Encoding | None:
+        """Return how columns become entries; None if that cannot be described, as of Hugging Face's."""
+        return None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({quantity(len(self), 'row')})"
@@ -338,7 +476,9 @@ class RowItems:
         return self._classes
 
 
-def _fields(names: Collection[str], where: str, columns: Columns | None) -> dict[str, str | list[str]]:
+def _fields(
+    names: Collection[str], where: str, columns: Columns | None, parts: Collection[str]
+) -> dict[str, str | list[str]]:
     if columns is None:
         return {name: name for name in names}
     if isinstance(columns, str):
@@ -355,7 +495,7 @@ def _fields(names: Collection[str], where: str, columns: Columns | None) -> dict
     if not fields or [] in fields.values():
         raise DataError("columns= selects no columns", where=where, expected=f"some of {', '.join(names)}")
     for column in _used(fields):
-        check_name(column, names, where, "columns")
+        check_name(column, [*names, *parts] if column in parts else names, where, "columns")
     return fields
 
 

@@ -40,9 +40,9 @@ class SqliteDataset(RowDataset):
         parameters: values for the ``?`` or ``:name`` of the query.
         timeout: the seconds after which a query, or a view's, is interrupted, in each process; None for
             no limit.
-        columns, label, categories: the columns to keep, and how they are encoded, as in `CsvDataset`.
-        types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch, or
-            object for values left as they are. ``bool`` takes 0 and 1.
+        columns, label, categories, unknown: the columns to keep, and how they are encoded: see `CsvDataset`.
+        types: types of columns, in place of the inferred ones: int, float, bool, str, a dtype of torch, dates
+            as in `CsvDataset`, or object for values left as they are. ``bool`` takes 0 and 1.
         missing: what to do about NULL, as in `DataframeDataset`.
 
     Raises:
@@ -74,6 +74,7 @@ class SqliteDataset(RowDataset):
         label: str | None = None,
         categories: Sequence[str] | Mapping[str, Sequence[Any]] = (),
         missing: str | Mapping[str, Any] = "error",
+        unknown: bool | Sequence[str] = False,
     ) -> None:
         (self._path,) = find_files([path])
         if (table is None) == (query is None):
@@ -91,7 +92,7 @@ class SqliteDataset(RowDataset):
             self._rowids = np.fromiter(rowids, np.int64)
         if len(self) == 0:
             raise DataError("there are no rows", where=f"{self._path}, {self._name}")
-        options = Options(columns, types, label, categories, missing)
+        options = Options(columns, types, label, categories, missing, unknown)
         self._prepare(f"{self._path}, {self._name}", options)
 
     def _has_rowids(self, table: str) -> bool:
@@ -121,7 +122,8 @@ class SqliteDataset(RowDataset):
     def __len__(self) -> int:
         return len(self._rowids)
 
-    def _read(self, index: int) -> Mapping[str, Any]:
+    def read(self, index: int) -> Mapping[str, Any]:
+        """Return the values of a row."""
         with self._reading(index):
             statement = f"SELECT * FROM {self._table} WHERE _rowid_ = ?"
             values = self._database.get().execute(statement, (int(self._rowids[index]),)).fetchone()

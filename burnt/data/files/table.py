@@ -17,6 +17,7 @@ from torch import Tensor
 
 from burnt.data.batch import Batch, copy_item
 from burnt.data.dataset import checked_index
+from burnt.data.files.dates import Date
 from burnt.data.files.schema import (
     BOOL,
     FLOAT,
@@ -24,12 +25,15 @@ from burnt.data.files.schema import (
     OBJECT,
     TEXT,
     Categories,
+    Encoding,
     Kind,
     RowItems,
     Schema,
     Vector,
     bad_cell,
+    bad_date,
     check_entry,
+    find_range,
     is_number,
     name_of,
     not_numeric,
@@ -170,10 +174,18 @@ class Table(RowItems):
         categories: each column of class names, and the names by their number.
     """
 
-    def __init__(self, columns: Mapping[str, Column], categories: Mapping[str, Categories], schema: Schema):
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        categories: Mapping[str, Categories],
+        schema: Schema,
+        kinds: Mapping[str, Kind],
+        csv: Mapping[str, Any] | None = None,
+    ) -> None:
         self._columns = dict(columns)
+        self._schema, self._known, self._kinds, self._csv = schema, dict(categories), kinds, csv or {}
         self._has_take = all(column.fixed_shape for column in columns.values())
-        self.categories = {column: known.values for column, known in categories.items()}
+        self.categories = schema.category_names(categories)
         self._classes = schema.class_names(categories)
 
     @property
@@ -196,6 +208,19 @@ class Table(RowItems):
         """
         check_entry(name, self._columns)
         return self._columns[name].take(np.arange(len(self)))
+
+    def encoding(self) -> Encoding:
+        """Return how columns become entries."""
+        ranges: dict[str, tuple[float, float] | None] = {}
+        for entry, names in self._schema.fields.items():
+            column = self._columns[entry]
+            group = [names] if isinstance(names, str) else names
+            if isinstance(column, Numbers) and column.values.ndim <= 2:
+                values = column.values.reshape(len(column), -1)
+                if values.shape[1] == len(group):
+                    ranges |= {name: find_range(values[:, i]) for i, name in enumerate(group)}
+        known = {name: found for name, found in ranges.items() if found is not None}
+        return Encoding(self._schema, self._kinds, self._known, known, self._csv)
 
     def numbers(self) -> list[Tensor]:
         """Return the columns of numbers, which share the memory of this table."""
@@ -274,7 +299,7 @@ def column_kinds(
     """Return what the cells of each column become; ``has_gaps(column)`` is whether it has nulls."""
     kinds = {}
     for column in schema.used:
-        kind = schema.kinds.get(column, _kind(arrow_schema.field(column).type))
+        kind = schema.kinds.get(column) or _kind(arrow_schema.field(column).type)
         # Integers become float32 where NaN or a fraction takes the place of missing ones.
         filled_by = schema.missing if isinstance(schema.missing, str) else schema.missing.get(column)
         is_open = kind is INT and column not in schema.kinds and column not in schema.categories
@@ -327,8 +352,8 @@ def read_entries(
 ) -> dict[str, Column]:
     """Return the entries of the items of a table of Arrow."""
     columns = {
-        name: _column(table[name], name, schema, kinds[name], known.get(name), where)
-        for name in table.column_names
+        name: _column(table[schema.source(name)], name, schema, kinds[name], known.get(name), where)
+        for name in schema.used
     }
     return stack(columns, schema, where)
 
@@ -359,6 +384,8 @@ def _column(
     array = chunks.combine_chunks()
     if known is not None:
         return _numbers(array, name, known, gaps, fill, where)
+    if isinstance(kind, Date):
+        return _dates(array, name, kind, fill, where)
     if kind is TEXT:
         return Cells(array if fill is None else array.fill_null(fill))
     if kind is OBJECT:
@@ -435,14 +462,31 @@ def _numbers(
     """Return values as the numbers of their categories."""
     encoded = array.dictionary_encode()
     values = encoded.dictionary.to_pylist()
-    of_value = np.array([*(known.index.get(value, -1) for value in values), -1], np.int64)
+    found = (known.find(value) for value in values)
+    of_value = np.array([*(-1 if number is None else number for number in found), -1], np.int64)
     numbers = of_value[encoded.indices.fill_null(len(values)).to_numpy()]
     if fill is not None:
         numbers[gaps] = known.number(lambda: where(int(gaps[0])), column, fill)
     if (numbers < 0).any():
         row = int(np.flatnonzero(numbers < 0)[0])
-        raise known.unknown(where(row), column, array[row].as_py())
+        raise known.not_found(where(row), column, array[row].as_py())
     return Numbers(numbers)
+
+
+def _dates(array: pyarrow.Array, column: str, kind: Date, fill: Any, where: Callable[[int], str]) -> Column:
+    """Return dates as numbers."""
+    import pyarrow
+
+    if pyarrow.types.is_timestamp(array.type):  # datetime holds microseconds
+        array = array.cast(pyarrow.timestamp("us", array.type.tz), safe=False)
+    encoded = array.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    places = encoded.indices.fill_null(len(values)).to_numpy()
+    numbers = [*map(kind.number, values), kind.number(fill)]
+    wrong = np.flatnonzero(np.array([number is None for number in numbers[:-1]] + [False])[places])
+    if len(wrong):
+        raise bad_date(where(int(wrong[0])), column, kind, array[int(wrong[0])].as_py())
+    return Numbers(np.array(numbers, np.float32)[places])
 
 
 def _vectors(array: pyarrow.Array, column: str, dtype: np.dtype[Any], where: Callable[[int], str]) -> Column:

@@ -192,6 +192,8 @@ class Loader(Generic[B]):
         if self.pack is not None:
             self.pack.prepare(dataset)
         given = item_transform, transform
+        options = {"batcher": batcher, "item_transform": item_transform, "transform": transform, "pack": pack}
+        self.changes = [f"{name}= of the loader" for name, value in options.items() if value is not None]
         item_transform, transform = (None if f is None else as_transform(f) for f in given)
         reader = _Reader(dataset, batcher, item_transform, transform, self.pack, seed)
         self._pool = WorkerPool(reader, workers, prefetch)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from burnt._files import parse_json
+from burnt.data.description import HINT, TableDescription
 from burnt.errors import CheckpointError, RecordError, RunError, UnsupportedError, clean, did_you_mean
 from burnt.inspect.signature import Signature
 from burnt.module import Module, restore_fields
@@ -197,6 +198,33 @@ class RunFiles:
     def categories(self) -> dict[str, list[str]]:
         """The names of the values of each column of categories, where the dataset had them."""
         return self._load.get("categories") or {}
+
+    def table(self) -> TableDescription:
+        """Return what the columns of the training's data become in a batch, as far as the model takes them.
+
+        Raises:
+            UnsupportedError: the data was no table, code changes its items, or the training step computes the
+                model's inputs from the batch.
+        """
+        document, sources = self._load.get("data"), self._load.get("sources") or ()
+        table = reason = None
+        if None in sources:
+            reason = "a training step that computes the model's inputs from the batch"
+        elif isinstance(document, dict) and "unknown" in document:
+            reason = document["unknown"]
+        else:
+            try:
+                table = TableDescription.from_dict(document)
+            except ValueError:
+                reason = "data of a kind that is not described, or a run of an older burnt"
+        if table is None:
+            raise UnsupportedError(
+                "the run does not know how the model's inputs come from the columns of a file",
+                where=str(self.folder),
+                found=reason,
+                hint=HINT,
+            )
+        return table.only(str(path[0]) for path in sources) if sources else table
 
     def metrics(self) -> dict[str, Mapping[str, Any]]:
         """Return the metrics of the training by name, for `metric_from_dict`."""
