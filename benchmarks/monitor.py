@@ -1,6 +1,6 @@
 """What the terminal monitor costs: how fast it opens, what share of a core it takes, what training loses.
 
-    python benchmarks/monitor.py [--quick] [--save] [--only opening,load,training]
+    python benchmarks/monitor.py [--quick] [--save] [--only opening,load,keys,training]
 
 The app itself is measured, as people start it: `burnt monitor FOLDER` in a pseudo-terminal of 180 x 50
 cells, whose output is read and thrown away.
@@ -11,6 +11,9 @@ opening     Seconds from the start of the process (or from the key that opens a 
 load        The processor time of the monitor as a share of one core, over some seconds: with 6 charts on
             the screen whose run grows 20 times a second, at 2 updates a second; with a paused run, whose
             training still gives signs of life; with a run that has ended.
+keys        Seconds from a key that opens another pane until that pane is drawn, next to a training whose
+            matrix products keep every core busy: in the monitor that the training opened in its own
+            terminal, and in one that was opened in a second shell. Both are open, and are asked in turn.
 training    A training runs on and on, with a monitor open on it that is halted (SIGSTOP) and goes on, in
             turn, and steps are counted meanwhile. A round compares the steps per second of a stretch in
             which the monitor runs with the mean of those before and after it. What the monitor catches up
@@ -68,6 +71,8 @@ TARGETS = {
     "6 charts that change, share of a core": 0.10,
     "paused run, share of a core": 0.01,
     "run that has ended, share of a core": 0.01,
+    "key in the monitor of a busy training, s": 0.3,
+    "key in a second shell next to a busy training, s": 0.3,
     "digits example, slower by": 0.01,
     "every core busy, slower by": 0.03,
 }
@@ -79,21 +84,25 @@ TARGETS = {
 class Monitor:
     """`burnt monitor` in a pseudo-terminal; its output is kept until `seen` asks for it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, command: list[str] | None = None, *, own_session: bool = False, **env: str
+    ) -> None:
         self.began = time.perf_counter()
-        environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **env}
         for name in "NO_COLOR", "COLUMNS", "LINES":  # the size is that of the terminal
             environment.pop(name, None)
         self._terminal, inside = pty.openpty()
         fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-        # In this process's session, as a training is: Linux may weigh priorities within sessions alone.
+        # Linux may weigh priorities within a session only: by default it is the training's.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "burnt", "monitor", str(folder)],
+            command or [sys.executable, "-m", "burnt", "monitor", str(folder)],
             stdin=inside,
             stdout=inside,
             stderr=inside,
             cwd=ROOT,
             env=environment,
+            start_new_session=own_session,
+            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if own_session else None,
         )
         self.pid = self._process.pid
         os.close(inside)
@@ -146,8 +155,8 @@ class Monitor:
 
 
 @contextlib.contextmanager
-def monitor(folder: Path) -> Iterator[Monitor]:
-    opened = Monitor(folder)
+def monitor(folder: Path, command: list[str] | None = None, **options: Any) -> Iterator[Monitor]:
+    opened = Monitor(folder, command, **options)
     try:
         yield opened
     finally:
@@ -272,6 +281,32 @@ def load(root: Path, quick: bool) -> Samples:
     return found
 
 
+# --- keys
+
+
+def keys(root: Path, quick: bool) -> Samples:
+    """Press keys in both monitors of one training."""
+    folder, counter = root / "training-keys", root / "keys.steps"
+    Steps(counter)
+    train = [sys.executable, str(Path(__file__)), "--train", "busy", str(folder), str(counter)]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    found: Samples = {name: [] for name in list(TARGETS)[7:9]}
+    with monitor(folder, train, own_session=True, BURNT_MONITOR="tui", PYTHONPATH=path) as attached:
+        attached.wait_for("loss", "train", "⠒")
+        with monitor(folder, own_session=True) as second:
+            second.wait_for("loss", "train", "⠒")
+            for number in range(3 if quick else 20):
+                for app, name in zip((attached, second), found, strict=True):
+                    for key, shown in ((b"2", "better"), (b"7", "optimizer")):
+                        time.sleep(random.uniform(0.5, 1.5))
+                        app.press(key)
+                        seconds = app.wait_for(shown)
+                        if number:  # the first time, the pane is created
+                            found[name].append(seconds)
+            attached.press(b"q")
+    return found
+
+
 # --- what a training loses
 
 
@@ -342,13 +377,13 @@ def train(name: str, folder: Path, counter: Path) -> None:
         train=Loader(data, 256, shuffle=True),
         duration="1000000 epochs",
         metrics=[Loss()],
-        monitor="off",
+        monitor=os.environ.get("BURNT_MONITOR", "off"),
     ).run(Learner(model, optim.AdamW(weight_decay=0.01), 1e-3, step=counting(step)))
 
 
 def training(root: Path, quick: bool) -> Samples:
     rounds, seconds = (1, 0.5) if quick else (30, 6.0)
-    labels = dict(zip(TRAININGS, list(TARGETS)[7:], strict=True))
+    labels = dict(zip(TRAININGS, list(TARGETS)[9:], strict=True))
     found: Samples = {}
     for name, label in labels.items():
         if name == "digits" and importlib.util.find_spec("sklearn") is None:
@@ -477,6 +512,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 PARTS: dict[str, Callable[[Path, bool], Samples]] = {
     "opening": opening,
     "load": load,
+    "keys": keys,
     "training": training,
 }
 

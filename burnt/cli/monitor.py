@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
             hint='pip install "burnt[tui]", or print a snapshot with `burnt monitor --once`',
         )
     if args.pulse is None:  # otherwise the training lowers the priority after the first screen
-        from burnt.train.reporting.monitor_process import set_lowest_priority
+        from burnt.train.reporting.monitor_process import lower_priority
 
-        set_lowest_priority()
+        lower_priority()
     library = RunLibrary(folders)
     if args.svg is not None:
         from burnt.monitor.app import write_screenshot

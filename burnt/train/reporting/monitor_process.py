@@ -32,19 +32,21 @@ import psutil
 import burnt
 from burnt.train.reporting.terminal import LentTerminal
 
-NICENESS = 19
+LOWER_BY = 5  # in nice values
 
 
-def set_lowest_priority(pid: int = 0) -> None:
-    """Give a process, with all its threads, the lowest priority; 0 is this process.
+def lower_priority(pid: int = 0) -> None:
+    """Lower the priority of a process, with all its threads, by 5 nice values; 0 is this process.
 
-    Sets nice 19 and, on Linux, also the scheduling class SCHED_IDLE: any other task gets the core at once,
-    where it would wait a few milliseconds for a task that is only nice. This cannot be undone. On Windows it
-    sets the priority class IDLE.
+    A quarter of a core stays available next to a training thread that keeps it busy: Linux shares a core by
+    weight, 335 to 1,024. It compares weights within a session (by its autogroup) or a container, so that in
+    the training's terminal nice 19 (weight 15) or SCHED_IDLE (3) would answer keys after seconds. What the
+    monitor takes from a training is limited by how often it reads (`burnt.monitor.data.refresher`).
+    This cannot be undone. On Windows it sets the priority class BELOW_NORMAL.
     """
     if sys.platform == "win32":
         with contextlib.suppress(psutil.Error):  # the process has ended
-            psutil.Process(pid or os.getpid()).nice(psutil.IDLE_PRIORITY_CLASS)
+            psutil.Process(pid or os.getpid()).nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
         return
     # On Linux each thread has its own priority.
     tasks = Path(f"/proc/{pid or os.getpid()}/task")
@@ -53,13 +55,12 @@ def set_lowest_priority(pid: int = 0) -> None:
         threads = [int(task.name) for task in tasks.iterdir()]
     for thread in threads:
         with contextlib.suppress(OSError):  # the thread has ended
-            os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
-            if hasattr(os, "SCHED_IDLE"):
-                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+            niceness = os.getpriority(os.PRIO_PROCESS, thread) + LOWER_BY
+            os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 POLL_SECONDS = 1.0
-MAX_SILENT_POLLS = 60  # drawing is slow at the lowest priority next to a training that uses every core
+MAX_SILENT_POLLS = 60  # drawing is slow next to a training that uses every core
 MAX_STOPPED_POLLS = 5
 CLOSE_SECONDS = 15.0  # the monitor closes by itself 10 s after the end of the run
 TERMINATE_SECONDS = 5.0
@@ -259,7 +260,7 @@ class MonitorProcess:
                 if not self._has_pulse:
                     # It starts at normal priority, so that it draws its first screen quickly.
                     self._has_pulse = True
-                    set_lowest_priority(self._child.pid)
+                    lower_priority(self._child.pid)
             else:
                 # Count polls, not seconds: both processes may have been stopped together for a while.
                 silent += 1
