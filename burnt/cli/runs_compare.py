@@ -24,6 +24,7 @@ from burnt.monitor.plotting.run_curves import (
 )
 from burnt.monitor.plotting.text_chart import ChartView, TextChart
 from burnt.store import Series
+from burnt.store.search import short_names
 from burnt.train.format import duration_text, value_text
 
 _PLOT_LINES = 14
@@ -78,8 +79,9 @@ def _print(views: Sequence[RunView], series: Sequence[Series], drawn: Sequence[S
     _print_runs(page, views)
     page.heading("settings that differ")
     differing = differences([view.config for view in views])
+    names = short_names(differing, {key for view in views for key in view.settings})
     rows: list[list[str | Cell]] = [
-        [key, *(_shorten(value or "", width, len(views)) for value in values)]
+        [names[key], *(_shorten(value or "", width, len(views)) for value in values)]
         for key, values in differing.items()
     ]
     if rows:

@@ -11,7 +11,7 @@ from typing import Any
 from burnt.cli.output import Cell, Page, print_json, require_folder, usage_errors
 from burnt.errors import QueryError, clean
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import age_text, progress_text, series_label
+from burnt.monitor.format import age_text, fraction, progress_text, series_label
 from burnt.store import find_runs
 from burnt.store.search import parse_query
 from burnt.train.format import duration_text, value_text
@@ -82,8 +82,8 @@ def _drop_column(name: str, columns: list[str], rows: Sequence[list[str | Cell]]
 
 
 def _row_cells(view: RunView) -> list[str | Cell]:
-    activity = f" ({view.activity})" if view.activity not in ("", "training") else ""
-    state = Cell(view.state + activity, STATE_STYLES.get(view.state, ""))
+    activity = f" ({view.activity})" if view.activity not in ("", "training", "paused") else ""
+    state = Cell(view.state_text + activity, STATE_STYLES.get(view.state, ""))
     if view.error is not None:
         return [str(view.folder), state, *[""] * 8, view.problem]
     name = str(view.folder)
@@ -94,7 +94,7 @@ def _row_cells(view: RunView) -> list[str | Cell]:
     return [
         name,
         state,
-        progress_text(view.progress),
+        progress_text(view.progress, with_share=view.fraction is not None),
         "" if view.eta is None else duration_text(view.eta),
         "" if view.metric is None else series_label(view.metric),
         "" if view.metric is None else value_text(view.heads[view.metric].point.value),
@@ -124,7 +124,7 @@ def run_json(view: RunView) -> dict[str, Any]:
         "pid": newest.pid,
         "heartbeat": newest.heartbeat,
         "dropped": sum(attempt.dropped for attempt in view.attempts),
-        "progress": progress and {**progress._asdict(), "fraction": view.fraction, "eta": view.eta},
+        "progress": progress and {**progress._asdict(), "fraction": fraction(progress), "eta": view.eta},
         "metric": metric and metric._asdict(),
         "best": view.metric_best and view.metric_best._asdict(),
         "last": metric and view.heads[metric].point._asdict(),

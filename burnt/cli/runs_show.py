@@ -57,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 def print_run(page: Page, view: RunView) -> None:
     """Print a run that is followed, with its newest events and lines of the log."""
-    newest, progress, now = view.attempts[-1], progress_text(view.progress), time.time()
-    page.line(Cell(str(view.folder), "bold"), "  ", Cell(view.state, STATE_STYLES[view.state]))
+    newest, now = view.attempts[-1], time.time()
+    progress = progress_text(view.progress, with_share=view.fraction is not None)
+    page.line(Cell(str(view.folder), "bold"), "  ", Cell(view.state_text, STATE_STYLES[view.state]))
     if view.progress is not None:
         progress += f", step {view.progress.step}" + (f", {view.activity}" if view.activity else "")
     facts: dict[str, str | Cell] = {

@@ -173,7 +173,7 @@ def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str 
 def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
     """Return the metric to show first, or None if there is no metric.
 
-    It is the validation loss, else the metric that ranks the run's checkpoints, else the loss, else the first
+    It is the metric that ranks the run's checkpoints, else the validation loss, else the loss, else the first
     metric with a known better direction. Of several validation sets, that is ``valid``, or else the first in
     `series_list`.
 
@@ -186,8 +186,8 @@ def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None 
 
     def rank(series: Series) -> int:
         label = series_label(series)
-        if label in ("valid/loss", ranked_by):
-            return 0 if label == "valid/loss" else 1
+        if label in (ranked_by, "valid/loss"):
+            return 0 if label == ranked_by else 1
         if series.name == "loss":
             return 3 if series.split == "train" else 2
         return 5 if better_direction(series.name, config) is None else 4
@@ -223,7 +223,7 @@ def seconds_of(progress: Progress) -> tuple[float, float] | None:
     return done, total
 
 
-def progress_text(progress: Progress | None) -> str:
+def progress_text(progress: Progress | None, *, with_share: bool = True) -> str:
     """Format a run's progress, such as ``"epoch 3/10 25%"`` or ``"step 120"``."""
     if progress is None:
         return ""
@@ -235,7 +235,7 @@ def progress_text(progress: Progress | None) -> str:
         text = f"{duration_text(seconds[0])}/{duration_text(seconds[1])}"
     else:
         text = f"step {progress.step}"
-    done = fraction(progress)
+    done = fraction(progress) if with_share else None
     # Rounded down, so that an unfinished run never shows 100%.
     return text if done is None else f"{text} {math.floor(done * 100)}%"
 

@@ -25,6 +25,7 @@ import json
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,6 +41,8 @@ _BEST, _BEST_OF = "best", "best:"
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _COMPARISONS: dict[str, _Number] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _NOT_SHOWN = ("load", "fork")  # of a training's configuration: for programs, not for people
+# Of a program's own settings: where the run is and how it was started, which its name and its events say.
+_NO_SETTINGS = ("config.folder", "config.resume", "config.exists")
 
 _SPACE, _MINUS, _COMMA = re.compile(r"\s+"), re.compile("-"), re.compile(",")
 _OPERATOR = re.compile(r"\s*(==|!=|<=|>=|=|<|>|~)\s*")
@@ -124,10 +127,28 @@ def parse_query(text: str) -> Query:
 def settings_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a run's settings by dotted key, without the parts of its configuration that are for programs.
 
-    >>> settings_of({"config": {"lr": 0.1, "model": {"hidden": 64}}, "load": {"source": "x.py"}})
+    >>> settings_of({"config": {"lr": 0.1, "model": {"hidden": 64}, "folder": "runs/a"}, "load": {}})
     {'config.lr': 0.1, 'config.model.hidden': 64}
     """
-    return flatten({key: value for key, value in (config or {}).items() if key not in _NOT_SHOWN})
+    shown = flatten({key: value for key, value in (config or {}).items() if key not in _NOT_SHOWN})
+    return {key: value for key, value in shown.items() if key not in _NO_SETTINGS}
+
+
+def short_names(keys: Iterable[str], known: Iterable[str] = ()) -> dict[str, str]:
+    """Return a short name of each setting: the last parts of its key, as few as no other known key ends in.
+
+    >>> short_names(["config.model.hidden", "config.lr", "config.seed"], known=["seed"])
+    {'config.model.hidden': 'hidden', 'config.lr': 'lr', 'config.seed': 'config.seed'}
+    """
+    keys = list(keys)
+    endings = Counter(ending for key in {*keys, *known} for ending in _endings(key))
+    return {key: next((ending for ending in _endings(key) if endings[ending] == 1), key) for key in keys}
+
+
+def _endings(key: str) -> list[str]:
+    """Return the last part of a dotted key, the last two, and so on."""
+    parts = key.split(".")
+    return [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

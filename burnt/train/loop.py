@@ -234,9 +234,17 @@ class Loop:
             if position.pending:
                 reason = self.run_due_tasks(epoch_ended=position.batch == 0 and position.epoch > 0)
             elif self.settings.duration.over(position):
-                reason = "finished"  # a finished run was resumed: no steps are left
-            if reason is None and self.watch.is_over:
+                reason = "finished"
+                self.message(
+                    f"Nothing is left to train: the duration of {duration} is over. To train on, resume with "
+                    "a longer duration."
+                )
+            if reason is None and self.watch.why_over is not None:
                 reason = "stopped early"
+                self.message(
+                    f"Nothing is left to train: early stopping has ended the run, as {self.watch.why_over}. "
+                    "To train on, resume with other bounds of EarlyStopping, or without it."
+                )
             while reason is None:
                 reason = self.epoch()
         self.learner.optimizer.eval(self.params)

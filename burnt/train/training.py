@@ -330,6 +330,8 @@ class SupervisedTraining(TrainingSettings):
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
             try:
                 reason = ending.reason = loop.run()
+                if reason == "stopped early":
+                    ending.reason += f": {loop.watch.why_over}"
                 loop.saving.finish()
             except BaseException as error:
                 loop.saving.finish(error)

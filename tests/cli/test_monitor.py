@@ -172,7 +172,7 @@ def test_the_monitor_lowers_its_priority_and_tells_of_a_picture_it_cannot_write(
         capture_output=True,
         text=True,
     )
-    assert done.stdout.strip() == f"1 {min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)} []"
+    assert done.stdout.strip() == f"1 {min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)} []"
     assert "the screenshot cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import re
 import sqlite3
@@ -47,19 +48,22 @@ def plain(text):
 
 def test_list_has_a_line_for_each_run(write, capsys):
     write("runs/done")
-    write("runs/deep/er/ended", "stopped", "stopped early")
+    write("runs/deep/er/ended", "stopped", "stopped early: as it was good")
+    with RunWriter.create("runs/nan") as run:
+        run.log(7, 1, {"loss": math.nan}, "valid")
     write("runs/broke", "crashed", "NonFiniteError: the loss is nan\n  in step 40")
     kill_a_run("runs/killed")
     rows = {line.split("  ")[0]: re.split(r"  +", line) for line in printed(capsys, "list").splitlines()}
     assert rows.pop("run")[1:] == ["state", "progress", "metric", "last", "best", "age", "took", "note"]
     assert rows["runs/done"][1:6] == ["finished", "epoch 4/8 50%", "valid/loss", "0.4500", "0.2500"]
-    assert rows["runs/deep/er/ended"][1] == "stopped"
-    assert rows["runs/deep/er/ended"][-1] == "stopped early"
+    assert rows["runs/deep/er/ended"][1:3] == ["stopped early", "epoch 4/8"]
+    assert rows["runs/deep/er/ended"][-1] == "stopped early: as it was good"
+    assert (rows["runs/nan"][1], rows["runs/nan"][-1]) == ("finished", "valid/loss is nan at step 7")
     assert rows["runs/broke"][1] == "crashed"
     assert rows["runs/broke"][-1] == "NonFiniteError: the loss is nan"
     assert rows["runs/killed"][1:6] == ["crashed", "step 1/3 33%", "train/wer", "3.0000", "3.0000"]
     assert "ended without closing the run" in rows["runs/killed"][-1]
-    assert len(rows) == 4
+    assert len(rows) == 5
 
 
 def test_list_as_json(write, capsys):

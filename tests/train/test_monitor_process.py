@@ -237,11 +237,11 @@ def training(tmp_path):  # type: ignore[no-untyped-def]
 def keeps_a_share_of_the_cores(desk: Desk) -> None:
     """Linux shares a core by weight within a session: SCHED_IDLE has 3, nice 19 has 15, a training 1,024.
 
-    With 335, of nice 5, keys are answered next to a training that keeps every core busy.
+    With 526, of nice 3, keys are answered next to a training that keeps every core busy.
     """
     trainer, monitor = psutil.Process(desk.terminal.process.pid), desk.app()
     assert os.getsid(monitor.pid) == os.getsid(trainer.pid)
-    lower = min(trainer.nice() + 5, 19)
+    lower = min(trainer.nice() + 3, 19)
     desk.terminal.wait_for(lambda: monitor.nice() == lower)
     for task in monitor.threads():
         assert os.getpriority(os.PRIO_PROCESS, task.id) == lower

@@ -178,4 +178,6 @@ def test_the_monitor_shows_the_metric_that_ranks_the_checkpoints():
     assert main_metric(series, {"ranked_by": "clean/loss"}) == Series("loss", "clean")
     assert main_metric(series, {"ranked_by": "clean/accuracy"}) == Series("accuracy", "clean")
     assert main_metric(series, {}) == Series("loss", "clean")
-    assert main_metric([*series, Series("loss", "valid")], {"ranked_by": "clean/loss"}).split == "valid"
+    series.append(Series("loss", "valid"))
+    assert main_metric(series, {"ranked_by": "clean/accuracy"}) == Series("accuracy", "clean")
+    assert main_metric(series, {"ranked_by": "clean/gone"}) == Series("loss", "valid")

@@ -28,6 +28,7 @@ from burnt.monitor.format import (
     parse_number,
     problem_text,
     seconds_of,
+    series_label,
 )
 from burnt.store import (
     Attempt,
@@ -162,12 +163,33 @@ class RunView:
         if self.error is not None:
             return error_text(self.error)
         newest = self.attempts[-1] if self.attempts else None
-        return "" if newest is None else problem_text(self.state, newest.end_reason, newest)
+        if newest is not None and (text := problem_text(self.state, newest.end_reason, newest)):
+            return text
+        return self.warning
+
+    @property
+    def warning(self) -> str:
+        """Which validation losses are not finite; empty if none."""
+        bad = [
+            f"{series_label(series)} is {head.point.value} at step {head.point.step:,}"
+            for series, head in self.heads.items()
+            if series.name == "loss" and series.split != "train" and not math.isfinite(head.point.value)
+        ]
+        return ", ".join(bad)
+
+    @property
+    def state_text(self) -> str:
+        """The state for people: also ``"paused"``, and ``"stopped early"`` by early stopping."""
+        if self.state == "running" and self.activity == "paused":
+            return "paused"
+        reason = self.attempts[-1].end_reason if self.attempts else None
+        is_early = self.state == "stopped" and (reason or "").startswith("stopped early")
+        return "stopped early" if is_early else self.state
 
     @property
     def fraction(self) -> float | None:
-        """Fraction of the training that is done, 0 to 1; None if the total is unknown."""
-        return fraction(self.progress)
+        """Fraction of the training that is done, 0 to 1; None if the total is unknown or no longer counts."""
+        return None if self.state_text == "stopped early" else fraction(self.progress)
 
     @property
     def eta(self) -> float | None:

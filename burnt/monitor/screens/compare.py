@@ -38,6 +38,7 @@ from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import state_cell
 from burnt.plot.braille import DASH_PATTERNS, line_sample
 from burnt.store import Extreme, Series
+from burnt.store.search import short_names
 from burnt.train.format import duration_text, value_text
 
 _MIN_CHART_LINES = 8  # of one of several charts, with its title and axis
@@ -243,15 +244,16 @@ class CompareScreen(Screen[None], CurveKeys):
         self.query_one("#values", Table).show(cells)
 
     def _show_configs(self, differing: Mapping[str, Sequence[str | None]]) -> None:
+        names = short_names(differing, {key for view in self.views for key in view.settings})
         columns = [Column("differs in", expands=True)]
         columns += [Column(str(number + 1), align_right=True) for number in range(len(self.views))]
         rows: list[tuple[object, Sequence[Cell]]] = []
         self._differing = differing
-        key_width = min(max(map(cell_len, differing), default=0), self.size.width // 2)
+        key_width = min(max(map(cell_len, names.values()), default=0), self.size.width // 2)
         value_width = max((self.size.width - key_width) // len(self.views) - 3, _MIN_VALUE_WIDTH)
         for key, values in differing.items():
             most_common = Counter(values).most_common(1)[0]
-            cells = [cell(key, "$dim")]
+            cells = [cell(names[key], "$dim")]
             for value in values:
                 # Values that most runs share are dimmed, so that the exceptions stand out.
                 is_dim = value is None or (most_common[1] > len(values) / 2 and value == most_common[0])

@@ -26,7 +26,7 @@ from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import progress_bar, state_cell
 from burnt.plot.braille import DASH_PATTERNS
 from burnt.store import Series
-from burnt.store.search import setting_text
+from burnt.store.search import setting_text, short_names
 from burnt.train.format import duration_text, value_text
 
 FIRST_COLUMNS = (Column(""), Column("run", expands=True))
@@ -165,7 +165,6 @@ _SETTING, _METRIC = "setting:", "metric:"
 _MAX_AUTOMATIC = 4
 _MAX_AUTOMATIC_LENGTH = 16  # characters of a value in a column that nobody has chosen
 _MAX_LENGTH = 28
-_NEVER_AUTOMATIC = ("folder", "resume")  # the run's name says the one, its events the other
 _OWN_PREFIX = "config."  # of the user's own settings; the others describe the training
 
 
@@ -205,9 +204,7 @@ def automatic_columns(views: Sequence[RunView]) -> list[str]:
     differing = [
         key
         for key, values in _values_by_setting(views).items()
-        if len(values) > 1
-        and max(map(len, values)) <= _MAX_AUTOMATIC_LENGTH
-        and key.rpartition(".")[2] not in _NEVER_AUTOMATIC
+        if len(values) > 1 and max(map(len, values)) <= _MAX_AUTOMATIC_LENGTH
     ]
     # `seed` and the like differ in nearly all runs and rarely matter; those below config. come first.
     differing.sort(key=lambda key: not key.startswith(_OWN_PREFIX))
@@ -215,17 +212,14 @@ def automatic_columns(views: Sequence[RunView]) -> list[str]:
 
 
 def headings(keys: Sequence[str], views: Iterable[RunView]) -> list[str]:
-    """Return a short heading for each column: of a setting the last parts of its key, as few as are unique.
+    """Return a short heading for each column.
 
     >>> headings(["setting:config.model.hidden", "setting:config.lr", "metric:valid/loss"], [])
     ['hidden', 'lr', 'valid/loss']
     """
-    known = {key: None for view in views for key in view.settings}
-    known |= {key.removeprefix(_SETTING): None for key in keys if key.startswith(_SETTING)}
-    return [
-        key.removeprefix(_METRIC) if key.startswith(_METRIC) else _shortest(key.removeprefix(_SETTING), known)
-        for key in keys
-    ]
+    settings = [key.removeprefix(_SETTING) for key in keys if key.startswith(_SETTING)]
+    names = short_names(settings, {key for view in views for key in view.settings})
+    return [names.get(key.removeprefix(_SETTING), key.removeprefix(_METRIC)) for key in keys]
 
 
 def column_text(view: RunView, key: str) -> str:
@@ -266,15 +260,6 @@ def _values_by_setting(views: Sequence[RunView]) -> dict[str, set[str]]:
         if count < len(with_settings):
             texts[key].add("")
     return texts
-
-
-def _shortest(key: str, known: Iterable[str]) -> str:
-    parts = key.split(".")
-    for count in range(1, len(parts)):
-        ending = ".".join(parts[-count:])
-        if not any(other != key and f".{other}".endswith(f".{ending}") for other in known):
-            return ending
-    return key
 
 
 def _examples(values: set[str]) -> str:

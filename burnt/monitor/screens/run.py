@@ -200,9 +200,8 @@ class RunScreen(Screen[None]):
         if view.error is not None:
             return Content.assemble((f" {clean(view.problem)}", "$error"))
         if reason := end_reason_text(view):
-            style = "bold $error" if view.state == "crashed" else "$warning"
-            return Content.assemble((f" {clean(reason)}", style))
-        pairs: list[tuple[str, Part]] = []
+            return Content.assemble((f" {clean(reason)}", state_cell(view)[1]))
+        pairs: list[tuple[str, Part]] = [("", (view.warning, "bold $error"))] if view.warning else []
         if view.metric is not None:
             pairs.append(
                 (series_label(view.metric), (value_text(view.heads[view.metric].point.value), "bold"))

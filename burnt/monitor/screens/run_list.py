@@ -273,7 +273,6 @@ class RunsScreen(Screen[None]):
         if view.tags:
             parts.append((f"  {' '.join(view.tags)}", "$accent"))
         if view.problem:
-            style = "$error" if view.state in ("crashed", "unreadable") else "$warning"
             second = Content.assemble((f" {clean(view.problem)}", style))
         else:
             pairs: list[tuple[str, Part]] = []

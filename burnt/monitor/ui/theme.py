@@ -113,6 +113,7 @@ _STATES = {
     "paused": ("‖", "$warning"),
     "finished": ("✓", "$success"),
     "stopped": ("■", "$warning"),
+    "stopped early": ("✓", "$success"),
     "crashed": ("✗", "bold $error"),
     "stale": ("◌", "$stale"),
     "unreadable": ("!", "bold $error"),
@@ -121,10 +122,13 @@ _STATES = {
 
 
 def state_cell(view: RunView) -> tuple[str, str]:
-    """Return a run's state as symbol and word, and its style; a paused run is shown as ``paused``."""
-    state = "paused" if view.state == "running" and view.activity == "paused" else view.state
-    symbol, style = _STATES[state]
-    return f"{symbol} {state}", style
+    """Return a run's state as symbol and word, and its style; a warning adds a mark."""
+    symbol, style = _STATES[view.state_text]
+    return (
+        (f"{symbol} {view.state_text} !", "bold $error")
+        if view.warning
+        else (f"{symbol} {view.state_text}", style)
+    )
 
 
 def progress_bar(share: float, width: int) -> tuple[str, str]:

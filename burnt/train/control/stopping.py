@@ -156,9 +156,9 @@ class MetricWatch:
         self._writer, self._message, self._control = writer, message, control
 
     @property
-    def is_over(self) -> bool:
-        """Whether early stopping ends the training at the last value."""
-        return self._stopping is not None and self._stopping.over
+    def why_over(self) -> str | None:
+        """Why early stopping ends the training at the last value; None if it goes on."""
+        return None if self._stopping is None else self._stopping.reason
 
     def update(self, values: Mapping[str, float], splits: Collection[str], position: Position) -> bool:
         """Look at the values of splits that are new; return whether early stopping ends the training."""

@@ -32,14 +32,14 @@ import psutil
 import burnt
 from burnt.train.reporting.terminal import LentTerminal
 
-LOWER_BY = 5  # in nice values
+LOWER_BY = 3  # in nice values
 
 
 def lower_priority(pid: int = 0) -> None:
-    """Lower the priority of a process, with all its threads, by 5 nice values; 0 is this process.
+    """Lower the priority of a process, with all its threads, by 3 nice values; 0 is this process.
 
-    A quarter of a core stays available next to a training thread that keeps it busy: Linux shares a core by
-    weight, 335 to 1,024. It compares weights within a session (by its autogroup) or a container, so that in
+    A third of a core stays available next to a training thread that keeps it busy: Linux shares a core by
+    weight, 526 to 1,024. It compares weights within a session (by its autogroup) or a container, so that in
     the training's terminal nice 19 (weight 15) or SCHED_IDLE (3) would answer keys after seconds. What the
     monitor takes from a training is limited by how often it reads (`burnt.monitor.data.refresher`).
     This cannot be undone. On Windows it sets the priority class BELOW_NORMAL.

@@ -80,7 +80,7 @@ async def test_only_differing_keys_are_listed(tmp_path: Path) -> None:
         rows = text_of(screen.query_one("#configs", Table)).splitlines()
         assert [row.split() for row in rows if row.strip()] == [
             ["differs", "in", "1", "2", "3"],
-            ["model.hidden", "32", "64", "64"],
+            ["hidden", "32", "64", "64"],
             ["seed", "0", "1", "2"],
         ]
 
@@ -88,7 +88,7 @@ async def test_only_differing_keys_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("width", "is_shortened"), [(80, True), (200, False)])
 async def test_settings_take_the_width_there_is(tmp_path: Path, width: int, is_shortened: bool) -> None:
     values = [f"Warmup(steps={number}, then=Cosine(lr=0.003, steps=17, end=0.0))" for number in (1, 2)]
-    key = "optimizer.schedule.of.the.first.phase"
+    key = "schedule_of_the_first_phase_and_rate"
     for number, value in enumerate(values):
         RunWriter.create(tmp_path / f"run-{number}", config={key: value}).close("finished")
     async with comparison(tmp_path, (width, 36)) as (app, pilot, screen):

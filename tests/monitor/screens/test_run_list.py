@@ -27,7 +27,7 @@ from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.table import Table
 from burnt.store import RunWriter
 from burnt.store.tags import add_note, change_tags, read_tags
-from tests.monitor.driving import opened, press, until
+from tests.monitor.driving import opened, press, text_of, until
 
 SIZE = (150, 24)
 
@@ -103,6 +103,28 @@ def test_what_was_remembered_badly_is_forgotten(tmp_path: Path, content: str) ->
     preferences.set_list([tmp_path], shown)
     again = Preferences(path)
     assert (again.theme, again.list_of([tmp_path])) == ("light", shown)
+
+
+async def test_how_a_run_ended_and_what_is_wrong_with_it(tmp_path: Path) -> None:
+    ends = {
+        "early": "stopped early: valid/loss has not improved on 0.5 for 2 epochs",
+        "by-hand": "stopped by x",
+    }
+    for name, reason in ends.items():
+        run = RunWriter.create(tmp_path / name, config={"ranked_by": "valid/accuracy"})
+        run.log(3, 1, {"loss": float("nan") if name == "by-hand" else 0.5, "accuracy": 0.25}, "valid")
+        run.progress(3, 1, total_steps=5)
+        run.close("stopped", reason)
+    async with opened(tmp_path, (130, 24)) as (app, pilot):
+        rows = {line[1]: line for line in lines(app)}
+        assert rows["early"][2:5] == ["✓", "stopped", "early"]
+        assert "%" not in rows["early"]
+        assert rows["by-hand"][2:5] == ["■", "stopped", "!"]
+        assert "60" in rows["by-hand"]
+        assert "valid/accuracy" in lines(app)[0]
+        assert "0.2500" in rows["early"]
+        await press(app, pilot, "end")
+        assert ends["early"] in text_of(app.screen.query_one("#about"))
 
 
 async def test_the_filter_is_the_search(tmp_path: Path) -> None:
@@ -210,8 +232,9 @@ async def test_keys_and_values_of_settings_cannot_steer_the_terminal(tmp_path: P
 
 
 def test_which_columns_there_are(tmp_path: Path) -> None:
-    make(tmp_path, "a", 0.1, extra={"model": {"hidden": 1}, "resume": False}, long="x" * 40)
-    make(tmp_path, "b", 0.2, extra={"model": {"hidden": 2}, "resume": True}, long="y" * 40)
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        own = {"lr": lr, "folder": name, "resume": name == "a"}
+        make(tmp_path, name, config=own, extra={"model": {"hidden": name}}, long=name * 40)
     views = [RunView(tmp_path / name) for name in "ab"]
     for view in views:
         view.refresh()

@@ -204,5 +204,16 @@ def test_a_target_ends_a_run_and_a_resumed_one(tmp_path, capsys):
     result = Overshoot().run(tmp_path / "run", stopping=EarlyStopping("loss", target=0.2), monitor="plain")
     assert (result.reason, result.position.step) == ("stopped early", 2)
     assert "Stopping early: valid/loss reached 0.0000, the target being 0.2000." in capsys.readouterr().out
-    again = Overshoot().run(tmp_path / "run", stopping=EarlyStopping("loss", target=0.2), resume=True)
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.attempts()[-1].end_reason.startswith("stopped early: valid/loss reached 0.0000, the")
+    stopping = EarlyStopping("loss", target=0.2)
+    again = Overshoot().run(tmp_path / "run", stopping=stopping, resume=True, monitor="plain")
     assert (again.reason, again.position.step) == ("stopped early", 2)
+    assert (
+        "Nothing is left to train: early stopping has ended the run, as valid/loss reached 0.0000, the "
+        "target being 0.2000. To train on, resume with other bounds of EarlyStopping, or without it."
+    ) in capsys.readouterr().out
+    more = Overshoot().run(tmp_path / "run", duration="3 epochs", resume=True)
+    assert more.position.step > 2
+    Overshoot().run(tmp_path / "run", duration="3 epochs", resume=True, monitor="plain")
+    assert "Nothing is left to train: the duration of 3 epochs is over." in capsys.readouterr().out

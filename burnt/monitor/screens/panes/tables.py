@@ -247,15 +247,15 @@ def best_checkpoint(
 ) -> tuple[Checkpoint | None, str]:
     """Return the best checkpoint, the oldest of equals as a training keeps it, and the name of its value.
 
-    It is the best by the validation loss, else by the metric that ranks the run's checkpoints, else by the
+    It is the best by the metric that ranks the run's checkpoints, else by the validation loss, else by the
     first value with a known better direction; None and an empty name if no checkpoint has such a value.
     """
     names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
     comparable = [name for name in names if better_direction(name, config) is not None]
     ranked_by = config.get("ranked_by") if isinstance(config, Mapping) else None
     for name in (
-        "valid/loss",
         *[n for n in comparable if n == ranked_by],
+        "valid/loss",
         *[n for n in comparable if n.startswith("valid/")],
         *comparable,
     ):
