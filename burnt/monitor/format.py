@@ -10,21 +10,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from burnt.errors import BurntError, clean
+from burnt.store.ranking import better_direction as better_direction
 from burnt.store.schema import DATABASE
 from burnt.train.format import duration_text, value_text
 
 if TYPE_CHECKING:
     from burnt.store import Attempt, Parent, Progress, RunSummary, Series
 
-
-# The run store does not record the better direction of a metric, so it is inferred from its name.
-_LOWER_IS_BETTER = {
-    "loss", "error", "perplexity", "nll", "mse", "rmse", "mae", "wer", "cer", "fid", "bpc", "bpb",
-}  # fmt: skip
-_HIGHER_IS_BETTER = {
-    "accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge", "map",
-    "psnr", "ssim", "r2",
-}  # fmt: skip
 
 # Learning-rate changes by a factor outside of this range may be typing errors.
 _MIN_RATE_RATIO, _MAX_RATE_RATIO = 1e-4, 10.001
@@ -149,25 +141,6 @@ def highest_scheduled_rate(config: Mapping[str, Any] | None) -> float | None:
 def series_label(series: Series) -> str:
     """Return the name of a series as checkpoints and logs write it, such as ``"valid/loss"``."""
     return f"{series.split}/{series.name}"
-
-
-def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str | None:
-    """Return the better direction of a metric, ``"lower"`` or ``"higher"``; None if unknown.
-
-    The run's configuration declares it for the metrics passed to the training; for others it is inferred from
-    the name, which may have its split.
-
-    >>> better_direction("loss"), better_direction("accuracy_top5"), better_direction("learning_rate")
-    ('lower', 'higher', None)
-    >>> better_direction("valid/words", {"metrics": {"words": "higher"}})
-    'higher'
-    """
-    directions = config.get("metrics") if isinstance(config, Mapping) else None
-    declared = directions.get(name.rpartition("/")[2]) if isinstance(directions, Mapping) else None
-    if declared in ("lower", "higher"):
-        return str(declared)
-    words = set("".join(c if c.isalnum() else " " for c in name.lower()).split())
-    return "lower" if words & _LOWER_IS_BETTER else "higher" if words & _HIGHER_IS_BETTER else None
 
 
 def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:

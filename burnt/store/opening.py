@@ -22,6 +22,7 @@ from burnt.store.pyramid import INTO_EVENT, insert
 from burnt.store.schema import (
     DATABASE,
     SCHEMA,
+    TRIAL,
     check_schema,
     clean_text,
     connect,
@@ -40,7 +41,10 @@ _NETWORK_FILE_SYSTEMS = (
 EXISTS = ("error", "number", "resume")
 
 # What burnt writes into a run's folder. Notes and tags are the user's.
-OWN_NAMES = ("config.json", "checkpoints", "control", "logs", "notes", "profile", "tags", "tensorboard")
+OWN_NAMES = (
+    *("config.json", "checkpoints", "control", "logs", "notes", "profile", "tags", "tensorboard"),
+    TRIAL,
+)
 
 # Each is 0 or NULL in a run that has nothing worth keeping.
 _WORTH = """SELECT (SELECT max(step) FROM point), (SELECT max(step) FROM progress),

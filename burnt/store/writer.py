@@ -46,7 +46,7 @@ from burnt.store.pyramid import (
     Row,
     insert,
 )
-from burnt.store.schema import DATABASE, MAX_INTEGER, clean_text, connect, to_json, write_errors
+from burnt.store.schema import DATABASE, MAX_INTEGER, TRIAL, clean_text, connect, to_json, write_errors
 from burnt.store.write_lease import HEARTBEAT_SECONDS, WriteLease
 
 EndState = Literal["finished", "stopped", "crashed"]
@@ -696,7 +696,8 @@ def _unrelated_names(folder: Path) -> list[str]:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError:
         return []
-    return [name for name in names if not name.startswith(".") and name not in (*_FOLDERS, "config.json")]
+    known = (*_FOLDERS, "config.json", TRIAL)
+    return [name for name in names if not name.startswith(".") and name not in known]
 
 
 def _count(number: int) -> int:

@@ -43,13 +43,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     # argparse does not collect words that follow an option after other words; they are in `rest`.
     args, rest = parser.parse_known_args(words)
     for name in ("overrides", "runs", "query", "words", "text"):
-        if args.command in ("train", "fork", "runs") and hasattr(args, name):
+        if args.command in ("train", "fork", "sweep", "runs") and hasattr(args, name):
             getattr(args, name).extend(word for word in rest if not word.startswith("-"))
             rest = [word for word in rest if word.startswith("-")]
     if args.command == "train":
         training.check_train(parser, args)
     if rest:
-        hint = "; settings are written key=value" if args.command in ("train", "fork") else ""
+        hint = "; settings are written key=value" if args.command in ("train", "fork", "sweep") else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     if args.command == "runs" and args.action == "export" and args.follow and args.format != "jsonl":
         parser.error("--follow requires --format jsonl")

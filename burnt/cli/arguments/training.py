@@ -65,6 +65,19 @@ that returns one; it may take the run's Config. The code is imported. With
 --record the values become an event of the run, and tables are added to it.
 """
 
+_SWEEP_EXAMPLES = """\
+examples:
+  burnt sweep digits.py:main lr=1e-4..1e-1:log 'hidden=8|32' layers=1..4 epochs=5
+  burnt sweep digits.py:main lr=1e-4..1e-1:log --metric valid/accuracy --prune median --jobs 2
+  burnt sweep digits.py:main 'lr=0.01|0.1' layers=1..4 --sampler grid
+  burnt sweep digits-sweep --trials 40    go on, for longer
+  burnt sweep digits-sweep --best         print the command that trains the best one
+
+A range is low..high, of whole numbers where both ends and the field are, and with
+:log on a logarithmic scale; choices are written A|B, which the shell needs in
+quotes; other settings hold for all trials. Each trial is a run, NAME/0007.
+"""
+
 
 def add(burnt: Parser) -> None:
     """Add the parsers."""
@@ -94,6 +107,20 @@ def add(burnt: Parser) -> None:
     for command in (train, fork):
         text = "how progress is shown, unless the function sets it; by default what the terminal supports"
         command.choice("--monitor", ["tui", "live", "plain", "off"], text)
+
+    text = "search for the best settings of a training function"
+    sweep = burnt.command("sweep", text, _SWEEP_EXAMPLES, "sweep")
+    sweep.words("target", "MODULE:FUNCTION|NAME", "the function, or a sweep to go on with: its name in runs/")
+    sweep.words("overrides", "KEY=VALUE", "ranges, choices and other settings", nargs="*")
+    sweep.option("--trials", "N", "how many; default: 20, or the whole grid", whole(1))
+    text = "what is compared, NAME or NAME:higher; default: what the run is ranked by, or valid/loss"
+    sweep.option("--metric", "NAME", text)
+    sweep.choice("--sampler", ["tpe", "random", "grid"], "how settings are chosen; default: tpe, of Optuna")
+    sweep.choice("--prune", ["median", "halving", "none"], "stop trials that fall behind; default: none")
+    sweep.option("--jobs", "N", "trials at the same time; default: 1", whole(1))
+    sweep.option("--seed", "N", "of the sampler; default: 0", whole(0))
+    sweep.option("--name", "NAME", "its folder in runs/; default: MODULE-sweep")
+    sweep.flag("--best", "print the command that trains the best trial again, and exit")
 
     check = burnt.command("check", "check training functions without training", _CHECK_EXAMPLES, "check")
     text = "functions as for `burnt train`, each followed by its settings"

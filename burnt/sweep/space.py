@@ -1,0 +1,119 @@
+"""The space that a sweep searches, from words such as ``lr=1e-4..1e-1:log`` and ``hidden=8|32``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from burnt.config import Config
+from burnt.errors import ConfigError
+from burnt.store.sweeps import Parameter, Value, assignment
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::(\w*))?")
+
+
+def parse_space(words: Iterable[str]) -> tuple[tuple[Parameter, ...], tuple[str, ...]]:
+    """Return the parameters that words of a command line vary, and the words that set one value.
+
+    Raises:
+        ConfigError: a range is empty, or its ends do not suit a logarithmic scale.
+
+    >>> space, fixed = parse_space(["lr=1e-4..1e-1:log", "hidden=8|32", "epochs=5"])
+    >>> [parameter.key for parameter in space], space[1].choices, fixed
+    (['lr', 'hidden'], (8, 32), ('epochs=5',))
+    """
+    space: dict[str, Parameter] = {}
+    fixed = []
+    for word in words:
+        key, _, text = word.partition("=")
+        if found := _RANGE.fullmatch(text):
+            parameter = _parse_range(key, text, *found.groups())
+        elif "|" in text and text[0] not in '"[{':
+            choices = tuple(_number(choice) for choice in text.split("|"))
+            if len(set(choices)) < len(choices) or "" in choices:
+                raise ConfigError(
+                    f"the choices of {key} are invalid", expected="different values", found=text
+                )
+            parameter = Parameter(key=key, kind="choice", choices=choices)
+        else:
+            fixed.append(word)
+            continue
+        if key in space:
+            raise ConfigError(f"{key} is given twice", found=word)
+        space[key] = parameter
+    if not space:
+        raise ConfigError(
+            "no setting is searched",
+            expected="a range or choices",
+            found=" ".join(fixed) or "no settings",
+            hint="such as lr=1e-4..1e-1:log, layers=1..4 or 'hidden=8|32'",
+        )
+    return tuple(space.values()), tuple(fixed)
+
+
+def _parse_range(key: str, text: str, low_text: str, high_text: str, scale: str | None) -> Parameter:
+    low, high = float(low_text), float(high_text)
+    if scale not in (None, "log") or not low < high or (scale and low <= 0):
+        expected = "low..high, or low..high:log with low above 0"
+        raise ConfigError(f"the range of {key} is invalid", expected=expected, found=text)
+    ends = (_number(low_text), _number(high_text))
+    is_whole = all(isinstance(end, int) for end in ends)
+    low_value, high_value = (float(low), float(high)) if not is_whole else ends
+    return Parameter(
+        key=key, kind="int" if is_whole else "float", low=low_value, high=high_value, log=bool(scale)
+    )
+
+
+def _number(text: str) -> Value:
+    """Return the number that a text is, unless it would be written in another way: 007 stays a text."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if re.fullmatch(_NUMBER, text) and not re.match(r"[+]|-?0\d", text):
+            return number
+    return text
+
+
+def check_space(
+    space: Sequence[Parameter], fixed: Sequence[str], build: Callable[[list[str]], Config]
+) -> tuple[Parameter, ...]:
+    """Build a Config with each end and choice; return the parameters, whole numbers where the field has them.
+
+    Args:
+        space: the parameters.
+        fixed: assignments of other settings.
+        build: returns the Config of assignments, or raises a ConfigError.
+    """
+    defaults = {p.key: assignment(p.key, p.choices[0] if p.choices else p.low) for p in space}
+    checked = []
+    for parameter in space:
+        key = parameter.key
+        for value in parameter.choices or (parameter.low, parameter.high):
+            others = [text for other, text in defaults.items() if other != key]
+            config = build([*fixed, *others, assignment(key, value)])
+            found = _look_up(config.to_dict(), key)
+            if parameter.choices:
+                continue
+            if isinstance(found, bool) or not isinstance(found, int | float):
+                raise ConfigError(
+                    f"{key} has no range",
+                    where=key,
+                    expected="a field that is a number",
+                    found=f"{found!r} ({type(found).__name__})",
+                    hint=f"choices are written {key}=A|B",
+                )
+            if isinstance(found, float):
+                low, high = float(parameter.low), float(parameter.high)
+                parameter = parameter.replace(kind="float", low=low, high=high)
+        checked.append(parameter)
+    return tuple(checked)
+
+
+def _look_up(data: Any, key: str) -> Any:
+    for part in key.split("."):
+        data = data[int(part)] if isinstance(data, list) else data[part]
+    return data
