@@ -145,6 +145,8 @@ from burnt.nn.pool import MaxUnpool3d as MaxUnpool3d
 from burnt.nn.position import LearnedPositionalEncoding as LearnedPositionalEncoding
 from burnt.nn.position import PositionalEncoding as PositionalEncoding
 from burnt.nn.position import RotaryEncoding as RotaryEncoding
+from burnt.nn.preprocess import FillMissing as FillMissing
+from burnt.nn.preprocess import Standardize as Standardize
 from burnt.nn.recurrent import Gru as Gru
 from burnt.nn.recurrent import GruCell as GruCell
 from burnt.nn.recurrent import Lstm as Lstm

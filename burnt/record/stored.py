@@ -175,7 +175,7 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """What weights can be converted to. Smaller floats need scales, and are left as they are."""
 
-_STATISTICS = ("running_mean", "running_var")
+_STATISTICS = ("running_mean", "running_var", "fill_values", "feature_mean")
 
 _MOST_NAMES = 5
 

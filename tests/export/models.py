@@ -68,15 +68,17 @@ class _Recurrent(nn.Module):
 
 
 class _Names(nn.Module):
-    """A dict, several inputs and outputs, keywords of C, names that are equal in C, bool and int64."""
+    """A dict, several inputs and outputs, keywords of C, names that are equal in C, bool, int64 and NaN."""
 
     def __init__(self) -> None:
         super().__init__()
         self.größe = nn.Linear(4, 3)
+        self.fill = burnt.nn.FillMissing(4, [0.5, 1.0, -1.0, 2.0])
+        self.scale = burnt.nn.Standardize(4, mean=[1.0, 0.0, 3.0, 0.0], std=[1.0, 2.0, 4.0, 1.0])
         self.register_buffer("levels", torch.tensor([0.5, -2.0, 8.0]))
 
     def forward(self, float: dict[str, Tensor], tmp0_x: Tensor, unused: Tensor) -> dict[str, Tensor]:
-        a, b = float["a.b"], float["a_b"]
+        a, b = self.scale(self.fill(float["a.b"])), float["a_b"]
         logits = self.größe(a.sin() + b) * tmp0_x + self.levels
         return {
             "main": logits,
@@ -118,6 +120,7 @@ def _sequences() -> tuple[nn.Module, Sequence[Any]]:
 def _names() -> tuple[nn.Module, Sequence[Any]]:
     def arguments() -> dict[str, Any]:
         pair = {"a.b": torch.randn(1, 4), "a_b": torch.rand(1, 4)}
+        pair["a.b"][0, 1] = torch.nan
         return {"float": pair, "tmp0_x": torch.randn(1, 1), "unused": torch.randn(1, 2)}
 
     return _Names(), [arguments() for _ in range(CALLS)]
