@@ -21,6 +21,7 @@ from burnt.errors import RecordError, UnsupportedError, clean
 if TYPE_CHECKING:
     import torch
 
+    from burnt.data.description import TableDescription
     from burnt.inspect.signature import Signature
     from burnt.train.after.loading import RunFiles
     from burnt.train.checkpoints.checkpoint import Saved
@@ -36,6 +37,7 @@ class RunModel:
     checkpoint: str  # its name
     classes: Sequence[str] | None  # their names, where the dataset had them
     metadata: Mapping[str, str]  # texts for files: the run's name, the checkpoint and the Config as JSON
+    table: TableDescription | None = None  # whose entries are the inputs, if they are columns of a table
 
 
 def load_run_model(args: argparse.Namespace, run: str | None = None) -> RunModel:
@@ -50,7 +52,8 @@ def load_run_model(args: argparse.Namespace, run: str | None = None) -> RunModel
     }
     if files.classes:
         metadata["burnt.classes"] = json.dumps(files.classes)
-    return RunModel(model, signature, files.folder, saved.path.name, files.classes, metadata)
+    table = None if args.example else files.input_table()
+    return RunModel(model, signature, files.folder, saved.path.name, files.classes, metadata, table)
 
 
 def read_run(name: str) -> RunFiles:

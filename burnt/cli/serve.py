@@ -111,8 +111,9 @@ def _load(source: str, args: argparse.Namespace) -> Servable:
 
     loaded = load_run_model(args, source)
     return RunModel(
-        loaded.model, loaded.signature, loaded.classes, loaded.folder, loaded.checkpoint, args.checkpoint
-    )
+        loaded.model, loaded.signature, loaded.classes, loaded.folder, loaded.checkpoint, args.checkpoint,
+        loaded.table,
+    )  # fmt: skip
 
 
 def _write_container(args: argparse.Namespace, sources: Mapping[str, str]) -> int:

@@ -24,6 +24,7 @@ from burnt.data.files.rows import RowDataset
 from burnt.data.files.schema import INT, UNKNOWN, Encoding, Kind, Options, RowItems, Vector, check_name
 from burnt.data.views import Cached, Concatenation, Mapped, Selection
 from burnt.errors import DataError, UnsupportedError
+from burnt.inspect.signature import Column
 
 _MOST_CATEGORIES = 10_000  # of a column, in the config.json of a run
 _SAMPLED = 1000
@@ -126,11 +127,40 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
             )
         return column not in self.missing
 
+    def columns_to_dict(self) -> dict[str, Any]:
+        """Return the columns as JSON values, with ``"required"`` as `is_required` says."""
+        return {
+            name: {**msgspec.to_builtins(column), "required": self.is_required(name)}
+            for name, column in self.columns.items()
+        }
+
+    def source(self, name: str) -> str:
+        """Return the column of the file that ``"joined"`` or ``"joined.month"`` comes from."""
+        return name if name in self.columns else name.rpartition(".")[0]
+
+    def numbers(self, entry: str) -> tuple[Column, ...] | None:
+        """Return what the numbers of an entry are, in order; None if it holds lists or text."""
+        group = self.entries[entry]
+        found = []
+        for name in [group] if isinstance(group, str) else group:
+            column = self.columns[self.source(name)]
+            kind, limits = column.kind, column.range
+            if name not in self.columns:
+                limits = _part_range(name.rpartition(".")[2], limits)
+            elif column.categories is not None or kind == "bool":
+                limits = 0.0, float(len(column.categories or (False, True)) - 1)
+            elif kind != "date" and not kind.startswith(("float", "int", "uint")):
+                return None
+            may_be_nan = self.missing == "nan" and (kind == "date" or kind.startswith("float"))
+            is_whole = name not in self.columns or not (kind == "date" or kind.startswith("float"))
+            found.append(Column(name, limits, is_whole, may_be_nan))
+        return tuple(found)
+
     def only(self, entries: Iterable[str]) -> Self:
         """Return the description of some of the entries."""
         kept = {entry: self.entries[entry] for entry in entries if entry in self.entries}
         names = [name for group in kept.values() for name in ([group] if isinstance(group, str) else group)]
-        used = {name if name in self.columns else name.rpartition(".")[0] for name in names}
+        used = set(map(self.source, names))
         columns = {name: column for name, column in self.columns.items() if name in used}
         return msgspec.structs.replace(self, entries=kept, columns=columns)
 
@@ -229,6 +259,15 @@ def _describe_column(encoding: Encoding, name: str, group: str | list[str]) -> C
         kind = np.result_type(*floats) if floats else kind
     text = kind.format if isinstance(kind, Date) else None
     return ColumnDescription(_kind_text(kind), None, encoding.ranges.get(name), text)
+
+
+def _part_range(part: str, days: tuple[float, float] | None) -> tuple[float, float] | None:
+    if part != "year":
+        return {"month": (1, 12), "day": (1, 31), "weekday": (0, 6), "hour": (0, 23)}[part]
+    if days is None:
+        return None
+    low, high = ((datetime.date(1970, 1, 1) + datetime.timedelta(n // 1)).year for n in days)
+    return low, high
 
 
 def _kind_text(kind: Kind) -> str:

@@ -26,6 +26,23 @@ from burnt.inspect.specs import Path, TensorSpec, map_tensors, tensor_paths, ten
 
 
 @dataclass(frozen=True)
+class Column:
+    """One number in each item of an input that is made of a table's columns.
+
+    Args:
+        name: the column, or a part of a date, ``"joined.month"``.
+        range: the least and greatest value in training; None if it had none.
+        is_whole: whether it has no fractions, such as the number of a category.
+        may_be_nan: whether NaN stands for a missing value.
+    """
+
+    name: str
+    range: tuple[float, float] | None = None
+    is_whole: bool = False
+    may_be_nan: bool = False
+
+
+@dataclass(frozen=True)
 class TensorInfo:
     """One tensor that a model takes or returns.
 
@@ -35,6 +52,7 @@ class TensorInfo:
         dtype: the element type by its name in torch, ``"float32"``.
         batch_axis: the axis whose size is the number of items; None if it has no such axis.
         range: the lowest and highest value in the example; None if its values are not known.
+        columns: what the numbers of an item are, ``[batch]`` or ``[batch, columns]``, where they are known.
     """
 
     name: str
@@ -42,6 +60,7 @@ class TensorInfo:
     dtype: str
     batch_axis: int | None = None
     range: tuple[float, float] | None = None
+    columns: tuple[Column, ...] = ()
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -100,14 +119,20 @@ class Signature:
     def example(self, batch: int | None = None, seed: int = 0) -> list[Tensor]:
         """Return random inputs within the ranges of the example, on the CPU.
 
-        Where a range is not known, floating-point values are normal and integers are 0.
+        Where a range is not known, floating-point values are normal and integers are 0. A quarter of the
+        values that may be missing are NaN.
 
         Args:
             batch: the number of items, by default the example's.
             seed: seed of the random values.
         """
         generator = torch.Generator().manual_seed(seed)
-        return [_random_tensor(info, batch, generator) for info in self.inputs]
+        return [
+            _random_columns(info, batch, generator, seed)
+            if info.columns
+            else _random_tensor(info, batch, generator)
+            for info in self.inputs
+        ]
 
     def with_ranges(self, tensors: Sequence[Tensor]) -> Self:
         """Return a copy with the ranges of these inputs."""
@@ -155,8 +180,8 @@ class Signature:
     def to_dict(self) -> dict[str, Any]:
         """Return the signature as JSON values."""
         return {
-            "inputs": [dataclasses.asdict(info) for info in self.inputs],
-            "outputs": [dataclasses.asdict(info) for info in self.outputs],
+            "inputs": [_info_to_dict(info) for info in self.inputs],
+            "outputs": [_info_to_dict(info) for info in self.outputs],
             "args": list(self.args),
             "kwargs": dict(self.kwargs),
         }
@@ -452,7 +477,16 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _info_to_dict(info: TensorInfo) -> dict[str, Any]:
+    document = dataclasses.asdict(info)
+    if not info.columns:
+        del document["columns"]
+    return document
+
+
 def _range(tensor: Tensor) -> tuple[float, float] | None:
+    if tensor.is_floating_point() and not tensor.is_meta:
+        tensor = tensor[~tensor.isnan()]  # missing values
     if not tensor.numel() or tensor.is_complex() or tensor.is_meta:
         return None
     low, high = tensor.detach().aminmax() if tensor.dtype != torch.bool else (tensor.min(), tensor.max())
@@ -470,6 +504,20 @@ def _random_tensor(info: TensorInfo, batch: int | None, generator: torch.Generat
         return (low + (high - low) * torch.rand(shape, generator=generator)).to(dtype)
     low, high = (0, 0) if info.range is None else (int(info.range[0]), int(info.range[1]))
     return torch.randint(low, high + 1, shape, generator=generator).to(dtype)
+
+
+def _random_columns(info: TensorInfo, batch: int | None, generator: torch.Generator, seed: int) -> Tensor:
+    """Return random values within the range of each column, with NaN in different rows of each."""
+    size = info.shape_for(info.shape[0] if batch is None else batch)[0]
+    drawn = []
+    for number, column in enumerate(info.columns):
+        dtype = "int64" if column.is_whole else info.dtype
+        values = _random_tensor(TensorInfo(column.name, (size,), dtype, 0, column.range), None, generator)
+        values = values.to(info.torch_dtype)
+        if column.may_be_nan:
+            values[(torch.arange(size) + number + seed) % 4 == 0] = math.nan
+        drawn.append(values)
+    return drawn[0] if len(info.shape) == 1 else torch.stack(drawn, 1)
 
 
 def _with_tensors(value: Any) -> Any:

@@ -262,8 +262,10 @@ class _Routes:
     def _decode(self, slot: Slot, kind: str, body: bytes) -> Batch:
         schema = slot.model.schema
         try:
-            arrays = wire.decode_json(body, schema) if kind == wire.JSON else wire.decode_safetensors(body)
-            return schema.fit(arrays, self._settings.max_batch, self._settings.max_elements)
+            max_rows = self._settings.max_batch
+            is_json = kind == wire.JSON
+            arrays = wire.decode_json(body, schema, max_rows) if is_json else wire.decode_safetensors(body)
+            return schema.fit(arrays, max_rows, self._settings.max_elements)
         except TooLargeError as error:
             raise Refusal(413, error) from None
         except InputError as error:
@@ -305,14 +307,20 @@ class _Routes:
         outputs = prediction.outputs
         if not wire.is_finite(outputs):
             self._service.device.metrics.nonfinite_answers.labels(slot.name).inc()
-        labels: Any = model.schema.labels(outputs)
+        classes = model.schema.classify(outputs)
+        labels: Any = None if classes is None else classes[0]
         if is_single:
             outputs = model.schema.without_batch_axis(outputs)
             labels = None if labels is None else labels[0]
         named = {tensor.name: array for tensor, array in zip(model.schema.outputs, outputs, strict=True)}
         extra = {"model": slot.name, "version": model.version}
-        encode = wire.encode_json if kind == wire.JSON else wire.encode_safetensors
-        return Response(encode(named, extra, labels), media_type=kind)
+        if kind == wire.SAFETENSORS:
+            return Response(wire.encode_safetensors(named, extra, labels), media_type=kind)
+        chances: Any = None
+        if classes is not None:
+            chances = wire.by_class(classes[1], model.schema.classes or ())
+            chances = chances[0] if is_single else chances
+        return Response(wire.encode_json(named, extra, labels, chances), media_type=kind)
 
 
 class _BodyReader:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -132,9 +133,8 @@ def _with_sizes(described: Sequence[TensorSchema], own: Sequence[TensorSchema]) 
         file = known.get(tensor.name, tensor)
         axis = tensor.batch_axis
         is_open = axis is not None and file.shape[axis] is None
-        merged.append(
-            TensorSchema(tensor.name, file.shape, file.dtype, axis if is_open else None, tensor.range)
-        )
+        batch_axis = axis if is_open else None
+        merged.append(replace(tensor, shape=file.shape, dtype=file.dtype, batch_axis=batch_axis))
     return tuple(merged)
 
 

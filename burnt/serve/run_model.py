@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from burnt._independence import tolerance_for
+from burnt.data.description import TableDescription
 from burnt.inspect.signature import Signature, signature_of
 from burnt.module import restore_fields
 from burnt.record import Record, load_into
@@ -32,6 +33,7 @@ class RunModel:
         folder: the run folder, from which new checkpoints are loaded.
         checkpoint: the name of the checkpoint that was loaded.
         wanted: which checkpoint is served: `reloaded` loads it again.
+        table: what encodes rows; its entries are the inputs.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class RunModel:
         folder: Path | None = None,
         checkpoint: str = "",
         wanted: str = "best",
+        table: TableDescription | None = None,
     ) -> None:
         self.module = module.eval()
         self.signature = example if isinstance(example, Signature) else signature_of(module, example)
@@ -56,7 +59,7 @@ class RunModel:
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
         # On a GPU an index beyond a table ends all use of it by the process.
         largest = schema.largest_integer if self._device.type == "cpu" else 1
-        self.schema = replace(schema, tolerance=tolerance_for(dtypes), largest_integer=largest)
+        self.schema = replace(schema, tolerance=tolerance_for(dtypes), largest_integer=largest, table=table)
         self._dtypes = [info.torch_dtype for info in self.signature.inputs]
 
     def batch_sizes(self, max_batch: int) -> Sequence[int]:
@@ -88,7 +91,8 @@ class RunModel:
         module = copy.deepcopy(self.module)
         load_into(module, record)
         restore_fields(module, record)
-        return type(self)(module, self.signature, self._classes, self.folder, saved.path.name, self._wanted)
+        name, table = saved.path.name, self.schema.table
+        return type(self)(module, self.signature, self._classes, self.folder, name, self._wanted, table)
 
 
 def _to_array(tensor: Tensor) -> Any:

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from burnt._independence import TOLERANCE, pad
+from burnt._probabilities import probabilities
 from burnt.errors import (
     BurntError,
+    DataError,
     InputError,
     InputRuntimeError,
     InputTypeError,
     InputValueError,
     UnsupportedError,
+    did_you_mean,
 )
+
+if TYPE_CHECKING:
+    from burnt.data.description import TableDescription
 
 Arrays = list[np.ndarray[Any, Any]]
 """Inputs or outputs of a model, in the order of its schema."""
@@ -39,6 +45,7 @@ class TensorSchema:
     dtype: np.dtype[Any]
     batch_axis: int | None = None
     range: tuple[float, float] | None = None  # the lowest and highest value in the model's example, if known
+    may_be_nan: bool = False  # for a missing value
 
     def shape_text(self) -> str:
         """Format the shape: ``[batch, 1, 8, 8]``, with ``any`` for further open axes."""
@@ -56,7 +63,7 @@ class TensorSchema:
         described: dict[str, Any] = {"name": self.name, "dtype": str(self.dtype), "shape": self.sizes()}
         if self.range is not None:
             described["range"] = list(self.range)
-        return described
+        return described | ({"may_be_nan": True} if self.may_be_nan else {})
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,7 @@ class Schema:
     tolerance: float = TOLERANCE  # between batches of other sizes, relative to the largest output
     largest_integer: int = 1000  # of random items, where an input's range is not known
     one_by_one: str | None = None  # why requests are not joined, found when the model is first run
+    table: TableDescription | None = None  # whose entries are the inputs; needs torch to encode rows
 
     @classmethod
     def from_signature(cls, document: Mapping[str, Any], classes: Sequence[str] | None = None) -> Schema:
@@ -105,6 +113,7 @@ class Schema:
                     numpy_dtype(info["dtype"], info["name"]),
                     info["batch_axis"],
                     None if info["range"] is None else (info["range"][0], info["range"][1]),
+                    any(column["may_be_nan"] for column in info.get("columns", ())),
                 )
                 for info in document[part]
             )
@@ -128,13 +137,44 @@ class Schema:
             for axis, size in enumerate(tensor.shape)
         )
 
-    def labels(self, outputs: Arrays) -> list[str] | None:
-        """Return each item's class with the highest score; None unless the only output is such scores."""
+    def classify(self, outputs: Arrays) -> tuple[list[str], np.ndarray[Any, Any]] | None:
+        """Return each item's class with the highest score, and the probabilities ``[n, classes]``.
+
+        None unless the only output is such scores.
+        """
         if self.classes is None or len(self.outputs) != 1 or self.outputs[0].batch_axis != 0:
             return None
         if outputs[0].ndim != 2 or outputs[0].shape[1] != len(self.classes):
             return None
-        return [self.classes[i] for i in outputs[0].argmax(1)]
+        return [self.classes[i] for i in outputs[0].argmax(1)], probabilities(outputs[0])
+
+    def encode(self, rows: Sequence[Mapping[str, Any]], max_rows: int | None) -> dict[str, Any]:
+        """Return the inputs that rows of a table become, in which an absent column is a missing value."""
+        if self.table is None:
+            raise InputTypeError(
+                "the model takes no rows",
+                expected="inputs, as GET /v1/schema describes them",
+                hint="a run that was trained on a table takes rows; an ONNX file does not",
+            )
+        check_count(len(rows), max_rows)
+        columns = self.table.columns
+        for number, row in enumerate(rows):
+            if unknown := next((name for name in row if name not in columns), None):
+                raise InputValueError(
+                    "a row has a column that the model does not know",
+                    where=f"row {number}",
+                    expected=", ".join(columns),
+                    found=repr(unknown)[:100],
+                    hint=did_you_mean(unknown, columns),
+                )
+        try:
+            return self.table.encode(
+                [{name: row.get(name) for name in columns} for row in rows], "the request"
+            )
+        except DataError as error:  # its hint is about the dataset's options
+            raise InputValueError(
+                error.what, where=error.where, expected=error.expected, found=error.found
+            ) from None
 
     def without_batch_axis(self, outputs: Arrays) -> Arrays:
         """Return the outputs for one item without their batch axes."""
@@ -195,17 +235,11 @@ class Schema:
                     expected=f"at most {max_elements:,} elements",
                     found=f"{_shape_text(array)}, {array.size:,} elements",
                 )
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+            if array.dtype.kind == "f" and not _are_valid(array, tensor).all():
                 raise _not_finite_error(tensor, arrays[tensor.name])
             rows = size if size is not None else rows
             fitted.append(array)
-        if max_rows is not None and (rows or 1) > max_rows:
-            raise TooLargeError(
-                "the request has too many items",
-                expected=f"at most {max_rows}",
-                found=str(rows),
-                hint="send several requests, or raise --max-batch",
-            )
+        check_count(rows or 1, max_rows)
         return Batch(fitted, rows or 1, bool(is_single))
 
     def check_names(self, given: Mapping[str, Any]) -> None:
@@ -276,6 +310,7 @@ class Schema:
             "inputs": [tensor.to_dict() for tensor in self.inputs],
             "outputs": [tensor.to_dict() for tensor in self.outputs],
             "classes": None if self.classes is None else list(self.classes),
+            **({} if self.table is None else {"columns": self.table.columns_to_dict()}),
             **({} if self.one_by_one is None else {"one_by_one": self.one_by_one}),
         }
 
@@ -284,6 +319,17 @@ class Schema:
             return ", ".join(f"{t.name}: {t.dtype}{t.shape_text()}" for t in tensors)
 
         return f"{text(self.inputs)} -> {text(self.outputs)}"
+
+
+def check_count(count: int, max_rows: int | None) -> None:
+    """Raise if a request has more items than a server accepts."""
+    if max_rows is not None and count > max_rows:
+        raise TooLargeError(
+            "the request has too many items",
+            expected=f"at most {max_rows}",
+            found=str(count),
+            hint="send several requests, or raise --max-batch",
+        )
 
 
 def numpy_dtype(name: str, where: str) -> np.dtype[Any]:
@@ -346,12 +392,17 @@ def _shape_text(array: np.ndarray[Any, Any]) -> str:
     return str(list(array.shape))
 
 
+def _are_valid(array: np.ndarray[Any, Any], tensor: TensorSchema) -> np.ndarray[Any, Any]:
+    valid: np.ndarray[Any, Any] = ~np.isinf(array) if tensor.may_be_nan else np.isfinite(array)
+    return valid
+
+
 def _not_finite_error(tensor: TensorSchema, array: np.ndarray[Any, Any]) -> InputValueError:
-    index = [int(i) for i in np.argwhere(~np.isfinite(array))[0]]
+    index = [int(i) for i in np.argwhere(~_are_valid(array, tensor))[0]]
     value = float(array[tuple(index)])
     return InputValueError(
         "an input is not finite",
         where=f"{tensor.name}[{', '.join(map(str, index))}]",
-        expected=f"finite numbers within {tensor.dtype}",
+        expected=f"finite numbers within {tensor.dtype}" + (", or NaN" if tensor.may_be_nan else ""),
         found=str(value),
     )

@@ -1,8 +1,8 @@
 """Bodies of requests and answers: JSON, and raw tensors as safetensors.
 
-JSON has no NaN and no infinity. Inputs must be finite in both formats. In the JSON of an answer, the strings
-``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` stand for them, as in the exports of runs; safetensors have them
-as they are.
+JSON has no NaN and no infinity. Inputs must be finite in both formats; a missing value of a table may be NaN,
+which is null in JSON. In the JSON of an answer, the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``
+stand for them, as in the exports of runs; safetensors have them as they are.
 """
 
 from __future__ import annotations
@@ -34,22 +34,30 @@ _MAX_STRINGS = 500  # in a body, besides the names of inputs
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    inputs: dict[str, msgspec.Raw]
+    inputs: dict[str, msgspec.Raw] | None = None
+    rows: list[dict[str, str | int | float | bool | None]] | None = None
 
 
 _BODY = msgspec.json.Decoder(_Body)
 
 
-def decode_json(body: bytes, schema: Schema) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the inputs in ``{"inputs": {"images": [...]}}``, in the dtypes of the schema.
+def decode_json(
+    body: bytes, schema: Schema, max_rows: int | None = None
+) -> Mapping[str, np.ndarray[Any, Any]]:
+    """Return the inputs in ``{"inputs": {"images": [...]}}``, in the dtypes of the schema, or those that
+    ``{"rows": [{"age": 31, "city": "Paris"}]}`` become.
 
     Numbers are checked as they are read: an integer input takes no fraction, a boolean one only true and
     false. Shapes are left to `Schema.fit`.
     """
-    if body.count(b'"') > 2 * (_MAX_STRINGS + len(schema.inputs)):
+    strings = _MAX_STRINGS + len(schema.inputs)
+    if schema.table is not None:
+        strings += 2 * len(schema.table.columns) * (max_rows or 1)
+    # Many rows without columns are few bytes, and much memory.
+    if body.count(b'"') > 2 * strings or body.count(b"{") > strings:
         raise InputTypeError("the body has more names or strings than a request", expected=_expected(schema))
     try:
-        inputs = _BODY.decode(body).inputs
+        document = _BODY.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputTypeError(
             "the body is not the JSON of a request",
@@ -59,6 +67,11 @@ def decode_json(body: bytes, schema: Schema) -> dict[str, np.ndarray[Any, Any]]:
         ) from None
     except RecursionError:
         raise InputTypeError("the body is nested too deeply") from None
+    if document.rows is not None and document.inputs is None:
+        return schema.encode(document.rows, max_rows)
+    if document.inputs is None or document.rows is not None:
+        raise InputTypeError("the body has neither inputs nor rows, or both", expected=_expected(schema))
+    inputs = document.inputs
     schema.check_names(inputs)
     return {tensor.name: _decode(memoryview(inputs[tensor.name]), tensor) for tensor in schema.inputs}
 
@@ -76,8 +89,8 @@ def _decode(raw: memoryview, tensor: TensorSchema) -> np.ndarray[Any, Any]:
         )
     try:
         if len(raw) > _PIECE_BYTES:
-            return _decode_in_pieces(bytes(raw).translate(None, _SPACE), depth, tensor.dtype)
-        values = _decoder(depth, tensor.dtype).decode(raw)
+            return _decode_in_pieces(bytes(raw).translate(None, _SPACE), depth, tensor)
+        values = _decoder(depth, tensor.dtype, tensor.may_be_nan).decode(raw)
         with np.errstate(over="ignore"):  # what becomes infinite is refused by `Schema.fit`
             return np.asarray(values, tensor.dtype)
     except (msgspec.MsgspecError, OverflowError) as error:
@@ -95,7 +108,7 @@ def _decode(raw: memoryview, tensor: TensorSchema) -> np.ndarray[Any, Any]:
         ) from None
 
 
-def _decode_in_pieces(text: bytes, depth: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _decode_in_pieces(text: bytes, depth: int, tensor: TensorSchema) -> np.ndarray[Any, Any]:
     """Return the numbers in nested lists, in JSON without spaces.
 
     Python's lock is held while a piece is decoded, about 2 ms: a thread that does this leaves time for
@@ -103,20 +116,20 @@ def _decode_in_pieces(text: bytes, depth: int, dtype: np.dtype[Any]) -> np.ndarr
     `_decode` turns into errors.
     """
     shape = _nested_shape(text, depth)
-    array = np.empty(math.prod(shape), dtype)
+    array = np.empty(math.prod(shape), tensor.dtype)
     numbers = text.translate(None, b"[]") if array.size else b""
     start = done = 0
     while start < len(numbers):
         end = numbers.find(b",", start + _PIECE_BYTES)
         end = len(numbers) if end < 0 else end
         try:
-            values = _decoder(1, dtype).decode(b"[%b]" % numbers[start:end])
+            values = _decoder(1, tensor.dtype, tensor.may_be_nan).decode(b"[%b]" % numbers[start:end])
         except msgspec.ValidationError as error:
             # Its index is one of the piece.
             path = functools.partial(_path, done, shape)
             raise msgspec.ValidationError(re.sub(r"`\$\[(\d+)\]`", path, str(error))) from None
         with np.errstate(over="ignore"):
-            array[done : done + len(values)] = np.asarray(values, dtype)
+            array[done : done + len(values)] = np.asarray(values, tensor.dtype)
         done += len(values)
         start = end + 1
     return array.reshape(shape)
@@ -153,9 +166,9 @@ def _path(start: int, shape: tuple[int, ...], index: re.Match[str]) -> str:
 
 
 @functools.lru_cache
-def _decoder(depth: int, dtype: np.dtype[Any]) -> msgspec.json.Decoder[Any]:
+def _decoder(depth: int, dtype: np.dtype[Any], has_null: bool) -> msgspec.json.Decoder[Any]:
     """Return the decoder of lists nested so deep: it names the index of a value that is not of the dtype."""
-    nested: Any = {"b": bool, "i": int, "u": int, "f": float}[dtype.kind]
+    nested: Any = {"b": bool, "i": int, "u": int, "f": float | None if has_null else float}[dtype.kind]
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         # msgspec takes limits of up to 64 bits with a sign; beyond them NumPy raises OverflowError.
@@ -167,7 +180,10 @@ def _decoder(depth: int, dtype: np.dtype[Any]) -> msgspec.json.Decoder[Any]:
 
 
 def _expected(schema: Schema) -> str:
-    return '{"inputs": {' + ", ".join(f'"{tensor.name}": [...]' for tensor in schema.inputs) + "}}"
+    inputs = '{"inputs": {' + ", ".join(f'"{tensor.name}": [...]' for tensor in schema.inputs) + "}}"
+    if schema.table is None:
+        return inputs
+    return '{"rows": [{' + ", ".join(f'"{name}": ...' for name in schema.table.columns) + "}]}, or " + inputs
 
 
 def _not_finite_hint(body: bytes) -> str | None:
@@ -187,19 +203,28 @@ def decode_safetensors(body: bytes) -> dict[str, np.ndarray[Any, Any]]:
         ) from None
 
 
-def encode_json(outputs: Mapping[str, np.ndarray[Any, Any]], extra: Mapping[str, Any], labels: Any) -> bytes:
+def encode_json(
+    outputs: Mapping[str, np.ndarray[Any, Any]],
+    extra: Mapping[str, Any],
+    labels: Any = None,
+    probabilities: Any = None,
+) -> bytes:
     """Return an answer as JSON: the outputs as nested lists, and what goes with them."""
     document: dict[str, Any] = {
         **extra,
         "outputs": {name: msgspec.Raw(_to_json(array)) for name, array in outputs.items()},
     }
-    if labels is not None:
-        document["labels"] = labels
-    return msgspec.json.encode(document)
+    named = {"labels": labels, "probabilities": probabilities}
+    return msgspec.json.encode(document | {name: value for name, value in named.items() if value is not None})
+
+
+def by_class(probabilities: np.ndarray[Any, Any], classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the probabilities of each item by the names of classes, with ``"NaN"`` as in outputs."""
+    return [dict(zip(classes, row, strict=True)) for row in _to_lists(probabilities)]
 
 
 def encode_safetensors(
-    outputs: Mapping[str, np.ndarray[Any, Any]], extra: Mapping[str, Any], labels: Any
+    outputs: Mapping[str, np.ndarray[Any, Any]], extra: Mapping[str, Any], labels: Any = None
 ) -> bytes:
     """Return an answer as safetensors; what goes with the outputs is in the metadata of its header."""
     metadata = {name: str(value) for name, value in extra.items()}

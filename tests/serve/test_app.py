@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -221,7 +222,12 @@ def test_several_models_and_their_schemas() -> None:
         }
         assert http.post("/v1/predict", json={"inputs": {"x": [1, 2]}}).json()["outputs"]["y"] == [2, 4]
         answer = http.post("/v1/models/two/predict", json={"inputs": {"x": [3, 1, 2]}}).json()
-    assert answer == {"model": "two", "version": "step-2", "outputs": {"y": [-3, -1, -2]}, "labels": "b"}
+    total = sum(math.exp(y) for y in (-3, -1, -2))
+    chances = {name: pytest.approx(math.exp(y) / total) for name, y in zip("abc", (-3, -1, -2), strict=True)}
+    assert answer == {
+        "model": "two", "version": "step-2", "outputs": {"y": [-3, -1, -2]}, "labels": "b",
+        "probabilities": chances,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

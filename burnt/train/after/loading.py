@@ -6,10 +6,11 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 
 from burnt._files import parse_json
@@ -226,6 +227,25 @@ class RunFiles:
             )
         return table.only(str(path[0]) for path in sources) if sources else table
 
+    def input_table(self) -> TableDescription | None:
+        """Return `table` with the model's inputs as its entries; None if these are not numbers of columns."""
+        trained = self.trained_as()
+        if trained.signature is None or len(trained.sources) != len(trained.signature.inputs):
+            return None
+        try:
+            table = self.table()
+        except UnsupportedError:
+            return None
+        entries = {}
+        for info, path in zip(trained.signature.inputs, trained.sources, strict=True):
+            if path is None or len(path) != 1 or path[0] not in table.entries or info.batch_axis != 0:
+                return None
+            group = entries[info.name] = table.entries[str(path[0])]
+            is_one = isinstance(group, str)
+            if table.numbers(str(path[0])) is None or info.shape[1:] != (() if is_one else (len(group),)):
+                return None
+        return msgspec.structs.replace(table, entries=entries)
+
     def metrics(self) -> dict[str, Mapping[str, Any]]:
         """Return the metrics of the training by name, for `metric_from_dict`."""
         found = self._load.get("metrics") or ()
@@ -238,7 +258,11 @@ class RunFiles:
     def signature(self) -> Signature:
         """Return what the model takes and returns."""
         if (signature := self.trained_as().signature) is not None:
-            return signature
+            table = self.input_table()
+            if table is None:
+                return signature
+            inputs = (replace(info, columns=table.numbers(info.name)) for info in signature.inputs)
+            return replace(signature, inputs=tuple(inputs))
         document = self._load.get("signature")
         reason = document.get("unknown") if isinstance(document, dict) else None
         raise UnsupportedError(
