@@ -148,7 +148,7 @@ class TestServer:
             "rooms": {"kind": "float32", "range": [1, 6], "required": False},
             "area": {"kind": "float32", "range": [30, 120.25], "required": False},
             "joined": {"kind": "date", "range": [18254, 19753], "required": False},
-            "new": {"kind": "bool", "required": True},
+            "new": {"kind": "bool", "range": [0, 1], "required": True},
             "city": {
                 "kind": "category", "categories": ["Bonn", "Kiel", "Köln", "<unknown>"], "required": False
             },
@@ -185,7 +185,7 @@ class TestServer:
             ('{"rows": []}', 400, "there are no rows"),
             ('{"rows": [{}], "inputs": {}}', 400, "neither inputs nor rows, or both"),
             ("{}", 400, "neither inputs nor rows, or both"),
-            ('{"rows": [{"city": ["Bonn"]}]}', 400, "bool | null`, got `array`"),
+            ('{"rows": [{"city": ["Bonn"]}]}', 400, "got `array` - at `$.rows[0]"),
             ('{"rows": [' + ",".join(['{"new": true}'] * 9) + "]}", 413, "at most 8"),
             ('{"rows": [' + ",".join(["{}"] * 1000) + "]}", 400, "more names or strings than a request"),
             ('{"rows": [{"city": "' + '", "city": "' * 1000 + '"}]}', 400, "more names or strings"),
