@@ -76,7 +76,8 @@ class TrainingResult:
         folder: the run folder.
         reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
         position: the numbers of steps and epochs done.
-        values: the last metric values by split and name, ``{"valid/loss": 0.1}``.
+        values: the last metric values by split and name, ``{"valid/loss": 0.1}``. Those of the training are
+            over its last complete epoch, or over all steps of one that was not completed if it is the first.
         checkpoints: the checkpoints on disk, oldest first.
         best: the best of them, by the metric of the first `KeepBest`, or of an `EarlyStopping` with
             ``restore_best``; None without such a metric or before its first value.
@@ -346,12 +347,13 @@ class SupervisedTraining(TrainingSettings):
                 ending.reason = control.reason
                 reason = reason if interruption.signal is not None else "stopped"
         writer.check()
+        values = metrics.final_values()
         self.reporter.message(
             f"Training {reason}: {quantity(position.epoch, 'epoch')}, {quantity(position.step, 'step')}, "
             f"{duration_text(seconds)}"
         )
         self.reporter.message(
-            format_summary(self.folder, metrics.values, metrics.train, saved, self.keepers or ())
+            format_summary(self.folder, values, metrics.train, saved, self.keepers or ())
             if not writer.gone
             else f"The run is not saved: its folder {self.folder} was deleted or moved during the training."
         )
@@ -359,7 +361,7 @@ class SupervisedTraining(TrainingSettings):
             self.reporter.message(self._resume_instructions(position, saved))
         if interruption.signal is not None:
             raise interruption.error()
-        return TrainingResult(model, self.folder, reason, position, metrics.values, saved, *self._best(saved))
+        return TrainingResult(model, self.folder, reason, position, values, saved, *self._best(saved))
 
     def _check_update(self, learner: Learner) -> None:
         """Raise if the settings of updates do not fit the Learner."""

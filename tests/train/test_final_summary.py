@@ -4,9 +4,11 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
+from burnt import optim
 from burnt.store import RunWriter
-from burnt.train import KeepBest, KeepLast, Position
+from burnt.train import KeepBest, KeepLast, Learner, Position, StepOutput, SupervisedTraining
 from burnt.train.checkpoints.checkpoint import Saved
 from burnt.train.metrics import Accuracy, Loss
 from burnt.train.reporting.final_summary import format_summary
@@ -17,7 +19,8 @@ def folder(tmp_path: Path) -> Path:
     with RunWriter.create(tmp_path / "a run") as run:
         for step, loss, accuracy in ((10, 0.5, 0.8), (20, 0.25, 0.7), (30, 0.375, math.nan)):
             run.log(step, 1, {"loss": loss, "accuracy": accuracy}, "valid")
-            run.log(step, 1, {"loss": 2 * loss}, "train")
+            run.log(step, 1, {"loss": loss / 10}, "train")  # of the last batches of the epoch
+            run.event("epoch", step, epoch=step // 10, values={"loss": 2 * loss, "accuracy": math.nan})
     return tmp_path / "a run"
 
 
@@ -63,3 +66,33 @@ def test_without_checkpoints(folder: Path, tmp_path: Path, values, has_store: bo
     lines = format_summary(run, values, [Loss(), Accuracy()], [], []).splitlines()
     assert lines[:-1] == table
     assert lines[-1].startswith("To view the run: burnt runs show ")
+
+
+def test_epochs_that_a_resume_discarded_are_not_the_best(folder: Path) -> None:
+    with RunWriter.create(folder, resume=True, resumed_from_step=10) as run:
+        run.event("epoch", 20, epoch=2, values={"loss": 0.75})
+    table = format_summary(folder, {"train/loss": 0.75}, [Loss()], [], []).splitlines()[:-1]
+    assert table == ["       train  best train", "loss  0.7500  0.7500 at step 20"]
+
+
+@pytest.mark.parametrize("steps", [3, 9])
+def test_a_training_shows_means_of_like_batches(
+    tmp_path: Path, steps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """4 steps an epoch: 3 are less than one, 9 end in the middle of the third."""
+    losses = iter([4.0, 2.0, 0.0, 6.0, 1.0, 3.0, 0.5, 2.5, 100.0])
+
+    def step(model: torch.nn.Module, batch: torch.Tensor) -> StepOutput:
+        return StepOutput(model(batch).sum() * 0 + next(losses), targets=batch)
+
+    result = SupervisedTraining(
+        tmp_path / "run", train=[torch.ones(2, 1)] * 4, duration=f"{steps} steps", log_every=1, device="cpu",
+        monitor="plain", check=False, checkpoints=None,
+    ).run(Learner(torch.nn.Linear(1, 1), optim.Sgd(), 0.0, step))  # fmt: skip
+    output = capsys.readouterr().out
+    if steps == 3:
+        assert result.values == {"train/loss": 2.0}
+        assert "       train\nloss  2.0000\n" in output
+    else:
+        assert result.values == {"train/loss": 1.75}
+        assert "       train  best train\nloss  1.7500  1.7500 at step 8\n" in output

@@ -189,7 +189,7 @@ REFUSED = {
     "loss": Looked(
         ShapeError,
         "the loss of the training step is not a scalar",
-        "shape (5,) for a batch of 5",
+        "shape (4,) for a batch of 4",
         how=unreduced,
     ),
     "validation loss": Looked(
@@ -242,8 +242,8 @@ REFUSED = {
         "the loss compares each prediction with every target",
         "in        the training step",
         "one shape in sub",
-        "(5, 1) and (5,), which broadcast to (5, 5)",
-        "squeeze(-1) the tensor of shape (5, 1)",
+        "(4, 1) and (4,), which broadcast to (4, 4)",
+        "squeeze(-1) the tensor of shape (4, 1)",
         how=lambda model, batch: squared_error(model(batch.x)[:, :1], batch.x.sum(1)),
     ),
     "masks of bytes": Looked(
@@ -257,7 +257,7 @@ REFUSED = {
     "column and row, outputs not returned": Looked(
         ShapeError,
         "the loss compares each prediction with every target",
-        "(5, 1) and (5,), which broadcast to (5, 5)",
+        "(4, 1) and (4,), which broadcast to (4, 4)",
         how=lambda model, batch: StepOutput(
             (model(batch.x)[:, :1] - (targets := batch.x.sum(1))).square().mean(), targets=targets
         ),

@@ -17,7 +17,7 @@ from burnt._torch import restored_modes
 from burnt.data import move
 from burnt.data.loading.loader import EpochLoader
 from burnt.errors import BurntError, DataError, MetricError, ShapeError, UnsupportedError
-from burnt.inspect.meta import batch_size_of, run_isolated
+from burnt.inspect.meta import run_isolated
 from burnt.inspect.signature import Signature, SignatureRecorder
 from burnt.inspect.specs import named_tensors, shape_text, tensors_in
 from burnt.train.checkpoints.checkpoint import Loaded
@@ -200,11 +200,11 @@ def _validation_shapes(
     """Return whether a validation step needs values, what it returns without them, and warnings."""
     messages: list[str] = []
     targets = TargetChecks(batch_of_extremes(loader, batch))
-    step = targets.recorded(learner.validation_step)
+    step, outputs = _keeping_outputs(targets.recorded(learner.validation_step))
     report = inspect.check(learner.model, batch, call=step, backward=False)
     targets.check_values(f"the validation step of {split}", messages.append)
     messages += [f"Warning: not checked: validation step, {line}" for line in report.unchecked]
-    return bool(report.unchecked), report.outputs, messages
+    return bool(report.unchecked), None if report.unchecked else outputs[0], messages
 
 
 def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
@@ -252,13 +252,11 @@ def _check_metrics(
 def _step_text(batch: Any, output: StepOutput) -> str:
     given = named_tensors(batch, "batch")
     text = ", ".join(f"{name} {shape_text(tensor)}" for name, tensor in given.items())
-    size = max(batch_size_of(list(given.values())) or 0, 2)
-    # The output belongs to the last size that `inspect.check` tries, which is one more.
-    shapes = []
-    for name in ("loss", "outputs", "targets"):
-        for path, tensor in named_tensors(getattr(output, name), name).items():
-            sizes = tuple(tensor.shape)
-            shapes.append(f"{path} {(size, *sizes[1:]) if sizes[:1] == (size + 1,) else sizes}")
+    shapes = [
+        f"{path} {tuple(tensor.shape)}"
+        for name in ("loss", "outputs", "targets")
+        for path, tensor in named_tensors(getattr(output, name), name).items()
+    ]
     return f"{text} -> {', '.join(shapes)}"
 
 
@@ -296,7 +294,8 @@ def _training_shapes(
         return learner.step(model, batch, StepOptimizers(optimizers, model, GradientRules(), found))
 
     targets = TargetChecks(batch_of_extremes(settings.train, batch))
-    step = recorder.recorded(targets.recorded(call))
+    kept, outputs = _keeping_outputs(targets.recorded(call))
+    step = recorder.recorded(kept)
     step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
     targets.check_values("the training step", messages.append)
@@ -312,8 +311,8 @@ def _training_shapes(
         unreached = [path for path in trainable if path not in found.reached]
         without_gradient = () if report.unchecked else tuple(unreached)
     if not report.unchecked:
-        output = checked_output(report.outputs, learner.step, "training")
-        _check_loss(output, "training", report.batch_sizes[-1:])
+        output = checked_output(outputs[0], learner.step, "training")
+        _check_loss(output, "training", report.batch_sizes[:1])
         targets.check_shapes(output, "the training step")
         if len(without_gradient) == len(trainable):
             raise BurntError(
@@ -329,7 +328,23 @@ def _training_shapes(
     sources = [None if path is None else list(path) for path in recorder.sources()]
     if "unknown" in signature and report.unchecked:
         sources = [None]  # the step needs values for what it gives the model
-    return FirstBatches(report.shapes, signature, sources, report.outputs), messages
+    found_output = None if report.outputs is None else outputs[0]
+    return FirstBatches(report.shapes, signature, sources, found_output), messages
+
+
+def _keeping_outputs(step: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """Return a step that adds its outputs to a list, and the list.
+
+    `inspect.check` tries the batch's own size first, of which messages tell, and then one item more.
+    """
+    outputs: list[Any] = []
+
+    @functools.wraps(step)
+    def keep(*arguments: Any) -> Any:
+        outputs.append(step(*arguments))
+        return outputs[-1]
+
+    return keep, outputs
 
 
 def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str) -> list[Any]:

@@ -82,7 +82,7 @@ class TargetChecks:
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._broadcast: list[tuple[str, Tensor, Tensor]] = []  # columns and rows, in the newest run
+        self._broadcast: list[tuple[str, Tensor, Tensor]] | None = None  # columns and rows, in the first run
         self._calls: list[tuple[str, dict[str, Any], dict[int, Tensor], dict[int, str]]] = []
 
     def recorded(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,15 +100,16 @@ class TargetChecks:
                     value = value.expand_as(tensor)
                 if value.shape == tensor.shape and value.numel() <= _MOST_ELEMENTS:
                     known[id(tensor)] = tensor, value.detach().to("cpu", copy=True)
-            self._broadcast.clear()
-            with _Following(known, self._calls, self._broadcast):
+            broadcast: list[tuple[str, Tensor, Tensor]] = []
+            self._broadcast = broadcast if self._broadcast is None else self._broadcast
+            with _Following(known, self._calls, broadcast):
                 return step(model, batch, *extra)
 
         return run
 
     def check_shapes(self, output: StepOutput, where: str) -> None:
-        """Raise a ShapeError if the step that returned `output` broadcast predictions and targets."""
-        for name, left, right in self._broadcast:
+        """Raise a ShapeError if the first run, which returned `output`, broadcast predictions and targets."""
+        for name, left, right in self._broadcast or ():
             if name in _BROADCASTING or _is_comparison(left, right, output):
                 raise _pairs_error(name, left, right, where)
 

@@ -118,9 +118,18 @@ class RunMetrics:
         """Return the values of the training from `logged` to these sums."""
         return intervals(self.train, sums, self.logged)
 
+    def epoch_values(self) -> dict[str, float]:
+        """Return the values of the training over the epoch so far."""
+        return intervals(self.train, read(self.train), None)
+
+    def final_values(self) -> dict[str, float]:
+        """Return the last values; those of the training over its first epoch so far, if it has not ended."""
+        values = self.epoch_values() if not any(key.startswith("train/") for key in self.values) else {}
+        return {**self.values, **{f"train/{name}": value for name, value in values.items()}}
+
     def end_epoch(self, step: int) -> dict[str, float]:
         """Return the values over the epoch, and begin another one."""
-        values = intervals(self.train, read(self.train), None)
+        values = self.epoch_values()
         for metric in self.train:
             metric.reset()
         self.logged = read(self.train)

@@ -56,13 +56,30 @@ def _best_values(folder: Path, split: str, metrics: Sequence[Metric]) -> dict[st
         with RunReader(folder) as reader:
             known = {series.name for series in reader.series() if series.split == split}
             for metric in metrics:
-                if metric.name in known and metric.higher_is_better is not None:
-                    found = reader.best(metric.name, split, higher=metric.higher_is_better)
-                    if found is not None:
-                        best[metric.name] = f"{value_text(found.value)} at step {found.step}"
+                if (higher := metric.higher_is_better) is None:
+                    continue
+                if split == "train":  # its rows are of a few batches, and the values shown of epochs
+                    epochs = _epoch_values(reader, metric.name)
+                    found = (max if higher else min)(epochs, key=lambda one: one[0], default=None)
+                else:
+                    extreme = reader.best(metric.name, split, higher=higher) if metric.name in known else None
+                    found = None if extreme is None else (extreme.value, extreme.step)
+                if found is not None:
+                    best[metric.name] = f"{value_text(found[0])} at step {found[1]}"
     except BurntError:  # a store that could not be written was already reported
         return {}
     return best
+
+
+def _epoch_values(reader: RunReader, name: str) -> list[tuple[float, int]]:
+    """Return the finite values of a training metric over each epoch, with the step at the epoch's end."""
+    visible = {attempt.id: attempt.visible_until for attempt in reader.attempts()}
+    found = []
+    for event in reader.events("epoch"):
+        value = event.data.get("values", {}).get(name)
+        if event.step is not None and event.step <= visible[event.attempt] and isinstance(value, int | float):
+            found.append((float(value), event.step))
+    return found
 
 
 def _format_checkpoints(saved: Sequence[Saved], keepers: Sequence[Keeper]) -> str:
