@@ -208,8 +208,9 @@ VALUE_SYNONYMS = {"none": "identity", "swish": "silu", "hswish": "hardswish", "h
 def explain_arguments(**notes: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that turns the TypeError of a call that does not fit the signature into a hint.
 
-    `notes` say of arguments that the callable lacks where they belong, or why they are not needed. The
-    decorated callable raises ArgumentError, a TypeError. Calls that fit only pass through it.
+    `notes` say of arguments that the callable lacks where they belong, or why they are not needed, and of
+    required ones how to give them. The decorated callable raises ArgumentError, a TypeError. Calls that fit
+    only pass through it.
 
     >>> @explain_arguments(num_workers="items are loaded in this process")
     ... def load(batch_size): ...
@@ -256,7 +257,11 @@ def argument_error(
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            what = f"{name}() {error}" if str(error).startswith("missing") else f"{name}(): {error}"
+            is_missing = str(error).startswith("missing")
+            what = f"{name}() {error}" if is_missing else f"{name}(): {error}"
+            missing = [one for one in notes or () if is_missing and str(error).endswith(repr(one))]
+            if missing and notes is not None:
+                return ArgumentError(what, expected=", ".join(names), hint=notes[missing[0]])
             if len(args) > 1 and hasattr(args[0], "from_torch") and hasattr(args[1], "state_dict"):
                 copied = f"{name}.from_torch(module) copies one of torch"
                 return ArgumentError(what, expected=", ".join(names), hint=copied)

@@ -512,7 +512,7 @@ def _config_in(record: Record, model: type[Module], path: str) -> _Config:
         raise RecordError(
             f"{path} holds no Config, so {model.__name__}.load cannot build the model",
             found="a model that was not built by a Config",
-            hint=by_hand,
+            hint=f"build it as the training did: burnt.load(RUN, model={model.__name__}(...)), or {by_hand}",
         )
     configs = _configs_named(name, model)
     if not configs:

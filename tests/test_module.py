@@ -691,6 +691,7 @@ class TestConfigInTheFile:
         Mlp(nn.Linear(1, 1), nn.Linear(1, 1)).save(tmp_path / "m.safetensors")
         with pytest.raises(RecordError, match=r"holds no Config, so Mlp\.load cannot build") as caught:
             Mlp.load(tmp_path / "m.safetensors")
+        assert "burnt.load(RUN, model=Mlp(...))" in str(caught.value)
         assert "load_record" in str(caught.value)
 
     def test_no_config_and_no_parameters(self, tmp_path: Path) -> None:

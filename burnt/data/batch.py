@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from burnt.data.decoding import STORED
-from burnt.errors import DataError
+from burnt.errors import ArgumentError, DataError, did_you_mean
 
 _UNCHANGEABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
 _OF_PICTURES = ("tile", "format", "filename", STORED)  # which copies of Pillow's pictures lack
@@ -20,12 +20,14 @@ _ARRAYS = ("__array__", "__array_interface__")  # of NumPy, Pillow, pandas ...
 
 
 class Batch:
-    """Named tensors with a common leading axis.
+    """Named tensors with a common leading axis; ``batch["images"]`` is ``batch.images``.
 
     >>> import torch
     >>> batch = Batch(images=torch.zeros(4, 1, 8, 8), labels=torch.zeros(4, dtype=torch.int64))
     >>> len(batch), batch.images.shape, list(batch)
     (4, torch.Size([4, 1, 8, 8]), ['images', 'labels'])
+    >>> batch["labels"] is batch.labels, "masks" in batch
+    (True, False)
     """
 
     def __init__(self, **columns: Any) -> None:
@@ -33,6 +35,26 @@ class Batch:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"this batch has no {name!r}, it has: {', '.join(self.__dict__)}")
+
+    def __getitem__(self, name: str) -> Any:
+        if not isinstance(name, str):
+            raise ArgumentError(
+                "a batch is indexed by the name of a field",
+                expected=", ".join(map(repr, self.__dict__)) or "no fields",
+                found=f"{type(name).__name__} {name!r}"[:80],
+                hint=f"items by index: batch.{next(iter(self.__dict__), 'x')}[...]",
+            )
+        if name not in self.__dict__:
+            raise DataError(
+                f"this batch has no {name!r}",
+                expected=", ".join(self.__dict__) or "no fields",
+                found=repr(name),
+                hint=did_you_mean(name, self.__dict__),
+            )
+        return self.__dict__[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.__dict__
 
     def __len__(self) -> int:
         for column in self.__dict__.values():

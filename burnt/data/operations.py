@@ -1,8 +1,8 @@
 """Operations on datasets: each returns a dataset that reads from the one it is given when an item is used.
 
-They keep the names of the classes, and `take`, which reads a whole batch at once, where it is right. The
-random ones depend only on their seed. The names are those of Python's built-in functions where these do the
-same: use them as ``data.map``.
+They keep the names of the classes and categories; `column`, which returns a field of all items; and `take`,
+which reads a whole batch at once, where it is right. The random ones depend only on their seed. The names are
+those of Python's built-in functions where these do the same: use them as ``data.map``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ from burnt.data.views import (
     ItemStore,
     Mapped,
     Selection,
+    column_of_items,
     note_place,
 )
 from burnt.errors import DataError, quantity
@@ -452,7 +453,11 @@ def _apportion(total: int, exact: NDArray[np.float64], ties: NDArray[np.int64]) 
 
 def _labels(dataset: Any, stratify: Any) -> NDArray[np.int64]:
     """Return the number of each item's label, ``[n]``."""
-    labels = _column(dataset, stratify) if isinstance(stratify, str) else stratify
+    labels = stratify
+    if isinstance(stratify, str):
+        labels = (
+            dataset.column(stratify) if hasattr(dataset, "column") else column_of_items(dataset, stratify)
+        )
     values = np.asarray(labels)
     if values.shape != (len(dataset),):
         raise DataError(
@@ -461,16 +466,6 @@ def _labels(dataset: Any, stratify: Any) -> NDArray[np.int64]:
             found=list(values.shape),
         )
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
-
-
-def _column(dataset: Any, name: str) -> Any:
-    if hasattr(dataset, "column"):
-        return dataset.column(name)
-    items = [dataset[index] for index in range(len(dataset))]
-    try:
-        return [item[name] if isinstance(item, Mapping) else getattr(item, name) for item in items]
-    except (KeyError, AttributeError):
-        raise DataError("stratify= names an entry that the items do not have", found=repr(name)) from None
 
 
 def _stratified(

@@ -28,7 +28,7 @@ from burnt.data.batch import Batch, collate, copy_item
 from burnt.data.dataset import checked_index
 from burnt.data.files.opening import Handle
 from burnt.data.files.table import take_across
-from burnt.errors import DataError
+from burnt.errors import DataError, did_you_mean
 
 _APPLICATION_ID = 0x6275726E  # "burn": tells the file from other SQLite files
 _TUPLE, _TENSOR, _ARRAY, _SCALAR, _BATCH = range(5)
@@ -210,9 +210,21 @@ class Mapped(_Over[R]):
             note_place(error, "while mapping", self.dataset, index)
             raise
 
+    @property
+    def column(self) -> Callable[[str], Any]:
+        """``column(name)`` returns a field of all items after the function, if the dataset has columns."""
+        self.dataset.column  # noqa: B018 - the dataset has none: neither has this
+        return lambda name: column_of_items(self, name)
+
 
 class Cached(_Over[T]):
     """The items of a dataset, each kept after its first use."""
+
+    @property
+    def column(self) -> Callable[[str], Any]:
+        """``column(name)`` returns a whole column, if the dataset has columns."""
+        column: Callable[[str], Any] = self.dataset.column
+        return column
 
     def __init__(self, dataset: Any, items: dict[int, T] | ItemStore) -> None:
         super().__init__(dataset)
@@ -308,6 +320,12 @@ class Concatenation(Generic[T]):
             _require_take(dataset)
         return self._take
 
+    @property
+    def column(self) -> Callable[[str], Any]:
+        """``column(name)`` returns a whole column, if all datasets have columns."""
+        columns = [dataset.column for dataset in self.datasets]
+        return lambda name: _joined([column(name) for column in columns])
+
     def _take(self, indices: Tensor) -> Any:
         take = [dataset.take for dataset in self.datasets]
         return take_across(lambda number, at: take[number](at), torch.from_numpy(self._starts), indices)
@@ -398,6 +416,35 @@ def _fold(batch: Any, shape: torch.Size) -> Any:
     if isinstance(batch, Batch):
         return Batch(**{name: _fold(getattr(batch, name), shape) for name in batch})
     return [batch[start : start + shape[1]] for start in range(0, len(batch), shape[1])]
+
+
+def column_of_items(dataset: Any, name: str) -> Any:
+    """Return a field of all items, which are all read: as a batch has it, or a list if they do not fit."""
+    values = []
+    for index in range(len(dataset)):
+        item = dataset[index]
+        try:
+            values.append(item[name] if isinstance(item, Mapping) else getattr(item, name))
+        except (KeyError, AttributeError):
+            fields = list(item if isinstance(item, Mapping) else getattr(item, "__dict__", ()))
+            hint = "data.map changes the items: take the column of the dataset before it"
+            raise DataError(
+                "an item has no field of this name",
+                where=place_of(dataset, index),
+                expected=", ".join(map(str, fields)) or "items with named fields",
+                found=repr(name) if fields else f"{name!r}, in items of type {type(item).__name__}",
+                hint=did_you_mean(name, map(str, fields), hint if isinstance(dataset, Mapped) else None),
+            ) from None
+    try:
+        return collate(values) if values else values
+    except DataError:  # such as pictures of several sizes
+        return values
+
+
+def _joined(columns: Sequence[Any]) -> Any:
+    if all(isinstance(column, Tensor) for column in columns):
+        return torch.cat(list(columns))
+    return [value for column in columns for value in column]
 
 
 def _entries_of(column: Any, indices: Indices) -> Any:

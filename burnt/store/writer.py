@@ -136,7 +136,7 @@ class RunWriter:
         Args:
             folder: the run folder; created if it is missing.
             name: the name shown by viewers; by default the folder's name.
-            config: anything that JSON can hold; written to ``config.json`` and to the attempt.
+            config: anything that JSON can hold, and paths; written to ``config.json`` and to the attempt.
             exists: what to do if the folder holds a run: ``"error"`` (the default); ``"number"``: use the
                 first free folder of NAME, NAME-2, NAME-3, ...; ``"resume"``: continue the run. A run without
                 a finished step and a checkpoint is replaced, unless files of the user are in its folder.
@@ -159,7 +159,7 @@ class RunWriter:
         if resumed_from_step is not None:
             resumed_from_step = _count(resumed_from_step)
         try:
-            text = None if config is None else json.dumps(config, indent=2)
+            text = None if config is None else json.dumps(config, indent=2, default=_path_text)
         except (TypeError, ValueError) as error:
             raise RunError("the config cannot be written as JSON", found=str(error)) from error
         for candidate in numbered_folders(Path(folder)):
@@ -698,6 +698,12 @@ def _unrelated_names(folder: Path) -> list[str]:
         return []
     known = (*_FOLDERS, "config.json", TRIAL)
     return [name for name in names if not name.startswith(".") and name not in known]
+
+
+def _path_text(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} {value!r}"[:200])
 
 
 def _count(number: int) -> int:

@@ -214,4 +214,5 @@ def _no_duration(text: object, name: str) -> ConfigError:
         where=name,
         expected='such as "10 epochs", "500 steps" or "2 h"',
         found=repr(text),
+        hint=f'did you mean "{text} epochs" or "{text} steps"?' if isinstance(text, int) else None,
     )

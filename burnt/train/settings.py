@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +70,7 @@ class TrainingSettings:
         async_checkpoints: bool = False,
         exists: str | None = None,
         resume: bool = False,
-        config: Config | Mapping[str, Any] | None = None,
+        config: Config | Mapping[str, Any] | object | None = None,
         limit_train: float | None = None,
         limit_valid: float | None = None,
         overfit_batches: float | None = None,
@@ -90,7 +92,7 @@ class TrainingSettings:
         self.reporter = Reporter()
         self.seed = seed
         self.exists = choose_exists(exists, resume, "number" if in_notebook() else "error")
-        self.config = config
+        self.config = _as_config(config)
         self.check = check
         self.memory_pool = memory_pool
         check_number("clip_norm", clip_norm, "a number above 0", optional=True)
@@ -221,6 +223,23 @@ def check_number(
         return
     if not isinstance(value, int if whole else int | float) or not value > 0:
         raise _invalid(name, expected, value)
+
+
+def _as_config(given: Any) -> Config | Mapping[str, Any] | None:
+    """Return ``config=`` as a Config or a mapping."""
+    if given is None or isinstance(given, Config | Mapping):
+        return given
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        return dataclasses.asdict(given)
+    if isinstance(given, argparse.Namespace):
+        return vars(given)
+    raise ConfigError(
+        "a training setting is invalid",
+        where="config",
+        expected="a burnt.Config, a dict, a dataclass or an argparse.Namespace",
+        found=f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__,
+        hint=f"an instance: config={given.__name__}()" if isinstance(given, type) else None,
+    )
 
 
 def _validation_loaders(valid: Any) -> dict[str, EpochLoader[Any]]:

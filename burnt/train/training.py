@@ -162,7 +162,8 @@ class SupervisedTraining(TrainingSettings):
             has neither a finished step nor a checkpoint is replaced (but for ``"resume"``), unless its folder
             holds files, tags or notes of yours or a living process owns it.
         resume: the same as ``exists="resume"``; give one of the two.
-        config: written to the run's ``config.json``; by default the Config that built the model.
+        config: written to the run's ``config.json``; by default the Config that built the model. A Config, a
+            dict, a dataclass or an ``argparse.Namespace``.
         limit_train: use only the first batches of each training epoch: a number, or as a float a fraction of
             an epoch, ``0.1``.
         limit_valid: the same for each validation.

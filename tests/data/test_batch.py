@@ -211,3 +211,25 @@ def test_what_no_batch_can_hold_is_not_to_be_padded():
     with pytest.raises(DataError, match="do not fit together") as caught:
         collate([{"when": datetime.date(2024, 1, 1)}])
     assert "leave the entry out, convert it in item_transform=" in caught.value.hint
+
+
+def test_a_batch_gives_its_fields_by_name():
+    batch = collate([{"x": 1.0, "items": 0}, {"x": 2.0, "items": 1}])
+    assert batch["x"] is batch.x
+    assert batch["items"].tolist() == [0, 1]
+    assert ("x" in batch, "y" in batch, 0 in batch) == (True, False, False)
+    with pytest.raises(DataError) as caught:
+        batch["itmes"]
+    assert str(caught.value).splitlines() == [
+        "this batch has no 'itmes'",
+        "  expected  x, items",
+        "  found     'itmes'",
+        "  hint      did you mean 'items'?",
+    ]
+
+
+@pytest.mark.parametrize("index", [0, slice(2), torch.tensor([0]), None, ("x",)])
+def test_a_batch_has_no_items_by_index(index):
+    with pytest.raises(TypeError, match="a batch is indexed by the name of a field") as caught:
+        Batch(x=torch.zeros(2))[index]
+    assert caught.value.hint == "items by index: batch.x[...]"

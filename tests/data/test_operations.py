@@ -209,7 +209,9 @@ def test_stratify_by_a_column(rows):
     assert "there is no such column\n  expected  one of a, kind" in problem(
         data.split, rows, 0.5, stratify="label"
     )
-    assert "that the items do not have\n  found     'x'" in problem(data.split, range(4), 0.5, stratify="x")
+    text = problem(data.split, range(4), 0.5, stratify="x")
+    assert "an item has no field of this name\n" in text
+    assert "found     'x', in items of type int" in text
     assert "expected  [10]\n  found     [2]" in problem(data.split, rows, 0.5, stratify=[0, 1])
     assert "a split by labels is shuffled" in problem(data.split, rows, 0.5, stratify="kind", shuffle=False)
 
@@ -388,3 +390,62 @@ def test_dataframes_tensors_and_hugging_face_as_they_are():
         data.shuffle, (number for number in range(3))
     )
     assert "found     int" in problem(data.filter, 3, is_even)
+
+
+KEEPING = {
+    "map": lambda dataset: data.map(dataset, dict),
+    "filter": lambda dataset: data.filter(dataset, lambda row: True),
+    "select": lambda dataset: data.select(dataset, slice(None)),
+    "split": lambda dataset: data.split(dataset, 0.5, shuffle=False)[0],
+    "chunks": lambda dataset: data.chunks(dataset, 1)[0],
+    "shuffle": data.shuffle,
+    "sample": lambda dataset: data.sample(dataset, 3),
+    "concat": lambda dataset: data.concat(dataset, dataset),
+    "cache": data.cache,
+    "map of a cache of a concat": lambda d: data.map(data.cache(data.concat(d, d)), dict),
+}
+
+
+@pytest.mark.parametrize("operation", KEEPING)
+def test_classes_categories_and_columns_are_kept(rows, operation):
+    result = KEEPING[operation](rows)
+    assert (result.classes, result.categories) == (rows.classes, rows.categories)
+    for name in ("a", "kind"):
+        column = result.column(name)
+        assert isinstance(column, torch.Tensor)
+        assert column.tolist() == [row[name] for row in result]
+    assert not hasattr(KEEPING[operation]([{}, {}, {}]), "column")
+
+
+def test_a_column_after_map_is_of_the_mapped_items(rows):
+    """Class weights of labels that a map has changed are of the changed ones, not of the file's."""
+    flipped = data.map(rows, lambda row: {"kind": 1 - row["kind"], "name": f"row {row['a']:.0f}"})
+    assert flipped.column("kind").tolist() == [1 - kind for kind in rows.column("kind").tolist()]
+    assert flipped.column("name")[:2] == ["row 0", "row 1"]
+    of_batches = data.map(rows, lambda row: Batch(**row))
+    assert of_batches.column("a").tolist() == rows.column("a").tolist()
+    ragged = data.map(rows, lambda row: {"x": torch.zeros(int(row["a"]))})
+    assert [len(x) for x in ragged.column("x")] == list(range(10))
+    train = data.split(flipped, 0.5, stratify="kind")[0]
+    assert sum(train.column("kind").tolist()) in (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "words"),
+    [
+        (
+            lambda row: {"kinds": 1},
+            "kind",
+            ["rows.csv, line 2", "expected  kinds", "found     'kind'", "mean 'kinds'?"],
+        ),
+        (lambda row: {"other": 1}, "kind", ["take the column of the dataset before it"]),
+        (lambda row: row["a"], "kind", ["items with named fields", "'kind', in items of type int64"]),
+    ],
+)
+def test_a_column_that_map_took_away_is_refused(rows, function, name, words):
+    text = problem(data.map(data.select(rows, [0]), dict).column, "kynd")
+    assert "mean 'kind'?" in text
+    text = problem(data.map(rows, function).column, name)
+    assert text.startswith("an item has no field of this name\n")
+    for word in words:
+        assert word in text

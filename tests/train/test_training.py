@@ -1,5 +1,7 @@
 """SupervisedTraining: the checks before the first step, errors during the training, and its overhead."""
 
+import argparse
+import dataclasses
 import functools
 import itertools
 import json
@@ -1360,3 +1362,47 @@ def test_the_config_of_a_run_whose_folder_is_a_text_and_whose_metrics_have_any_n
     assert config["parameters"] == 99
     assert (config["seed"], config["duration"], config["device"]) == (3, "1 epoch", "cpu")
     assert config["metrics"]["loss"] == "lower"
+
+
+@dataclasses.dataclass
+class DataclassSettings:
+    lr: float = 0.1
+    data: Path = Path("data/train.csv")
+    sizes: tuple[int, ...] = (8, 4)
+    inner: "DataclassSettings | None" = None
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        (
+            DataclassSettings(inner=DataclassSettings(lr=1)),
+            {
+                "lr": 0.1,
+                "data": "data/train.csv",
+                "sizes": [8, 4],
+                "inner": {"lr": 1, "data": "data/train.csv", "sizes": [8, 4], "inner": None},
+            },
+        ),
+        (argparse.Namespace(lr=0.1, out=Path("x")), {"lr": 0.1, "out": "x"}),
+        ({"lr": 0.1}, {"lr": 0.1}),
+    ],
+)
+def test_settings_of_other_kinds_are_recorded(tmp_path, given, stored):
+    training(tmp_path / "run", config=given).run(learner())
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"] == stored
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "hint"),
+    [
+        (DataclassSettings, "the class DataclassSettings", "an instance: config=DataclassSettings()"),
+        (3, "int", None),
+        ([("lr", 1)], "list", None),
+    ],
+)
+def test_settings_of_no_kind_are_refused_at_once(tmp_path, given, found, hint):
+    with pytest.raises(ConfigError) as caught:
+        training(tmp_path / "run", config=given)
+    assert (caught.value.where, caught.value.found, caught.value.hint) == ("config", found, hint)
+    assert "a dataclass or an argparse.Namespace" in caught.value.expected

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import copy
 import dataclasses
+import inspect
 import itertools
 import random
 import threading
@@ -322,7 +323,7 @@ def as_transform(transform: Any) -> Any:
     Any other callable is returned as it is.
 
     Raises:
-        DataError: it cannot be called.
+        DataError: it cannot be called, or not with an item and a generator.
     """
     modules = [kind.__module__.split(".")[0] for kind in type(transform).__mro__]
     if "torchvision" in modules:
@@ -333,6 +334,22 @@ def as_transform(transform: Any) -> Any:
         raise DataError(
             "a transform cannot be called", expected="a function (item, generator)", found=repr(transform)
         )
+    try:
+        signature = inspect.signature(transform)
+    except (ValueError, TypeError):  # of code in C: its first call tells
+        return transform
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(transform, "__name__", type(transform).__name__)
+        raise DataError(
+            "a transform is called with two arguments",
+            where=name,
+            expected="a function (item, generator)",
+            found=f"({', '.join(signature.parameters)})",
+            hint=f"lambda item, generator: {name.replace('<lambda>', 'function')}(item). What is random "
+            "draws from the generator, to repeat after a resume",
+        ) from None
     return transform
 
 

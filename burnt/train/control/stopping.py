@@ -47,7 +47,10 @@ class EarlyStopping:
     'valid/loss has not improved on 0.4000 for 2 epochs'
     """
 
-    @explain_arguments(mode="the metric defines which values are better: Metric.higher_is_better")
+    @explain_arguments(
+        metric='the metric comes first: EarlyStopping("loss", patience="3 epochs")',
+        mode="the metric defines which values are better: Metric.higher_is_better",
+    )
     def __init__(
         self,
         metric: Metric | str,

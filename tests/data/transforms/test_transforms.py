@@ -185,6 +185,11 @@ def test_a_generator_is_needed_only_for_what_is_random() -> None:
         (lambda: transforms.Normalize(std=[0.5, 0]), ["std must be positive"]),
         (lambda: transforms.Grayscale(2), ["1 or 3 channels"]),
         (lambda: transforms.Compose(transforms.ToFloat(), None), ["cannot be called", "None"]),
+        (lambda: transforms.Compose(abs), ["called with two", "in        abs", "generator: abs(item)"]),
+        (
+            lambda: Loader([1, 2], 2, item_transform=lambda item: item),
+            ["called with two arguments", "found     (item)", "lambda item, generator: function(item)"],
+        ),
         (lambda: transforms.RandomChoice(transforms.ToFloat(), p=[1, 1]), ["p does not fit", "1 weights"]),
         (lambda: transforms.MixUp(alpha=0), ["alpha must be positive"]),
         (lambda: transforms.RandAugment(magnitude=31), ["magnitude is out of range", "0 to 30"]),

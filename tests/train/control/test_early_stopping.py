@@ -8,7 +8,7 @@ from torch import nn
 
 from burnt import load, optim
 from burnt.data import Loader, TensorDataset
-from burnt.errors import ConfigError
+from burnt.errors import BurntError, ConfigError
 from burnt.record import Record
 from burnt.train import (
     EarlyStopping,
@@ -217,3 +217,20 @@ def test_a_target_ends_a_run_and_a_resumed_one(tmp_path, capsys):
     assert more.position.step > 2
     Overshoot().run(tmp_path / "run", duration="3 epochs", resume=True, monitor="plain")
     assert "Nothing is left to train: the duration of 3 epochs is over." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("build", "hint"),
+    [
+        (
+            lambda: EarlyStopping(patience=3),
+            'the metric comes first: EarlyStopping("loss", patience="3 epochs")',
+        ),
+        (lambda: EarlyStopping("loss", 3), 'did you mean "3 epochs" or "3 steps"?'),
+        (lambda: EarlyStopping("loss", patience="3"), None),
+    ],
+)
+def test_what_other_trainers_take_is_explained(build, hint):
+    with pytest.raises(BurntError) as caught:
+        build()
+    assert caught.value.hint == hint
