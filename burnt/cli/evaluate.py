@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     saved, model = load_model(files, args.checkpoint, args.model)
     model = model.to(device)
     metrics = _choose_metrics(args.metrics, files)
+    for metric in metrics:
+        metric.data_classes = files.classes
     precision = str(files.document.get("precision", "float32"))
     found = {
         split: _evaluate(model, split, loader, metrics, step, precision, saved.position.step)
@@ -212,9 +214,11 @@ def _named_metrics(name: str, saved: Mapping[str, Mapping[str, Any]]) -> Sequenc
     if name in saved:
         return [metric_from_dict(saved[name])]
     classes = {key.lower(): getattr(metrics, key) for key in metrics.__all__ if key[0].isupper()}
+    for base in ("metric", "epochmetric", "torchmetric"):
+        del classes[base]
     kind: Any = _named(name, "--metrics") if ":" in name else classes.get(name.lower().replace("_", ""))
-    if kind is None or kind is metrics.Metric:
-        known = dict.fromkeys([*saved, *(key for key in classes if key != "metric")])
+    if kind is None:
+        known = dict.fromkeys([*saved, *classes])
         raise UsageError(
             f"there is no metric {name!r}",
             expected=f"{', '.join(known)}, or module:name",

@@ -47,7 +47,7 @@ from burnt.train.events import (
 )
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
-from burnt.train.metrics.base import Metric, read
+from burnt.train.metrics.base import Metric, read, update_first
 from burnt.train.metrics.monitored_metric import RunMetrics
 from burnt.train.reporting.run_tables import KernelTables
 from burnt.train.resuming import checkpoint_document
@@ -334,7 +334,10 @@ class Loop:
         if counts:
             self.losses.add(output)
             for metric in self.metrics.train:
-                metric.update(output)
+                if self.position.step:
+                    metric.update(output)
+                else:
+                    update_first(metric, output)
             if output.log:
                 self.logged.add(output.log)
         if self.callbacks.wants(Stepped):
@@ -414,8 +417,8 @@ class Loop:
         if not steps:
             return
         sums, now = read(self.metrics.train), self.clock.seconds()
-        values = {**self.metrics.since_log(sums), **self.logged.read()}
         seconds = max(now - self.logged_seconds, 1e-9)
+        values = {**self.metrics.since_log(sums, seconds), **self.logged.read()}
         speed = {
             "learning_rate": self.learning_rate,
             **{f"learning_rate/{name}": rate for name, rate in self.group_rates().items()},
@@ -677,10 +680,13 @@ def run_validation(
     """
     with restored_modes(steps), torch.no_grad():
         steps.eval()
-        for batch in batches:
+        for number, batch in enumerate(batches):
             with autocast():
                 output = steps(batch, validating=True)
             for metric in metrics:
-                metric.update(output)
+                if number:
+                    metric.update(output)
+                else:
+                    update_first(metric, output)
             if log is not None and output.log:
                 log(output.log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from burnt._hints import explain_arguments
 from burnt.config import Config
 from burnt.data import LimitedLoader, Loader, RepeatedLoader, as_loader
+from burnt.data.dataset import class_names
 from burnt.data.loading.loader import EpochLoader
 from burnt.device import as_device
 from burnt.errors import ConfigError, UnsupportedError, did_you_mean
@@ -26,7 +28,7 @@ from burnt.train.duration import Duration
 from burnt.train.events import Callbacks
 from burnt.train.learner import Learner
 from burnt.train.metrics import Loss, Metric
-from burnt.train.metrics.base import loss_first
+from burnt.train.metrics.monitored_metric import loss_first
 from burnt.train.other_trainers import TRAINER_OPTIONS
 from burnt.train.reporting.notebook import in_notebook
 from burnt.train.reporting.progress import Reporter, check_monitor
@@ -112,7 +114,10 @@ class TrainingSettings:
         self.log_gradient_norm = log_gradient_norm
         self.on_nan = on_nan
         self.checkpoint_activations = checkpoint_activations
-        self.metrics = loss_first(metrics)
+        # Copies: other trainings may use the same objects, with other classes.
+        self.metrics = [copy.copy(metric) for metric in loss_first(metrics)]
+        for metric in self.metrics:
+            metric.data_classes = class_names(self.train)
         self.stopping = stopping
         self.fork: dict[str, Any] | None = None
         self.validate_first = validate_first

@@ -11,11 +11,12 @@ import torch
 from burnt._hints import explain_arguments
 from burnt._torch import compiled_in_place
 from burnt.data import as_loader, move
+from burnt.data.dataset import class_names
 from burnt.errors import DefinitionError
 from burnt.train.learner import Learner, StepFunction, Steps, model_step
 from burnt.train.loop import run_validation
 from burnt.train.metrics import Metric, intervals, read
-from burnt.train.metrics.base import loss_first
+from burnt.train.metrics.monitored_metric import loss_first
 from burnt.train.updates.precision import autocast, check_precision, float32_matmuls
 
 
@@ -67,6 +68,7 @@ def evaluate(
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     measured = loss_first(metrics)
     for metric in measured:
+        metric.data_classes = class_names(loader) or metric.data_classes
         metric.reset()
     precision = check_precision(precision or "float32")
     context = functools.partial(autocast, precision, device)

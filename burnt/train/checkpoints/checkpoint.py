@@ -159,25 +159,34 @@ class TrainingState:
         rngs = {"rng": self.rng, "epoch_rng": self.epoch_rng}
         tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in self.optimizer.tensors.items()}
         tensors |= {f"metric/{m.name}": m.total for m in self.metrics if m.total is not None}
+        states = {metric.name: metric.state() for metric in self.metrics}
+        for name, state in states.items():
+            tensors |= {
+                f"metric_state/{name}/{key}": one for key, one in state.items() if isinstance(one, Tensor)
+            }
         tensors |= {f"buffer/{path}": buffer for path, buffer in self.buffers.items()}
-        for kind, states in rngs.items():
-            tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
+        for kind, rng in rngs.items():
+            tensors |= {f"{kind}/{name}": state for name, state in rng.tensors.items()}
         document = {
             "format": FORMAT,
             "position": dataclasses.asdict(saved.position),
             "values": dict(saved.values),
             "optimizer": {"class": self.optimizer.optimizer, "options": dict(self.optimizer.options)},
             "metrics": {metric.name: metric.count for metric in self.metrics},
+            "metric_states": {
+                name: {key: None if isinstance(one, Tensor) else one for key, one in state.items()}
+                for name, state in states.items() if state
+            },
             "strides": {
                 path: buffer.stride()
                 for path, buffer in self.model.named_buffers(remove_duplicate=False)
                 if buffer.layout is torch.strided and not buffer.is_contiguous()
             },
-            **{kind: states.document for kind, states in rngs.items()},
+            **{kind: rng.document for kind, rng in rngs.items()},
             **({"kept": True} if saved.kept else {}),
             **({} if saved.scheduled else {"scheduled": False}),
             **self.document,
-        }
+        }  # fmt: skip
         return tensors, document
 
 
@@ -507,13 +516,19 @@ class Checkpoints:
                 origin=error.origin,
                 hint="build the same model as in the original run, or start a new run in another folder",
             ) from None
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
         for metric in metrics:
             metric.reset()
             total = tensors.get(f"metric/{metric.name}")
             if total is not None:
-                device = next((p.device for p in model.parameters()), torch.device("cpu"))
                 metric.total = allocated(total, device, total.stride())
                 metric.count = document["metrics"][metric.name]
+            state = document.get("metric_states", {}).get(metric.name)  # earlier checkpoints have none
+            if state:
+                arrays = {key: tensors.get(f"metric_state/{metric.name}/{key}") for key in state}
+                metric.load_state(
+                    {key: state[key] if one is None else one.to(device) for key, one in arrays.items()}
+                )
         load_buffers(model, _select_prefix("buffer/", tensors), document.get("strides"))
         saved, state = document["optimizer"], _select_prefix("optimizer/", tensors)
         optimizer = OptimizerRecord(saved["class"], saved["options"], state)

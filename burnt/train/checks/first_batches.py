@@ -27,6 +27,7 @@ from burnt.train.control.intercepting import use_first_training
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import remaining_batches, run_validation
 from burnt.train.metrics import Metric
+from burnt.train.metrics.base import update_first
 from burnt.train.reporting.progress import Reporter
 from burnt.train.settings import TrainingSettings
 from burnt.train.step import StepOutput
@@ -229,7 +230,7 @@ def _check_metrics(
     """Update copies of the metrics with a step's output of meta tensors, or where that fails, of values."""
     for metric in metrics:
         try:
-            metric.fresh().update(output)
+            update_first(metric.fresh(), output)
             continue
         except BurntError:
             raise
@@ -238,7 +239,7 @@ def _check_metrics(
                 continue
             found = with_values()
         try:
-            metric.fresh().update(found)
+            update_first(metric.fresh(), found)
         except BurntError:
             raise
         except Exception as error:

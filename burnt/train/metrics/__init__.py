@@ -6,7 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
 from burnt.train.metrics.accuracy import Accuracy, ConfusionMatrix
-from burnt.train.metrics.base import Loss, Metric, intervals, read
+from burnt.train.metrics.base import EpochMetric, Loss, Metric, intervals, read
+from burnt.train.metrics.shortcuts import (
+    AUROC,
+    CER,
+    F1,
+    MAE,
+    MCC,
+    PSNR,
+    R2,
+    RMSE,
+    SSIM,
+    WER,
+    AveragePrecision,
+    BinaryAccuracy,
+    CalibrationError,
+    Dice,
+    FBeta,
+    IoU,
+    MultilabelAccuracy,
+    Precision,
+    Recall,
+)
+from burnt.train.metrics.torch_metric import TorchMetric
 
 if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
 
@@ -14,4 +36,32 @@ if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every na
         raise no_attribute(__name__, name, __all__)
 
 
-__all__ = ["Accuracy", "ConfusionMatrix", "Loss", "Metric", "intervals", "read"]
+__all__ = [
+    "AUROC",
+    "CER",
+    "F1",
+    "MAE",
+    "MCC",
+    "PSNR",
+    "R2",
+    "RMSE",
+    "SSIM",
+    "WER",
+    "Accuracy",
+    "AveragePrecision",
+    "BinaryAccuracy",
+    "CalibrationError",
+    "ConfusionMatrix",
+    "Dice",
+    "EpochMetric",
+    "FBeta",
+    "IoU",
+    "Loss",
+    "Metric",
+    "MultilabelAccuracy",
+    "Precision",
+    "Recall",
+    "TorchMetric",
+    "intervals",
+    "read",
+]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from burnt.errors import MetricError
 from burnt.train.metrics.base import Metric, Recorder
+from burnt.train.metrics.tasks import class_axis, tensors_of
 from burnt.train.step import StepOutput
 
 
@@ -64,26 +65,16 @@ def predictions(output: StepOutput, metric: str) -> tuple[Tensor, Tensor, int]:
     returned as int64: in a narrower dtype, ``targets * num_classes`` overflows, and in uint8
     ``targets != -100`` compares with 156.
     """
-    logits, targets = output.outputs, output.targets
-    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
-        raise MetricError(
-            f"{metric} needs logits and targets",
-            expected="ClassificationOutput(loss, outputs=logits, targets=labels) from the step",
-            found=f"outputs: {type(logits).__name__}, targets: {type(targets).__name__}",
-        )
-    axis = None
-    if logits.shape[:-1] == targets.shape:
-        axis = -1
-    elif logits.dim() >= 2 and logits.shape[:1] + logits.shape[2:] == targets.shape:
-        axis = 1
+    logits, targets = tensors_of(output, metric)
+    axis = class_axis(logits, targets)
     if axis is not None and logits.shape[axis] > 1:
         is_integer = not (targets.is_floating_point() or targets.is_complex())
         return logits.argmax(axis), targets.long() if is_integer else targets, logits.shape[axis]
-    hint = "for a single logit x, use torch.stack([-x, x], -1)" if axis is not None else None
+    hint = "of a single logit: BinaryAccuracy()" if axis is not None else None
     if logits.shape == targets.shape:
         hint = (
-            "targets are numbers of classes: labels.argmax(1) of probabilities, such as MixUp's; several "
-            "labels of an item need another metric"
+            "targets are numbers of classes: labels.argmax(1) of probabilities, such as MixUp's; of several "
+            "labels of an item: MultilabelAccuracy()"
         )
     raise MetricError(
         f"{metric} cannot find the class axis of the outputs",

@@ -11,7 +11,7 @@ import copy
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -61,7 +61,14 @@ class Metric:
     name: str
     higher_is_better: bool | None = None
     scalar: ClassVar[bool] = True
-    """Whether the value is one number that can be plotted and monitored."""
+    """Whether the value is a number that can be plotted and monitored, or several by name."""
+    whole_epoch: bool = False
+    """Whether the value needs all batches of an epoch: then there is none for the steps in between."""
+    per_second: ClassVar[bool] = False
+    """Whether the value is divided by the seconds of training; then only a training's readings have it."""
+    classes: Sequence[str] | None = None
+    """The names of the classes, where they are given; else `data_classes`, which a training sets, hold."""
+    data_classes: Sequence[str] | None = None
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None:
@@ -118,6 +125,15 @@ class Metric:
             hint=hint,
         )
 
+    def class_names(self, size: int) -> list[str]:
+        """Return the names of so many classes: those given, those of the data set, or the numbers from 0."""
+        names = self.data_classes if self.classes is None else self.classes
+        if self.classes is not None and len(self.classes) != size:
+            raise MetricError(
+                "each class needs one name", expected=f"{size} names", found=f"{len(self.classes)}"
+            )
+        return list(names) if names and len(names) == size else [str(i) for i in range(size)]
+
     def reset(self) -> None:
         """Forget all batches."""
         self.total = None
@@ -128,6 +144,24 @@ class Metric:
         clone = copy.copy(self)
         clone.reset()
         return clone
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs besides the sums: tensors, and values that JSON can hold."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned, after the sums."""
+
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
+        """Build the metric from the arguments that `metric_to_dict` has stored."""
+        return cls(**arguments)
+
+    def merge(self, other: Self) -> None:
+        """Add the batches of another metric of the same kind, such as another process's."""
+        if other.total is not None:
+            self.add(other.total, 0)
+        self.count += other.count
 
     def compute(self) -> float:
         """Return the value over the batches so far; waits for the device.
@@ -148,6 +182,119 @@ class Metric:
         """Write results other than the value, such as tables, to the run store at the end of an epoch."""
 
 
+class EpochMetric(Metric):
+    """Base class of metrics whose value needs all batches of an epoch, such as a rank correlation.
+
+    A custom one calls `keep` in `update` and computes the value from `kept` in `compute`. A training logs the
+    value at the end of each epoch and for each validation, and not in between. What is kept takes memory on
+    the device until then, and is saved in checkpoints, so that a resumed epoch is complete. A metric with
+    another state defines `reset`, `state`, `load_state` and `merge`, and counts its items in ``self.count``.
+
+    Args:
+        name: the name in logs and in the run store; by default the class attribute `name`.
+
+    >>> import torch
+    >>> from burnt.train import StepOutput
+    >>> class MedianError(EpochMetric):
+    ...     name = "median_error"
+    ...     higher_is_better = False
+    ...
+    ...     def update(self, output):
+    ...         self.keep((output.outputs - output.targets).abs())
+    ...
+    ...     def compute(self):
+    ...         return self.kept()[0].median().item()
+    >>> metric = MedianError()
+    >>> for targets in ([1.0, 2.0], [30.0]):
+    ...     metric.update(StepOutput(torch.tensor(0.0), torch.zeros(len(targets)), torch.tensor(targets)))
+    >>> metric.compute()
+    2.0
+    """
+
+    whole_epoch = True
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self._batches: list[tuple[Tensor, ...]] = []
+
+    def keep(self, *tensors: Tensor) -> None:
+        """Keep copies of a batch's tensors, ``[n, ...]``, always as many, until the end of the epoch.
+
+        Raises:
+            MetricError: one of them is not a tensor with a first axis, or they differ in its size.
+        """
+        sizes = {len(t) if isinstance(t, Tensor) and t.dim() else None for t in tensors}
+        if len(sizes) != 1 or None in sizes:
+            raise MetricError(
+                f"{self.name} cannot keep this",
+                where=f"{type(self).__name__}.update",
+                expected="tensors with the same number of items, [n, ...]",
+                found=", ".join(str(tuple(getattr(t, "shape", (type(t).__name__,)))) for t in tensors),
+            )
+        self._batches.append(tuple(t.detach().clone() for t in tensors))
+        self.count += len(tensors[0])
+
+    def kept(self) -> tuple[Tensor, ...]:
+        """Return what was kept of all batches, each joined along the first axis."""
+        if len(self._batches) > 1:
+            self._batches = [tuple(torch.cat(one) for one in zip(*self._batches, strict=True))]
+        return self._batches[0] if self._batches else ()
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        super().reset()
+        self._batches = []
+
+    def compute(self) -> Any:
+        """Return the value over the batches so far, or several by name; waits for the device."""
+        raise NotImplementedError(f"{type(self).__name__}.compute")
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: tensors, and values that JSON can hold."""
+        return {"count": self.count} | {str(i): tensor for i, tensor in enumerate(self.kept())}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        kept = [value for key, value in sorted(state.items(), key=lambda i: i[0].zfill(9)) if key != "count"]
+        self._batches, self.count = [tuple(kept)] if kept else [], state["count"]
+
+    def merge(self, other: Self) -> None:
+        """Add the batches of another metric of the same kind, such as another process's."""
+        self._batches = [*self._batches, *other._batches]
+        self.count += other.count
+
+
+def update_first(metric: Metric, output: StepOutput) -> None:
+    """Update a metric by the first batch of a training or an evaluation; raise if it added nothing."""
+    before = metric.count
+    metric.update(output)
+    if output.count and metric.count == before and metric.total is None:
+        raise MetricError(
+            f"{metric.name} has added nothing for its first batch",
+            where=f"{type(metric).__name__}.update",
+            expected="a call of "
+            + ("self.keep(tensor)" if isinstance(metric, EpochMetric) else "self.add(sums, number of items)"),
+            found=f"none, of {output!r}",
+            hint="a metric with a state of its own is an EpochMetric, which counts its items in self.count; "
+            "a batch without items for a Metric is self.add(torch.zeros(...), 0)",
+        )
+    for key, value in metric.state().items():
+        if not isinstance(value, Tensor) and not _is_json(value):
+            raise MetricError(
+                f"the state of {metric.name} cannot be saved",
+                where=f"{type(metric).__name__}.state",
+                expected="tensors, and values that JSON can hold",
+                found=f"{key}: {type(value).__name__}",
+            )
+
+
+def _is_json(value: object) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
 def read(metrics: Sequence[Metric]) -> list[Sums]:
     """Copy the sums of several metrics to the host, with a single device synchronization."""
     totals = [metric.total.reshape(-1) for metric in metrics if metric.total is not None]
@@ -162,23 +309,38 @@ def read(metrics: Sequence[Metric]) -> list[Sums]:
 
 
 def intervals(
-    metrics: Sequence[Metric], now: Sequence[Sums], before: Sequence[Sums] | None
+    metrics: Sequence[Metric],
+    now: Sequence[Sums],
+    before: Sequence[Sums] | None,
+    seconds: float | None = None,
 ) -> dict[str, float]:
-    """Return name -> value over the batches between two readings of the sums.
+    """Return name -> value over the batches between two readings of the sums, `seconds` apart.
 
-    Metrics that are not a single number, or had no new batch, are left out.
+    Left out are metrics that are not numbers, or had no new batch; those of a whole epoch, unless `before` is
+    None; and those per second, unless `seconds` are given. The values of a metric that has several by name
+    are called ``name/of the value``.
     """
     values: dict[str, float] = {}
     for i, metric in enumerate(metrics):
-        if not metric.scalar:
+        if not metric.scalar or (metric.per_second and seconds is None):
             continue
         total, count = now[i]
+        if metric.whole_epoch:
+            if before is None and count:
+                values |= _by_name(metric, metric.compute())
+            continue
         if before is not None and before[i][1]:
             total = [a - b for a, b in zip(total, before[i][0], strict=True)]
             count -= before[i][1]
         if count:
-            values[metric.name] = metric.value(total, count)
+            values |= _by_name(metric, metric.value(total, count), seconds if metric.per_second else 1)
     return values
+
+
+def _by_name(metric: Metric, value: Any, seconds: float | None = 1) -> dict[str, float]:
+    if isinstance(value, Mapping):
+        return {f"{metric.name}/{key}": float(one) for key, one in value.items()}
+    return {metric.name: value if seconds == 1 else value / seconds}
 
 
 def metric_to_dict(metric: Metric) -> dict[str, Any]:
@@ -200,14 +362,12 @@ def metric_to_dict(metric: Metric) -> dict[str, Any]:
         for parameter in inspect.signature(kind).parameters.values()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    arguments: dict[str, Any] | None = None
-    if all(hasattr(metric, name) for name in names):
+    arguments: dict[str, Any] | None = getattr(metric, "arguments", None)
+    if arguments is None and all(hasattr(metric, name) for name in names):
         arguments = {name: getattr(metric, name) for name in names}
-        try:
-            arguments = arguments if json.loads(json.dumps(arguments)) == arguments else None
-        except (TypeError, ValueError):
-            arguments = None
-    return {"name": metric.name, "module": module, "class": kind.__qualname__, "arguments": arguments}
+    arguments = arguments if _is_json(arguments) else None
+    name = getattr(metric, "name", None)
+    return {"name": name, "module": module, "class": kind.__qualname__, "arguments": arguments}
 
 
 def metric_from_dict(document: Mapping[str, Any]) -> Metric:
@@ -220,7 +380,7 @@ def metric_from_dict(document: Mapping[str, Any]) -> Metric:
     arguments = document.get("arguments")
     if found is not None and isinstance(arguments, dict):
         try:
-            return found(**arguments)
+            return found.from_arguments(arguments)
         except (TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
     elif isinstance(arguments, dict):
@@ -254,29 +414,3 @@ class Loss(Metric):
         assert output.count is not None
         if output.count:
             self.add(output.loss, output.count, weight=output.count)
-
-
-def loss_first(metrics: object) -> list[Metric]:
-    """Return the metrics with the loss first; add the loss if it is missing."""
-    if isinstance(metrics, Iterable):
-        metric_list = list(metrics)
-        wrong = [metric for metric in metric_list if not isinstance(metric, Metric)]
-    else:
-        wrong = [metrics]
-    if wrong:
-        raise MetricError(
-            "metrics= takes metric objects",
-            expected="a list such as [Accuracy(), Loss()] of burnt.train.metrics",
-            found=repr(wrong[0]),
-        )
-    loss = next((metric for metric in metric_list if metric.name == "loss"), None)
-    ordered = [loss or Loss(), *(metric for metric in metric_list if metric is not loss)]
-    names = [metric.name for metric in ordered]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise MetricError(
-            "two metrics have the same name",
-            found=repr(duplicate),
-            hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
-        )
-    return ordered

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from burnt.errors import MetricError, did_you_mean
-from burnt.train.metrics.base import Metric, Sums, intervals, read
+from burnt.train.metrics.base import Loss, Metric, Sums, intervals, read
+from burnt.train.metrics.torch_metric import wrapped
 
 DEFAULT_SPLIT = "valid"
 
@@ -20,6 +21,33 @@ def default_split(splits: Iterable[str]) -> str:
     """
     others = [split for split in splits if split != "train"]
     return others[0] if others and DEFAULT_SPLIT not in others else DEFAULT_SPLIT
+
+
+def loss_first(metrics: object) -> list[Metric]:
+    """Return the metrics with the loss first; add the loss if it is missing."""
+    if isinstance(metrics, Iterable):
+        metric_list = [wrapped(metric) for metric in metrics]
+        wrong = [metric for metric in metric_list if not isinstance(metric, Metric)]
+    else:
+        wrong = [metrics]
+    if wrong:
+        raise MetricError(
+            "metrics= takes metric objects",
+            expected="a list such as [Accuracy(), Loss()] of burnt.train.metrics",
+            found=repr(wrong[0]),
+            hint="TorchMetric(metric) of torchmetrics, or a subclass of Metric or EpochMetric",
+        )
+    loss = next((metric for metric in metric_list if metric.name == "loss"), None)
+    ordered = [loss or Loss(), *(metric for metric in metric_list if metric is not loss)]
+    names = [metric.name for metric in ordered]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise MetricError(
+            "two metrics have the same name",
+            found=repr(duplicate),
+            hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
+        )
+    return ordered
 
 
 class Monitored:
@@ -114,9 +142,9 @@ class RunMetrics:
         """The names of all metrics."""
         return {metric.name for metrics in (self.train, *self.valid.values()) for metric in metrics}
 
-    def since_log(self, sums: Sequence[Sums]) -> dict[str, float]:
-        """Return the values of the training from `logged` to these sums."""
-        return intervals(self.train, sums, self.logged)
+    def since_log(self, sums: Sequence[Sums], seconds: float | None = None) -> dict[str, float]:
+        """Return the values of the training from `logged` to these sums, `seconds` apart."""
+        return intervals(self.train, sums, self.logged, seconds)
 
     def epoch_values(self) -> dict[str, float]:
         """Return the values of the training over the epoch so far."""
