@@ -30,6 +30,7 @@ from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.screens.run_list import RunsScreen
 from burnt.monitor.ui.keymap import APP, Key, bindings, key_text
 from burnt.monitor.ui.theme import DARK, LIGHT, PLAIN
+from burnt.store.sweeps import is_sweep
 
 if TYPE_CHECKING:
     from burnt.monitor.terminal_handoff import Attachment  # POSIX only
@@ -140,6 +141,11 @@ class MonitorApp(App[None]):
 
         self.push_screen(RunScreen(view, self.library))
 
+    def open_sweep(self, folder: Path) -> None:
+        from burnt.monitor.screens.sweep import SweepScreen
+
+        self.push_screen(SweepScreen(folder, self.library))
+
     async def _show_read(self, screen: DataScreen, show: Callable[[], Any]) -> None:
         """Show what the reader thread has read for a screen."""
         try:
@@ -158,7 +164,10 @@ class MonitorApp(App[None]):
             self._check_run_ended(views[0])
 
     def _open_only_run(self) -> None:
-        """Open the run directly if there is only one: a run's own folder, or an attached training."""
+        """Open the sweep or the run that the folder holds, or the run of an attached training."""
+        if len(self.library.folders) == 1 and is_sweep(self.library.folders[0]):
+            self.open_sweep(self.library.folders[0])
+            return
         views = self.library.views
         if len(views) == 1 and (self.training_pid is not None or views[0].folder in self.library.folders):
             self._is_first_read_done = True

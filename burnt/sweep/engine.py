@@ -307,8 +307,8 @@ class Engine:
         `code` is the exit code, if this engine has started the process.
         """
         run = _read_run(self._run_folder(trial))
-        is_over = run.state == "finished" or (run.state == "stopped" and run.reason == "stopped early")
-        if is_over:
+        is_early = run.state == "stopped" and (run.reason or "").startswith("stopped early")
+        if run.state == "finished" or is_early:
             self._end(trial, run, "complete")
         elif trial.pruned_at is not None:
             self._end(trial, run, "pruned")

@@ -66,7 +66,7 @@ def main(words):
             if settings.get("nan") == "1":
                 raise FloatingPointError("the loss became nan")
             if settings.get("stopped") == "1":
-                reason = "stopped early"
+                reason = "stopped early: no better value"
             if reason != "finished":
                 break
         run.close("finished" if reason == "finished" else "stopped", reason)

@@ -121,6 +121,7 @@ class RunView:
         self.parent: Parent | None = None
         self.parentage = ""  # such as "fork of digits@120"
         self._parent_view: RunView | None = None
+        self.sweep_text = ""  # of the run that stands for a sweep in the list, such as "best of 12/20 trials"
         self.tags: Sequence[str] = ()
         self.notes: Sequence[Note] = ()
         self.events: Sequence[Event] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -402,7 +402,7 @@ class CurveKeys:
         """Read again soon."""
 
     def action_axis(self) -> None:
-        axes = get_args(XAxis)
+        axes = list(AXIS_NAMES)
         self.axis = axes[(axes.index(self.axis) + 1) % len(axes)]
         if self.axis == "epoch" and not self.has_epochs():
             self.axis = "time"

@@ -23,7 +23,7 @@ class Curve(NamedTuple):
     color: str  # of Textual, such as "#4477aa"
     xs: Sequence[float]  # ascending and finite
     ys: Sequence[float]  # NaN is a gap
-    style: str | None = None  # a key of `DASH_PATTERNS`; by default the curves of a chart cycle through them
+    style: str | None = None  # "points", or a key of `DASH_PATTERNS`, through which a chart cycles by default
     tag: str = ""  # one or two characters next to the curve's end
     means: tuple[Sequence[float], Sequence[float]] | None = None  # x and y to smooth, if xs, ys are extremes
     faint: bool = False  # drawn dimmed and without markers, as context for the others

@@ -18,7 +18,7 @@ from burnt.plot.braille import CHARACTERS, DASH_PATTERNS, line_masks, line_sampl
 from burnt.plot.ticks import Tick, linear_ticks, log10_ticks, number_text, span_text, time_ticks
 
 Range = tuple[float, float]
-XAxis = Literal["step", "epoch", "time"]
+XAxis = Literal["step", "epoch", "time", "trial"]
 
 _CELLS = " " + CHARACTERS[1:]
 _MAX_DOT = 1e6  # dot coordinates are clamped to this; points farther out look the same
@@ -150,6 +150,8 @@ class TextChart:
                 series = [smoothed] if curve.faint else [*series, smoothed]
             for xs, ys, faint in series:
                 xs, ys = reduce_points(xs, ys, columns, low, high)
+                if curve.style == "points":  # a gap after each
+                    xs, ys = [x for x in xs for _ in (0, 1)], [y for at in ys for y in (at, math.nan)]
                 lines.append(_PreparedLine(i, xs, [self._axis_value(y) for y in ys], faint))
         return sorted(lines, key=lambda line: not line.faint)
 
@@ -346,7 +348,7 @@ class TextChart:
         if self.view.x == "time":
             ticks = time_ticks(low, high, max_ticks)
         else:
-            ticks = linear_ticks(low, high, max_ticks, whole=self.view.x == "step")
+            ticks = linear_ticks(low, high, max_ticks, whole=self.view.x in ("step", "trial"))
         line = ["─"] * self.columns
         labels = [" "] * self.width
         unit = self.view.x
@@ -453,7 +455,7 @@ class TextChart:
 
 def _dash_pattern(number: int, curve: Curve) -> tuple[int, ...]:
     """Return a curve's dash pattern, which distinguishes the curves without colours."""
-    return DASH_PATTERNS[curve.style or list(DASH_PATTERNS)[number % len(DASH_PATTERNS)]]
+    return DASH_PATTERNS.get(curve.style or list(DASH_PATTERNS)[number % len(DASH_PATTERNS)], ())
 
 
 def _full_x_range(curves: Sequence[Curve]) -> Range:

@@ -89,8 +89,8 @@ def _first_cells(view: RunView, is_marked: bool) -> tuple[Cell, Cell]:
     if view.name not in (view.folder.name, view.folder.resolve().name):
         name += f" ({clean(view.name)})"
     parts = [*cell(name, "bold" if view.is_live else "")]
-    if view.parentage:
-        parts += cell(f"  {view.parentage}", "$dim")
+    for text in filter(None, (view.parentage, view.sweep_text)):
+        parts += cell(f"  {text}", "$dim")
     return cell(mark, color), tuple(parts)
 
 

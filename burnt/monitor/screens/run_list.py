@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from textual import on, work
@@ -19,6 +20,7 @@ from textual.widgets import Static
 from burnt.errors import BurntError, clean, quantity
 from burnt.monitor.data.preferences import ListPreferences
 from burnt.monitor.data.runs import RunLibrary, RunView
+from burnt.monitor.data.sweeps import SweepView
 from burnt.monitor.format import clock_text, error_text, series_label, size_text
 from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.run_curves import MAX_RUNS, curves_of
@@ -46,6 +48,7 @@ from burnt.monitor.ui.keymap import RUNS, bindings
 from burnt.monitor.ui.table import Cell, Column, Table
 from burnt.monitor.ui.theme import state_cell
 from burnt.store.removal import Removable, examine, remove
+from burnt.store.sweeps import is_sweep
 from burnt.store.tags import change_tags, check_tag
 from burnt.train.format import duration_text
 
@@ -83,6 +86,8 @@ class RunsScreen(Screen[None]):
         self._has_read = False
         self._has_preview = False
         self._cursor_view: RunView | None = None
+        self._sweeps: dict[Path, SweepView] = {}
+        self._no_sweeps: set[Path] = set()  # folders of runs that hold none
 
     def compose(self) -> ComposeResult:
         yield Static(id="title")
@@ -117,9 +122,25 @@ class RunsScreen(Screen[None]):
         self._unknown_key = None
         if self._query is not None and not matching:
             self._unknown_key = self._query.unknown_key(facts.values())
-        self._matching = matching
+        self._matching = self._with_sweeps_folded(matching)
         curves = self._curves(self._cursor_view) if self._has_preview else None
         return partial(self._show_all, self._cursor_view, curves)
+
+    def _with_sweeps_folded(self, matching: set[RunView]) -> set[RunView]:
+        """Return the runs to show: of each sweep only the best trial, unless a filter looks for trials."""
+        folders = {view.folder.parent for view in matching if view.folder.parent not in self._no_sweeps}
+        self._no_sweeps |= {folder for folder in folders if not is_sweep(folder)}
+        for view in matching:
+            view.sweep_text = ""
+        if self._query is None or self._query.text:
+            return matching
+        for folder in folders - self._no_sweeps:
+            sweep = self._sweeps.setdefault(folder, SweepView(folder))
+            sweep.refresh(matching)
+            if sweep.best is not None and sweep.sweep is not None:
+                sweep.best.sweep_text = f"best of {sweep.num_ended}/{sweep.sweep.trials} trials"
+                matching = {view for view in matching if view not in sweep.views.values()} | {sweep.best}
+        return matching
 
     def _find_automatic_columns(self) -> None:
         """Find the settings that differ, if a run was added or has new settings; it compares all of them."""
@@ -168,7 +189,7 @@ class RunsScreen(Screen[None]):
         columns = self._shown_columns(views)
         self._column_keys = {column.name: key for key, column in columns.items()}
         mark, name = FIRST_COLUMNS
-        if self.size.width >= _NARROW_WIDTH and any(view.parentage for view in views):
+        if self.size.width >= _NARROW_WIDTH and any(view.parentage or view.sweep_text for view in views):
             name = name._replace(min_width=_FORK_WIDTH)
         all_columns = [mark, name, *columns.values()]
         sorted_name = columns[self._sort_column].name if self._sort_column in columns else self._sort_column
@@ -289,7 +310,7 @@ class RunsScreen(Screen[None]):
         make = partial(row_cells, view, columns, is_marked=is_marked, is_narrow=is_narrow)
         if view.is_live:
             return make()
-        state = view.version, is_marked, tuple(columns), is_narrow, age_cell_text(view)
+        state = view.version, view.sweep_text, is_marked, tuple(columns), is_narrow, age_cell_text(view)
         cached = self._row_cache.get(view)
         if cached is None or cached[0] != state:
             cached = self._row_cache[view] = state, make()
@@ -314,7 +335,10 @@ class RunsScreen(Screen[None]):
             self._sort_by(key, self._sort_column == key and not self._descending)
 
     def action_open(self) -> None:
-        if (view := self._view_under_cursor()) is not None:
+        view = self._view_under_cursor()
+        if view is not None and view.sweep_text:
+            app_of(self).open_sweep(view.folder.parent)
+        elif view is not None:
             app_of(self).open_run(view)
 
     def action_sort(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from textual.screen import Screen
@@ -25,6 +26,9 @@ class AppProtocol(Protocol):
 
     def open_run(self, view: RunView) -> None:
         """Open the screen of a run."""
+
+    def open_sweep(self, folder: Path) -> None:
+        """Open the screen of a sweep."""
 
     def compare(self, views: Sequence[RunView]) -> None:
         """Open the comparison of several runs."""

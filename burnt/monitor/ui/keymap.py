@@ -75,6 +75,12 @@ RUN = (
     Key("n", "note", "Note", "add a note to the run", 6),
 )
 
+SWEEP = (
+    _BACK,
+    Key("enter", "open", "Open", "open the run of the trial under the cursor", 1),
+    Key("v", "next_plot", "Plot", "show the next plot, where there is room for one only", 2),
+)
+
 # Screens with charts.
 _AXES = (
     Key("x", "axis", "X axis", "switch the x axis: steps, epochs or training time", 3),
