@@ -76,6 +76,17 @@ def full_number_text(value: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else value_text(value)
 
 
+def count_text(number: int | None, total: int | None) -> str:
+    """Format a count of a total, which may be unknown.
+
+    >>> count_text(1200, 5000), count_text(3, None), count_text(None, 5)
+    ('1,200/5,000', '3', '')
+    """
+    if number is None:
+        return ""
+    return f"{number:,}/{total:,}" if total else f"{number:,}"
+
+
 def size_text(size: float) -> str:
     """Format a number of bytes with a binary unit.
 

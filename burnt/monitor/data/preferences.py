@@ -1,7 +1,7 @@
 """`Preferences`: what the monitor remembers between sessions, in a small JSON file. Without Textual.
 
-It holds the theme, and for each set of folders the columns and the order of the list of runs. A file that
-cannot be read is ignored and replaced by the next change.
+It holds the theme, whether a run's panel is shown, and for each set of folders the columns and the order of
+the list of runs. A file that cannot be read is ignored and replaced by the next change.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class ListPreferences(msgspec.Struct, frozen=True):
 class _Document(msgspec.Struct):
     version: Literal[1] = 1
     theme: str | None = None
+    panel: bool = True
     lists: dict[str, ListPreferences] = {}
 
 
@@ -48,6 +49,15 @@ class Preferences:
 
     def set_theme(self, name: str) -> None:
         self._document.theme = name
+        self._write()
+
+    @property
+    def panel(self) -> bool:
+        """Whether a panel is shown next to a run's plots."""
+        return self._document.panel
+
+    def set_panel(self, is_shown: bool) -> None:
+        self._document.panel = is_shown
         self._write()
 
     def list_of(self, folders: Sequence[os.PathLike[str]]) -> ListPreferences:

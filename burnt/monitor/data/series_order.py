@@ -9,7 +9,7 @@ from burnt.store import Series
 
 _SPLITS = ("train", "valid")
 # Metrics of the training process are listed after metrics of the model.
-_TRAINING_METRICS = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
+TRAINING_METRICS = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
 
 
 def metrics_in_order(series: Sequence[Series]) -> list[str]:
@@ -24,8 +24,8 @@ def metrics_in_order(series: Sequence[Series]) -> list[str]:
 
     def rank(name: str) -> tuple[int, list[tuple[int, int | str]]]:
         kind, _, _ = name.partition("/")  # learning_rate/<group>
-        if kind in _TRAINING_METRICS:
-            return 3 + _TRAINING_METRICS.index(kind), natural_key(name)
+        if kind in TRAINING_METRICS:
+            return 3 + TRAINING_METRICS.index(kind), natural_key(name)
         return 0 if name == "loss" else 1 if better_direction(name) else 2, natural_key(name)
 
     return sorted({one.name for one in series}, key=rank)

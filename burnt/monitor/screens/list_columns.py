@@ -17,7 +17,7 @@ from textual.widgets import Static
 
 from burnt.errors import clean
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import age_text, better_direction, natural_key, series_label, truncate
+from burnt.monitor.format import age_text, better_direction, count_text, natural_key, series_label, truncate
 from burnt.monitor.plotting.curves import RUN_STYLES
 from burnt.monitor.plotting.run_curves import all_metrics
 from burnt.monitor.ui.filter_input import Filtered, FilterInput
@@ -104,8 +104,8 @@ def _usual_cells(view: RunView, is_narrow: bool) -> dict[str, Cell]:
         "tags": cell(" ".join(view.tags), "$accent"),
         "state": (state_cell(view),),
         "progress": _progress_cell(share, 6 if is_narrow else 12),
-        "epoch": cell(_count_of_total(progress and progress.epoch, progress and progress.total_epochs)),
-        "step": cell(_count_of_total(progress and progress.step, progress and progress.total_steps)),
+        "epoch": cell(count_text(progress and progress.epoch, progress and progress.total_epochs)),
+        "step": cell(count_text(progress and progress.step, progress and progress.total_steps)),
         "eta": cell("" if eta is None else duration_text(eta)),
         "metric": cell("" if metric is None else series_label(metric), "$dim"),
         "last": cell(
@@ -129,12 +129,6 @@ def _progress_cell(share: float | None, width: int) -> Cell:
     done, left = progress_bar(share, width)
     # Rounded down, so that an unfinished run never shows 100 %.
     return ((done, "$primary"), (left, "$faint"), (f" {math.floor(share * 100):>3} %", ""))
-
-
-def _count_of_total(number: int | None, total: int | None) -> str:
-    if number is None:
-        return ""
-    return f"{number:,}" if total is None else f"{number:,}/{total:,}"
 
 
 def sort_views(views: list[RunView], column: str, descending: bool) -> list[RunView]:

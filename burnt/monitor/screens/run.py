@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from textual import events, on, work
 from textual.app import ComposeResult, SystemCommand
 from textual.binding import BindingType
-from textual.containers import Container
+from textual.containers import Container, Horizontal
 from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
@@ -28,6 +28,7 @@ from burnt.monitor.format import (
     rate_change_warning,
     series_label,
 )
+from burnt.monitor.screens.panel import MIN_SCREEN_WIDTH, Panel, panel_width, progress_facts
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.log import EventsPane, LogPane
 from burnt.monitor.screens.panes.numbers import ConfigPane, NumbersPane
@@ -125,7 +126,9 @@ class RunScreen(Screen[None]):
         yield Static(id="title")
         yield Static(id="about")
         yield Tabs()
-        yield Container(id="panes")
+        with Horizontal(id="body"):
+            yield Container(id="panes")
+            yield Panel(self.view)
         yield Static(id="commands")
         yield KeyBar()
 
@@ -144,41 +147,39 @@ class RunScreen(Screen[None]):
     def load(self, changed: bool) -> Callable[[], Any] | None:
         """In the reader thread: read the current pane; return what updates it and the header."""
         pane = self._panes.get(self.current)
-        show = None if pane is None else pane.load(changed)
+        loads = [] if pane is None else [pane.load(changed)]
+        if self._shows_panel:
+            loads.append(self.query_one(Panel).load(changed))
+        shows = [show for show in loads if show is not None]
         needs_ticks = (
             self.view.is_live or self._shows_command
         )  # the status of an answered command disappears after a while
         is_due = needs_ticks and time.monotonic() - self._header_shown_at > _TICK_SECONDS
-        if show is None and not changed and not is_due:
+        if not shows and not changed and not is_due:
             return None
         self._header_shown_at = time.monotonic()
 
         async def shown() -> None:
             self._show_header()
-            if show is not None and (awaitable := show()) is not None:
-                await awaitable
+            for show in shows:
+                if (awaitable := show()) is not None:
+                    await awaitable
 
         return shown
 
     def _show_header(self) -> None:
         view = self.view
         text, style = state_cell(view)
-        progress = view.progress
         left: list[Part] = [(f" {clean(view.label)}", "bold"), (f"  {text}", style)]
         if view.activity not in ("", "training", "paused"):
             left.append((f" {clean(view.activity)}", "$dim"))
         right: list[list[Part]] = []
-        if progress is not None and progress.epoch is not None:
-            of = f"/{progress.total_epochs:,}" if progress.total_epochs else ""
-            right.append([("  epoch ", "$dim"), (f"{progress.epoch:,}{of}", "")])
-        if progress is not None:
-            of = f"/{progress.total_steps:,}" if progress.total_steps else ""
-            right.append([("  step ", "$dim"), (f"{progress.step:,}{of}", "")])
-        if (share := view.fraction) is not None:
+        if not self._shows_panel:
+            right = [[(f"  {name} ", "$dim"), (text, "")] for name, text in progress_facts(view)]
+        if (share := view.fraction) is not None and right:
             done, rest = progress_bar(share, 8 if self.size.width < 100 else 16)
-            right.append([("  " + done, "$primary"), (rest, "$faint"), (f" {math.floor(share * 100)} %", "")])
-        if (eta := view.eta) is not None:
-            right.append([("  eta ", "$dim"), (duration_text(eta), "")])
+            bar = [("  " + done, "$primary"), (rest, "$faint"), (f" {math.floor(share * 100)} %", "")]
+            right.insert(len(right) - (view.eta is not None), bar)
         update_if_changed(self.query_one("#title", Static), two_sided_line(left, right, self.size.width))
         update_if_changed(self.query_one("#about", Static), self._header_facts())
         self._show_commands()
@@ -189,6 +190,8 @@ class RunScreen(Screen[None]):
     def displayed_key(self, key: Key) -> Key:
         """Return the key as the key bar shows it; commands are hidden while the training is not running."""
         if key.action in _COMMAND_ACTIONS and not self.view.is_live:
+            return key._replace(bar_priority=0)
+        if key.action == "panel" and not (self.size.width >= MIN_SCREEN_WIDTH and self.current == 0):
             return key._replace(bar_priority=0)
         return key._replace(label="Resume") if key.action == "pause" and self._paused() else key
 
@@ -202,7 +205,7 @@ class RunScreen(Screen[None]):
         if reason := end_reason_text(view):
             return Content.assemble((f" {clean(reason)}", state_cell(view)[1]))
         pairs: list[tuple[str, Part]] = [("", (view.warning, "bold $error"))] if view.warning else []
-        if view.metric is not None:
+        if view.metric is not None and not self._shows_panel:
             pairs.append(
                 (series_label(view.metric), (value_text(view.heads[view.metric].point.value), "bold"))
             )
@@ -228,7 +231,8 @@ class RunScreen(Screen[None]):
             head = view.heads.get(Series(name, "train"))
             if head is not None:
                 pairs.append((text, (form.format(head.point.value), "")))
-        pairs.append(("trained for", (duration_text(view.active_seconds), "")))
+        if not self._shows_panel:
+            pairs.append(("trained for", (duration_text(view.active_seconds), "")))
         if not math.isnan(view.created):
             pairs.append(("started", (f"{age_text(time.time() - view.created)} ago", "")))
         return facts_line(pairs, self.size.width)
@@ -244,11 +248,40 @@ class RunScreen(Screen[None]):
         for other, shown in self._panes.items():
             shown.display = other == number
         self.current = number
+        self._fit_panel()
         self.query_one(Tabs).show(number)
         pane.take_focus()
         app_of(self).read_for(self)
 
-    # --- panes
+    # --- panel and panes
+
+    @property
+    def _shows_panel(self) -> bool:
+        is_wide = self.size.width >= MIN_SCREEN_WIDTH
+        return is_wide and _PANES[self.current] is PlotsPane and app_of(self).preferences.panel
+
+    def _fit_panel(self) -> None:
+        """Show or hide the panel, by the width, the pane and what is preferred."""
+        panel = self.query_one(Panel)
+        panel.display = self._shows_panel
+        panel.styles.width = panel_width(self.size.width)
+        panel.request_read()
+
+    def on_resize(self) -> None:
+        self._fit_panel()
+        self._show_header()
+
+    def action_panel(self) -> None:
+        if self.size.width < MIN_SCREEN_WIDTH or _PANES[self.current] is not PlotsPane:
+            self.notify(f"The panel is shown next to the plots, from {MIN_SCREEN_WIDTH} columns.")
+            return
+        preferences = app_of(self).preferences
+        try:
+            preferences.set_panel(not preferences.panel)
+        except OSError as error:
+            self.notify(clean(f"The panel is not remembered: {error}"), severity="warning", markup=False)
+        self._fit_panel()
+        self._show_header()
 
     async def action_pane(self, number: int) -> None:
         if number <= len(_PANES):

@@ -73,6 +73,7 @@ RUN = (
     Key("w", "save", "Checkpoint", "write a checkpoint now", 4),
     Key("l", "learning_rate", "Rate", "change the learning rate, or follow the schedule again", 4),
     Key("n", "note", "Note", "add a note to the run", 6),
+    Key("i", "panel", "Panel", "show or hide progress, values, system and settings next to the plots", 5),
 )
 
 SWEEP = (

@@ -244,13 +244,13 @@ class Table(ScrollView, can_focus=True):
             name, style = column.name, ""
             if self._sorted_by is not None and self._sorted_by[0] == name:
                 name, style = name + (" ▼" if self._sorted_by[1] else " ▲"), "$foreground"
-            parts += [*_fit_cell(((name, style),), width, column.align_right), (" " * _GAP, "")]
+            parts += [*fit_cell(((name, style),), width, column.align_right), (" " * _GAP, "")]
         return Content.assemble(*parts)
 
     def _row_content(self, cells: Sequence[Cell]) -> Content:
         parts: list[tuple[str, str]] = [(" ", "")]
         for i, width in self._layout:
-            parts += [*_fit_cell(cells[i], width, self.columns[i].align_right), (" " * _GAP, "")]
+            parts += [*fit_cell(cells[i], width, self.columns[i].align_right), (" " * _GAP, "")]
         return Content.assemble(*parts)
 
     # --- the cursor
@@ -315,7 +315,8 @@ def _cell_width(parts: Cell) -> int:
     return sum(cell_len(text) for text, _ in parts)
 
 
-def _fit_cell(parts: Cell, width: int, right: bool) -> list[tuple[str, str]]:
+def fit_cell(parts: Cell, width: int, right: bool) -> list[tuple[str, str]]:
+    """Return a cell's parts, padded or cut to a width, aligned to the left or `right`."""
     current_width = _cell_width(parts)
     if current_width <= width:
         pad = (" " * (width - current_width), "")

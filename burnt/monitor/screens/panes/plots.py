@@ -52,7 +52,8 @@ class PlotsPane(FilterPane, CurveKeys):
     # --- which charts are shown
 
     def on_resize(self, event: events.Resize) -> None:
-        num_columns = max(event.size.width // _CHART_WIDTH, 1)
+        # A screen for two charts side by side has two next to the panel, too.
+        num_columns = max(event.size.width // _CHART_WIDTH, min(self.screen.size.width // _CHART_WIDTH, 2), 1)
         num_rows = max((event.size.height - 1) // _CHART_HEIGHT, 1)
         if (num_columns, num_rows) != self._grid_shape:
             self._grid_shape = num_columns, num_rows

@@ -70,7 +70,11 @@ class SystemPane(Pane):
         return partial(self._show, curves, samples[-1].values if samples else None)
 
     async def _show(self, curves: dict[str, list[Curve]], last: dict[str, Any] | None) -> None:
-        update_if_changed(self.query_one(Static), Content.assemble(*_latest_values(last)))
+        facts = (
+            latest_values(last) if last is not None else [("", "No system samples have been recorded yet.")]
+        )
+        parts = [part for name, text in facts for part in ((f" {name} ", "$dim"), (f"{text}  ", ""))]
+        update_if_changed(self.query_one(Static), Content.assemble(*parts))
         grid = self.query_one(ChartGrid)
         views = [ChartView(lines, "time", title=title, markers=False) for title, lines in curves.items()]
         await grid.show(views, self._num_columns, self._x_range)
@@ -111,13 +115,8 @@ def _values_of(samples: Sequence[SystemSample], name: str, divisor: float) -> li
     return [math.nan if value is None else value / divisor for value in values]
 
 
-def _latest_values(last: dict[str, Any] | None) -> list[tuple[str, str]]:
-    if last is None:
-        return [(" No system samples have been recorded yet.", "$dim")]
-    parts: list[tuple[str, str]] = []
-
-    def add(name: str, text: str) -> None:
-        parts.extend([(f" {name} ", "$dim"), (f"{text}  ", "")])
+def latest_values(last: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return names and texts of the values of a sample."""
 
     def value(name: str, format_number: Callable[[float], str]) -> str | None:
         found = parse_number(last.get(name))
@@ -125,15 +124,11 @@ def _latest_values(last: dict[str, Any] | None) -> list[tuple[str, str]]:
 
     cpu, process = value("cpu.percent", _percent), value("process.cpu_percent", _percent)
     used, total = value("memory.used_bytes", size_text), value("memory.total_bytes", size_text)
-    for name, text in (
-        ("CPU", cpu),
-        ("process", process),
+    texts = [
+        ("CPU", ", ".join(filter(None, (cpu, process and f"process {process}")))),
         ("memory", f"{used} of {total}" if used and total else used),
         ("process", value("process.rss_bytes", size_text)),
-        ("disk free", value("disk.free_bytes", size_text)),
-    ):
-        if text:
-            add(name, text)
+    ]
     for gpu in sorted({name.partition(".")[0] for name in last if name.startswith("gpu")}):
         values = (
             value(f"{gpu}.percent", _percent),
@@ -141,8 +136,9 @@ def _latest_values(last: dict[str, Any] | None) -> list[tuple[str, str]]:
             value(f"{gpu}.celsius", lambda celsius: f"{celsius:.0f} °C"),
             value(f"{gpu}.watts", lambda watts: f"{watts:.0f} W"),
         )
-        add(clean(gpu), " ".join(text for text in values if text))
-    return parts
+        texts.append((clean(gpu), " ".join(text for text in values if text)))
+    texts.append(("disk free", value("disk.free_bytes", size_text)))
+    return [(name, text) for name, text in texts if text]
 
 
 def _percent(value: float) -> str:
