@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from traceback import walk_tb
-from types import FrameType
 from typing import Any
 
 import torch
@@ -19,6 +16,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
+from burnt._user_code import user_line
 from burnt.errors import ArgumentError, InputError, ShapeError
 from burnt.inspect.layers import (
     ShapeMismatch,
@@ -185,16 +183,13 @@ class CallTrace:
 
     def locate(self, error: BaseException) -> tuple[nn.Module | None, str | None]:
         """Return the innermost module that raised an error, and the line of user code that did."""
-        module, line = None, None
-        for frame, number in walk_tb(error.__traceback__):
+        module = None
+        for frame, _ in walk_tb(error.__traceback__):
             owner = frame.f_locals.get("self")
             # From the traceback, not the hooks: a call that fails with an exception never leaves.
             if isinstance(owner, nn.Module) and id(owner) in self.paths:
                 module = owner
-            if not _is_library(frame):
-                source = linecache.getline(frame.f_code.co_filename, number).strip()
-                line = f"{Path(frame.f_code.co_filename).name}:{number}   {source}".rstrip()
-        return module, line
+        return module, user_line(error)
 
     def path_of(self, module: nn.Module | None, call: Call | None) -> str:
         """Return the path of a module for messages."""
@@ -301,10 +296,3 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
-
-
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-
-
-def _is_library(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((*_LIBRARIES, "<"))

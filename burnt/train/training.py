@@ -19,6 +19,7 @@ import torch
 
 from burnt import inspect, memory
 from burnt._files import parse_json
+from burnt._user_code import user_line
 from burnt._version import __version__
 from burnt.config import Config
 from burnt.data import LimitedLoader
@@ -338,6 +339,8 @@ class SupervisedTraining(TrainingSettings):
             except BaseException as error:
                 loop.saving.finish(error)
                 self.callbacks.fail(Failed(loop, error))
+                if isinstance(error, Exception) and (line := user_line(error)) is not None:
+                    error.add_note(f"at {line}")  # a long traceback hides it among frames of burnt and torch
                 raise
             saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
             if interruption.signal is None:

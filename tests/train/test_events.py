@@ -9,7 +9,7 @@ from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import DefinitionError
 from burnt.gradients import Gradients
-from burnt.train import EarlyStopping, KeepLast, Learner, StepOutput, SupervisedTraining
+from burnt.train import EarlyStopping, KeepLast, Learner, Position, StepOutput, SupervisedTraining
 from burnt.train.events import HOOKS
 from burnt.train.metrics import Loss
 from tests.train.cases import AtStep
@@ -97,7 +97,7 @@ def test_a_callback_that_fails_too_hides_neither_the_error_nor_other_callbacks(t
     with pytest.raises(RuntimeError, match="no more") as caught:
         train(tmp_path / "run", [Failing(), recorder])
     assert recorder.seen[-1] == ("error", 1)
-    assert caught.value.__notes__ == ["Failing.on_error failed, too: OSError: the disk is full"]
+    assert caught.value.__notes__[0] == "Failing.on_error failed, too: OSError: the disk is full"
 
 
 class Stateful:
@@ -270,3 +270,26 @@ def test_a_loader_resumes_by_its_own_state(tmp_path):
     assert resumed.values == whole.values
     for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_position_of_the_start_moves_with_the_training(tmp_path):
+    """A training step knows its step and epoch by it, also after a resume (docs/training.md)."""
+
+    class Clock:
+        position = Position()
+
+        def on_start(self, event):
+            self.position = event.training.position
+
+    clock, seen = Clock(), []
+
+    def step(model, batch):
+        seen.append((clock.position.step, clock.position.epoch))
+        return StepOutput(model(batch).square().mean(), targets=batch)
+
+    for duration in ("1 epoch", "2 epochs"):
+        SupervisedTraining(
+            tmp_path / "run", train=[torch.ones(2, 1)] * 2, duration=duration, callbacks=[clock],
+            device="cpu", monitor="off", check=False, exists="resume",
+        ).run(Learner(torch.nn.Linear(1, 1), optim.Sgd(), 0.1, step))  # fmt: skip
+    assert seen == [(0, 0), (1, 0), (2, 1), (3, 1)]

@@ -18,7 +18,7 @@ from burnt.data.batch import pin as pin_memory
 from burnt.data.dataset import Dataset
 from burnt.data.loading.pack import Pack, is_changed
 from burnt.data.loading.samplers import Buckets, Sampler, as_sampler
-from burnt.data.loading.workers import Cell, WorkerPool, naming
+from burnt.data.loading.workers import Cell, WorkerPool, naming, user_error
 from burnt.data.operations import as_dataset
 from burnt.data.seeds import numpy_generator, seeded_globally, torch_generator
 from burnt.data.transforms.transform import as_transform
@@ -386,11 +386,7 @@ class _Reader:
                 error.origin += (self.describe(task, -1),)
             raise
         except Exception as error:
-            raise DataError(
-                "a batch could not be loaded",
-                where=self.describe(task, -1),
-                found=f"{type(error).__name__}: {error}",
-            ) from error
+            raise user_error("a batch could not be loaded", self.describe(task, -1), error) from error
 
     def key(self, task: tuple[int, int, Tensor]) -> tuple[int, ...]:
         """Return what seeds the global random states of a worker."""

@@ -51,6 +51,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt._user_code import user_line
 from burnt.data.seeds import seed_global_states, seed_of
 from burnt.errors import BurntError, DataError, UnsupportedError
 
@@ -166,7 +167,14 @@ def naming(place: str | Callable[[], str], what: str = "an item could not be loa
         raise
     except Exception as error:  # of a dataset or a function of the user: anything
         where = place if isinstance(place, str) else place()
-        raise DataError(what, where=where, found=f"{type(error).__name__}: {error}") from error
+        raise user_error(what, where, error) from error
+
+
+def user_error(what: str, where: str, error: Exception) -> DataError:
+    """Return the DataError for an error of the user's code, with the line that raised it."""
+    line = user_line(error)
+    found = f"{type(error).__name__}: {error}"
+    return DataError(what, where=where, found=found, origin=() if line is None else (line,))
 
 
 _DRAWS = (

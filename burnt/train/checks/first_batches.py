@@ -14,6 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from burnt import inspect
 from burnt._torch import restored_modes
+from burnt._user_code import user_line
 from burnt.data import move
 from burnt.data.loading.loader import EpochLoader
 from burnt.errors import BurntError, DataError, MetricError, ShapeError, UnsupportedError
@@ -374,6 +375,7 @@ def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str)
             "the validation step fails on its first batch",
             where=f"{type(steps.model).__name__}, {split}, {batch!r}"[:200],
             found=f"{type(error).__name__}: {error}",
+            origin=() if (line := user_line(error)) is None else (line,),
             hint=(_CLASSES if "Long" in str(error) else "")
             + "this check ran before the first training step; nothing was written",
         ) from error

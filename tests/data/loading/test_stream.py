@@ -379,7 +379,9 @@ def test_failures_name_the_shard_and_the_item(workers):
             list(StreamLoader(Shards(["a", "b"], read), 2, workers=workers, lanes=2, **parts).epoch(1))
         assert caught.value.what == "an item could not be loaded"
         assert caught.value.where == where
-        assert caught.value.origin[0].startswith("batch ")
+        line, batch = caught.value.origin
+        assert "   raise " in line
+        assert batch.startswith("batch ")
     with pytest.raises(DataError, match="a batch of a stream could not be loaded") as caught:
         list(StreamLoader(Shards(["a"], read), 2, workers=workers, batcher=lambda items: 1 / 0))
     assert caught.value.found == "ZeroDivisionError: division by zero"

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import signal
 import socket
 import threading
@@ -183,8 +184,10 @@ def test_an_item_that_fails_is_named_with_its_traceback(workers):
         next(batches)
     with pytest.raises(DataError) as caught:
         next(batches)
-    assert str(caught.value) == (
-        "an item could not be loaded\n  in        item 13 of Items\n  found     KeyError: 'no such file'"
+    assert re.fullmatch(
+        r"an item could not be loaded\n  in        item 13 of Items\n  found     KeyError: 'no such file'\n"
+        r'  from      test_workers\.py:\d+   raise KeyError\("no such file"\)',
+        str(caught.value),
     )
     text = "".join(traceback_of(caught.value))
     assert 'raise KeyError("no such file")' in text

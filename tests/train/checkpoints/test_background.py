@@ -159,7 +159,7 @@ def test_a_full_disk_ends_the_training_at_the_next_step(tmp_path, monkeypatch):
         run(tmp_path / "run", "plain", async_checkpoints=True, callbacks=[wait], **SETTINGS)
     assert caught.value.errno == errno.ENOSPC
     assert caught.value.filename.endswith("step-00000004")
-    assert caught.value.__notes__ == ["while the checkpoint step-00000004 was written in the background"]
+    assert caught.value.__notes__[0] == "while the checkpoint step-00000004 was written in the background"
     with RunReader(tmp_path / "run") as reader:
         (event,) = reader.events("error")
         assert (reader.state(), event.step) == ("crashed", 5)
@@ -197,7 +197,8 @@ def test_an_exception_tells_of_a_checkpoint_that_failed_too(tmp_path, monkeypatc
     SlowDisk(monkeypatch)
     with pytest.raises(KeyError, match="mine") as caught:
         run(tmp_path / "run", "plain", async_checkpoints=True, callbacks=[AtStep({3: crash})])
-    (note,) = caught.value.__notes__
+    note, line = caught.value.__notes__
+    assert 'raise KeyError("mine")' in line
     assert note.startswith("OSError: [Errno 28] No space left on device")
     assert note.endswith("while the checkpoint step-00000002 was written in the background")
 
