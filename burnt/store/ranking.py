@@ -26,8 +26,11 @@ def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str 
     >>> better_direction("valid/words", {"metrics": {"words": "higher"}})
     'higher'
     """
-    directions = config.get("metrics") if isinstance(config, Mapping) else None
-    declared = directions.get(name.rpartition("/")[2]) if isinstance(directions, Mapping) else None
+    given = config.get("metrics") if isinstance(config, Mapping) else None
+    directions = given if isinstance(given, Mapping) else {}
+    parts = name.split("/")  # a split, a metric, and of "f1/cat" a class
+    names = ["/".join(parts[i:]) for i in range(len(parts))] + parts
+    declared = next((directions[one] for one in names if one in directions), None)
     if declared in ("lower", "higher"):
         return str(declared)
     words = set("".join(c if c.isalnum() else " " for c in name.lower()).split())

@@ -284,6 +284,23 @@ class StepLog:
         }
 
 
+@contextmanager
+def collected_names() -> Iterator[set[str]]:
+    """Collect the names of what is logged while the block runs; nothing is recorded."""
+    names = _Names()
+    with names.active():
+        yield names.names
+
+
+class _Names(StepLog):
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add the names."""
+        self.names.update(values)
+
+
 def _unknown_kind(name: str, value: Any) -> MetricError:
     hint = None
     if isinstance(value, Tensor | np.ndarray):

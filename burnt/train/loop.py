@@ -48,7 +48,7 @@ from burnt.train.events import (
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
 from burnt.train.metrics.base import Metric, read, update_first
-from burnt.train.metrics.monitored_metric import RunMetrics
+from burnt.train.metrics.monitored_metric import SPEED, RunMetrics
 from burnt.train.reporting.run_tables import KernelTables
 from burnt.train.resuming import checkpoint_document
 from burnt.train.settings import TrainingSettings
@@ -57,11 +57,6 @@ from burnt.train.updates.manual import Optimizers, StepOptimizers
 from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep, WindowGradients
 from burnt.train.updates.outcome import NonFinite, StepOutcomes
 from burnt.train.updates.precision import autocast
-
-SPEED = (
-    *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),
-    *("gradient_norm", "loss_scale", "skipped_steps"),
-)
 
 Observe = Callable[[Any, StepOutput, bool], None]
 """Is given a micro-batch on the device, its output, and whether it counts: not if its loss is not finite."""
@@ -395,6 +390,12 @@ class Loop:
                 raise
             updated_splits.update(self.due_splits)
         is_new = bool(updated_splits) and not position.pending
+        for monitored in self.settings.monitored:
+            if is_new and monitored.split in updated_splits:
+                names = [
+                    key.partition("/")[2] for key in self.values if key.startswith(f"{monitored.split}/")
+                ]
+                monitored.check(names, f"after step {position.step}")
         stop = is_new and self.watch.update(self.values, updated_splits, position)
         ends = over or stop or self.stop_reason is not None
         if ends:
@@ -429,6 +430,9 @@ class Loop:
         }
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
         self.report_progress()
+        monitored = {one.name for one in self.settings.monitored if one.is_logged and one.split == "train"}
+        watched = {name: one for name, one in {**values, **speed}.items() if name in monitored}
+        self.metrics.set_values("train", watched, position.step)
         self.callbacks(Logged(self, values, speed))
         self.check_loss(values)
         self.losses.clear()

@@ -28,7 +28,7 @@ from burnt.train.duration import Duration
 from burnt.train.events import Callbacks
 from burnt.train.learner import Learner
 from burnt.train.metrics import Loss, Metric
-from burnt.train.metrics.monitored_metric import loss_first
+from burnt.train.metrics.monitored_metric import Monitored, loss_first
 from burnt.train.other_trainers import TRAINER_OPTIONS
 from burnt.train.reporting.notebook import in_notebook
 from burnt.train.reporting.progress import Reporter, check_monitor
@@ -126,6 +126,7 @@ class TrainingSettings:
         if keepers is not None and not keepers:
             keepers = [KeepLast(2), *([KeepBest(Loss())] if self.valid else [])]
         self.keepers = keepers
+        self.monitored: list[Monitored] = []
         for watcher in [stopping, *(keepers or ())]:
             if isinstance(watcher, EarlyStopping | KeepBest):
                 self._resolve(watcher)
@@ -138,11 +139,15 @@ class TrainingSettings:
                     found="checkpoints=None",
                 )
             if self.best_keeper is None:
-                keepers.append(KeepBest(stopping.monitored.metric, stopping.monitored.split))
+                same = stopping.monitored
+                is_higher = bool(same.metric.higher_is_better)
+                keepers.append(KeepBest(same.name, same.split, higher_is_better=is_higher))
+                self._resolve(keepers[-1])
 
     def _resolve(self, watcher: EarlyStopping | KeepBest | Plateau) -> None:
         """Find the metric that is monitored among the training's."""
         watcher.monitored.resolve(self.metrics, ("train", *self.valid))
+        self.monitored.append(watcher.monitored)
 
     def resolve_plateaus(self, learner: Learner) -> None:
         """Find the metrics that the schedules of a Learner monitor."""

@@ -456,6 +456,8 @@ class SupervisedTraining(TrainingSettings):
             before = earlier.get("load", {})
             inputs |= {key: before[key] for key in inputs if key in before}
         fork = self.fork or earlier.get("fork")
+        directions = {metric.name: metric.higher_is_better for metric in self.metrics}
+        directions |= {one.name: one.metric.higher_is_better for one in self.monitored}
         ranking = None
         if (best := self.best_keeper) is not None:
             is_higher = bool(best.monitored.metric.higher_is_better)
@@ -475,8 +477,8 @@ class SupervisedTraining(TrainingSettings):
             "seed": self.seed,
             # Viewers need to know which value is the best.
             "metrics": {
-                metric.name: "higher" if metric.higher_is_better else "lower"
-                for metric in self.metrics if metric.higher_is_better is not None
+                name: "higher" if is_higher else "lower"
+                for name, is_higher in directions.items() if is_higher is not None
             },
             # What `burnt.load` and the commands that ship a model need; viewers do not show it.
             "load": {

@@ -271,16 +271,24 @@ class KeepBest:
     ``checkpoint_every``.
 
     Args:
-        metric: the metric to compare by, as an object or by name.
+        metric: the metric to compare by, as an object or by name; or the name of any logged value.
         split: ``"train"`` or the name of a validation set; by default ``"valid"``, or the first one.
         count: how many, at least 1.
+        higher_is_better: which values are better, of a value that steps log or a metric that does not say.
 
     Raises:
         ConfigError: `count` is below 1.
     """
 
-    def __init__(self, metric: Metric | str, split: str | None = None, count: int = 1) -> None:
-        self.monitored = Monitored(metric, split, "KeepBest")
+    def __init__(
+        self,
+        metric: Metric | str,
+        split: str | None = None,
+        count: int = 1,
+        *,
+        higher_is_better: bool | None = None,
+    ) -> None:
+        self.monitored = Monitored(metric, split, "KeepBest", higher_is_better)
         self.count = _checked_count(count, "KeepBest")
 
     def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:

@@ -26,8 +26,9 @@ from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.checks.targets import TargetChecks, batch_of_extremes
 from burnt.train.control.intercepting import use_first_training
 from burnt.train.learner import Learner, Steps, checked_output
+from burnt.train.logged import collected_names
 from burnt.train.loop import remaining_batches, run_validation
-from burnt.train.metrics import Metric
+from burnt.train.metrics import Metric, intervals, read
 from burnt.train.metrics.base import update_first
 from burnt.train.reporting.progress import Reporter
 from burnt.train.settings import TrainingSettings
@@ -361,13 +362,11 @@ def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str)
             lambda module, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True
         ),
     ]
+    metrics = [metric.fresh() for metric in settings.metrics]
     try:
-        run_validation(
-            steps,
-            [move(batch, device)],
-            [metric.fresh() for metric in settings.metrics],
-            functools.partial(autocast, settings.precision, device),
-        )
+        with collected_names() as logged:
+            context = functools.partial(autocast, settings.precision, device)
+            run_validation(steps, [move(batch, device)], metrics, context, logged.update)
     except BurntError:
         raise
     except Exception as error:
@@ -384,6 +383,10 @@ def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str)
             hook.remove()
     for output in seen:
         _check_loss(output, "validation")
+    for monitored in settings.monitored:
+        if monitored.split == split and monitored.is_logged:
+            logged.update(intervals(metrics, read(metrics), None))
+            monitored.check(logged, "of its first batch")
     return inputs
 
 

@@ -24,7 +24,7 @@ class Plateau:
 
     Args:
         schedule: the rate before any reduction: a schedule, a number, or a function of the finished steps.
-        metric: the metric to monitor, as an object or by name.
+        metric: the metric to monitor, as an object or by name; or the name of any logged value.
         patience: how long the metric may fail to improve, ``"3 epochs"``, ``"500 steps"`` or ``"2 h"``,
             or a number of validations. The rate is reduced at the end of it; torch's waits for one
             validation more.
@@ -35,6 +35,7 @@ class Plateau:
         threshold_mode: ``"rel"`` or ``"abs"``.
         cooldown: how long to wait after a reduction before `patience` counts again.
         min_lr: a reduction goes no lower than this.
+        higher_is_better: which values are better, of a value that steps log or a metric that does not say.
 
     The metric defines which values are better. Same as torch's ReduceLROnPlateau, except for `patience`, and
     that a relative threshold is a fraction of the absolute value: torch's makes worse negative values count
@@ -69,6 +70,8 @@ class Plateau:
         threshold_mode: Literal["rel", "abs"] = "rel",
         cooldown: str | int | Duration = 0,
         min_lr: float = 0.0,
+        *,
+        higher_is_better: bool | None = None,
     ) -> None:
         try:
             self.schedule = as_schedule(schedule)
@@ -90,7 +93,7 @@ class Plateau:
         ):
             if not valid:
                 raise _invalid(name, expected, value)
-        self.monitored = Monitored(metric, split, "Plateau")
+        self.monitored = Monitored(metric, split, "Plateau", higher_is_better)
         self.patience = _parse(patience, "patience", least=1)
         self.cooldown = _parse(cooldown, "cooldown", least=0)
         self.factor = factor

@@ -23,7 +23,7 @@ class EarlyStopping:
     In a custom loop, call `update` after each validation.
 
     Args:
-        metric: the metric to monitor, as an object or by name.
+        metric: the metric to monitor, as an object or by name; or the name of any logged value.
         patience: how long the metric may fail to improve, ``"3 epochs"``, ``"500 steps"`` or ``"2 h"``; None
             waits forever.
         split: ``"train"`` or the name of a validation set; by default ``"valid"``, or the first one.
@@ -32,6 +32,7 @@ class EarlyStopping:
             measured later, as with Keras' ``start_from_epoch``.
         target: stop as soon as the metric is at least as good as this.
         diverged: stop as soon as the metric is worse than this.
+        higher_is_better: which values are better, of a value that steps log or a metric that does not say.
         restore_best: return the model with the weights of the best checkpoint by this metric. The training
             keeps that checkpoint, as `KeepBest` does; it may be one of before the end of `warmup`.
 
@@ -61,9 +62,10 @@ class EarlyStopping:
         warmup: str | Duration | None = None,
         target: float | None = None,
         diverged: float | None = None,
+        higher_is_better: bool | None = None,
         restore_best: bool = False,
     ) -> None:
-        self.monitored = Monitored(metric, split, "EarlyStopping")
+        self.monitored = Monitored(metric, split, "EarlyStopping", higher_is_better)
         self.patience = None if patience is None else Duration.parse(patience, "patience", single=True)
         self.warmup = None if warmup is None else Duration.parse(warmup, "warmup", single=True)
         if min_delta < 0:

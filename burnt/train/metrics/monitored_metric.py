@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,11 @@ from burnt.train.metrics.base import Loss, Metric, Sums, intervals, read
 from burnt.train.metrics.torch_metric import wrapped
 
 DEFAULT_SPLIT = "valid"
+SPEED = (
+    *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),
+    *("gradient_norm", "loss_scale", "skipped_steps"),
+)
+"""What a training logs besides metrics."""
 
 
 def default_split(splits: Iterable[str]) -> str:
@@ -54,17 +60,31 @@ class Monitored:
     """A metric on a split, as early stopping, a plateau or `KeepBest` (the `owner`) monitors it.
 
     The metric is given as an object or by name; ``"valid/loss"`` names the split too. By default the split is
-    ``"valid"``, or if the run has no validation set of that name, its first one.
+    ``"valid"``, or if the run has no validation set of that name, its first one. With `higher_is_better`, the
+    name may be of any value that the run logs; those of a step's speed, of the training.
     """
 
-    def __init__(self, metric: Metric | str, split: str | None, owner: str) -> None:
-        if isinstance(metric, str) and "/" in metric:
+    def __init__(
+        self, metric: Metric | str, split: str | None, owner: str, higher_is_better: bool | None = None
+    ) -> None:
+        metric = wrapped(metric)
+        if isinstance(metric, str) and "/" in metric and split is None:
             split, metric = metric.split("/", 1)  # as in the keys of `values`
         self.name = metric if isinstance(metric, str) else metric.name
         self.split = DEFAULT_SPLIT if split is None else split
         self._is_default = split is None
         self._owner = owner
-        self._metric = metric if isinstance(metric, Metric) else None
+        self._direction = higher_is_better
+        self._metric = self._directed(metric) if isinstance(metric, Metric) else None
+        self.is_logged = False
+        """Whether it is a value that steps log, and not one of the run's metrics."""
+
+    def _directed(self, metric: Metric) -> Metric:
+        """Return the metric with the direction that is given, if one is."""
+        if self._direction is not None:
+            metric = copy.copy(metric)
+            metric.higher_is_better = self._direction
+        return metric
 
     @property
     def metric(self) -> Metric:
@@ -87,17 +107,26 @@ class Monitored:
     def resolve(self, metrics: Iterable[Metric], splits: Iterable[str]) -> None:
         """Look the metric up among the run's, and the split that is monitored by default."""
         by_name = {metric.name: metric for metric in metrics}
-        found = by_name.get(self.name)
+        found = by_name.get(self.name) or by_name.get(self.name.partition("/")[0])  # "f1/cat" is of f1
+        self.is_logged = found is None or found.name != self.name
+        if found is None and self._direction is not None:
+            found = Metric(self.name)
         if found is None:
             raise MetricError(
                 f"{self._owner} monitors a metric that the run does not have",
                 where=self.key,
                 expected=f"one of: {', '.join(by_name)}",
                 found=repr(self.name),
-                hint=did_you_mean(self.name, by_name, "add it to metrics=[...]"),
+                hint=did_you_mean(
+                    self.name,
+                    by_name,
+                    "add it to metrics=[...]; of a value that steps log, say higher_is_better=",
+                ),
             )
+        found = self._directed(found)
+        self.is_logged |= found.per_second  # as it is read with the steps' values only
         if self._is_default:
-            self.split = default_split(splits)
+            self.split = "train" if self.name in SPEED or found.per_second else default_split(splits)
         if self.split not in splits:
             raise MetricError(
                 f"{self._owner} monitors a split that the run does not have",
@@ -112,8 +141,23 @@ class Monitored:
             raise MetricError(
                 f"{self._owner} cannot monitor {self.name}",
                 found="a metric that does not define which value is better",
+                hint="higher_is_better=True or False" if found.scalar else None,
             )
         self._metric = found
+
+    def check(self, logged: Iterable[str], where: str) -> None:
+        """Raise if a value that steps log is not among the names that were `logged`."""
+        names = sorted(logged)
+        if self.is_logged and self.name not in names:
+            raise MetricError(
+                f"{self._owner} monitors a value that is not logged",
+                where=f"{self.key}, {where}",
+                expected=f"burnt.log({{{self.name!r}: value}}), or a metric of this name",
+                found=", ".join(names) or "nothing logged",
+                hint="log_gradient_norm=True"
+                if self.name == "gradient_norm"
+                else did_you_mean(self.name, names),
+            )
 
     def is_better(self, value: float, best: float | None, margin: float = 0.0) -> bool:
         """Whether a value improves on the best one, if any, by more than a margin. NaN never does."""
