@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from burnt.cli.output import Cell, Page, print_json, require_folder, usage_errors
+from burnt.cli.output import Cell, Page, UsageError, print_json, require_folder, usage_errors
 from burnt.errors import QueryError, clean
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import age_text, fraction, progress_text, series_label
 from burnt.store import find_runs
-from burnt.store.search import parse_query
+from burnt.store.ranking import better_direction
+from burnt.store.search import parse_query, setting_text, values_of
 from burnt.train.format import duration_text, value_text
 
 STATE_STYLES = {
@@ -33,11 +34,35 @@ def run(args: argparse.Namespace) -> int:
     for view in views:
         view.refresh()
         view.close()
+    if args.sort is not None:
+        views = _sorted(views, args.sort)
     if args.json:
         print_json([run_json(view) for view in views])
     else:
         print_runs(Page(), views, args.folder)
     return 0
+
+
+def _sorted(views: Sequence[RunView], key: str) -> list[RunView]:
+    """Return runs by a key of a search, or by their metric, the better values first; others come last."""
+    facts = {view: view.facts() for view in views}
+    with usage_errors(QueryError):
+        unknown = parse_query("" if key == "metric" else f"{key}>0").unknown_key(facts.values())
+    if unknown is not None:
+        hint = f"did you mean {unknown[1]}?" if unknown[1] else "metric sorts by the best value of each run"
+        raise UsageError(f"no run has a setting or metric {key!r}", where="--sort", hint=hint)
+
+    def place(view: RunView) -> tuple[bool, bool, Any]:
+        best = view.metric_best
+        values = values_of(facts[view], key) if key != "metric" else [] if best is None else [best.value]
+        name = key.removeprefix("best:") if key != "metric" else view.metric and view.metric.name
+        value = values[0] if values else None
+        if not isinstance(value, int | float) or value != value:
+            return True, value is None, "" if value is None else setting_text(value)
+        is_higher = name is not None and better_direction(name, view.config) == "higher"
+        return False, False, -value if is_higher else value
+
+    return sorted(views, key=place)
 
 
 def print_runs(page: Page, views: Sequence[RunView], folder: str) -> None:

@@ -241,7 +241,7 @@ class _Parser:
             raise self._error(f"{symbol} compares with a {'time' if is_time else 'number'}", expected, value)
 
         def test(facts: RunFacts) -> bool:
-            values = _values(facts, key)
+            values = values_of(facts, key)
             if compare is not None and number is not None:
                 return any(compare(float(v), number) for v in values if _is_number(v))
             if symbol == "~":
@@ -311,7 +311,7 @@ def _has(facts: RunFacts, key: str) -> bool:
     return key in _NUMBERS or bool(_settings(facts, key)) or _series(facts, key) is not None
 
 
-def _values(facts: RunFacts, key: str) -> list[Any]:
+def values_of(facts: RunFacts, key: str) -> list[Any]:
     """Return the values that a key stands for: a number of the run, settings, or a metric."""
     if key.startswith(_BEST_OF):
         series = _series(facts, key.removeprefix(_BEST_OF))

@@ -18,6 +18,7 @@ from burnt.sweep.sampling import propose
 from tests.sweep.driver import SPACE
 
 DRIVER = Path(__file__).with_name("driver.py")
+TRIAL_COMMAND = (sys.executable, str(Path(__file__).with_name("trial.py")))
 NUM_TRIALS = 3
 
 

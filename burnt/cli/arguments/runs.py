@@ -86,6 +86,8 @@ def add(burnt: Parser) -> None:
     example = "example: burnt runs list runs --json"
     listing = runs.command("list", "list the runs in a folder", example, "runs_list")
     listing.words("folder", "FOLDER", "default: runs", nargs="?", default="runs")
+    text = "metric (the best of each run), or as in a search: valid/accuracy, best:valid/loss, lr, took"
+    listing.option("--sort", "KEY", text)
     example = "example: burnt runs show runs/digits"
     show = runs.command("show", "show one run in detail", example, "runs_show")
     example = "example: burnt runs export runs/digits --format jsonl --follow"
