@@ -159,7 +159,7 @@ def _print_result(folder: Path, sweep: Sweep, trials: Sequence[Trial]) -> None:
     rows = [
         [
             trial.name,
-            Cell(trial.state, _STYLES[trial.state]),
+            Cell("unfinished" if trial.state == "running" else trial.state, _STYLES[trial.state]),
             "" if trial.value is None else value_text(trial.value),
             *(_text(trial.params[key]) for key in keys),
             duration_text(trial.seconds) if trial.seconds else "",

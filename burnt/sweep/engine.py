@@ -98,7 +98,7 @@ class Engine:
         self._deaths: dict[int, int] = {}
         self._failures: list[Trial] = []  # in a row
         self._error: BurntError | None = None
-        self._is_killed = False
+        self._has_announced_stop = False
 
     def run(self) -> None:
         """Run the sweep.
@@ -112,6 +112,11 @@ class Engine:
             self._save(process=tuple(ProcessName.own()))
             self._take_up()
             while True:
+                if self.signals and not self._has_announced_stop:
+                    self._has_announced_stop = True
+                    self.report.message(
+                        "Stopping: the trials finish their step and save. Ctrl-C again kills them."
+                    )
                 for job in list(self._jobs):
                     self._look_at(job)
                 while not self._is_stopping and len(self._jobs) < self.sweep.jobs and self._start_next():
@@ -143,13 +148,14 @@ class Engine:
 
     def _take_up(self) -> None:
         """Read the trials of earlier engines: wait for those that run, start others again."""
-        is_new_metric = self.sweep.direction is None
         for trial in read_trials(self.folder):
             self.trials[trial.number] = trial
             run = _read_run(self._run_folder(trial))
-            if trial.state in ("complete", "pruned") and is_new_metric:
-                value, step = self._measure(self._run_folder(trial))
-                self._write(trial.replace(value=value, step=step))
+            if trial.state in ("complete", "pruned"):
+                if run.state != "none":  # the metric may be another one now
+                    value, step = self._measure(self._run_folder(trial))
+                    if (value, step) != (trial.value, trial.step):
+                        self._write(trial.replace(value=value, step=step))
             elif trial.state == "failed" and run.step == 0:  # a mistake in the program, which may be mended
                 self._waiting.append(self._write(trial.replace(state="running", error=None)))
             elif trial.state == "running" and (trial.is_alive() or run.state in ("running", "stale")):
@@ -219,7 +225,7 @@ class Engine:
             self._jobs.remove(job)
             self._conclude(job.trial, None if job.process is None else job.process.returncode)
             return
-        if self._is_killed:
+        if self.signals > 1:
             if job.is_alive() and job.trial.process is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(job.trial.process[1], signal.SIGKILL)
@@ -372,11 +378,6 @@ class Engine:
 
         def handle(number: int, frame: object) -> None:
             self.signals += 1
-            self._is_killed = self.signals > 1
-            if self.signals == 1:
-                self.report.message(
-                    "Stopping: the trials finish their step and save. Ctrl-C again kills them."
-                )
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.getsignal(number) for number in numbers}

@@ -118,7 +118,7 @@ def test_ten_kills_change_nothing(tmp_path):
             if what in ("trial", "both"):
                 os.kill(trial.process[1], signal.SIGKILL)
         time.sleep(0.02)
-    assert sweep.returncode == 0, sweep.stdout.read()
+    assert sweep.returncode == 0, (tmp_path / "log").read_text()
     assert len(done) == len(KILLS), done
     for trial, expected in zip(read_trials(killed), read_trials(whole), strict=True):
         assert (trial.number, trial.params, trial.state) == (expected.number, expected.params, "complete")
