@@ -258,7 +258,7 @@ def cases(dtypes: Sequence[torch.dtype]) -> list[Any]:
 EVERY = 40
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("name", "dtype"), [case for i, dtype in enumerate(DTYPES) for case in cases([dtype])[i::EVERY]]
 )
@@ -276,7 +276,7 @@ def test_all_samples(name: str, dtype: torch.dtype) -> None:
 
 
 # Shares of the operators by a hash of their names; the fast run takes one of them, for one dtype.
-SHARES = 10
+SHARES = 30
 
 
 @pytest.mark.sample(1)

@@ -449,7 +449,7 @@ def test_integers_are_refused(name: str) -> None:
 EVERY = 30
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "dtype"), [case for i, dtype in enumerate(DTYPES) for case in cases([dtype])[i::EVERY]]
 )

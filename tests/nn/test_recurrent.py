@@ -115,7 +115,7 @@ def test_what_is_beyond_a_sequence_does_not_matter(name: str) -> None:
     assert leaf.grad[0, :2].all()
 
 
-@pytest.mark.sample
+@pytest.mark.sample(1)
 @every
 @pytest.mark.parametrize("start", [False, True], ids=["zeros", "hx"])
 def test_a_compiled_training_step(name: str, start: bool) -> None:
@@ -129,7 +129,7 @@ def test_a_compiled_training_step(name: str, start: bool) -> None:
     close(torch.autograd.grad(found[0].sum(), [*layer.parameters()]), gradients)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("more", [{"bidirectional": True}, {"bias": False}], ids=["deep", "bare"])
 @pytest.mark.parametrize("name", [*LAYERS, "projection"])
 def test_lengths_of_a_compiled_layer(name: str, more: dict[str, Any]) -> None:

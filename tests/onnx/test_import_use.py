@@ -126,7 +126,7 @@ FIXED = {
 """Files with an open length that the export fixes, with the reason."""
 
 
-@pytest.mark.sample(keep=("mlp.sklearn", "bert.dynamo"))
+@pytest.mark.sample(keep=("mlp.sklearn",))
 @pytest.mark.parametrize("name", ["mlp.sklearn", *_MODELS])
 def test_it_is_exported_again(name, tmp_path):
     """The batch and the length stay open, and the file is imported again."""

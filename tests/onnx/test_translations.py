@@ -102,7 +102,7 @@ class Convolutions(torch.nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.sample(keep=("int8-static-asymmetric-21",))
+@pytest.mark.full  # the layers of the circle have the same translations
 @pytest.mark.parametrize(
     "case",
     [
@@ -228,7 +228,8 @@ class Ranks(torch.nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("opset", [pytest.param(20, marks=pytest.mark.full), 23])
+@pytest.mark.full
+@pytest.mark.parametrize("opset", [20, 23])
 def test_attention_of_any_rank(opset: int, tmp_path: Path) -> None:
     path, x, mask = tmp_path / "m.onnx", torch.randn(3, 4, 5, 8), torch.randn(3, 1, 1, 5)
     assert max(export(Ranks(), (x, mask), path, opset=opset).errors.values()) < 1e-5
@@ -271,7 +272,7 @@ STORED: dict[tuple[str, int | None], set[str]] = {
 
 
 @torch.no_grad()
-@pytest.mark.sample(keep=("int8-dynamic", "fp8"))
+@pytest.mark.sample(keep=("fp8",))
 @pytest.mark.parametrize(("scheme", "opset"), STORED)
 def test_weights_are_stored_in_their_type(scheme: str, opset: int | None, tmp_path: Path) -> None:
     model, x = Layers().eval(), tokens()

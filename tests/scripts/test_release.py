@@ -86,6 +86,7 @@ def test_wrong_files_are_listed(
     assert message in str(caught.value)
 
 
+@pytest.mark.full
 def test_a_wheel_that_the_sdist_does_not_build_is_reported(
     archives: tuple[Path, Path], tmp_path: Path
 ) -> None:

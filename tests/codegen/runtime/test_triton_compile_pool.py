@@ -189,6 +189,7 @@ def test_what_nobody_waits_for_any_more_is_cancelled() -> None:
     assert three.result(0) is None
 
 
+@pytest.mark.full
 def test_what_does_not_compile_dies_or_hangs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One pool for all of it: each process imports torch."""
     with monkeypatch.context() as patch:

@@ -149,7 +149,7 @@ def often(names: Iterable[str]) -> list[Any]:
     return [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in names]
 
 
-@pytest.mark.sample(keep=("depthwise", "groups", "residual block"), full=12)
+@pytest.mark.sample(keep=("depthwise", "residual block"), full=12)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str) -> None:
     check(name, torch.float32, always())
@@ -162,7 +162,7 @@ def test_channels_last(name: str) -> None:
     check(name, torch.float32, always(), last=True)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
@@ -183,7 +183,7 @@ def test_which_functions_are_one_kernel(name: str) -> None:
     assert ([s.kind for s in alone.steps], [s.kind for s in shown.backward.steps]) == (forward, backward)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("text", ["16x32x16 w4 s2", "32x16x64 w4 s3 k3", "128x256x16 w8 s3"])
 @pytest.mark.parametrize(
     "name", ["a stride that divides the size", pytest.param("residual block", marks=pytest.mark.full)]

@@ -133,7 +133,7 @@ def test_random_numbers_are_those_of_other_targets(program):
 NARROW = dataclasses.replace(TRITON, build=functools.partial(build, choose=lambda form: TileConfig(4, 8)))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(
     ("shape", "target"),

@@ -198,7 +198,7 @@ def test_block_sizes(name: str, text: str) -> None:
     check(name, torch.float32, always(MatmulConfig.of(text)), gradients=False)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("text", ["16x32x16 w4 s2 k3", "32x16x16 w4 s2 k2 p3"])
 def test_split_k_order_is_fixed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn, shapes, *_ = CASES["bias and gelu"]
