@@ -121,6 +121,7 @@ def test_runs_are_listed_by_a_key(capsys, write):
     assert "did you mean valid/score?" in refused(capsys, "runs", "list", "--sort", "valid/scor")
 
 
+@pytest.mark.full
 def test_quoting_in_commands(capsys):
     folder = "runs/a b"
     out = sweep(capsys, "toy.py:main", "lr=0.1|0.2", "--sampler", "grid", "--name", folder)

@@ -157,6 +157,7 @@ def test_a_second_interrupt_kills(tmp_path):
     check_whole(folder)
 
 
+@pytest.mark.full
 def test_failures_are_recorded_and_stop_the_sweep(tmp_path):
     printed = drive(tmp_path / "s", code=1, fixed=["fail=1"], trials=9, jobs=3)
     assert "3 trials in a row have failed" in printed
@@ -168,6 +169,7 @@ def test_failures_are_recorded_and_stop_the_sweep(tmp_path):
     assert errors[:3] == ["FloatingPointError: the loss became nan"] * 3
 
 
+@pytest.mark.full
 def test_a_metric_that_the_runs_lack_is_named(tmp_path):
     printed = drive(tmp_path / "s", code=1, metric="valid/scores")
     assert "the trials have no metric 'valid/scores'" in printed
