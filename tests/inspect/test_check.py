@@ -70,6 +70,7 @@ LAYERS_WITH_PARAMETERS = [
 ]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.uint8, torch.int64, torch.bool])
 @pytest.mark.parametrize("of", [nn, burnt.nn], ids=["torch", "burnt"])
 @pytest.mark.parametrize(("build", "shape"), LAYERS_WITH_PARAMETERS)

@@ -226,6 +226,7 @@ QUANTIZED_MODELS = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("scheme", ["int8", "int4-block32", "int8-dynamic", "fp8-dynamic", "int8-static"])
 @pytest.mark.parametrize("name", QUANTIZED_MODELS)
 def test_quantized_layers_count_as_their_originals(name, scheme):

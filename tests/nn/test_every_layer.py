@@ -135,6 +135,7 @@ def test_an_empty_batch_does_what_it_does_in_torch(case: Case) -> None:
         assert_same(results(ours, inputs), expected)
 
 
+@pytest.mark.sample(60)
 @every
 def test_check_follows_it(case: Case) -> None:
     layer = case.build()
@@ -144,6 +145,7 @@ def test_check_follows_it(case: Case) -> None:
         assert tuple(first(report.outputs).shape) == tuple(first(layer(*case.inputs(4))).shape)
 
 
+@pytest.mark.sample(60)
 @every
 def test_summary_counts_its_parameters(case: Case) -> None:
     layer = case.build()
@@ -152,6 +154,7 @@ def test_summary_counts_its_parameters(case: Case) -> None:
     assert f"{sum(p.numel() for p in layer.parameters()):,}" in text
 
 
+@pytest.mark.sample(60)
 @pytest.mark.filterwarnings("ignore:dropout")
 @pytest.mark.parametrize("case", [case for case in CASES if case.misfit is not None], ids=str)
 def test_an_input_that_does_not_fit_is_a_shape_error(case: Case) -> None:

@@ -293,6 +293,7 @@ def test_when_the_run_ends_it_waits_for_a_key(training) -> None:
     assert "The training continues" not in desk.terminal.written()
 
 
+@pytest.mark.sample(keep=("deaf",))
 @pytest.mark.parametrize(
     ("mode", "limit"),
     [("well", 0.5), ("deaf", 0.5), ("silent", 10_000)],  # this one does not show yet, and is not waited for
@@ -306,6 +307,7 @@ def test_when_the_run_ends_and_nobody_is_there_it_is_ended(training, mode: str, 
 HANGING = {"POLL_SECONDS": 0.05, "MAX_SILENT_POLLS": 40, "MAX_STOPPED_POLLS": 1000}
 
 
+@pytest.mark.sample(keep=("painting", "deaf"))
 @pytest.mark.parametrize(
     ("mode", "end", "said", "limits"),
     [
@@ -343,6 +345,7 @@ def test_however_the_monitor_ends_the_training_goes_on(training, mode: str, end,
     assert log.read_text().startswith("Traceback") == ("RuntimeError" in said)
 
 
+@pytest.mark.sample(keep=("cannot", "nowhere"))
 @pytest.mark.parametrize(
     ("mode", "said", "limits"),
     [
@@ -365,6 +368,7 @@ def test_it_cannot_start(training, mode: str, said: str, limits: dict[str, int])
     assert shown == list(range(1, desk.step() + 1))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_raw", [True, False])
 def test_control_c_counts_once(training, is_raw: bool) -> None:
     with training() as desk:
@@ -383,6 +387,7 @@ def test_control_c_counts_once(training, is_raw: bool) -> None:
     assert message in desk.log()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("number", "is_over", "code"),
     [
@@ -402,6 +407,7 @@ def test_a_signal_does_not_wait_for_a_key(training, number: signal.Signals, is_o
         assert ("after" in desk.terminal.text()) == (code >= 0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("left", [False, True])
 def test_the_terminal_is_closed(training, left: bool) -> None:
     with training() as desk:
@@ -451,6 +457,7 @@ def test_whatever_prints_goes_to_the_log(training) -> None:
     assert "bar 100%" in desk.log()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("order", "said"),
     [
@@ -484,6 +491,7 @@ def test_very_much_is_printed(training) -> None:
     assert f"... and more in {desk.folder / 'logs' / 'output.log'}" in desk.log()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("code", "prompt", "answer", "seen"),
     [

@@ -88,7 +88,7 @@ FIRST = {"validate_first": True, "duration": "3 steps"}
     [
         ("plain", FIRST, 1, 0),
         pytest.param("plain", FIRST, 3, 0, marks=pytest.mark.full),
-        ("plain", {}, 3, 7),
+        pytest.param("plain", {}, 3, 7, marks=pytest.mark.full),
         pytest.param("plain", {}, 5, 14, marks=pytest.mark.full),
         ("groups", {}, 2, 7),
         ("validations", {}, 9, 6),

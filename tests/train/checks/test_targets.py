@@ -132,6 +132,7 @@ def fails(loss: Loss, y: Tensor) -> bool:
     return False
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", LABELS)
 def test_the_check_fails_where_the_loss_of_all_items_would(tmp_path: Path, name: str) -> None:
     loss, y = LABELS[name]
@@ -229,6 +230,7 @@ INPUTS: dict[str, tuple[Loss, str | None]] = {
 }
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", INPUTS)
 def test_what_a_loss_computes_itself_or_misses_is_a_warning(tmp_path: Path, name: str) -> None:
     loss, words = INPUTS[name]

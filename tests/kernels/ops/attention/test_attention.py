@@ -73,7 +73,7 @@ OPTIONS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(keep=("mask", "lengths", "dropout"))
+@pytest.mark.sample(keep=("lengths",))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tiles_beside_a_query_at_a_time(name: str, small_tiles: None) -> None:
     tensors, options = OPTIONS[name]
