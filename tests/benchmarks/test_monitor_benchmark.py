@@ -38,7 +38,7 @@ def test_the_monitors_figures(tmp_path: Path, part: str, rows: int) -> None:
 def test_what_says_nothing_is_refused() -> None:
     assert "figures of --quick say nothing" in run("monitor.py", "--quick", "--save").stderr
     assert (
-        "there is no part closing, but opening, load, training"
+        "there is no part closing, but opening, load, keys, training"
         in run("monitor.py", "--only", "closing").stderr
     )
 

@@ -48,7 +48,7 @@ def test_compare_shows_what_differs_and_marks_the_better(capsys):
     assert [row[3] for row in runs] == ["30", "30", "30"]
     assert rows_of(out, "settings that differ") == [
         ["setting", "1", "2", "3"],
-        ["config.lr", "0.1", "0.01", "0.01"],
+        ["lr", "0.1", "0.01", "0.01"],
     ]
     metrics = {(row[0], row[1]): row[2:] for row in rows_of(out, "metrics")}
     assert metrics["valid/loss", "best"] == ["1.0000", "0.5000*", "2.0000"]

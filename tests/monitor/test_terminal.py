@@ -292,7 +292,9 @@ def test_the_users_exception_is_shown(training, tmp_path: Path) -> None:
         terminal.type(" ")
         assert terminal.wait_for_end() == 1
         assert terminal.leftovers() == []
-        assert terminal.text().splitlines()[-1] == "ZeroDivisionError: of the user"
+        error, line = terminal.text().splitlines()[-2:]
+        assert error == "ZeroDivisionError: of the user"
+        assert line.startswith("at training.py:")
 
 
 @pytest.mark.full

@@ -66,6 +66,7 @@ def test_what_is_no_duration(text):
         "  in        checkpoint_every\n"
         '  expected  such as "10 epochs", "500 steps" or "2 h"\n'
         f"  found     {text!r}"
+        + (f'\n  hint      did you mean "{text} epochs" or "{text} steps"?' if isinstance(text, int) else "")
     )
 
 
