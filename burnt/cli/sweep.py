@@ -156,7 +156,7 @@ def _print_result(folder: Path, sweep: Sweep, trials: Sequence[Trial]) -> None:
     if not best:
         return
     keys = [parameter.key for parameter in sweep.space]
-    rows = [
+    rows: list[list[str | Cell]] = [
         [
             trial.name,
             Cell("unfinished" if trial.state == "running" else trial.state, _STYLES[trial.state]),

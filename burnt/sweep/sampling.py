@@ -81,14 +81,15 @@ def _ask_optuna(sweep: Sweep, trials: Sequence[Trial], seed: int) -> dict[str, V
         for trial in trials:
             if trial.state == "failed" or (trial.value is None and trial.state != "running"):
                 continue
-            has_points = trial.state == "pruned" and trial.value is not None
+            is_pruned = trial.state == "pruned" and trial.value is not None
+            points: Any = {trial.step or 0: trial.value} if is_pruned else None
             study.add_trial(
                 create_trial(
                     state=states[trial.state],
                     params=trial.params,
                     distributions=space,
                     value=trial.value if trial.state == "complete" else None,
-                    intermediate_values={trial.step or 0: trial.value} if has_points else None,
+                    intermediate_values=points,
                 )
             )
         asked = study.ask(space).params
@@ -102,5 +103,5 @@ def _distribution(parameter: Parameter) -> Any:
 
     if parameter.kind == "choice":
         return CategoricalDistribution(parameter.choices)
-    kind = IntDistribution if parameter.kind == "int" else FloatDistribution
+    kind: Any = IntDistribution if parameter.kind == "int" else FloatDistribution
     return kind(parameter.low, parameter.high, log=parameter.log)

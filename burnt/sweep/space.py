@@ -58,12 +58,9 @@ def _parse_range(key: str, text: str, low_text: str, high_text: str, scale: str 
     if scale not in (None, "log") or not low < high or (scale and low <= 0):
         expected = "low..high, or low..high:log with low above 0"
         raise ConfigError(f"the range of {key} is invalid", expected=expected, found=text)
-    ends = (_number(low_text), _number(high_text))
-    is_whole = all(isinstance(end, int) for end in ends)
-    low_value, high_value = (float(low), float(high)) if not is_whole else ends
-    return Parameter(
-        key=key, kind="int" if is_whole else "float", low=low_value, high=high_value, log=bool(scale)
-    )
+    if re.search("[.eE]", low_text + high_text):
+        return Parameter(key=key, kind="float", low=low, high=high, log=bool(scale))
+    return Parameter(key=key, kind="int", low=int(low), high=int(high), log=bool(scale))
 
 
 def _number(text: str) -> Value:

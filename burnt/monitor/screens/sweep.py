@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -151,18 +152,13 @@ class SweepScreen(Screen[None]):
 
     def _show_values(self) -> None:
         trials = sorted(self._with_value(), key=lambda trial: trial.number)
-        xs, ys, best_xs, bests = [], [], [], []
+        complete = [trial for trial in trials if trial.state == "complete"]
         better = max if self.sweep_view.sweep and self.sweep_view.sweep.direction == "higher" else min
-        for trial in trials:
-            value = trial.value or 0.0
-            xs.append(float(trial.number))
-            ys.append(value)
-            if trial.state == "complete":
-                best_xs.append(float(trial.number))
-                bests.append(better([value, *bests[-1:]]))
+        bests = list(accumulate((trial.value or 0.0 for trial in complete), better))
+        values = [trial.value or 0.0 for trial in trials]
         curves = [
-            Curve("best so far", PALETTE[2], best_xs, bests, "solid"),
-            Curve("each trial", PALETTE[0], xs, ys, "points"),
+            Curve("best so far", PALETTE[2], [t.number for t in complete], bests, "solid"),
+            Curve("each trial", PALETTE[0], [t.number for t in trials], values, "points"),
         ]
         self.query_one(Chart).show(ChartView(curves, "trial", title="value by trial", markers=False))
 
