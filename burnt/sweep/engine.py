@@ -187,15 +187,7 @@ class Engine:
             words = [self.sweep.target, f"folder={folder}", *self.sweep.fixed, *trial.assignments()]
         with (folder / LOG).open("ab") as log:
             process = subprocess.Popen(
-                [
-                    "/bin/sh",
-                    "-c",
-                    _WAITING_SHELL,
-                    *self.COMMAND,
-                    *words,
-                    "--monitor",
-                    "off",
-                ],
+                ["/bin/sh", "-c", _WAITING_SHELL, *self.COMMAND, *words, "--monitor", "off"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

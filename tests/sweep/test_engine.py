@@ -22,6 +22,16 @@ TRIAL_COMMAND = (sys.executable, str(Path(__file__).with_name("trial.py")))
 NUM_TRIALS = 3
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path):
+    """End what a failed test has left: trials that are held, and their sweep."""
+    yield
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if f"{tmp_path}/" in line and ("trial.py" in line or "driver.py" in line):
+            process.kill()
+
+
 def start(folder, at=0, **options):
     words = [sys.executable, str(DRIVER), str(folder), json.dumps({"trials": NUM_TRIALS, **options}), str(at)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
