@@ -225,14 +225,12 @@ class Engine:
                 self._jobs.remove(job)
             return
         steps, values = self._read_values(folder)
-        if len(values) != len(job.values):
-            job.values = values
-            best = min(values, default=math.inf)
-            if math.isfinite(best):
-                job.trial = job.trial.replace(value=self._sign * best, step=steps[-1])
-                self.trials[job.trial.number] = job.trial
-            if job.trial.pruned_at is None and not self._is_stopping and self._should_prune(job):
-                job.trial = self._write(job.trial.replace(pruned_at=steps[-1]))
+        if len(values) != len(job.values) and math.isfinite(best := min(values, default=math.inf)):
+            job.trial = job.trial.replace(value=self._sign * best, step=steps[-1])
+            self.trials[job.trial.number] = job.trial
+        job.values = values
+        if job.trial.pruned_at is None and not self._is_stopping and self._should_prune(job):
+            job.trial = self._write(job.trial.replace(pruned_at=steps[-1]))
         if (job.trial.pruned_at is not None or self._is_stopping) and not job.has_stop:
             job.has_stop = self._send_stop(job.trial)
 
