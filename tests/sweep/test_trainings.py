@@ -73,9 +73,8 @@ def start(folder):
         "OMP_NUM_THREADS": "1",
     }
     words = [sys.executable, "-m", "burnt", "sweep", *WORDS, "--name", str(folder)]
-    return subprocess.Popen(
-        words, cwd=folder.parent, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    with (folder.parent / "log").open("ab") as log:
+        return subprocess.Popen(words, cwd=folder.parent, env=env, stdout=log, stderr=log)
 
 
 def values_of(folder, trial):
