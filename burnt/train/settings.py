@@ -141,8 +141,9 @@ class TrainingSettings:
             if self.best_keeper is None:
                 same = stopping.monitored
                 is_higher = bool(same.metric.higher_is_better)
-                keepers.append(KeepBest(same.name, same.split, higher_is_better=is_higher))
-                self._resolve(keepers[-1])
+                best = KeepBest(same.name, same.split, higher_is_better=is_higher)
+                self._resolve(best)
+                keepers.append(best)
 
     def _resolve(self, watcher: EarlyStopping | KeepBest | Plateau) -> None:
         """Find the metric that is monitored among the training's."""

@@ -119,6 +119,7 @@ class ConfusionMatrix(Metric):
 
     name = "confusion"
     scalar = False
+    classes: Sequence[str]
 
     def __init__(
         self,
