@@ -95,6 +95,6 @@ def _trust_of(args: argparse.Namespace) -> contextlib.AbstractContextManager[Non
 
 def _runs_user_code(args: argparse.Namespace) -> bool:
     return (
-        args.command in ("replay", "check", "evaluate", "quantize")
+        args.command in ("replay", "check", "evaluate", "predict", "quantize")
         or getattr(args, "action", None) == "reproduce"
     )

@@ -27,7 +27,6 @@ from burnt.errors import DataError, UnsupportedError
 from burnt.inspect.signature import Column
 
 _MOST_CATEGORIES = 10_000  # of a column, in the config.json of a run
-_SAMPLED = 1000
 
 HINT = "--data module:loader gives batches as the training had them; in Python, burnt.predict takes them"
 
@@ -201,11 +200,8 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
         if suffix in (".jsonl", ".ndjson"):
             lines = JsonLinesDataset(path, **options)
             # Declared columns may be absent from the first rows of a file; one that has another name may not.
-            found = dict.fromkeys(
-                key for index in range(min(len(lines), _SAMPLED)) for key in lines.read(index)
-            )
             for column in self.columns:
-                check_name(column, found, os.fspath(path), "columns")
+                check_name(column, lines.columns, os.fspath(path), "columns")
             return lines
         raise DataError(
             "the kind of a file is not known by its name",

@@ -1,4 +1,4 @@
-"""The arguments of `burnt train`, `replay`, `fork`, `check` and `evaluate`."""
+"""The arguments of `burnt train`, `replay`, `fork`, `check`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -78,6 +78,18 @@ A range is low..high, of whole numbers where both ends and the field are, and wi
 quotes; other settings hold for all trials. Each trial is a run, NAME/0007.
 """
 
+_PREDICT_EXAMPLES = """\
+examples:
+  burnt predict churn --data new.csv -o predicted.csv
+  burnt predict churn --data 'new-*.parquet' -o predicted.parquet --keep id,name
+  burnt predict churn --data rows.jsonl | head
+  burnt predict digits --data digits.py:test -o predicted.csv
+
+DATA is a file with the columns that the training read, .csv, .parquet or .jsonl,
+without the label, or what `burnt evaluate` takes. Classes get a column for the name
+and one for the probability of each; the code that the run names is imported.
+"""
+
 
 def add(burnt: Parser) -> None:
     """Add the parsers."""
@@ -134,9 +146,20 @@ def add(burnt: Parser) -> None:
     text = "metrics by name or as MODULE:NAME, default: the run's"
     evaluate.option("--metrics", "A,B", text)
     evaluate.option("--step", "MODULE:NAME", "the step, for a model without one")
-    evaluate.option("--batch-size", "N", "for datasets", whole(1), 256)
-    evaluate.option("--device", "DEVICE", "a torch device, default: the fastest")
     evaluate.flag("--record", "add the results to the run")
+
+    text = "predict new data by a run's model"
+    predict = burnt.command("predict", text, _PREDICT_EXAMPLES, "predict")
+    predict.run()
+    predict.option("--data", "FILE|MODULE:NAME", "the data to predict", required=True)
+    text = "the file to write, .csv, .parquet or .jsonl; default: CSV on standard output"
+    predict.option("-o --out", "FILE", text)
+    predict.option("--keep", "A,B", "columns of the data to copy, default: all; '' for none")
+    predict.flag("--force", "replace a file that exists")
+    predict.model()
+    for command in (evaluate, predict):
+        command.option("--batch-size", "N", "for datasets", whole(1), 256)
+        command.option("--device", "DEVICE", "a torch device, default: the fastest")
     for command in (train, replay, fork):
         command.trust()
     for command in (replay, check, evaluate):

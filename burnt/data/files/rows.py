@@ -44,7 +44,8 @@ _SAMPLED = 1000
 class RowDataset(RowItems, ABC):
     """Items that are rows of values of Python, each converted to the types of its columns when it is read.
 
-    `categories` has each column of class names, and the names by their number.
+    `categories` has each column of class names, and the names by their number; `columns` the names of all
+    columns in the first rows.
     """
 
     def _prepare(self, source: str, options: Options, more_columns: Iterable[str] = ()) -> None:
@@ -53,7 +54,8 @@ class RowDataset(RowItems, ABC):
         `more_columns` are those that the first rows may lack.
         """
         first_rows = [self.read(index) for index in range(min(len(self), _SAMPLED))]
-        columns = list(dict.fromkeys(itertools.chain(*first_rows, more_columns)))
+        self.columns = list(dict.fromkeys(itertools.chain(*first_rows)))
+        columns = list(dict.fromkeys([*self.columns, *more_columns]))
         self._schema = schema = Schema.create(options, columns, source)
         self._kinds = {column: self._kind(column, first_rows) for column in schema.used}
         self._converters = {

@@ -246,6 +246,19 @@ class RunFiles:
                 return None
         return msgspec.structs.replace(table, entries=entries)
 
+    def target_names(self) -> list[str]:
+        """Return the columns that the model was trained to predict; empty if they are not known."""
+        targets, data = self._load.get("targets") or {}, self._load.get("data") or {}
+        names = (data.get("entries") or {}).get(targets.get("entry")) or []
+        return [names] if isinstance(names, str) else list(names)
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether an item may have several of the classes: their targets are no class numbers."""
+        dtype = (self._load.get("targets") or {}).get("dtype", "int64")
+        has_label = (self._load.get("data") or {}).get("label") is not None
+        return self.classes is not None and not has_label and dtype.startswith(("float", "bfloat", "bool"))
+
     def metrics(self) -> dict[str, Mapping[str, Any]]:
         """Return the metrics of the training by name, for `metric_from_dict`."""
         found = self._load.get("metrics") or ()

@@ -20,7 +20,7 @@ from burnt.data.loading.loader import EpochLoader
 from burnt.errors import BurntError, DataError, MetricError, ShapeError, UnsupportedError
 from burnt.inspect.meta import run_isolated
 from burnt.inspect.signature import Signature, SignatureRecorder
-from burnt.inspect.specs import named_tensors, shape_text, tensors_in
+from burnt.inspect.specs import named_tensors, shape_text, tensor_paths, tensors_in
 from burnt.train.checkpoints.checkpoint import Loaded
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.checks.targets import TargetChecks, batch_of_extremes
@@ -124,17 +124,21 @@ _CLASSES = "torch's losses take classes of int64: labels.long(), or masks.long()
 class FirstBatches:
     """What the checks have found out: `signature` and `sources` are as in `TrainedAs`, for config.json.
 
+    `targets` has the dtype of the step's targets, if they are a tensor, and ``entry``, that of the batch that
+    they are, None for computed ones.
+
     The output of the training step has meta tensors; it is None if the step cannot run without values.
     """
 
     shapes: Mapping[str, str]  # of the modules' outputs, by path
     signature: dict[str, Any]
     sources: list[list[str | int] | None] = dataclasses.field(default_factory=list)
+    targets: dict[str, Any] = dataclasses.field(default_factory=dict)
     output: StepOutput | None = None
 
     def load_document(self) -> dict[str, Any]:
-        """Return what predictions need to know of the model's inputs, for config.json."""
-        return {"signature": self.signature, "sources": self.sources}
+        """Return what predictions need to know of the model's inputs and targets, for config.json."""
+        return {"signature": self.signature, "sources": self.sources, "targets": self.targets}
 
 
 def check_first_batches(
@@ -288,13 +292,21 @@ def _training_shapes(
     recorder = SignatureRecorder()
     optimizers = learner.optimizer if isinstance(learner.optimizer, Optimizers) else None
     found = CheckedSteps()
+    about_targets: dict[str, Any] = {}
 
     def call(model: torch.nn.Module, batch: Any) -> StepOutput:
         if settings.precision == WHOLE:
             model.float()  # a copy of the model: autocast, which makes the dtypes fit, has no meta tensors
         if optimizers is None:
-            return learner.step(model, batch)
-        return learner.step(model, batch, StepOptimizers(optimizers, model, GradientRules(), found))
+            output = learner.step(model, batch)
+        else:
+            output = learner.step(model, batch, StepOptimizers(optimizers, model, GradientRules(), found))
+        given = getattr(output, "targets", None)
+        if isinstance(given, torch.Tensor):
+            path = tensor_paths(batch).get(id(given))
+            about_targets["dtype"] = str(given.dtype).removeprefix("torch.")
+            about_targets["entry"] = None if path is None else path[0]
+        return output
 
     targets = TargetChecks(batch_of_extremes(settings.train, batch))
     kept, outputs = _keeping_outputs(targets.recorded(call))
@@ -332,7 +344,7 @@ def _training_shapes(
     if "unknown" in signature and report.unchecked:
         sources = [None]  # the step needs values for what it gives the model
     found_output = None if report.outputs is None else outputs[0]
-    return FirstBatches(report.shapes, signature, sources, found_output), messages
+    return FirstBatches(report.shapes, signature, sources, about_targets, found_output), messages
 
 
 def _keeping_outputs(step: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:

@@ -1,0 +1,186 @@
+"""The rows of a file in chunks, as they stand in it, and files of rows to write: for `burnt predict`.
+
+A chunk is a list of dicts, or a table of Arrow, whose types another Parquet file keeps.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from burnt._files import replacing
+from burnt.cli.output import UsageError
+from burnt.data.files.csv_files import CsvFile
+from burnt.data.files.json_lines import JsonLinesDataset
+from burnt.data.files.opening import find_files
+from burnt.data.files.parquet import ParquetDataset
+from burnt.data.files.table import import_pyarrow
+from burnt.errors import DataError, did_you_mean
+
+SUFFIXES = (".csv", ".jsonl", ".parquet")
+
+
+class Rows:
+    """The columns of data that `burnt predict` copies: the names of all, and chunks of the rows of some.
+
+    ``read(names, size)`` iterates over chunks of `size` rows.
+    """
+
+    def __init__(self, names: Sequence[str], read: Callable[[Sequence[str], int], Iterator[Any]]) -> None:
+        self.names, self.read = list(names), read
+
+    def choose(self, wanted: str | None) -> list[str]:
+        """Return the columns of ``--keep``, by default all."""
+        names = self.names if wanted is None else list(filter(None, wanted.split(",")))
+        for name in names:
+            if name not in self.names:
+                raise UsageError(
+                    "--keep names a column that does not exist",
+                    expected=f"some of {', '.join(self.names)}; --keep '' keeps none",
+                    found=repr(name),
+                    hint=did_you_mean(name, self.names),
+                )
+        return names
+
+
+def rows_of(dataset: Any, path: str, options: Mapping[str, Any]) -> Rows:
+    """Return the columns of the file that a dataset reads; `options` are those of a CSV file."""
+    if isinstance(dataset, JsonLinesDataset):
+        return _lines(dataset)
+    if isinstance(dataset, ParquetDataset):
+        return _parquet(find_files(path))
+    dialect = {"delimiter": None, "header": True, "skip": 0, "encoding": "utf-8", **options}
+    files = [CsvFile(file, **dialect) for file in find_files(path)]
+
+    def read(names: Sequence[str], size: int) -> Iterator[Any]:
+        import pyarrow
+
+        # Without columns there would be no rows to count.
+        table = pyarrow.concat_tables([file.read(list(names) or file.names[:1]) for file in files])
+        for start in range(0, table.num_rows, size):
+            yield table.slice(start, size).select(list(names))
+
+    return Rows(files[0].names, read)
+
+
+def _lines(dataset: JsonLinesDataset) -> Rows:
+    def read(names: Sequence[str], size: int) -> Iterator[Any]:
+        for start in range(0, len(dataset), size):
+            rows = map(dataset.read, range(start, min(start + size, len(dataset))))
+            yield [{name: row.get(name) for name in names} for row in rows]
+
+    return Rows(dataset.columns, read)
+
+
+def _parquet(paths: Sequence[str]) -> Rows:
+    parquet = import_pyarrow("Parquet").parquet
+
+    def read(names: Sequence[str], size: int) -> Iterator[Any]:
+        import pyarrow
+
+        rest = None  # of a file: chunks go across files
+        for path in paths:
+            for batch in parquet.ParquetFile(path).iter_batches(size, columns=list(names)):
+                table = pyarrow.Table.from_batches([batch])
+                rest = table if rest is None else pyarrow.concat_tables([rest, table])
+                while rest.num_rows >= size:
+                    yield rest.slice(0, size)
+                    rest = rest.slice(size)
+        if rest is not None and rest.num_rows:
+            yield rest
+
+    return Rows(parquet.ParquetFile(paths[0]).schema_arrow.names, read)
+
+
+@contextmanager
+def written(target: str | None) -> Iterator[Callable[[Any, Mapping[str, list[Any]]], None]]:
+    """Context with ``write(chunk, columns)``, which appends rows with further columns to a file.
+
+    The file is there when the context ends without an error. None, or ``-``, writes CSV to standard output.
+    """
+    if target in (None, "-"):
+        yield _CsvWriter(sys.stdout).write
+        return
+    path = Path(str(target))
+    with replacing(path) as temporary:
+        if path.suffix == ".parquet":
+            parquet = _ParquetWriter()
+            yield parquet.write
+            parquet.close(temporary)
+            return
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            yield (_CsvWriter(file) if path.suffix == ".csv" else _LinesWriter(file)).write
+
+
+class _CsvWriter:
+    def __init__(self, file: io.TextIOBase | Any) -> None:
+        self._writer = csv.writer(file, lineterminator="\n")
+        self._has_header = False
+
+    def write(self, chunk: Any, columns: Mapping[str, list[Any]]) -> None:
+        rows = _merged(chunk, columns)
+        if not self._has_header:
+            self._has_header = True
+            self._writer.writerow(rows[0])
+        self._writer.writerows([_csv_cell(value) for value in row.values()] for row in rows)
+
+
+class _LinesWriter:
+    def __init__(self, file: io.TextIOBase | Any) -> None:
+        self._file = file
+
+    def write(self, chunk: Any, columns: Mapping[str, list[Any]]) -> None:
+        self._file.writelines(_json(row) + "\n" for row in _merged(chunk, columns))
+
+
+class _ParquetWriter:
+    """Keeps all rows, in Arrow's compact columns: the type of a column is known when all have been seen."""
+
+    def __init__(self) -> None:
+        self._arrow = import_pyarrow("Parquet")
+        self._tables: list[Any] = []
+
+    def write(self, chunk: Any, columns: Mapping[str, list[Any]]) -> None:
+        table = self._arrow.Table.from_pylist(chunk) if isinstance(chunk, list) else chunk
+        for name, values in columns.items():
+            array = self._arrow.array(values)
+            table = (
+                table.append_column(name, array) if table.num_columns else self._arrow.table({name: array})
+            )
+        self._tables.append(table)
+
+    def close(self, path: Path) -> None:
+        table = self._arrow.concat_tables(self._tables, promote_options="permissive")
+        self._arrow.parquet.write_table(table, path)
+
+
+def _merged(chunk: Any, columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    rows = chunk if isinstance(chunk, list) else chunk.to_pylist()
+    count = len(next(iter(columns.values())))
+    rows = rows or [{}] * count
+    return [
+        row | dict(zip(columns, cells, strict=True))
+        for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True)
+    ]
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return _json(value) if isinstance(value, list | dict) else value
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()  # dates as ISO 8601, NaN as null
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            "a value has no form in JSON", found=f"{value!r}"[:80], hint="--keep leaves out its column"
+        ) from error
