@@ -167,11 +167,11 @@ def _shares(shares: np.ndarray[Any, Any], classes: Sequence[str]) -> dict[str, l
 
 def _sigmoid(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return probabilities from logits; what is between 0 and 1 throughout is taken for probabilities."""
-    wide = values.astype(np.float64)
+    wide: np.ndarray[Any, Any] = values.astype(np.float64)
     if ((wide >= 0) & (wide <= 1)).all():
         return wide
     with np.errstate(over="ignore"):
-        return 1 / (1 + np.exp(-wide))
+        return np.asarray(1 / (1 + np.exp(-wide)))
 
 
 def _cells(values: np.ndarray[Any, Any]) -> list[Any]:

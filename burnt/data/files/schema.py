@@ -436,7 +436,7 @@ def find_range(values: NDArray[Any]) -> tuple[float, float] | None:
     values = values[np.isfinite(values)] if values.dtype.kind == "f" else values
     if values.dtype.kind not in "fiu" or not values.size:
         return None
-    return float(values.min()), float(values.max())
+    return float(str(values.min())), float(str(values.max()))  # 0.07, where float32 has 0.0700000003
 
 
 class RowItems:
