@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     outputs = predict(model.to(device), data, size, stream=True)
     count = 0
     with written(args.out) as write:
-        for chunk, columns in _aligned(rows.read(keep, args.batch_size), map(namer.columns, outputs)):
+        chunks = rows.read(keep, args.batch_size) if keep else itertools.repeat(None)
+        for chunk, columns in _aligned(chunks, map(namer.columns, outputs)):
             taken = [name for name in columns if name in keep]
             if taken:
                 raise UsageError(
@@ -82,25 +83,26 @@ def _open(args: argparse.Namespace, files: RunFiles) -> tuple[Any, Rows]:
         check_same_names(loader, split, files.classes, files.categories)
         if args.keep:
             raise UsageError("--keep keeps columns of a file", found=f"--data {args.data}")
-        return loader, Rows([], lambda names, size: itertools.repeat(None))
+        return loader, Rows([], lambda names, size: iter(()))
     table = files.table()
     dataset = table.open(args.data)
     return dataset, rows_of(dataset, args.data, table.csv)
 
 
 def _aligned(
-    chunks: Iterable[Any], outputs: Iterable[dict[str, list[Any]]]
+    chunks: Iterator[Any], outputs: Iterable[dict[str, list[Any]]]
 ) -> Iterator[tuple[Any, dict[str, list[Any]]]]:
-    """Return the chunks of rows with their outputs, whose batches have as many."""
-    for chunk, columns in zip(chunks, outputs, strict=False):
+    """Yield the chunks of rows, None for rows without columns, with their outputs."""
+    for columns in outputs:
         count = len(next(iter(columns.values())))
-        if chunk is not None and len(chunk) not in (count, 0):
+        chunk = next(chunks, ())
+        if chunk is not None and len(chunk) != count:
             raise DataError(
                 "the model's output has not a row for each item",
                 expected=quantity(len(chunk), "row"),
                 found=quantity(count, "row"),
             )
-        yield chunk if chunk is not None else [{}] * count, columns
+        yield [{}] * count if chunk is None else chunk, columns
 
 
 @dataclass(frozen=True)

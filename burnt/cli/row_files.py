@@ -30,7 +30,7 @@ SUFFIXES = (".csv", ".jsonl", ".parquet")
 class Rows:
     """The columns of data that `burnt predict` copies: the names of all, and chunks of the rows of some.
 
-    ``read(names, size)`` iterates over chunks of `size` rows.
+    ``read(names, size)`` iterates over chunks of `size` rows, of one column or more.
     """
 
     def __init__(self, names: Sequence[str], read: Callable[[Sequence[str], int], Iterator[Any]]) -> None:
@@ -62,10 +62,9 @@ def rows_of(dataset: Any, path: str, options: Mapping[str, Any]) -> Rows:
     def read(names: Sequence[str], size: int) -> Iterator[Any]:
         import pyarrow
 
-        # Without columns there would be no rows to count.
-        table = pyarrow.concat_tables([file.read(list(names) or file.names[:1]) for file in files])
+        table = pyarrow.concat_tables([file.read(list(names)) for file in files])
         for start in range(0, table.num_rows, size):
-            yield table.slice(start, size).select(list(names))
+            yield table.slice(start, size)
 
     return Rows(files[0].names, read)
 
@@ -163,8 +162,6 @@ class _ParquetWriter:
 
 def _merged(chunk: Any, columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     rows = chunk if isinstance(chunk, list) else chunk.to_pylist()
-    count = len(next(iter(columns.values())))
-    rows = rows or [{}] * count
     return [
         row | dict(zip(columns, cells, strict=True))
         for row, cells in zip(rows, zip(*columns.values(), strict=True), strict=True)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import burnt
-from burnt.cli import main
+from burnt.cli import main, predict
+from burnt.errors import DataError
 from burnt.train.after.loading import RunFiles
 from tests.cli.commands import printed, refused, run_script
 from tests.fixtures import Capture
@@ -229,3 +230,41 @@ def test_errors_write_nothing(capsys: Capture, folder: Path):
     assert "prediction" in read(folder / "new.csv")[0]
     assert main(["predict", "churn", "--data", "new.csv", "--keep", "", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "prediction,probability_no,probability_yes"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_chunks_are_rows_in_their_order(capsys: Capture, folder: Path, suffix: str):
+    rows = [{**NEW[0], "id": f"{number:03}", "age": 18 + number} for number in range(23)]
+    words = ("--data", write(folder, suffix, rows), "--batch-size", "5", "--device", "cpu", "-o")
+    printed(capsys, "predict", "churn", *words, "all.jsonl", "--keep", "id,age")
+    found = read(folder / "all.jsonl")
+    assert [row["id"] for row in found] == [row["id"] for row in rows]
+    shares = [row["probability_yes"] for row in found]
+    assert len(set(shares)) == 23
+    assert list(found[0]) == ["id", "age", "prediction", "probability_no", "probability_yes"]
+    printed(capsys, "predict", "churn", *words, "none.parquet", "--keep", "")
+    assert [row["probability_yes"] for row in read(folder / "none.parquet")] == pytest.approx(shares)
+
+
+def test_what_outputs_become():
+    logits = torch.tensor([[2.0, -1.0], [torch.nan, 0.0]])
+    found = predict._Columns(["a", "b"], False, []).columns(logits)
+    assert found["prediction"] == ["a", None]
+    assert found["probability_a"] == [pytest.approx(torch.softmax(logits[0], 0)[0].item()), None]
+    labels = predict._Columns(["a", "b"], True, []).columns(torch.tensor([[2.0, 1.0], [-3.0, 0.5]]))
+    assert labels["prediction"] == [["a", "b"], ["b"]]
+    assert labels["probability_a"] == pytest.approx(torch.tensor([2.0, -3.0]).sigmoid().tolist())
+    one = predict._Columns(["a", "b"], False, []).columns(
+        torch.tensor([[2.0], [-3.0]])
+    )  # of the second class
+    assert (one["prediction"], one["probability_b"]) == (["b", "a"], labels["probability_a"])
+    parts = predict._Columns(None, False, []).columns(
+        {"mean": torch.ones(2), "count": torch.tensor([[1, 2]] * 2)}
+    )
+    assert parts == {
+        "prediction_mean": [1.0, 1.0], "prediction_count_0": [1, 1], "prediction_count_1": [2, 2]
+    }  # fmt: skip
+    with pytest.raises(DataError, match="not a row for each item"):
+        predict._Columns(None, False, []).columns(torch.tensor(1.0))
+    with pytest.raises(DataError, match="not a row for each item"):
+        list(predict._aligned(iter([[{}, {}]]), [{"prediction": [1]}]))
