@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,9 @@ class _Columns:
                     "the model's output has not a row for each item", where=name, found="a single number"
                 )
             values = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
-            found |= self._of_tensor(name.replace(".", "_"), values, is_single=len(tensors) == 1)
+            found |= self._of_tensor(
+                re.sub(r"\W+", "_", name).strip("_"), values, is_single=len(tensors) == 1
+            )
         return found
 
     def _of_tensor(self, name: str, values: np.ndarray[Any, Any], is_single: bool) -> dict[str, list[Any]]:
