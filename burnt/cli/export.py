@@ -85,6 +85,7 @@ def page(args: argparse.Namespace) -> int:
         classes=_names(args.classes) or _classes_of_run(shipped, args.table),
         fields=_names(args.fields),
         table=args.table,
+        columns=shipped.table,
         weights=args.weights,
         onnxruntime_web=args.onnxruntime_web,
     )
@@ -118,7 +119,14 @@ def c(args: argparse.Namespace) -> int:
 
     shipped = load_run_model(args)
     written = write_firmware(
-        shipped.model, shipped.signature, args.out, args.name, ram=args.ram, flash=args.flash
+        shipped.model,
+        shipped.signature,
+        args.out,
+        args.name,
+        ram=args.ram,
+        flash=args.flash,
+        columns=shipped.table,
+        classes=_classes_of_run(shipped, False),
     )
     page = Page()
     page.line(f"{shipped.folder}, {shipped.checkpoint}")

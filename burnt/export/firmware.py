@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from burnt._files import replacing
 from burnt._torch import restored_modes
 from burnt._version import __version__
+from burnt.data.description import TableDescription
 from burnt.errors import InputRuntimeError, UnsupportedError
 from burnt.export.c_source import CSource, Layer, Parameter, c_source
+from burnt.export.columns import header_columns
 from burnt.inspect.signature import Signature
 
 _MARK = "written by burnt"  # in each file, which the next call may replace
@@ -101,6 +103,8 @@ def write_firmware(
     flash: int | None = None,
     cases: int = 4,
     inputs: Sequence[Sequence[Tensor]] = (),
+    columns: TableDescription | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Firmware:
     """Write a model as C99 without allocation, threads or files.
 
@@ -117,6 +121,9 @@ def write_firmware(
         flash: refuse a model that needs more bytes of flash than this.
         cases: the number of test cases with random inputs within the ranges of the example.
         inputs: test cases with these inputs instead, one tensor ``[1, ...]`` for each input.
+        columns: what encodes the columns of a table as the inputs; the header says how, with the names of
+            all categories.
+        classes: their names, for the header.
 
     Raises:
         UnsupportedError: the model does not fit `ram` or `flash`, or cannot be printed as C.
@@ -139,7 +146,7 @@ def write_firmware(
         drawn = [signature.example(1, seed=seed) for seed in range(cases)]
     contents = {
         f"{name}.c": _program(source),
-        f"{name}.h": _header(source, memory),
+        f"{name}.h": _header(source, memory, header_columns(source, columns, classes)),
         f"test_{name}.c": _test_program(source, model, drawn),
         "Makefile": _makefile(name),
     }
@@ -270,13 +277,13 @@ def _program(source: CSource) -> str:
     return f'/* {_MARK} */\n#include "{source.name}.h"\n\n{text}'
 
 
-def _header(source: CSource, memory: Memory | None) -> str:
+def _header(source: CSource, memory: Memory | None, columns: str = "") -> str:
     guard = f"{source.name.upper()}_H"
     needs = f"\n * Needs {memory}." if memory else ""
     ranges = "".join(
         f"\n * {parameter.name}: in the example from {info.range[0]:g} to {info.range[1]:g}."
         for parameter, info in zip(source.inputs, source.signature.inputs, strict=True)
-        if info.range is not None
+        if info.range is not None and not info.columns
     )
     return f"""\
 /* {source.name}: a model as C, {_MARK} {__version__}.{needs}
@@ -292,7 +299,7 @@ def _header(source: CSource, memory: Memory | None) -> str:
 extern "C" {{
 #endif
 
-{source.declaration()};
+{columns}{source.declaration()};
 
 #ifdef __cplusplus
 }}

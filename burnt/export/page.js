@@ -218,6 +218,74 @@ class NumberInput {
   }
 }
 
+// The columns of a table: a field for each, and what `TableDescription.encode` makes of them.
+class Form {
+  constructor(form, inputs, parent, changed) {
+    Object.assign(this, { form, inputs, changed });
+    const box = $("div", parent, { className: "fields" });
+    this.fields = form.fields.map(field => {
+      const label = $("label", box, { textContent: field.name }), { options, range, kind } = field;
+      const hints = [];
+      if (range) hints.push(range.map(text => String(text).split("T")[0]).join(" to "));
+      if (!field.isRequired && !(options && field.missing === null)) hints.push("or empty");
+      $("span", label, { className: "hint", textContent: hints.join(", ") });
+      if (options) {
+        const select = $("select", label, { oninput: () => this.read() });
+        options.forEach((text, i) => $("option", select, { value: i, textContent: text }));
+        if (field.missing !== null) $("option", select, { value: "", textContent: "" });
+        return select;
+      }
+      const type = kind !== "date" ? "number" : field.hasTime ? "datetime-local" : "date";
+      return $("input", label, { type, step: kind === "date" ? "" : LIMITS[kind] ? 1 : "any",
+        value: field.start, oninput: () => this.read() });
+    });
+    this.read();
+  }
+  read() {
+    const problems = [];
+    const values = this.form.fields.map((field, i) => {
+      // A browser has no text for what is not a number or a date.
+      const input = this.fields[i], isBad = !!input.validity && input.validity.badInput;
+      const value = isBad ? null : this.value(field, input.value);
+      input.setAttribute("aria-invalid", value === null);
+      if (value === null) problems.push(field.name + " needs " + (field.kind === "date" ? "a date"
+        : LIMITS[field.kind] ? "a whole number" : "a number") + ".");
+      return value;
+    });
+    this.problem = problems[0] || "";
+    if (!this.problem) this.form.numbers.forEach((numbers, i) => {
+      const cast = this.inputs[i] instanceof BigInt64Array ? BigInt : Number;
+      this.inputs[i].set(numbers.map(([field, part]) => {
+        const value = values[field];
+        return cast(this.form.fields[field].kind === "date" ? this.date(value, part) : value);
+      }));
+    });
+    this.changed();
+  }
+  // The number of a field's text, of dates in milliseconds; NaN if it is missing, null if it is invalid.
+  value(field, text) {
+    if (text === "") {
+      if (field.isRequired) return null;
+      if (field.missing === null) return NaN;
+      text = String(field.missing);
+    }
+    if (field.options) return Number(text);
+    if (field.kind === "date") return Date.parse(text + (text.includes("T") ? "Z" : ""));
+    const limits = LIMITS[field.kind];
+    if (limits) {
+      const whole = /^[-+]?\d+$/.test(text) ? BigInt(text.replace("+", "")) : null;
+      return whole !== null && whole >= limits[0] && whole <= limits[1] ? whole : null;
+    }
+    const number = Number(text);
+    return Number.isFinite(field.kind === "float64" ? number : Math.fround(number)) ? number : null;
+  }
+  date(milliseconds, part) {
+    const date = new Date(milliseconds);
+    return { "": milliseconds / 864e5, year: date.getUTCFullYear(), month: date.getUTCMonth() + 1, day: date.getUTCDate(),
+      weekday: (date.getUTCDay() + 6) % 7, hour: date.getUTCHours() }[part];
+  }
+}
+
 // The probabilities of classes, from logits, log-probabilities or probabilities.
 class Bars {
   constructor(info, parent) {
@@ -246,6 +314,7 @@ class Bars {
       percent.textContent = (Number.isNaN(share) ? "?" : share.toFixed(1)) + " %";
     });
   }
+  // As in burnt/_probabilities.py.
   probabilities(values) {
     const sum = numbers => numbers.reduce((a, b) => a + b, 0);
     if (values.every(value => value >= 0) && Math.abs(sum(values) - 1) < 1e-4) return values;
@@ -326,7 +395,8 @@ async function start() {
     return;
   }
   const part = id => $("div", byId(id), { className: "part" });
-  inputs = MODEL.inputs.map((info, i) =>
+  if (MODEL.form) inputs = [new Form(MODEL.form, model.inputs, part("inputs"), update)];
+  else inputs = MODEL.inputs.map((info, i) =>
     new (info.isImage ? ImageInput : NumberInput)(info, model.inputs[i], part("inputs"), update));
   outputs = MODEL.outputs.map(info => new (MODEL.isClassifier ? Bars : Table)(info, part("outputs")));
   update();

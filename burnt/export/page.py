@@ -20,8 +20,10 @@ import torch
 from torch import nn
 
 from burnt._files import replacing
+from burnt.data.description import TableDescription
 from burnt.errors import InputValueError, UnsupportedError
 from burnt.export.c_source import MissingOpsError, c_source
+from burnt.export.columns import form
 from burnt.export.wasm import OnnxRuntimeWeb, compile_wasm
 from burnt.inspect.signature import Signature, TensorInfo
 from burnt.onnx import export
@@ -66,14 +68,16 @@ def write_page(
     classes: Sequence[str] | None = None,
     fields: Sequence[str] | None = None,
     table: bool = False,
+    columns: TableDescription | None = None,
     weights: str = "float32",
     onnxruntime_web: str | os.PathLike[str] | None = None,
 ) -> Page:
     """Write a model as one HTML file with the model inside, compiled to WebAssembly.
 
     An input ``[1, 1 or 3, height, width]`` of floating point or uint8 gets a canvas to draw on and a file
-    picker, any other a field for each number. A single output ``[1, n]`` of floating point with n > 1 is
-    taken for the logits or probabilities of classes and drawn as bars, other outputs as tables.
+    picker, any other a field for each number, or for each column of its table. A single output ``[1, n]``
+    of floating point with n > 1 is taken for the logits or probabilities of classes and drawn as bars,
+    other outputs as tables.
 
     Where the C generator lacks an op of the model, the page holds onnxruntime-web, which runs it instead.
 
@@ -86,6 +90,7 @@ def write_page(
         classes: the names of the classes.
         fields: the names of all numbers in the inputs that get fields, in order.
         table: show a single output ``[1, n]`` as a table, too, as for a regression with several targets.
+        columns: what encodes the columns of a table as the inputs, which are its entries; `fields` win.
         weights: how matrices are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         onnxruntime_web: the package of that name, a folder or the archive that ``npm pack`` makes; by default
             it is fetched by npm where it is needed.
@@ -118,7 +123,7 @@ def write_page(
                 "policy": _POLICY.format("" if runtime is None else " blob:"),
                 "title": html.escape(title or type(model).__name__),
                 "subtitle": html.escape(f"{type(model).__name__}: {signature}"),
-                "model": _script_json(description(signature, classes, fields, table)),
+                "model": _script_json(description(signature, classes, fields, table, columns)),
                 "code": _packed(code),
                 "runtime": json.dumps(runtime and [_packed(runtime.script), _packed(runtime.wasm)]),
                 "script": _minified(files("burnt.export").joinpath("page.js").read_text(encoding="utf-8")),
@@ -145,7 +150,11 @@ def _exported(model: nn.Module, example: Any, weights: str) -> tuple[Signature, 
 
 
 def description(
-    signature: Signature, classes: Sequence[str] | None, fields: Sequence[str] | None, table: bool
+    signature: Signature,
+    classes: Sequence[str] | None,
+    fields: Sequence[str] | None,
+    table: bool,
+    columns: TableDescription | None = None,
 ) -> dict[str, Any]:
     """Return what the page's script needs to know of the inputs and outputs."""
     numbers = sum(math.prod(info.shape) for info in signature.inputs if not _is_image(info))
@@ -166,6 +175,9 @@ def description(
         inputs.append(described)
     return {
         "inputs": inputs,
+        "form": form(columns, [info.name for info in signature.inputs])
+        if columns is not None and fields is None
+        else None,
         "outputs": [_tensor(info) for info in signature.outputs],
         "classes": classes and list(classes),
         "isClassifier": scores is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,22 @@ from starlette.testclient import TestClient
 
 import burnt
 from burnt import data, nn, optim
-from burnt.cli import serve
+from burnt.cli import main, serve
 from burnt.serve import RunModel, wire
 from burnt.train import ClassificationOutput, Learner, SupervisedTraining
 from burnt.train.after.loading import RunFiles
+from tests.export.browser import Browser, chromium
+from tests.export.test_page import needs_chromium
+from tests.export.toolchains import needs_clang
 from tests.serve import serving
 
 TRAIN = """\
 rooms,area,joined,city,new,kind
-2,51.5,2024-01-31,Kiel,true,flat
+2,51.5,2024-01-31T18:00,Kiel,true,flat
 5,,2023-07-02,Bonn,false,house
 3,80,,Kiel,true,flat
 4,120.25,2019-12-24,Bonn,false,house
-1,30,2021-05-05T18:30,Köln,true,"a ""tent"" b"
+1,30,2021-05-05,Köln,true,"a ""tent"" b"
 6,,2020-02-29,,false,house
 """
 NEW = """\
@@ -147,7 +150,7 @@ class TestServer:
         assert schema["columns"] == {
             "rooms": {"kind": "float32", "range": [1, 6], "required": False},
             "area": {"kind": "float32", "range": [30, 120.25], "required": False},
-            "joined": {"kind": "date", "range": [18254, 19753], "required": False},
+            "joined": {"kind": "date", "range": [18254, 19753.75], "required": False},
             "new": {"kind": "bool", "range": [0, 1], "required": True},
             "city": {
                 "kind": "category", "categories": ["Bonn", "Kiel", "Köln", "<unknown>"], "required": False
@@ -199,3 +202,107 @@ class TestServer:
         with serving.client(serving.Fake()) as http:
             error = http.post("/v1/predict", json={"rows": [{"x": 1}]}).json()["error"]
         assert error["message"] == "the model takes no rows"
+
+
+@pytest.fixture(scope="module")
+def browser(run: Path) -> Iterator[Browser]:
+    page = run.parent / "flats.html"  # written from the folder that the run was started in
+    assert main(["page", str(run), "-o", str(page)]) == 0
+    with chromium() as opened:
+        opened.open(page)
+        yield opened
+
+
+def fill(browser: Browser, texts: Mapping[str, str]) -> None:
+    """Fill the fields as a user does."""
+    browser.evaluate(
+        f"""(() => {{ const texts = {json.dumps(texts)};
+        for (const label of document.querySelectorAll(".fields label")) {{
+            const field = label.querySelector("input, select");
+            field.value = texts[label.firstChild.textContent];
+            field.dispatchEvent(new Event("input"));
+        }} }})()"""
+    )
+    browser.wait_until_idle()
+
+
+@needs_clang
+@needs_chromium
+def test_fields_are_encoded_and_answered_as_predict_does(
+    run: Path, browser: Browser, expected: torch.Tensor
+) -> None:
+    rows = RunFiles.read(run).table().open(run.parent / "new.csv")
+    cities = ["Bonn", "Kiel", "Köln"]
+    for number, row in enumerate(ROWS):
+        texts = {name: str(row.get(name) or "") for name in ("rooms", "area")}
+        texts["joined"] = f"{row['joined']}T00:00" if "joined" in row else ""
+        texts |= {"new": str(int(row["new"]))}
+        texts["city"] = str(cities.index(row["city"]) if row["city"] in cities else 3)
+        fill(browser, texts)
+        given = browser.evaluate("[Array.from(model.inputs[0], String), Number(model.inputs[1][0])]")
+        x = np.array([float(text) for text in given[0]], np.float32)
+        np.testing.assert_array_equal(x, rows[number]["numbers"])
+        assert given[1] == rows[number]["city"]
+        found = browser.evaluate("Array.from(model.outputs[0])")
+        np.testing.assert_allclose(found, expected[number], rtol=0, atol=1e-5)
+        shown = browser.evaluate("outputs[0].probabilities(Array.from(model.outputs[0]))")
+        np.testing.assert_allclose(shown, expected[number].double().softmax(0), rtol=0, atol=1e-5)
+        assert browser.text("#class") == CLASSES[int(expected[number].argmax())]
+        assert browser.text("#problem") == ""
+    assert browser.errors == []
+
+
+@needs_clang
+@needs_chromium
+def test_fields_say_what_they_take(browser: Browser) -> None:
+    browser.evaluate("location.reload()")
+    browser.wait_until_idle()
+    labels = browser.evaluate('[...document.querySelectorAll(".fields label")].map(l => l.innerText)')
+    assert labels[:3] == [
+        "rooms\n1 to 6, or empty",
+        "area\n30 to 120.25, or empty",
+        "joined\n2019-12-24 to 2024-01-31, or empty",
+    ]
+    assert labels[4].split("\n")[-4:] == ["Bonn", "Kiel", "Köln", "other, or missing"]
+    fields = 'document.querySelectorAll(".fields input, .fields select")'
+    values = browser.evaluate(f"[...{fields}].map(f => f.value)")
+    assert values == ["3.5", "75.1", "2022-01-11T00:00", "0", "0"]
+
+
+@pytest.fixture(scope="module")
+def firmware(run: Path) -> Path:
+    """The folder that `burnt c` writes; it compares the C with the model if there is a compiler."""
+    folder = run.parent / "c"
+    assert main(["c", str(run), "-o", str(folder), "--name", "flats"]) == 0
+    return folder
+
+
+def test_the_header_says_what_the_numbers_are(firmware: Path) -> None:
+    header = (firmware / "flats.h").read_text()
+    assert (
+        """
+/* What the inputs are:
+ * x[0][0]: rooms, a number; 1 to 6 in training; NAN if missing
+ * x[0][1]: area, a number; 30 to 120.25 in training; NAN if missing
+ * x[0][2]: joined, days since 1970-01-01 in UTC, with the time as a fraction: 2024-01-31 is 19753; 18254 to \
+19753.75 in training; NAN if missing
+ * x[0][3]: joined.month, this part of the date; 1 to 12 in training; NAN if missing
+ * x[0][4]: new, 0 for false, 1 for true
+ * city[0]: city, an index into flats_city; 3 is any other value, and a missing one
+ */
+static const char *const flats_city[4] = {
+    "Bonn",
+    "Kiel",
+    "K\\303\\266ln",
+    "<unknown>"
+};
+static const char *const flats_classes[3] = {
+    "a \\042tent\\042 b",
+    "flat",
+    "house"
+};
+void flats(const float x[1][5], const int64_t city[1], float output[1][3]);
+"""
+        in header
+    )
+    assert "NAN" in (firmware / "test_flats.c").read_text()
