@@ -6,12 +6,13 @@ import argparse
 import os
 import shlex
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, closest_path, usage_errors
-from burnt.errors import ConfigError, UnsupportedError, clean, quantity
+from burnt.errors import ConfigError, RunError, UnsupportedError, clean, quantity
 from burnt.store.sweeps import SWEEP, Sweep, Trial, Value, assignment, is_sweep, ranked, read_trials
 from burnt.sweep.engine import Engine
 from burnt.sweep.sampling import check_optuna, grid_size
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     folder, sweep = _existing(args) if ":" not in args.target else _described(args)
     if args.best:
         return _print_best(folder, sweep)
+    sweep = _trusted(folder, sweep)
     with usage_errors(ConfigError, UnsupportedError):
         if sweep.sampler == "tpe":
             check_optuna()
@@ -108,6 +110,29 @@ def _existing(args: argparse.Namespace) -> tuple[Path, Sweep]:
     if file.suffix == ".py" and not file.is_file() and not args.best:
         raise UsageError(f"there is no file {str(file)!r}", where=os.getcwd(), hint="go to its folder first")
     return folder, _with_options(sweep, args)
+
+
+def _trusted(folder: Path, sweep: Sweep) -> Sweep:
+    """Return the sweep, marked as this user's own; raise if its folder came from another user."""
+    from burnt.train.code.trust import has_mark, is_trusting, mark
+
+    is_new = not is_sweep(folder)
+    if is_new:
+        sweep = sweep.replace(id=uuid.uuid4().hex)  # nobody else can guess it
+    document = [sweep.id, sweep.target, *sweep.fixed]
+    file = Path(sweep.target.rpartition(":")[0])
+    outside = [file] if file.suffix == ".py" and file.is_file() else []
+    if is_new or is_trusting():
+        mark(folder, document, [], outside)
+    elif not has_mark(document, [], outside):
+        raise RunError(
+            "the sweep names code to execute, and is not trusted: nothing was imported",
+            where=str(folder),
+            expected="a sweep that this user has started here",
+            found=f"it would call {sweep.target}",
+            hint="read that code; if you trust it and what it imports: --trust. This is remembered",
+        )
+    return sweep
 
 
 def _folder(name: str) -> Path:

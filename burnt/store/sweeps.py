@@ -77,6 +77,7 @@ class Sweep(Config):
     prune: Literal["median", "halving", "none"] = "none"
     jobs: int = 1
     seed: int = 0
+    id: str = ""  # random, so that a folder from another user can be told from one's own
     process: tuple[str, int, float] | None = None  # host, pid and start time of the newest one
 
     def is_running(self) -> bool:

@@ -18,6 +18,7 @@ from burnt.cli import main
 from burnt.cli.arguments import _build_parser
 from burnt.data import Loader, TensorDataset
 from burnt.errors import RunError
+from burnt.store.sweeps import Sweep
 from burnt.train import Learner, StepOutput, SupervisedTraining
 from tests.cli.commands import refused
 
@@ -34,6 +35,7 @@ EXECUTING = {
     "replay": "replay gift --step 1",
     "fork": "fork gift@2",
     "evaluate": "evaluate gift --data data.py:batches",
+    "predict": "predict gift --data data.py:batches",
     "export": "export gift -o gift.onnx",
     "page": "page gift -o gift.html",
     "c": "c gift -o firmware",
@@ -140,8 +142,8 @@ def test_every_command_is_listed_here():
                 trusting.add(name)
 
     walk(_build_parser(), "")
-    assert set(commands) == EXECUTING.keys() | READING.keys() | OTHERS
-    assert trusting == EXECUTING.keys()
+    assert set(commands) == EXECUTING.keys() | READING.keys() | OTHERS | {"sweep"}
+    assert trusting == EXECUTING.keys() | {"sweep"}
 
 
 @pytest.mark.parametrize("command", EXECUTING)
@@ -160,6 +162,21 @@ def test_code_in_the_folder_of_a_run_is_executed_if_the_run_is_trusted(command, 
     assert not (gift / "called").exists()
     main(words)
     assert is_executed(gift)  # it is remembered
+
+
+def test_a_sweep_from_another_user_runs_if_it_is_trusted(desk, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk / "state"))
+    (desk / "evil.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
+    (desk / "gift").mkdir()
+    Sweep(target="evil.py:main", space=(), trials=1, sampler="random").save(desk / "gift" / "sweep.json")
+    words = ["sweep", "gift/"]
+    assert main(words) == 1
+    text = capsys.readouterr().err
+    assert "not trusted" in text
+    assert "it would call evil.py:main" in text
+    assert not (desk / "executed").exists()
+    main([*words, "--trust"])  # whose trial fails: there is no main
+    assert (desk / "executed").exists()
 
 
 @pytest.mark.parametrize("command", READING)

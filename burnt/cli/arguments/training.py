@@ -132,6 +132,7 @@ def add(burnt: Parser) -> None:
     sweep.option("--jobs", "N", "trials at the same time; default: 1", whole(1))
     sweep.option("--seed", "N", "of the sampler; default: 0", whole(0))
     sweep.option("--name", "NAME", "its folder in runs/; default: MODULE-sweep")
+    sweep.trust()
     sweep.flag("--best", "print the command that trains the best trial again, and exit")
 
     check = burnt.command("check", "check training functions without training", _CHECK_EXAMPLES, "check")

@@ -274,7 +274,7 @@ class RunFiles:
             table = self.input_table()
             if table is None:
                 return signature
-            inputs = (replace(info, columns=table.numbers(info.name)) for info in signature.inputs)
+            inputs = (replace(info, columns=table.numbers(info.name) or ()) for info in signature.inputs)
             return replace(signature, inputs=tuple(inputs))
         document = self._load.get("signature")
         reason = document.get("unknown") if isinstance(document, dict) else None
