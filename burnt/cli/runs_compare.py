@@ -24,7 +24,7 @@ from burnt.monitor.plotting.run_curves import (
 )
 from burnt.monitor.plotting.text_chart import ChartView, TextChart
 from burnt.store import Series
-from burnt.store.search import short_names
+from burnt.store.search import short_names, without_repeats
 from burnt.train.format import duration_text, value_text
 
 _PLOT_LINES = 14
@@ -78,8 +78,8 @@ def _print(views: Sequence[RunView], series: Sequence[Series], drawn: Sequence[S
     width = max(_terminal_width(), _MIN_COLUMNS) if page.is_styled else None
     _print_runs(page, views)
     page.heading("settings that differ")
-    differing = differences([view.config for view in views])
-    names = short_names(differing, {key for view in views for key in view.settings})
+    differing = without_repeats(differences([view.config for view in views]))
+    names = short_names(differing)
     rows: list[list[str | Cell]] = [
         [names[key], *(_shorten(value or "", width, len(views)) for value in values)]
         for key, values in differing.items()

@@ -27,11 +27,12 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from burnt.errors import QueryError, did_you_mean, nearest
 from burnt.store.reader import Series
 
+_Value = TypeVar("_Value")
 _Number = Callable[[float, float], bool]
 
 _FIELDS = ("tag", "state", "name", "note", "config")
@@ -132,6 +133,22 @@ def settings_of(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     shown = flatten({key: value for key, value in (config or {}).items() if key not in _NOT_SHOWN})
     return {key: value for key, value in shown.items() if key not in _NO_SETTINGS}
+
+
+def without_repeats(settings: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Leave out settings that repeat an earlier one: with the same last part of the key, and an equal value.
+
+    >>> without_repeats({"config.seed": 3, "seed": 3, "loader.seed": 4})
+    {'config.seed': 3, 'loader.seed': 4}
+    """
+    kept: dict[str, _Value] = {}
+    by_end: dict[str, list[_Value]] = {}
+    for key, value in settings.items():
+        values = by_end.setdefault(key.rpartition(".")[2], [])
+        if value not in values:
+            values.append(value)
+            kept[key] = value
+    return kept
 
 
 def short_names(keys: Iterable[str], known: Iterable[str] = ()) -> dict[str, str]:

@@ -38,7 +38,7 @@ from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import state_cell
 from burnt.plot.braille import DASH_PATTERNS, line_sample
 from burnt.store import Extreme, Series
-from burnt.store.search import short_names
+from burnt.store.search import short_names, without_repeats
 from burnt.train.format import duration_text, value_text
 
 _MIN_CHART_LINES = 8  # of one of several charts, with its title and axis
@@ -244,7 +244,8 @@ class CompareScreen(Screen[None], CurveKeys):
         self.query_one("#values", Table).show(cells)
 
     def _show_configs(self, differing: Mapping[str, Sequence[str | None]]) -> None:
-        names = short_names(differing, {key for view in self.views for key in view.settings})
+        differing = without_repeats(differing)
+        names = short_names(differing)
         columns = [Column("differs in", expands=True)]
         columns += [Column(str(number + 1), align_right=True) for number in range(len(self.views))]
         rows: list[tuple[object, Sequence[Cell]]] = []

@@ -20,7 +20,7 @@ from burnt.monitor.screens.panes.system import latest_values
 from burnt.monitor.ui.keybar import update_if_changed
 from burnt.monitor.ui.table import Cell, cell, fit_cell
 from burnt.monitor.ui.theme import progress_bar
-from burnt.store.search import setting_text, short_names
+from burnt.store.search import setting_text, short_names, without_repeats
 from burnt.train.format import duration_text
 
 MIN_SCREEN_WIDTH = 120
@@ -94,23 +94,21 @@ class Panel(Pane):
 
     def read(self) -> Callable[[], Any]:
         samples = self.view.system_samples()
-        facts = (
-            self._progress(),
-            latest_values(samples[-1].values if samples else {}),
-            self._setting_texts(),
-        )
-        width = max((cell_len(name) for rows in facts for name, _ in rows), default=0)
-        widths = (min(width, max(self.size.width // 2 - 2, 8)), 0)
-        progress, system, settings = (
-            [(cell(name, "$dim"), cell(text)) for name, text in rows] for rows in facts
-        )
+        facts, system = self._progress(), latest_values(samples[-1].values if samples else {})
+        width = max((cell_len(name) for name, _ in (*facts, *system)), default=0)
         sections = [
-            Section(self._progress_title(), progress, widths),
+            self._section(self._progress_title(), facts, width),
             self._values(),
-            Section(cell("system"), system, widths, "3 System"),
-            Section(cell("settings"), settings, widths, "7 Config"),
+            self._section(cell("system"), system, width, "3 System"),
+            self._section(cell("settings"), self._setting_texts(), 0, "7 Config"),
         ]
         return partial(self._show, [section for section in sections if section.rows])
+
+    def _section(self, title: Cell, facts: Sequence[tuple[str, str]], width: int, pane: str = "") -> Section:
+        """Return names and values as a section whose names have at least a width."""
+        width = max(width, *(cell_len(name) for name, _ in facts), 0)
+        rows = [(cell(name, "$dim"), cell(text)) for name, text in facts]
+        return Section(title, rows, (min(width, max(self.size.width // 2 - 2, 8)), 0), pane)
 
     def _progress(self) -> list[tuple[str, str]]:
         view = self.view
@@ -119,7 +117,7 @@ class Panel(Pane):
             facts.append(("activity", view.activity))
         facts.append(("trained", duration_text(view.active_seconds)))
         if len(view.attempts) > 1 and (step := view.attempts[-1].resumed_from_step) is not None:
-            facts.append(("attempt", f"{len(view.attempts)}, resumed after step {step:,}"))
+            facts.append(("attempt", f"{len(view.attempts)}, from step {step:,}"))
         return facts
 
     def _progress_title(self) -> Cell:
@@ -151,8 +149,9 @@ class Panel(Pane):
         return Section(cell("values"), rows, (0, _NUMBER_WIDTH, _NUMBER_WIDTH), "2 Numbers")
 
     def _setting_texts(self) -> list[tuple[str, str]]:
-        names = short_names(self.view.settings)
-        return [(names[key], setting_text(value)) for key, value in self.view.settings.items()]
+        settings = without_repeats(self.view.settings)
+        names = short_names(settings)
+        return [(names[key], setting_text(value)) for key, value in settings.items()]
 
     # --- in the app's thread
 

@@ -56,7 +56,7 @@ async def test_a_run_at_a_glance(tmp_path: Path) -> None:
             assert facts["epoch"] == ["2/8"]
             assert facts["step"] == ["20/80"]
             assert facts["activity"] == ["validating"]
-            assert facts["attempt"] == ["2,", "resumed", "after", "step", "0"]
+            assert facts["attempt"] == ["2,", "from", "step", "0"]
             assert "eta" in facts
             assert facts["values"] == ["last", "best"]
             assert facts["valid/loss"] == ["nan", "0.2500"]
