@@ -49,6 +49,7 @@ async def test_a_run_at_a_glance(tmp_path: Path) -> None:
     with running(tmp_path):
         async with opened(tmp_path, (MIN_SCREEN_WIDTH, 30)) as (app, pilot):
             panel = app.screen.query_one(Panel)
+            await until(app, lambda: {"attempt", "hidden"} <= {line[0] for line in shown(panel) if line})
             lines = shown(panel)
             assert lines[0][0] == "progress"
             assert lines[0][-2:] == ["25", "%"]
