@@ -12,7 +12,20 @@ from sklearn import metrics as sk
 from burnt.errors import MetricError
 from burnt.store import RunReader, RunWriter
 from burnt.train import ClassificationOutput, StepOutput
-from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric, intervals, read
+from burnt.train.metrics import (
+    Accuracy,
+    CalibrationCurve,
+    ConfusionMatrix,
+    Loss,
+    Metric,
+    Perplexity,
+    PrecisionRecallCurve,
+    RocCurve,
+    TokensPerSecond,
+    TopKAccuracy,
+    intervals,
+    read,
+)
 from burnt.train.metrics.base import metric_from_dict, metric_to_dict
 from tests.train.cases import refused
 
@@ -272,3 +285,121 @@ def test_printing_an_output_shows_shapes():
     assert (
         repr(StepOutput(torch.tensor(0.5))) == "StepOutput(loss: (), outputs: None, targets: None, count=1)"
     )
+
+
+def scored(seed, shape, num_classes=None):
+    """Batches of logits and labels, the last one smaller, and all of them for scikit-learn."""
+    generator = torch.Generator().manual_seed(seed)
+    if num_classes is None:
+        labels = torch.randint(2, shape, generator=generator)
+        logits = torch.randn(shape, generator=generator) + 1.5 * labels
+    else:
+        labels = torch.randint(num_classes, shape, generator=generator)
+        logits = torch.randn(*shape, num_classes, generator=generator)
+        logits += 1.5 * torch.nn.functional.one_hot(labels, num_classes)
+    parts = zip(logits.split(32), labels.split(32), strict=True)
+    batches = [ClassificationOutput(torch.tensor(0.0), *part) for part in parts]
+    return batches, (logits.numpy(), labels.numpy())
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_top_k_is_that_of_scikit_learn(k):
+    batches, (logits, labels) = scored(0, (77,), 5)
+    expected = sk.top_k_accuracy_score(labels, logits, k=k, labels=range(5))
+    assert fed(TopKAccuracy(k), batches).compute() == pytest.approx(expected)
+    padded = ClassificationOutput(torch.tensor(0.0), torch.rand(9, 5), torch.full((9,), -1))
+    assert fed(TopKAccuracy(k, -1), [padded, *batches]).compute() == pytest.approx(expected)
+    # With classes in the second axis.
+    maps = ClassificationOutput(torch.tensor(0.0), torch.tensor(logits).T[None], torch.tensor(labels)[None])
+    assert fed(TopKAccuracy(k), [maps]).compute() == pytest.approx(expected)
+
+
+def test_top_k_of_all_classes_is_refused():
+    with pytest.raises(MetricError, match="top5_accuracy is 1 for any model") as caught:
+        fed(TopKAccuracy(), scored(0, (8,), 5)[0])
+    assert caught.value.expected == "k below the 5 classes of the outputs"
+    with pytest.raises(MetricError, match="needs a number of classes"):
+        TopKAccuracy(0)
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_perplexity_is_the_exponential_of_the_mean_of_all_tokens(axis):
+    generator = torch.Generator().manual_seed(1)
+    total = count = 0
+    batches = []
+    for size in (4, 4, 1):
+        logits = torch.randn(size, 6, 11, generator=generator)
+        tokens = torch.randint(11, (size, 6), generator=generator)
+        tokens[:, 4:] = -100 if size == 4 else tokens[:, 4:]
+        logs = torch.nn.functional.log_softmax(logits.double(), -1)
+        for row, token in zip(logs.flatten(0, 1), tokens.flatten().tolist(), strict=True):
+            total, count = (total - row[token].item(), count + 1) if token >= 0 else (total, count)
+        batches.append(StepOutput(torch.tensor(0.0), logits.movedim(-1, axis), tokens))
+    assert fed(Perplexity(), batches).compute() == pytest.approx(math.exp(total / count), rel=1e-6)
+    huge = StepOutput(torch.tensor(0.0), torch.tensor([[[0.0, 1e6]]]), torch.tensor([[0]]))
+    assert fed(Perplexity(), [huge]).compute() == math.inf
+    with pytest.raises(MetricError, match="needs logits of tokens"):
+        fed(Perplexity(), [StepOutput(torch.tensor(0.0), torch.zeros(2, 3), torch.zeros(2, 3))])
+
+
+def test_tokens_are_counted_per_second_of_training():
+    tokens = StepOutput(torch.tensor(0.0), None, torch.tensor([[1, 2, -100], [3, -100, -100]]))
+    metric = fed(TokensPerSecond(), [tokens, tokens])
+    assert intervals([metric], read([metric]), None, seconds=0.5) == {"tokens_per_second": 12.0}
+    assert intervals([metric], read([metric]), None) == {}
+
+
+def test_curves_are_those_of_scikit_learn():
+    batches, (logits, labels) = scored(2, (400,))
+    (roc,), (recall,) = fed(RocCurve(), batches).lines(), fed(PrecisionRecallCurve(), batches).lines()
+    assert np.trapezoid(roc.ys, roc.xs) == pytest.approx(sk.roc_auc_score(labels, logits), abs=2e-3)
+    # Each point is one of scikit-learn's, up to the bins of the thresholds.
+    precision, expected, _ = sk.precision_recall_curve(labels, logits)
+    for x, y in zip(recall.xs[1:], recall.ys[1:], strict=True):
+        near = precision[np.abs(expected - x) < 1e-9]
+        assert len(near) == 0 or np.abs(near - y).min() < 0.02
+    batches, (logits, labels) = scored(3, (400,), 3)
+    lines = fed(RocCurve(classes=["a", "b", "c"]), batches).lines()
+    shares = torch.tensor(logits).softmax(1).numpy()
+    for number, line in enumerate(lines):
+        wanted = sk.roc_auc_score(labels == number, shares[:, number])
+        assert line.name == "abc"[number]
+        assert np.trapezoid(line.ys, line.xs) == pytest.approx(wanted, abs=2e-3)
+
+
+def test_calibration_is_how_often_the_predicted_class_is_right():
+    batches, (logits, labels) = scored(4, (600,), 3)
+    shares = torch.tensor(logits).softmax(1).numpy()
+    (line,) = fed(CalibrationCurve(), batches).lines()
+    best = shares.max(1)
+    bins = [(best >= low / 10) & (best < (low + 1) / 10) for low in range(10)]
+    expected = [(shares.argmax(1) == labels)[one].mean() for one in bins if one.any()]
+    means = [best[one].mean() for one in bins if one.any()]
+    assert line.xs == pytest.approx(means, abs=1e-3)
+    assert line.ys == pytest.approx(expected, abs=0.02)  # bins of the thousand are not cut at tenths
+
+
+def test_a_curve_is_written_as_a_table(tmp_path):
+    batches, _ = scored(2, (50,))
+    curve = fed(RocCurve(), batches)
+    with RunWriter.create(tmp_path / "run") as writer:
+        curve.record(writer, "valid", 3)
+    with RunReader(tmp_path / "run") as reader:
+        (name,) = reader.artefact_names()
+        table = reader.artefact(name.id).data
+    assert name.name == "valid/roc"
+    assert table["columns"] == ["curve", "false positive rate", "true positive rate"]
+    assert table["rows"][0] == ["all", 0.0, 0.0]
+    assert table["rows"][-1] == ["all", 1.0, 1.0]
+    assert str(curve).splitlines()[0] == "true positive rate"
+
+
+def test_a_confusion_matrix_finds_number_and_names_of_the_classes():
+    batches, (logits, labels) = scored(5, (60,), 3)
+    confusion = ConfusionMatrix()
+    confusion.data_classes = ["cat", "dog", "hen"]  # as a training sets them
+    fed(confusion, batches)
+    assert confusion.matrix().tolist() == sk.confusion_matrix(labels, logits.argmax(1)).tolist()
+    assert [row[0] for row in confusion.per_class()] == ["cat", "dog", "hen"]
+    assert str(confusion).splitlines()[-1].split()[0] == "hen"
+    assert str(ConfusionMatrix()) != ""  # without any batch

@@ -1,4 +1,4 @@
-"""Draw confusion matrices, scores by class, histograms, images and texts as styled text. No Textual.
+"""Draw confusion matrices, scores by class, curves, histograms, images and texts as styled text. No Textual.
 
 Each function draws in at most `width` columns, and in `height` lines or, if it scrolls, as many as it needs.
 Without `colors`, shades are characters.
@@ -16,6 +16,7 @@ from rich.cells import cell_len, chop_cells
 
 from burnt.errors import clean
 from burnt.monitor.format import truncate
+from burnt.plot import Line, Plot
 from burnt.plot.ticks import linear_ticks, number_text
 
 _SHADES = " ░▒▓█"
@@ -186,6 +187,26 @@ def draw_class_scores(table: dict[str, Any], width: int, height: int = 0, colors
             line.append(StyledText(f"{_ratio_text(score):<8}  "))
         lines.append([*line, StyledText(f"{_count_text(_parse_number(count)):>{count_width}}")])
     return lines
+
+
+# --- curves
+
+
+def is_curves(table: dict[str, Any]) -> bool:
+    """Whether a table holds the points of curves, as `RocCurve` and others record them."""
+    columns = list(table.get("columns") or [])
+    return len(columns) == 3 and columns[0] == "curve" and bool(table.get("rows"))
+
+
+def draw_curves(table: dict[str, Any], width: int, height: int = 0, colors: bool = True) -> Lines:
+    """Draw curves over a common x axis, each dashed in its own way."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for name, x, y in table["rows"]:
+        points.setdefault(clean(str(name)), []).append((_parse_number(x), _parse_number(y)))
+    lines = [Line(name, *zip(*pairs, strict=True)) for name, pairs in points.items()]
+    _, x_name, y_name = (clean(str(name)) for name in table["columns"])
+    drawn = Plot(lines, x=x_name).text(width, max(height - 1, 8)).splitlines()
+    return [[StyledText(truncate(y_name, width), "$dim")], *([StyledText(line)] for line in drawn)]
 
 
 # --- histograms

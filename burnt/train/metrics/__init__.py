@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burnt._hints import no_attribute
-from burnt.train.metrics.accuracy import Accuracy, ConfusionMatrix
+from burnt.train.metrics.accuracy import Accuracy, ConfusionMatrix, TopKAccuracy
 from burnt.train.metrics.base import EpochMetric, Loss, Metric, intervals, read
+from burnt.train.metrics.curves import CalibrationCurve, PrecisionRecallCurve, RocCurve
+from burnt.train.metrics.language import Perplexity, TokensPerSecond
 from burnt.train.metrics.shortcuts import (
     AUROC,
     CER,
@@ -50,6 +52,7 @@ __all__ = [
     "Accuracy",
     "AveragePrecision",
     "BinaryAccuracy",
+    "CalibrationCurve",
     "CalibrationError",
     "ConfusionMatrix",
     "Dice",
@@ -59,8 +62,13 @@ __all__ = [
     "Loss",
     "Metric",
     "MultilabelAccuracy",
+    "Perplexity",
     "Precision",
+    "PrecisionRecallCurve",
     "Recall",
+    "RocCurve",
+    "TokensPerSecond",
+    "TopKAccuracy",
     "TorchMetric",
     "intervals",
     "read",

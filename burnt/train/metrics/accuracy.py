@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -58,6 +59,55 @@ class Accuracy(Metric):
         return total[0] / total[1] if total[1] else float("nan")
 
 
+class TopKAccuracy(Metric):
+    """The share of targets that are among the `k` classes with the largest logits.
+
+    Reads `outputs` and `targets` as `Accuracy` does.
+
+    Args:
+        k: the number of classes, below the number of all.
+        ignore_index: a target value to ignore, such as padding.
+        name: the name in logs and in the run store; by default ``"top5_accuracy"`` for 5.
+
+    >>> import torch
+    >>> from burnt.train import StepOutput
+    >>> top2 = TopKAccuracy(2)
+    >>> logits = torch.tensor([[0.1, 0.9, 0.5], [0.8, 0.2, 0.4]])
+    >>> top2.update(StepOutput(torch.tensor(0.0), logits, torch.tensor([2, 1])))
+    >>> top2.compute()
+    0.5
+    """
+
+    higher_is_better = True
+
+    def __init__(self, k: int = 5, ignore_index: int | None = None, name: str | None = None) -> None:
+        super().__init__(f"top{k}_accuracy" if name is None else name)
+        if not isinstance(k, int) or k < 1:
+            raise MetricError("TopKAccuracy needs a number of classes", expected="k of 1 or more", found=k)
+        self.k, self.ignore_index = k, ignore_index
+
+    def update(self, output: StepOutput) -> None:
+        """Add the batch's number of targets that were among the classes with the largest logits."""
+        _, targets, num_classes = predictions(output, self.name)
+        if self.k >= num_classes:
+            raise MetricError(
+                f"{self.name} is 1 for any model",
+                expected=f"k below the {num_classes} classes of the outputs",
+                found=self.k,
+            )
+        logits = tensors_of(output, self.name)[0]
+        axis = class_axis(logits, targets)
+        assert axis is not None
+        top = logits.topk(self.k, axis).indices.movedim(axis, -1)
+        hits = (top == targets.unsqueeze(-1)).any(-1)
+        counted = torch.ones_like(hits) if self.ignore_index is None else targets != self.ignore_index
+        self.add(torch.stack([(hits & counted).sum(), counted.sum()]), targets.numel())
+
+    def value(self, total: list[float], count: int) -> float:
+        """Return hits over counted targets; NaN if none are counted."""
+        return total[0] / total[1] if total[1] else float("nan")
+
+
 def predictions(output: StepOutput, metric: str) -> tuple[Tensor, Tensor, int]:
     """Return the predicted classes, the targets and the number of classes.
 
@@ -90,8 +140,8 @@ class ConfusionMatrix(Metric):
     Reads `outputs` and `targets` as `Accuracy` does; the targets must be of an integer dtype.
 
     Args:
-        num_classes: the number of classes.
-        classes: their names; by default the numbers from 0.
+        num_classes: the number of classes; by default that of the first batch's logits.
+        classes: their names; by default the data set's, or the numbers from 0.
         ignore_index: a target value to ignore, such as padding.
         name: the name in logs and in the run store, as in `Metric`.
 
@@ -100,7 +150,7 @@ class ConfusionMatrix(Metric):
 
     >>> import torch
     >>> from burnt.train import StepOutput
-    >>> confusion = ConfusionMatrix(2)
+    >>> confusion = ConfusionMatrix()
     >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
     >>> confusion.update(StepOutput(torch.tensor(0.0), logits, torch.tensor([1, 1, 0])))
     >>> confusion.matrix()
@@ -119,33 +169,29 @@ class ConfusionMatrix(Metric):
 
     name = "confusion"
     scalar = False
-    classes: Sequence[str]
 
     def __init__(
         self,
-        num_classes: int,
+        num_classes: int | None = None,
         classes: Sequence[str] | None = None,
         ignore_index: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        self.num_classes = num_classes
-        self.ignore_index = ignore_index
-        self.classes = [str(i) for i in range(num_classes)] if classes is None else list(classes)
-        if len(self.classes) != num_classes:
-            raise MetricError(
-                "each class needs one name", expected=f"{num_classes} names", found=f"{len(self.classes)}"
-            )
+        self.num_classes, self.ignore_index = num_classes, ignore_index
+        self.classes = None if classes is None else list(classes)
+        if num_classes is not None:
+            self.class_names(num_classes)  # raises if there are more or fewer names
 
     def update(self, output: StepOutput) -> None:
         """Add the batch's counts of (target, prediction) pairs."""
-        predicted, targets, num_classes = predictions(output, self.name)
-        size = len(self.classes)
-        if num_classes != size:
+        predicted, targets, size = predictions(output, self.name)
+        expected = self.num_classes if self.classes is None else len(self.classes)
+        if size != (expected or size):
             raise MetricError(
                 f"{self.name} was built for another number of classes",
-                expected=f"{size} classes",
-                found=f"{num_classes} logits",
+                expected=f"{expected} classes",
+                found=f"{size} logits",
             )
         if targets.dtype != torch.int64:
             raise MetricError(
@@ -166,9 +212,10 @@ class ConfusionMatrix(Metric):
 
     def matrix(self) -> Tensor:
         """Return the counts, ``[classes, classes]``, int64, on the CPU: row = target, column = prediction."""
-        size = len(self.classes)
         if self.total is None:
+            size = self.num_classes or len(self.classes or ())
             return torch.zeros(size, size, dtype=torch.int64)
+        size = math.isqrt(self.total.numel())
         return self.total.cpu().round().to(torch.int64).view(size, size)
 
     def per_class(self) -> list[tuple[str, float, float, float, int]]:
@@ -179,25 +226,31 @@ class ConfusionMatrix(Metric):
         f1 = 2 * hits / (counts.sum(0) + counts.sum(1))
         support = counts.sum(1).to(torch.int64)
         columns = (precision.tolist(), recall.tolist(), f1.tolist(), support.tolist())
-        return [(name, *row) for name, *row in zip(self.classes, *columns, strict=True)]
+        names = self.class_names(len(counts))
+        return [(name, *row) for name, *row in zip(names, *columns, strict=True)]
 
     def __str__(self) -> str:
         """Return the per-class table and the matrix as aligned text; a dot stands for zero."""
-        wide = max(len(name) for name in ["class", *self.classes])
+        counts = self.matrix()
+        names = self.class_names(len(counts))
+        wide = max(len(name) for name in ["class", *names])
         lines = [f"{'class':>{wide}}  precision  recall      f1  count"]
         for name, precision, recall, f1, count in self.per_class():
             lines.append(f"{name:>{wide}}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:5}")
-        counts = self.matrix()
-        cell = max(len(str(int(counts.max()))), max(map(len, self.classes)), 2)
-        lines += ["", f"{'':>{wide}}  predicted", f"{'true':>{wide}}  " + _row(self.classes, cell)]
-        for name, row in zip(self.classes, counts.tolist(), strict=True):
+        cell = max(
+            [len(str(n)) for row in counts.tolist() for n in row] + [len(name) for name in names] + [2]
+        )
+        lines += ["", f"{'':>{wide}}  predicted", f"{'true':>{wide}}  " + _row(names, cell)]
+        for name, row in zip(names, counts.tolist(), strict=True):
             lines.append(f"{name:>{wide}}  " + _row([str(n) if n else "." for n in row], cell))
         return "\n".join(lines)
 
     def record(self, recorder: Recorder, split: str, step: int) -> None:
         """Write the matrix and the per-class table to the run store."""
-        rows = [[name, *row] for name, row in zip(self.classes, self.matrix().tolist(), strict=True)]
-        recorder.record_table(f"{split}/{self.name}", ["target", *self.classes], rows, step)
+        counts = self.matrix().tolist()
+        names = self.class_names(len(counts))
+        rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
+        recorder.record_table(f"{split}/{self.name}", ["target", *names], rows, step)
         recorder.record_table(
             f"{split}/{self.name}/classes",
             ["class", "precision", "recall", "f1", "count"],

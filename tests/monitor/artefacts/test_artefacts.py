@@ -21,12 +21,14 @@ from burnt.monitor.artefacts.render import (
     decode,
     draw_class_scores,
     draw_confusion_matrix,
+    draw_curves,
     draw_histogram,
     draw_image,
     draw_text,
     fit,
     is_class_scores,
     is_confusion_matrix,
+    is_curves,
 )
 from burnt.monitor.artefacts.widgets import Picture, Slider
 from burnt.monitor.data.runs import RunView
@@ -189,6 +191,23 @@ def test_classes_have_bars_and_numbers() -> None:
     narrow = text(draw_class_scores(table, 45)).splitlines()
     assert "█" not in narrow[1]
     assert max(map(len, narrow)) <= 45
+
+
+def test_curves_are_drawn_by_name() -> None:
+    rows = [
+        [name, x / 10, min(1.0, x / 10 * slope)]
+        for name, slope in (("cat", 1), ("dog", 3))
+        for x in range(11)
+    ]
+    table = {"columns": ["curve", "recall", "precision"], "rows": rows}
+    assert is_curves(table)
+    lines = text(draw_curves(table, 60, 20)).splitlines()
+    assert lines[0] == "precision"
+    assert [line.split()[-1] for line in lines[1:3]] == ["cat", "dog"]
+    assert lines[-1].endswith("recall")
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 60
+    assert not is_curves({"columns": ["curve", "x", "y"], "rows": []})
 
 
 def test_texts_are_wrapped_at_words_and_keep_their_lines() -> None:

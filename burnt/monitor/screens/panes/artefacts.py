@@ -23,11 +23,13 @@ from burnt.monitor.artefacts.render import (
     decode,
     draw_class_scores,
     draw_confusion_matrix,
+    draw_curves,
     draw_histogram,
     draw_image,
     draw_text,
     is_class_scores,
     is_confusion_matrix,
+    is_curves,
 )
 from burnt.monitor.artefacts.widgets import DrawFunction, Picture, Slider
 from burnt.monitor.data.runs import RunView
@@ -158,6 +160,8 @@ class ArtefactsPane(FilterPane):
                 draw = partial(draw_confusion_matrix, content)
             elif is_class_scores(content):
                 draw = partial(draw_class_scores, content)
+            elif is_curves(content):
+                draw = partial(draw_curves, content)
             elif (only_text := text_of(content)) is not None:
                 draw = partial(draw_text, only_text)
             if draw is not None:
