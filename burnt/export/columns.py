@@ -40,6 +40,7 @@ def _field(table: TableDescription, name: str, has_hours: bool) -> dict[str, Any
         shown = [other if option == UNKNOWN else str(option) for option in options]
         return {**field, "options": shown, "start": 0, "missing": found}
     low, high = column.range or (0.0, 0.0)
+    moments: list[str] | list[float]
     if column.kind == "date":
         has_time = has_hours or low % 1 != 0 or high % 1 != 0 or "%H" in (column.format or "")
         moments = [_moment(days, has_time) for days in (low, high, (low + high) / 2 // 1)]
