@@ -86,8 +86,9 @@ class TokensPerSecond(Metric):
             raise MetricError(
                 f"{self.name} counts targets", expected="a tensor", found=type(output.targets).__name__
             )
-        tokens = output.targets.detach()
-        self.add((tokens != self.ignore_index).sum(), tokens.numel())
+        tokens, ignored = output.targets.detach(), self.ignore_index
+        counted = torch.ones_like(tokens) if ignored is None else tokens != ignored
+        self.add(counted.sum(), tokens.numel())
 
     def value(self, total: list[float], count: int) -> float:
         """Return the number of tokens, which the training divides by its seconds."""
