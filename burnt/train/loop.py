@@ -431,8 +431,8 @@ class Loop:
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
         self.report_progress()
         monitored = {one.name for one in self.settings.monitored if one.is_logged and one.split == "train"}
-        watched = {name: one for name, one in {**values, **speed}.items() if name in monitored}
-        self.metrics.set_values("train", watched, position.step)
+        for name in monitored & (values | speed).keys():
+            self.metrics.add_reading(name, (values | speed)[name], steps)
         self.callbacks(Logged(self, values, speed))
         self.check_loss(values)
         self.losses.clear()

@@ -12,7 +12,8 @@ import burnt
 from burnt import nn, optim
 from burnt.data import Loader, TensorDataset
 from burnt.errors import MetricError, UnsupportedError
-from burnt.train import ClassificationOutput, Learner, StepOutput, metrics
+from burnt.store import RunReader
+from burnt.train import ClassificationOutput, EarlyStopping, KeepBest, Learner, StepOutput, metrics
 from burnt.train.metrics import AUROC, F1, EpochMetric, Metric, TorchMetric, intervals, read
 from burnt.train.metrics.base import metric_from_dict, metric_to_dict
 from tests.train.cases import AtStep, refused, supervised
@@ -290,7 +291,8 @@ def test_merging_is_the_whole(metric):
 @pytest.mark.parametrize(
     "metric",
     [
-        F1(None, ignore_index=-100, classes=["a", "b"], name="by_class"),
+        F1(None, ignore_index=-100, classes=("a", "b"), name="by_class"),
+        metrics.RocCurve(classes=("a", "b")),
         metrics.FBeta(beta=2.0),
         metrics.BinaryAccuracy(threshold=0.3),
         metrics.PSNR(data_range=255.0),
@@ -300,6 +302,44 @@ def test_merging_is_the_whole(metric):
 def test_metrics_are_built_again_from_a_runs_config(metric):
     document = metric_to_dict(metric)
     assert metric_to_dict(metric_from_dict(document)) == document
+
+
+def logging_step(model, batch):
+    burnt.log({"item": batch.x[:, 0].mean(), "rate": len(batch.x)})
+    return step(model, batch)
+
+
+def test_stopping_by_one_of_several_values_and_by_what_an_epoch_logged(tmp_path, capsys):
+    more = {"metrics": [F1(None)], "checkpoints": [KeepBest("f1/cat")], "monitor": "plain"}
+    by_class, learner = training(tmp_path / "run", **more)
+    best = by_class.run(learner).best
+    values = [event.data["values"]["f1/cat"] for event in RunReader(tmp_path / "run").events("epoch")]
+    assert by_class.monitored[0].key == "valid/f1/cat"
+    assert best is not None
+    assert len(values) == 2
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    row = next(line for line in lines if line[:1] == ["f1/cat"] and "at" in line)
+    assert row[1] == f"{values[1]:.4f}"
+    assert row[3] == f"{best.values['valid/f1/cat']:.4f}"
+    several, learner = training(
+        tmp_path / "several", metrics=[F1(None)], stopping=EarlyStopping("f1", "9 epochs")
+    )
+    with refused(MetricError, "monitors a value that is not logged", "f1/cat, f1/dog, f1/owl"):
+        several.run(learner)
+    for name, more in {"straight": {}, "resumed": {"duration": "13 steps"}}.items():
+        logged, learner = training(
+            tmp_path / name, checkpoints=[KeepBest("train/rate", higher_is_better=True)], **more
+        )
+        learner.step = logging_step
+        logged.run(learner)
+    logged, learner = training(
+        tmp_path / "resumed", checkpoints=[KeepBest("train/rate", higher_is_better=True)], resume=True
+    )
+    learner.step = logging_step
+    # Nine steps: readings of two steps, and of the last one.
+    assert logged.run(learner).values["train/rate"] == pytest.approx(69 / 9)
+    (_, event) = RunReader(tmp_path / "straight").events("epoch")
+    assert event.data["values"]["rate"] == pytest.approx(69 / 9)
 
 
 class Counts(Metric):

@@ -33,7 +33,7 @@ class _Curve(Metric):
     ) -> None:
         super().__init__(name)
         self.task, self.ignore_index, self.probabilities = task, ignore_index, probabilities
-        self.classes = classes
+        self.classes = classes and list(classes)
 
     def update(self, output: StepOutput) -> None:
         """Add the batch's counts."""

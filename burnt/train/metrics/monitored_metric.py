@@ -107,8 +107,10 @@ class Monitored:
     def resolve(self, metrics: Iterable[Metric], splits: Iterable[str]) -> None:
         """Look the metric up among the run's, and the split that is monitored by default."""
         by_name = {metric.name: metric for metric in metrics}
+        if self.split in by_name and self.split not in splits:  # "f1/cat" is a class's value, of no split
+            self.split, self.name, self._is_default = DEFAULT_SPLIT, self.key, True
         found = by_name.get(self.name) or by_name.get(self.name.partition("/")[0])  # "f1/cat" is of f1
-        self.is_logged = found is None or found.name != self.name
+        self.is_logged = found is None
         if found is None and self._direction is not None:
             found = Metric(self.name)
         if found is None:
@@ -146,9 +148,10 @@ class Monitored:
         self._metric = found
 
     def check(self, logged: Iterable[str], where: str) -> None:
-        """Raise if a value that steps log is not among the names that were `logged`."""
+        """Raise if a value that steps log, or one of several of a metric, is not among those `logged`."""
         names = sorted(logged)
-        if self.is_logged and self.name not in names:
+        is_one_of_several = any(name.startswith(f"{self.metric.name}/") for name in names)
+        if self.name not in names and (self.is_logged or is_one_of_several):
             raise MetricError(
                 f"{self._owner} monitors a value that is not logged",
                 where=f"{self.key}, {where}",
@@ -180,6 +183,7 @@ class RunMetrics:
         self.values: dict[str, float] = {}
         self._measured_at: dict[str, int] = {}
         self.logged: Sequence[Sums] = read(self.train)
+        self._readings: dict[str, Sums] = {}  # over the epoch so far, of values that steps log
 
     @property
     def names(self) -> set[str]:
@@ -192,7 +196,13 @@ class RunMetrics:
 
     def epoch_values(self) -> dict[str, float]:
         """Return the values of the training over the epoch so far."""
-        return intervals(self.train, read(self.train), None)
+        means = {name: total[0] / steps for name, (total, steps) in self._readings.items()}
+        return {**means, **intervals(self.train, read(self.train), None)}
+
+    def add_reading(self, name: str, value: float, steps: int) -> None:
+        """Add a value that the last `steps` steps logged; an epoch has the mean over its steps."""
+        total, count = self._readings.get(name, ([0.0], 0))
+        self._readings[name] = [total[0] + value * steps], count + steps
 
     def final_values(self) -> dict[str, float]:
         """Return the last values; those of the training over its first epoch so far, if it has not ended."""
@@ -204,7 +214,7 @@ class RunMetrics:
         values = self.epoch_values()
         for metric in self.train:
             metric.reset()
-        self.logged = read(self.train)
+        self.logged, self._readings = read(self.train), {}
         self.set_values("train", values, step)
         return values
 
@@ -228,8 +238,9 @@ class RunMetrics:
         return {key: value for key, value in self.values.items() if self._measured_at.get(key) == step}
 
     def state(self) -> dict[str, Sums]:
-        """Return `logged`, for a checkpoint."""
-        return {metric.name: sums for metric, sums in zip(self.train, self.logged, strict=True)}
+        """Return `logged` and the readings, for a checkpoint."""
+        logged = {metric.name: sums for metric, sums in zip(self.train, self.logged, strict=True)}
+        return {**logged, **{f"/{name}": sums for name, sums in self._readings.items()}}
 
     def load_state(
         self, values: Mapping[str, float], measured: Collection[str], step: int, logged: Mapping[str, Any]
@@ -242,3 +253,6 @@ class RunMetrics:
             (logged[metric.name][0], logged[metric.name][1]) if metric.name in logged else sums
             for metric, sums in pairs
         ]
+        self._readings = {
+            name[1:]: (sums[0], sums[1]) for name, sums in logged.items() if name.startswith("/")
+        }

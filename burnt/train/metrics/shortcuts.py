@@ -75,7 +75,7 @@ class ClassMetric(TorchMetric):
     ) -> None:
         EpochMetric.__init__(self, name or self.default_name)
         self.average, self.ignore_index, self.probabilities = average, ignore_index, probabilities
-        self.classes, self.options = classes, {**self.defaults, **options}
+        self.classes, self.options = classes and list(classes), {**self.defaults, **options}
         self.task: str | None = task or self.fixed_task
         self.metric, self._found = None, Task("", 0)
         for key, value, valid in (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from burnt._text import table_lines
@@ -41,12 +41,22 @@ def _format_table(folder: Path, values: Mapping[str, float], metrics: Sequence[M
     best = {split: _best_values(folder, split, metrics) for split in judged}
     best = {split: bests for split, bests in best.items() if bests}
     rows = [["", *splits, *(f"best {split}" for split in best)]]
-    for metric in metrics:
-        keys = [f"{split}/{metric.name}" for split in splits]
-        if any(key in values for key in keys):
-            row = [metric.name, *(value_text(values[key]) if key in values else "" for key in keys)]
-            rows.append([*row, *(bests.get(metric.name, "") for bests in best.values())])
+    for name in _names_of(metrics, [key.partition("/")[2] for key in values]):
+        keys = [f"{split}/{name}" for split in splits]
+        row = [name, *(value_text(values[key]) if key in values else "" for key in keys)]
+        rows.append([*row, *(bests.get(name, "") for bests in best.values())])
     return table_lines(rows, right=range(1, len(splits) + 1))
+
+
+def _names_of(metrics: Sequence[Metric], names: Iterable[str]) -> dict[str, Metric]:
+    """Return the names that metrics have, in their order: ``"f1"``, or ``"f1/cat"`` for each class."""
+    unique = dict.fromkeys(names)
+    return {
+        name: metric
+        for metric in metrics
+        for name in unique
+        if name == metric.name or name.startswith(f"{metric.name}/")
+    }
 
 
 def _best_values(folder: Path, split: str, metrics: Sequence[Metric]) -> dict[str, str]:
@@ -54,18 +64,18 @@ def _best_values(folder: Path, split: str, metrics: Sequence[Metric]) -> dict[st
     best = {}
     try:
         with RunReader(folder) as reader:
-            known = {series.name for series in reader.series() if series.split == split}
-            for metric in metrics:
+            known = [series.name for series in reader.series() if series.split == split]
+            for name, metric in _names_of(metrics, known).items():
                 if (higher := metric.higher_is_better) is None:
                     continue
                 if split == "train":  # its rows are of a few batches, and the values shown of epochs
-                    epochs = _epoch_values(reader, metric.name)
+                    epochs = _epoch_values(reader, name)
                     found = (max if higher else min)(epochs, key=lambda one: one[0], default=None)
                 else:
-                    extreme = reader.best(metric.name, split, higher=higher) if metric.name in known else None
+                    extreme = reader.best(name, split, higher=higher)
                     found = None if extreme is None else (extreme.value, extreme.step)
                 if found is not None:
-                    best[metric.name] = f"{value_text(found[0])} at step {found[1]}"
+                    best[name] = f"{value_text(found[0])} at step {found[1]}"
     except BurntError:  # a store that could not be written was already reported
         return {}
     return best
