@@ -85,6 +85,7 @@ def page(args: argparse.Namespace) -> int:
         classes=_names(args.classes) or _classes_of_run(shipped, args.table),
         fields=_names(args.fields),
         table=args.table,
+        is_multi_label=shipped.is_multi_label,
         columns=shipped.table,
         weights=args.weights,
         onnxruntime_web=args.onnxruntime_web,
@@ -105,12 +106,13 @@ def _names(text: str | None) -> Sequence[str] | None:
 
 
 def _classes_of_run(shipped: RunModel, table: bool) -> Sequence[str] | None:
-    """Return the names that the dataset has for its labels, if the model returns a number for each."""
+    """Return the names of the classes, if the model returns a number for each, or one for two classes."""
     outputs = shipped.signature.outputs
-    fits = (
-        len(outputs) == 1 and shipped.classes is not None and outputs[0].shape[1:] == (len(shipped.classes),)
-    )
-    return shipped.classes if fits and not table else None
+    if len(outputs) != 1 or shipped.classes is None or table:
+        return None
+    count = len(shipped.classes)
+    shapes = [(count,), (), (1,)] if count == 2 else [(count,)]
+    return shipped.classes if outputs[0].shape[1:] in shapes else None
 
 
 def c(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burnt._probabilities import probabilities
+from burnt._probabilities import classify
 from burnt.cli.evaluate import load_data
 from burnt.cli.output import UsageError, check_target
 from burnt.cli.row_files import SUFFIXES, Rows, rows_of, written
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     data, rows = _open(args, files)
     keep = rows.choose(args.keep)
     _, model = load_model(files, args.checkpoint, args.model)
-    namer = _Columns(files.classes, files.is_multi_label, files.target_names())
+    namer = _Columns(files.classes, files.is_multi_label, files.returns_sigmoid, files.target_names())
     is_loader = callable(getattr(data, "epoch", None))
     size = None if is_loader else args.batch_size
     outputs = predict(model.to(device), data, size, stream=True)
@@ -115,6 +115,7 @@ class _Columns:
 
     classes: Sequence[str] | None
     is_multi_label: bool
+    is_probability: bool
     targets: Sequence[str]
 
     def columns(self, output: Any) -> dict[str, list[Any]]:
@@ -135,48 +136,18 @@ class _Columns:
         return found
 
     def _of_tensor(self, name: str, values: np.ndarray[Any, Any], is_single: bool) -> dict[str, list[Any]]:
+        if is_single and self.classes:
+            found = classify(values, self.classes, self.is_multi_label, self.is_probability)
+            if found is not None:
+                labels, shares = found[0], found[1].astype(np.float32)
+                cells = {f"probability_{c}": _cells(shares[:, i]) for i, c in enumerate(self.classes)}
+                return {_PREDICTION: labels} | cells
         values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-        if is_single and self.classes and values.dtype.kind == "f":
-            classes = list(self.classes)
-            if values.ndim == 1 and len(classes) == 2:  # the score of the second class
-                second = _sigmoid(values)
-                return _of_classes(np.stack([1 - second, second], 1), classes)
-            if values.ndim == 2 and values.shape[1] == len(classes):
-                if self.is_multi_label:
-                    return _of_labels(_sigmoid(values), classes)
-                return _of_classes(probabilities(values), classes)
         if values.ndim != 2:
             return {name: _cells(values)}
         count = values.shape[1]
         names = self.targets if is_single and len(self.targets) == count else range(count)
         return {f"{name}_{part}": _cells(values[:, number]) for number, part in enumerate(names)}
-
-
-def _of_classes(shares: np.ndarray[Any, Any], classes: Sequence[str]) -> dict[str, list[Any]]:
-    best = shares.argmax(1).tolist()
-    are_known = np.isfinite(shares).all(1).tolist()
-    names = [classes[number] if is_known else None for number, is_known in zip(best, are_known, strict=True)]
-    return {_PREDICTION: names} | _shares(shares, classes)
-
-
-def _of_labels(shares: np.ndarray[Any, Any], classes: Sequence[str]) -> dict[str, list[Any]]:
-    rows = (shares >= 0.5).tolist()
-    labels = [[name for name, is_on in zip(classes, row, strict=True) if is_on] for row in rows]
-    return {_PREDICTION: labels} | _shares(shares, classes)
-
-
-def _shares(shares: np.ndarray[Any, Any], classes: Sequence[str]) -> dict[str, list[Any]]:
-    cells = shares.astype(np.float32)
-    return {f"probability_{name}": _cells(cells[:, number]) for number, name in enumerate(classes)}
-
-
-def _sigmoid(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return probabilities from logits; what is between 0 and 1 throughout is taken for probabilities."""
-    wide: np.ndarray[Any, Any] = values.astype(np.float64)
-    if ((wide >= 0) & (wide <= 1)).all():
-        return wide
-    with np.errstate(over="ignore"):
-        return np.asarray(1 / (1 + np.exp(-wide)))
 
 
 def _cells(values: np.ndarray[Any, Any]) -> list[Any]:

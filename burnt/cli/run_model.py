@@ -38,6 +38,7 @@ class RunModel:
     classes: Sequence[str] | None  # their names, where the dataset had them
     metadata: Mapping[str, str]  # texts for files: the run's name, the checkpoint and the Config as JSON
     table: TableDescription | None = None  # whose entries are the inputs, if they are columns of a table
+    is_multi_label: bool = False  # an item may have several classes
 
 
 def load_run_model(args: argparse.Namespace, run: str | None = None) -> RunModel:
@@ -52,8 +53,12 @@ def load_run_model(args: argparse.Namespace, run: str | None = None) -> RunModel
     }
     if files.classes:
         metadata["burnt.classes"] = json.dumps(files.classes)
+    if files.is_multi_label:
+        metadata["burnt.multi_label"] = "true"
     table = None if args.example else files.input_table()
-    return RunModel(model, signature, files.folder, saved.path.name, files.classes, metadata, table)
+    return RunModel(
+        model, signature, files.folder, saved.path.name, files.classes, metadata, table, files.is_multi_label
+    )
 
 
 def read_run(name: str) -> RunFiles:

@@ -112,7 +112,7 @@ def _load(source: str, args: argparse.Namespace) -> Servable:
     loaded = load_run_model(args, source)
     return RunModel(
         loaded.model, loaded.signature, loaded.classes, loaded.folder, loaded.checkpoint, args.checkpoint,
-        loaded.table,
+        loaded.table, loaded.is_multi_label,
     )  # fmt: skip
 
 

@@ -289,8 +289,8 @@ class Form {
 // The probabilities of classes, from logits, log-probabilities or probabilities.
 class Bars {
   constructor(info, parent) {
-    const size = count(info.shape);
-    this.names = MODEL.classes || Array.from({ length: size }, (_, i) => String(i));
+    this.names = MODEL.classes || Array.from({ length: count(info.shape) }, (_, i) => String(i));
+    const size = this.names.length;
     this.best = $("div", parent, { className: "result", id: "class" }, { role: "status" });
     const rows = $("div", parent, { className: "rows" });
     this.rows = Array.from({ length: size > MOST_BARS ? MOST_BARS - 2 : size }, () => {
@@ -304,11 +304,12 @@ class Bars {
     const order = probabilities.map((_, i) => i);
     if (order.length > this.rows.length) order.sort((a, b) => probabilities[b] - probabilities[a]);
     const best = probabilities.indexOf(top);
-    const text = best < 0 ? "?" : this.names[best];
+    const isBest = i => MODEL.isMultiLabel ? probabilities[i] >= .5 : i === best;
+    const text = best < 0 ? "?" : this.names.filter((_, i) => isBest(i)).join(", ") || "none";
     if (this.best.textContent !== text) this.best.textContent = text;
     this.rows.forEach(({ row, name, fill, percent }, i) => {
       const share = 100 * probabilities[order[i]];
-      row.className = order[i] === best ? "row best" : "row";
+      row.className = isBest(order[i]) ? "row best" : "row";
       name.textContent = this.names[order[i]];
       fill.style.width = (share || 0) + "%";
       percent.textContent = (Number.isNaN(share) ? "?" : share.toFixed(1)) + " %";
@@ -316,6 +317,10 @@ class Bars {
   }
   // As in burnt/_probabilities.py.
   probabilities(values) {
+    if (MODEL.isMultiLabel || values.length < this.names.length) {
+      const shares = MODEL.isProbability ? values : values.map(value => 1 / (1 + Math.exp(-value)));
+      return values.length < this.names.length ? [1 - shares[0], shares[0]] : shares;
+    }
     const sum = numbers => numbers.reduce((a, b) => a + b, 0);
     if (values.every(value => value >= 0) && Math.abs(sum(values) - 1) < 1e-4) return values;
     const top = Math.max(...values), powers = values.map(value => Math.exp(value - top)), total = sum(powers);

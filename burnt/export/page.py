@@ -68,6 +68,7 @@ def write_page(
     classes: Sequence[str] | None = None,
     fields: Sequence[str] | None = None,
     table: bool = False,
+    is_multi_label: bool = False,
     columns: TableDescription | None = None,
     weights: str = "float32",
     onnxruntime_web: str | os.PathLike[str] | None = None,
@@ -76,8 +77,8 @@ def write_page(
 
     An input ``[1, 1 or 3, height, width]`` of floating point or uint8 gets a canvas to draw on and a file
     picker, any other a field for each number, or for each column of its table. A single output ``[1, n]``
-    of floating point with n > 1 is taken for the logits or probabilities of classes and drawn as bars,
-    other outputs as tables.
+    of floating point with n > 1 is taken for the logits or probabilities of classes and drawn as bars, and so
+    is one number with two `classes`; other outputs as tables.
 
     Where the C generator lacks an op of the model, the page holds onnxruntime-web, which runs it instead.
 
@@ -90,6 +91,7 @@ def write_page(
         classes: the names of the classes.
         fields: the names of all numbers in the inputs that get fields, in order.
         table: show a single output ``[1, n]`` as a table, too, as for a regression with several targets.
+        is_multi_label: an item may have several of the classes.
         columns: what encodes the columns of a table as the inputs, which are its entries; `fields` win.
         weights: how matrices are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
         onnxruntime_web: the package of that name, a folder or the archive that ``npm pack`` makes; by default
@@ -123,7 +125,9 @@ def write_page(
                 "policy": _POLICY.format("" if runtime is None else " blob:"),
                 "title": html.escape(title or type(model).__name__),
                 "subtitle": html.escape(f"{type(model).__name__}: {signature}"),
-                "model": _script_json(description(signature, classes, fields, table, columns)),
+                "model": _script_json(
+                    description(signature, classes, fields, table, columns, is_multi_label)
+                ),
                 "code": _packed(code),
                 "runtime": json.dumps(runtime and [_packed(runtime.script), _packed(runtime.wasm)]),
                 "script": _minified(files("burnt.export").joinpath("page.js").read_text(encoding="utf-8")),
@@ -155,11 +159,12 @@ def description(
     fields: Sequence[str] | None,
     table: bool,
     columns: TableDescription | None = None,
+    is_multi_label: bool = False,
 ) -> dict[str, Any]:
     """Return what the page's script needs to know of the inputs and outputs."""
     numbers = sum(math.prod(info.shape) for info in signature.inputs if not _is_image(info))
     _require_names("fields", fields, numbers, "number in the inputs that get fields")
-    scores = None if table else _number_of_classes(signature)
+    scores = None if table else _number_of_classes(signature, classes)
     _require_names("classes", classes, scores or 0, "class")
     names = iter(fields or ())
     inputs = []
@@ -181,6 +186,8 @@ def description(
         "outputs": [_tensor(info) for info in signature.outputs],
         "classes": classes and list(classes),
         "isClassifier": scores is not None,
+        "isMultiLabel": is_multi_label,
+        "isProbability": [info.range for info in signature.outputs] == [(0, 1)],
     }
 
 
@@ -202,11 +209,13 @@ def _require_names(name: str, given: Sequence[str] | None, count: int, of: str) 
         )
 
 
-def _number_of_classes(signature: Signature) -> int | None:
-    """Return n if the model returns a single ``[1, n]`` of floating point with n > 1."""
+def _number_of_classes(signature: Signature, classes: Sequence[str] | None) -> int | None:
+    """Return n if the model returns a single ``[1, n]`` of floating point with n > 1; 2 for one's score."""
     if len(signature.outputs) != 1:
         return None
     (info,) = signature.outputs
+    if info.torch_dtype.is_floating_point and classes and len(classes) == 2 and math.prod(info.shape) == 1:
+        return 2
     is_scores = info.torch_dtype.is_floating_point and len(info.shape) == 2 and info.shape[0] == 1
     return info.shape[1] if is_scores and info.shape[1] > 1 else None
 

@@ -51,7 +51,8 @@ class TensorInfo:
         shape: the sizes in the example.
         dtype: the element type by its name in torch, ``"float32"``.
         batch_axis: the axis whose size is the number of items; None if it has no such axis.
-        range: the lowest and highest value in the example; None if its values are not known.
+        range: the lowest and highest value in the example; None if its values are not known. Of an output 0
+            and 1 if the model ends in a sigmoid.
         columns: what the numbers of an item are, ``[batch]`` or ``[batch, columns]``, where they are known.
     """
 
@@ -460,8 +461,19 @@ def _infos(
         axes = [axis for axis, pair in enumerate(zip(shape, other, strict=False)) if pair == sizes]
         if sizes is not None and sizes[0] == sizes[1]:  # nothing tells the batch from other axes of its size
             axes = [axis for axis in axes if axis == 0]
-        infos.append(TensorInfo(name, shape, _dtype_name(leaf.dtype), axes[0] if len(axes) == 1 else None))
+        limits = (0.0, 1.0) if _is_sigmoid(leaf) else None
+        infos.append(
+            TensorInfo(name, shape, _dtype_name(leaf.dtype), axes[0] if len(axes) == 1 else None, limits)
+        )
     return tuple(infos)
+
+
+def _is_sigmoid(tensor: Any) -> bool:
+    """Whether a tensor is the sigmoid of another, or a view of it, by what autograd has recorded."""
+    node = getattr(tensor, "grad_fn", None)
+    while node is not None and node.name().startswith(("Squeeze", "Unsqueeze", "View", "Select", "Reshape")):
+        node = node.next_functions[0][0]
+    return node is not None and node.name().startswith("Sigmoid")
 
 
 def _batch_sizes(leaves: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | None:

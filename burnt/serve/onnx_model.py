@@ -116,13 +116,11 @@ def _schema(session: Any, metadata: Mapping[str, str], path: Path) -> Schema:
         raise RecordError("the file's metadata is damaged", where=str(path), found=str(error)) from None
     inputs, outputs = _own_tensors(session, path)
     tolerance = tolerance_for(str(tensor.dtype) for tensor in (*inputs, *outputs))
-    own = Schema(inputs, outputs, None if not classes else tuple(map(str, classes)), tolerance)
-    if written is None:
-        return own
-    described = Schema.from_signature(written, classes)
-    return Schema(
-        _with_sizes(described.inputs, inputs), _with_sizes(described.outputs, outputs), own.classes, tolerance
-    )
+    names = None if not classes else tuple(map(str, classes))
+    if written is not None:
+        described = Schema.from_signature(written)
+        inputs, outputs = _with_sizes(described.inputs, inputs), _with_sizes(described.outputs, outputs)
+    return Schema(inputs, outputs, names, "burnt.multi_label" in metadata, tolerance)
 
 
 def _with_sizes(described: Sequence[TensorSchema], own: Sequence[TensorSchema]) -> tuple[TensorSchema, ...]:

@@ -34,6 +34,7 @@ class RunModel:
         checkpoint: the name of the checkpoint that was loaded.
         wanted: which checkpoint is served: `reloaded` loads it again.
         table: what encodes rows; its entries are the inputs.
+        is_multi_label: whether an item may have several of the classes.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class RunModel:
         checkpoint: str = "",
         wanted: str = "best",
         table: TableDescription | None = None,
+        is_multi_label: bool = False,
     ) -> None:
         self.module = module.eval()
         self.signature = example if isinstance(example, Signature) else signature_of(module, example)
         self.folder = folder
         self.version = checkpoint
-        schema = Schema.from_signature(self.signature.to_dict(), classes)
+        schema = Schema.from_signature(self.signature.to_dict(), classes, is_multi_label)
         dtypes = {info.dtype for info in (*self.signature.inputs, *self.signature.outputs)}
         for parameter in module.parameters():
             dtypes |= {str(parameter.dtype).removeprefix("torch."), "tf32" if parameter.is_cuda else ""}
@@ -91,8 +93,10 @@ class RunModel:
         module = copy.deepcopy(self.module)
         load_into(module, record)
         restore_fields(module, record)
-        name, table = saved.path.name, self.schema.table
-        return type(self)(module, self.signature, self._classes, self.folder, name, self._wanted, table)
+        return type(self)(
+            module, self.signature, self._classes, self.folder, saved.path.name, self._wanted,
+            self.schema.table, self.schema.is_multi_label,
+        )  # fmt: skip
 
 
 def _to_array(tensor: Tensor) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burnt._independence import TOLERANCE, pad
-from burnt._probabilities import probabilities
+from burnt._probabilities import classify
 from burnt.errors import (
     BurntError,
     DataError,
@@ -97,13 +97,16 @@ class Schema:
     inputs: tuple[TensorSchema, ...]
     outputs: tuple[TensorSchema, ...]
     classes: tuple[str, ...] | None = None  # that a single output [batch, classes] scores
+    is_multi_label: bool = False  # an item may have several classes
     tolerance: float = TOLERANCE  # between batches of other sizes, relative to the largest output
     largest_integer: int = 1000  # of random items, where an input's range is not known
     one_by_one: str | None = None  # why requests are not joined, found when the model is first run
     table: TableDescription | None = None  # whose entries are the inputs; needs torch to encode rows
 
     @classmethod
-    def from_signature(cls, document: Mapping[str, Any], classes: Sequence[str] | None = None) -> Schema:
+    def from_signature(
+        cls, document: Mapping[str, Any], classes: Sequence[str] | None = None, is_multi_label: bool = False
+    ) -> Schema:
         """Read what `burnt.inspect.Signature.to_dict` returned."""
         inputs, outputs = (
             tuple(
@@ -119,7 +122,7 @@ class Schema:
             )
             for part in ("inputs", "outputs")
         )
-        return cls(inputs, outputs, None if not classes else tuple(map(str, classes)))
+        return cls(inputs, outputs, None if not classes else tuple(map(str, classes)), is_multi_label)
 
     @property
     def is_batchable(self) -> bool:
@@ -137,16 +140,14 @@ class Schema:
             for axis, size in enumerate(tensor.shape)
         )
 
-    def classify(self, outputs: Arrays) -> tuple[list[str], np.ndarray[Any, Any]] | None:
-        """Return each item's class with the highest score, and the probabilities ``[n, classes]``.
+    def classify(self, outputs: Arrays) -> tuple[list[Any], np.ndarray[Any, Any]] | None:
+        """Return the class of each item, and the probabilities ``[n, classes]``: see `_probabilities`.
 
         None unless the only output is such scores.
         """
         if self.classes is None or len(self.outputs) != 1 or self.outputs[0].batch_axis != 0:
             return None
-        if outputs[0].ndim != 2 or outputs[0].shape[1] != len(self.classes):
-            return None
-        return [self.classes[i] for i in outputs[0].argmax(1)], probabilities(outputs[0])
+        return classify(outputs[0], self.classes, self.is_multi_label, self.outputs[0].range == (0, 1))
 
     def encode(self, rows: Sequence[Mapping[str, Any]], max_rows: int | None) -> dict[str, Any]:
         """Return the inputs that rows of a table become, in which an absent column is a missing value."""

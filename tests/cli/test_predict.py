@@ -248,23 +248,23 @@ def test_chunks_are_rows_in_their_order(capsys: Capture, folder: Path, suffix: s
 
 def test_what_outputs_become():
     logits = torch.tensor([[2.0, -1.0], [torch.nan, 0.0]])
-    found = predict._Columns(["a", "b"], False, []).columns(logits)
+    found = predict._Columns(["a", "b"], False, False, []).columns(logits)
     assert found["prediction"] == ["a", None]
     assert found["probability_a"] == [pytest.approx(torch.softmax(logits[0], 0)[0].item()), None]
-    labels = predict._Columns(["a", "b"], True, []).columns(torch.tensor([[2.0, 1.0], [-3.0, 0.5]]))
+    labels = predict._Columns(["a", "b"], True, False, []).columns(torch.tensor([[2.0, 1.0], [-3.0, 0.5]]))
     assert labels["prediction"] == [["a", "b"], ["b"]]
     assert labels["probability_a"] == pytest.approx(torch.tensor([2.0, -3.0]).sigmoid().tolist())
-    one = predict._Columns(["a", "b"], False, []).columns(
+    one = predict._Columns(["a", "b"], False, False, []).columns(
         torch.tensor([[2.0], [-3.0]])
     )  # of the second class
     assert (one["prediction"], one["probability_b"]) == (["b", "a"], labels["probability_a"])
-    parts = predict._Columns(None, False, []).columns(
+    parts = predict._Columns(None, False, False, []).columns(
         {"mean": torch.ones(2), "count": torch.tensor([[1, 2]] * 2)}
     )
     assert parts == {
         "prediction_mean": [1.0, 1.0], "prediction_count_0": [1, 1], "prediction_count_1": [2, 2]
     }  # fmt: skip
     with pytest.raises(DataError, match="not a row for each item"):
-        predict._Columns(None, False, []).columns(torch.tensor(1.0))
+        predict._Columns(None, False, False, []).columns(torch.tensor(1.0))
     with pytest.raises(DataError, match="not a row for each item"):
         list(predict._aligned(iter([[{}, {}]]), [{"prediction": [1]}]))

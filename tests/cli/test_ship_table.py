@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import ctypes
 import datetime
 import json
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,21 +22,22 @@ import burnt
 from burnt import data, nn, optim
 from burnt.cli import main, serve
 from burnt.serve import RunModel, wire
-from burnt.train import ClassificationOutput, Learner, SupervisedTraining
+from burnt.train import ClassificationOutput, Learner, StepOutput, SupervisedTraining
 from burnt.train.after.loading import RunFiles
+from tests.cli.commands import ROOT
 from tests.export.browser import Browser, chromium
 from tests.export.test_page import needs_chromium
 from tests.export.toolchains import needs_clang
 from tests.serve import serving
 
 TRAIN = """\
-rooms,area,joined,city,new,kind
-2,51.5,2024-01-31T18:00,Kiel,true,flat
-5,,2023-07-02,Bonn,false,house
-3,80,,Kiel,true,flat
-4,120.25,2019-12-24,Bonn,false,house
-1,30,2021-05-05,Köln,true,"a ""tent"" b"
-6,,2020-02-29,,false,house
+rooms,area,joined,city,new,kind,big,flat,old,far
+2,51.5,2024-01-31T18:00,Kiel,true,flat,flat,1.0,0,0
+5,,2023-07-02,Bonn,false,house,house,0,0.0,1
+3,80,,Kiel,true,flat,flat,1,0,1
+4,120.25,2019-12-24,Bonn,false,house,house,0,1,1
+1,30,2021-05-05,Köln,true,"a ""tent"" b",flat,0,0,0
+6,,2020-02-29,,false,house,house,0,1,1
 """
 NEW = """\
 city,new,area,joined,rooms
@@ -50,47 +54,79 @@ ROWS: list[dict[str, Any]] = [
 ]
 JSON, TENSORS = {"content-type": wire.JSON}, {"content-type": wire.SAFETENSORS}
 CLASSES = ['a "tent" b', "flat", "house"]
+ARGUMENTS = argparse.Namespace(checkpoint="best", model=None, example=[])
 
 
 class Net(burnt.Module):
     hidden: int
+    kind: str
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, kind: str) -> None:
         super().__init__()
-        self.hidden = hidden
+        self.hidden, self.kind = hidden, kind
         self.fill = nn.FillMissing(5)
         self.scale = nn.Standardize(5)
         self.embed = torch.nn.Embedding(4, 3)
-        self.first, self.last = torch.nn.Linear(8, hidden), torch.nn.Linear(hidden, 3)
+        self.first = torch.nn.Linear(8, hidden)
+        self.last = torch.nn.Linear(hidden, 1 if kind in ("logit", "probability") else 3)
 
     def forward(self, x: torch.Tensor, city: torch.Tensor) -> torch.Tensor:
-        return self.last(self.first(torch.cat([self.scale(self.fill(x)), self.embed(city)], 1)).relu())
+        x = torch.cat([self.scale(self.fill(x)), self.embed(city)], 1)
+        scores: torch.Tensor = self.last(self.first(x).relu())
+        scores = scores.sigmoid() if self.kind == "probability" else scores
+        return scores.squeeze(1) if self.last.out_features == 1 else scores
 
 
-def step(model: torch.nn.Module, batch: data.Batch) -> ClassificationOutput:
-    logits = model(batch.numbers, batch.city)
-    return ClassificationOutput(torch.nn.functional.cross_entropy(logits, batch.kind), logits, batch.kind)
+def step(model: Net, batch: data.Batch) -> ClassificationOutput | StepOutput:
+    scores, losses = model(batch.numbers, batch.city), torch.nn.functional
+    if model.kind == "classes":
+        return ClassificationOutput(losses.cross_entropy(scores, batch.kind), scores, batch.kind)
+    if model.kind == "labels":
+        targets = batch.labels
+        return StepOutput(losses.binary_cross_entropy_with_logits(scores, targets), scores, targets)
+    loss = (
+        losses.binary_cross_entropy
+        if model.kind == "probability"
+        else losses.binary_cross_entropy_with_logits
+    )
+    return StepOutput(loss(scores, batch.big.float()), scores, batch.big)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run on `TRAIN`, with `NEW` next to it."""
-    folder = tmp_path_factory.mktemp("flats")
-    (folder / "train.csv").write_text(TRAIN)
-    (folder / "new.csv").write_text(NEW)
+def train(folder: Path, kind: str) -> Path:
+    """Train a model with a class, several labels or one score for each row; return the run's folder."""
+    numbers = {"numbers": ["rooms", "area", "joined", "joined.month", "new"], "city": "city"}
+    label = {"classes": "kind", "labels": None}.get(kind, "big")
     rows = data.CsvDataset(
-        folder / "train.csv", label="kind", categories=["city"], unknown=True, missing="nan",
+        folder / "train.csv", label=label, categories=["city"], unknown=True, missing="nan",
         types={"joined": datetime.date},
-        columns={"numbers": ["rooms", "area", "joined", "joined.month", "new"], "city": "city"},
+        columns=numbers | ({"labels": ["flat", "old", "far"]} if label is None else {}),
     )  # fmt: skip
-    model = Net.Config(hidden=6).init()
+    torch.manual_seed(0)
+    model = Net.Config(hidden=6, kind=kind).init()
     model.fill.fit(rows, "numbers")
     model.scale.fit(model.fill(rows.column("numbers")))
     loader = data.Loader(rows, 3)
+    if label is None:
+        loader.classes = CLASSES
     SupervisedTraining(
-        folder / "run", train=loader, valid=loader, duration="20 epochs", monitor="off", device="cpu"
+        folder / kind, train=loader, valid=loader, duration="20 epochs", monitor="off", device="cpu"
     ).run(Learner(model, optim.AdamW(), 0.05, step))
-    return folder / "run"
+    return folder / kind
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of runs on `TRAIN`, with `NEW` next to them."""
+    folder = tmp_path_factory.mktemp("flats")
+    (folder / "train.csv").write_text(TRAIN)
+    (folder / "new.csv").write_text(NEW)
+    return {kind: train(folder, kind) for kind in ("classes", "labels", "logit", "probability")}
+
+
+@pytest.fixture(scope="module")
+def run(runs: dict[str, Path]) -> Path:
+    """The folder of the classifier."""
+    return runs["classes"]
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +141,7 @@ def expected(run: Path) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def client(run: Path) -> Iterator[TestClient]:
-    args = argparse.Namespace(run=str(run), checkpoint="best", model=None, example=[])
-    served = serve._load(str(run), args)
+    served = serve._load(str(run), ARGUMENTS)
     assert isinstance(served, RunModel)
     with serving.client(served) as opened:
         yield opened
@@ -120,14 +155,6 @@ def test_the_values_of_the_layers_survive(run: Path) -> None:
 
 
 class TestServer:
-    def test_rows_are_answered_as_predict_does(self, client: TestClient, expected: torch.Tensor) -> None:
-        answer = client.post("/v1/predict", json={"rows": ROWS}).json()
-        np.testing.assert_allclose(answer["outputs"]["output"], expected, rtol=0, atol=1e-5)
-        chances = expected.double().softmax(1)
-        found = [[chance[name] for name in CLASSES] for chance in answer["probabilities"]]
-        np.testing.assert_allclose(found, chances, rtol=0, atol=1e-5)
-        assert answer["labels"] == [CLASSES[i] for i in expected.argmax(1)]
-
     def test_tensors_take_nan_where_values_may_be_missing(
         self, run: Path, client: TestClient, expected: torch.Tensor
     ) -> None:
@@ -205,11 +232,8 @@ class TestServer:
 
 
 @pytest.fixture(scope="module")
-def browser(run: Path) -> Iterator[Browser]:
-    page = run.parent / "flats.html"  # written from the folder that the run was started in
-    assert main(["page", str(run), "-o", str(page)]) == 0
+def browser() -> Iterator[Browser]:
     with chromium() as opened:
-        opened.open(page)
         yield opened
 
 
@@ -226,37 +250,107 @@ def fill(browser: Browser, texts: Mapping[str, str]) -> None:
     browser.wait_until_idle()
 
 
-@needs_clang
-@needs_chromium
-def test_fields_are_encoded_and_answered_as_predict_does(
-    run: Path, browser: Browser, expected: torch.Tensor
-) -> None:
-    rows = RunFiles.read(run).table().open(run.parent / "new.csv")
+def answers_of_page(browser: Browser) -> list[dict[str, Any]]:
+    """What the page shows for each of `ROWS`: inputs, output, probabilities and class."""
     cities = ["Bonn", "Kiel", "Köln"]
-    for number, row in enumerate(ROWS):
+    answers = []
+    for row in ROWS:
         texts = {name: str(row.get(name) or "") for name in ("rooms", "area")}
         texts["joined"] = f"{row['joined']}T00:00" if "joined" in row else ""
         texts |= {"new": str(int(row["new"]))}
         texts["city"] = str(cities.index(row["city"]) if row["city"] in cities else 3)
         fill(browser, texts)
-        given = browser.evaluate("[Array.from(model.inputs[0], String), Number(model.inputs[1][0])]")
-        x = np.array([float(text) for text in given[0]], np.float32)
-        np.testing.assert_array_equal(x, rows[number]["numbers"])
-        assert given[1] == rows[number]["city"]
-        found = browser.evaluate("Array.from(model.outputs[0])")
-        np.testing.assert_allclose(found, expected[number], rtol=0, atol=1e-5)
-        shown = browser.evaluate("outputs[0].probabilities(Array.from(model.outputs[0]))")
-        np.testing.assert_allclose(shown, expected[number].double().softmax(0), rtol=0, atol=1e-5)
-        assert browser.text("#class") == CLASSES[int(expected[number].argmax())]
+        answers.append(
+            {
+                "x": [float(text) for text in browser.evaluate("Array.from(model.inputs[0], String)")],
+                "city": browser.evaluate("Number(model.inputs[1][0])"),
+                "output": browser.evaluate("Array.from(model.outputs[0])"),
+                "shares": browser.evaluate("outputs[0].probabilities(Array.from(model.outputs[0]))"),
+                "class": browser.text("#class"),
+            }
+        )
         assert browser.text("#problem") == ""
     assert browser.errors == []
+    return answers
 
 
 @needs_clang
 @needs_chromium
-def test_fields_say_what_they_take(browser: Browser) -> None:
-    browser.evaluate("location.reload()")
-    browser.wait_until_idle()
+@pytest.mark.parametrize(
+    "kind", ["classes", "labels", "logit", pytest.param("probability", marks=pytest.mark.full)]
+)
+def test_command_python_server_page_and_c_agree(
+    runs: dict[str, Path], browser: Browser, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # where the code of the runs is found
+    folder = runs[kind]
+    classes = CLASSES[1:] if kind in ("logit", "probability") else CLASSES
+    rows = RunFiles.read(folder).table().open(folder.parent / "new.csv")
+    logits = burnt.predict(burnt.load(folder), rows)
+    assert logits.isfinite().all()
+    if kind == "classes":
+        shares = logits.double().softmax(1).numpy()
+        labels: list[Any] = [classes[i] for i in shares.argmax(1)]
+    elif kind == "labels":
+        shares = logits.double().sigmoid().numpy()
+        labels = [[name for name, share in zip(classes, row, strict=True) if share >= 0.5] for row in shares]
+    else:
+        second = (logits if kind == "probability" else logits.double().sigmoid()).numpy()
+        shares = np.stack([1 - second, second], 1)
+        labels = [classes[i] for i in shares.argmax(1)]
+
+    out = tmp_path / "out.csv"
+    assert main(["predict", str(folder), "--data", str(folder.parent / "new.csv"), "-o", str(out)]) == 0
+    cells = list(csv.DictReader(out.read_text().splitlines()))
+    found = [[float(row[f"probability_{name}"]) for name in classes] for row in cells]
+    np.testing.assert_allclose(found, shares, rtol=0, atol=1e-5)
+    shown = [json.loads(row["prediction"]) if kind == "labels" else row["prediction"] for row in cells]
+    assert shown == labels
+
+    with serving.client(serve._load(str(folder), ARGUMENTS)) as http:
+        answer = http.post("/v1/predict", json={"rows": ROWS}).json()
+        one = http.post("/v1/predict", json={"rows": ROWS[:1]}).json()  # whatever else is in the batch
+    np.testing.assert_allclose(answer["outputs"]["output"], logits, rtol=0, atol=1e-5)
+    found = [[item[name] for name in classes] for item in (*answer["probabilities"], *one["probabilities"])]
+    np.testing.assert_allclose(found, [*shares, shares[0]], rtol=0, atol=1e-5)
+    assert answer["labels"] == labels
+
+    page = tmp_path / "page.html"
+    assert main(["page", str(folder), "-o", str(page)]) == 0
+    browser.open(page)
+    answers = answers_of_page(browser)
+    np.testing.assert_array_equal([a["x"] for a in answers], rows.column("numbers").numpy())
+    assert [a["city"] for a in answers] == rows.column("city").tolist()
+    np.testing.assert_allclose(
+        [a["output"] for a in answers], logits.reshape(len(rows), -1), rtol=0, atol=1e-5
+    )
+    np.testing.assert_allclose([a["shares"] for a in answers], shares, rtol=0, atol=1e-5)
+    texts = [", ".join(label) or "none" if kind == "labels" else label for label in labels]
+    assert [a["class"] for a in answers] == texts
+
+    if kind != "classes":
+        return
+    source = tmp_path / "c"
+    assert main(["c", str(folder), "-o", str(source), "--name", "flats"]) == 0
+    library = source / "flats.so"
+    subprocess.run(["cc", "-shared", "-fPIC", source / "flats.c", "-o", library, "-lm"], check=True)
+    for number, expected in enumerate(logits.reshape(len(rows), -1)):
+        x, city = rows[number]["numbers"].numpy(), np.array([rows[number]["city"]])
+        output = np.empty(len(expected), np.float32)
+        ctypes.CDLL(str(library)).flats(
+            *(array.ctypes.data_as(ctypes.c_void_p) for array in (x, city, output))
+        )
+        np.testing.assert_allclose(output, expected, rtol=0, atol=1e-5)
+
+
+@needs_clang
+@needs_chromium
+def test_fields_say_what_they_take(
+    run: Path, browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["page", str(run), "-o", str(tmp_path / "page.html")]) == 0
+    browser.open(tmp_path / "page.html")
     labels = browser.evaluate('[...document.querySelectorAll(".fields label")].map(l => l.innerText)')
     assert labels[:3] == [
         "rooms\n1 to 6, or empty",

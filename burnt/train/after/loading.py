@@ -259,6 +259,12 @@ class RunFiles:
         has_label = (self._load.get("data") or {}).get("label") is not None
         return self.classes is not None and not has_label and dtype.startswith(("float", "bfloat", "bool"))
 
+    @property
+    def returns_sigmoid(self) -> bool:
+        """Whether the model's only output is between 0 and 1 by its last operation."""
+        signature = self.trained_as().signature
+        return signature is not None and [info.range for info in signature.outputs] == [(0, 1)]
+
     def metrics(self) -> dict[str, Mapping[str, Any]]:
         """Return the metrics of the training by name, for `metric_from_dict`."""
         found = self._load.get("metrics") or ()
