@@ -87,7 +87,7 @@ def _open(args: argparse.Namespace, files: RunFiles) -> tuple[Any, Rows]:
         return loader, Rows([], lambda names, size: iter(()))
     table = files.table()
     dataset = table.open(args.data)
-    return dataset, rows_of(dataset, args.data, table.csv)
+    return table.transformed(dataset), rows_of(dataset, args.data)
 
 
 def _aligned(

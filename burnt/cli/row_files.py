@@ -17,10 +17,9 @@ import msgspec
 
 from burnt._files import replacing
 from burnt.cli.output import UsageError
-from burnt.data.files.csv_files import CsvFile
-from burnt.data.files.json_lines import JsonLinesDataset
 from burnt.data.files.opening import find_files
 from burnt.data.files.parquet import ParquetDataset
+from burnt.data.files.rows import RowDataset
 from burnt.data.files.table import import_pyarrow
 from burnt.errors import DataError, did_you_mean
 
@@ -50,14 +49,13 @@ class Rows:
         return names
 
 
-def rows_of(dataset: Any, path: str, options: Mapping[str, Any]) -> Rows:
-    """Return the columns of the file that a dataset reads; `options` are those of a CSV file."""
-    if isinstance(dataset, JsonLinesDataset):
+def rows_of(dataset: Any, path: str) -> Rows:
+    """Return the columns of the file that a dataset reads."""
+    if isinstance(dataset, RowDataset):
         return _lines(dataset)
     if isinstance(dataset, ParquetDataset):
         return _parquet(find_files(path))
-    dialect = {"delimiter": None, "header": True, "skip": 0, "encoding": "utf-8", **options}
-    files = [CsvFile(file, **dialect) for file in find_files(path)]
+    files = dataset.files
 
     def read(names: Sequence[str], size: int) -> Iterator[Any]:
         import pyarrow
@@ -69,7 +67,7 @@ def rows_of(dataset: Any, path: str, options: Mapping[str, Any]) -> Rows:
     return Rows(files[0].names, read)
 
 
-def _lines(dataset: JsonLinesDataset) -> Rows:
+def _lines(dataset: RowDataset) -> Rows:
     def read(names: Sequence[str], size: int) -> Iterator[Any]:
         for start in range(0, len(dataset), size):
             rows = map(dataset.read, range(start, min(start + size, len(dataset))))

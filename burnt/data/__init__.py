@@ -26,6 +26,7 @@ from burnt.data.files.csv_files import CsvDataset as CsvDataset
 from burnt.data.files.dataframe import DataframeDataset as DataframeDataset
 from burnt.data.files.folders import TextFolder as TextFolder
 from burnt.data.files.hugging_face import HuggingFaceDataset as HuggingFaceDataset
+from burnt.data.files.image_files import ImageFiles as ImageFiles
 from burnt.data.files.image_folder import ImageFolder as ImageFolder
 from burnt.data.files.image_folder import MultiLabelImageFolder as MultiLabelImageFolder
 from burnt.data.files.image_folder import SegmentationFolder as SegmentationFolder

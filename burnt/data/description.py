@@ -1,6 +1,7 @@
 """TableDescription: what the columns of a table become, as JSON that a run keeps to encode new rows.
 
-The encoding itself is that of the datasets in `files`: this module gives them their options again.
+The encoding itself is that of the datasets in `files`: this module gives them their options again. A folder
+of images is a table with a column of their paths.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -16,16 +19,22 @@ import torch
 from torch import Tensor
 
 from burnt.data.batch import collate
-from burnt.data.files.csv_files import CsvDataset
+from burnt.data.files.csv_files import CsvDataset, CsvFile
 from burnt.data.files.dates import Date
+from burnt.data.files.folders import find_files
+from burnt.data.files.image_files import ImageFiles
+from burnt.data.files.image_folder import IMAGE_SUFFIXES, ImageFolder, MultiLabelImageFolder
 from burnt.data.files.json_lines import JsonLinesDataset
+from burnt.data.files.opening import find_files as find_tables
 from burnt.data.files.parquet import ParquetDataset
 from burnt.data.files.rows import RowDataset
 from burnt.data.files.schema import INT, UNKNOWN, Encoding, Kind, Options, RowItems, Vector, check_name
+from burnt.data.transforms import stored
 from burnt.data.views import Cached, Concatenation, Mapped, Selection
 from burnt.errors import DataError, UnsupportedError
 from burnt.inspect.signature import Column
 
+_FOLDERS = ImageFolder, MultiLabelImageFolder
 _MOST_CATEGORIES = 10_000  # of a column, in the config.json of a run
 
 HINT = "--data module:loader gives batches as the training had them; in Python, burnt.predict takes them"
@@ -36,18 +45,21 @@ class ColumnDescription(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Args:
         kind: ``"category"``, ``"date"``, ``"text"``, a dtype such as ``"float32"``, ``"int64"`` or
-            ``"bool"``, ``"list[float32]"``, ``"list[int64]"``, or ``"object"`` for any value of JSON.
+            ``"bool"``, ``"list[float32]"``, ``"list[int64]"``, ``"image"`` for paths, or ``"object"`` for any
+            value of JSON.
         categories: the values of a category by their number; the last one is `UNKNOWN` if it stands for
             missing and all other values.
         range: the least and greatest number in the training data, or in the first 1,000 rows or row group of
             files that are read row by row; of dates, days since 1970-01-01; None if there was none.
         format: of a date, as in ``datetime.strptime``; None is ISO 8601.
+        image: of images, the arguments of `ImageFiles`.
     """
 
     kind: str
     categories: list[Any] | None = None
     range: tuple[float, float] | None = None
     format: str | None = None
+    image: dict[str, Any] = {}
 
 
 class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,6 +73,7 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
         missing: what is done about missing values, as in `CsvDataset`: ``"error"``, ``"nan"``, or the values
             that are filled in.
         csv: options of `CsvDataset` that the training's file needed, such as `delimiter`.
+        transforms: what is done to the images of an item, as `burnt.data.transforms.stored` describes it.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp(), "flats.csv")
@@ -78,14 +91,20 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
     label: str | None = None
     missing: str | dict[str, Any] = "error"
     csv: dict[str, Any] = {}
+    transforms: list[dict[str, Any]] = []
 
     @classmethod
-    def of(cls, dataset: RowItems) -> Self:
-        """Describe a dataset of this package that reads a table.
+    def of(cls, dataset: RowItems | ImageFolder | MultiLabelImageFolder) -> Self:
+        """Describe a dataset of this package that reads a table or a folder of images.
 
         Raises:
             UnsupportedError: a column has too many categories to be stored.
         """
+        if not isinstance(dataset, RowItems):
+            files = ImageFiles(mode=dataset.mode, dtype=dataset.dtype, background=dataset.background)
+            column = ColumnDescription("image", image=stored.arguments_to_json(files))
+            label = "labels" if isinstance(dataset, ImageFolder) else None
+            return cls({"images": "path"}, {"path": column}, label)
         encoding = dataset.encoding()
         assert encoding is not None
         schema = encoding.schema
@@ -113,7 +132,9 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
         Raises:
             ValueError: it is something else.
         """
-        return msgspec.convert(document, cls)
+        table = msgspec.convert(document, cls)
+        stored.from_json(table.transforms)
+        return table
 
     def is_required(self, column: str) -> bool:
         """Whether a column must have a value in every row."""
@@ -183,18 +204,26 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
             for entry in self.entries
         }
 
+    def transformed(self, dataset: Any) -> Any:
+        """Return a dataset that `open` returned with the transforms of its images."""
+        return Mapped(dataset, stored.from_json(self.transforms)) if self.transforms else dataset
+
     def open(self, path: str | os.PathLike[str]) -> RowItems:
-        """Return a file as a dataset, whose items are as in the training, without the label.
+        """Return a file or a folder of images as a dataset, whose items are as in the training's dataset.
+
+        They lack the label, and the changes of `transformed`.
 
         Raises:
             DataError: the file is missing, damaged or of another kind, lacks a column, or has a value that
                 does not fit.
         """
+        if os.path.isdir(path):
+            return self._open_folder(os.fspath(path))
         name = os.fspath(path).lower().removesuffix(".gz")
         suffix = os.path.splitext(name)[1]
         options = {key: value for key, value in self._options().__dict__.items() if key != "label"}
         if suffix in (".csv", ".tsv", ".tab", ".txt"):
-            return CsvDataset(path, **options, **self.csv)
+            return CsvDataset(path, **options, **self._csv_options(path))
         if suffix in (".parquet", ".pq"):
             return ParquetDataset(path, **options)
         if suffix in (".jsonl", ".ndjson"):
@@ -209,6 +238,40 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
             expected=".csv, .tsv, .parquet, .jsonl, or .csv.gz",
             found=suffix or "no suffix",
         )
+
+    def _open_folder(self, path: str) -> RowItems:
+        """Return the images in a folder, and in those below it, as rows with their paths."""
+        column, *others = self.columns
+        if others or self.columns[column].kind != "image":
+            raise DataError(
+                "the model takes more than the images of a folder",
+                where=path,
+                expected=f"a file with the columns {', '.join(self.columns)}",
+                found="a folder",
+            )
+        found, rest = find_files(Path(path), IMAGE_SUFFIXES)
+        if not found:
+            raise DataError(
+                "a folder has no images",
+                where=path,
+                expected=f"files that end in {', '.join(IMAGE_SUFFIXES)}",
+                found=", ".join(rest[:3]) or "an empty folder",
+            )
+        options = self._options()
+        types = {column: replace((options.types or {})[column], folder="")}
+        return _Rows(
+            [{column: name} for name in found], replace(options, types=types), os.path.join(path, "")
+        )
+
+    def _csv_options(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Return the options for a CSV file; one without a header may lack the label's column."""
+        names = self.csv.get("header")
+        if not isinstance(names, list) or self.label not in names:
+            return self.csv
+        options = {"delimiter": None, "skip": 0, "encoding": "utf-8", **self.csv, "header": False}
+        count = len(CsvFile(find_tables(path)[0], **options).names)
+        names = [name for name in names if name != self.label] if count == len(names) - 1 else names
+        return {**self.csv, "header": names}
 
     def _options(self) -> Options:
         """Return the options that encode the columns as in the training."""
@@ -253,6 +316,8 @@ def _describe_column(encoding: Encoding, name: str, group: str | list[str]) -> C
         others = (encoding.kinds[other] for other in group if other not in encoding.known)
         floats = [other for other in others if isinstance(other, np.dtype) and other.kind == "f"]
         kind = np.result_type(*floats) if floats else kind
+    if isinstance(kind, ImageFiles):
+        return ColumnDescription("image", image=stored.arguments_to_json(kind))
     text = kind.format if isinstance(kind, Date) else None
     return ColumnDescription(_kind_text(kind), None, encoding.ranges.get(name), text)
 
@@ -278,6 +343,8 @@ def _type_of(column: ColumnDescription) -> Any:
     """Return the type by which the options of a dataset declare a column."""
     if column.kind == "date":
         return column.format or datetime.date
+    if column.kind == "image":
+        return stored.from_arguments(ImageFiles, column.image)
     others = {"text": str, "object": object, "list[float32]": list[float], "list[int64]": list[int]}
     return others.get(column.kind) or getattr(torch, column.kind)
 
@@ -288,11 +355,11 @@ def _as_json(value: Any) -> Any:
 
 
 def describe(loader: Any, valid: Iterable[Any] = ()) -> dict[str, Any] | None:
-    """Return the description of the table that a loader's batches come from, for the config.json of a run.
+    """Return the description of the table or folder of images that a loader's batches come from, for a run.
 
-    None if they come from no table. ``{"unknown": reason}`` if code that a description cannot hold changes
-    items or batches. That of the first loader in `valid` that reads a table counts, since what only the
-    training does is random as a rule.
+    None if they come from neither. ``{"unknown": reason}`` if code that a description cannot hold changes
+    items or batches. What changes them in the first loader in `valid` that reads a table counts, since what
+    only the training does is random as a rule.
     """
     table, changes = _find_table(loader)
     if table is None:
@@ -300,29 +367,38 @@ def describe(loader: Any, valid: Iterable[Any] = ()) -> dict[str, Any] | None:
     for other in valid:
         found, others = _find_table(other)
         if found is not None:
-            changes = others
+            table, changes = found if isinstance(found, _FOLDERS) else table, others
             break
-    if changes:
-        return {"unknown": f"items are changed by {', '.join(changes)}"}
     try:
-        return TableDescription.of(table).to_dict()
+        described = TableDescription.of(table)
     except UnsupportedError as error:
         return {"unknown": f"{error.what}: {error.found}, {error.where}"}
+    has_images = any(column.kind == "image" for column in described.columns.values())
+    transforms: list[dict[str, Any]] = []
+    unknown = []
+    for name, function in reversed(changes):  # the innermost one, which was found last, is applied first
+        documents = stored.to_json(function) if has_images else None
+        transforms += documents or ()
+        unknown += [name] if documents is None else []
+    if unknown:
+        return {"unknown": f"items are changed by {', '.join(unknown)}"}
+    return msgspec.structs.replace(described, transforms=transforms).to_dict()
 
 
-def _find_table(owner: Any) -> tuple[RowItems | None, list[str]]:
-    """Return the table below loaders and views, and what changes its items on the way."""
-    changes: list[str] = []
+def _find_table(owner: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    """Return the table or folder below loaders and views, and what changes its items, by its name."""
+    changes: list[tuple[str, Any]] = []
     while owner is not None:
         own = getattr(owner, "__dict__", {})  # a LimitedLoader has the attributes of the loader below
         changes += own.get("changes", ())
         collate_fn = own.get("collate_fn")
         if collate_fn not in (torch.utils.data.default_collate, None):
-            changes.append(f"collate_fn={_name(collate_fn)}")
-        if isinstance(owner, RowItems) and owner.encoding() is not None:
+            changes.append((f"collate_fn={_name(collate_fn)}", None))
+        is_table = isinstance(owner, RowItems) and owner.encoding() is not None
+        if is_table or type(owner) in _FOLDERS:  # a subclass may have other items
             return owner, changes
         if isinstance(owner, Mapped):
-            changes.append(f"data.map(..., {_name(owner.function)})")
+            changes.append((f"data.map(..., {_name(owner.function)})", owner.function))
         if isinstance(owner, Concatenation | torch.utils.data.ConcatDataset):
             owner = owner.datasets[0]
             continue
@@ -331,7 +407,7 @@ def _find_table(owner: Any) -> tuple[RowItems | None, list[str]]:
             owner, Selection | Cached | Mapped | torch.utils.data.Subset | torch.utils.data.DataLoader
         )
         if below == "dataset" and not is_plain and not hasattr(owner, "epoch"):
-            changes.append(type(owner).__name__)
+            changes.append((type(owner).__name__, None))
         owner = None if below is None else getattr(owner, below)
     return None, changes
 

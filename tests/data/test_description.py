@@ -246,3 +246,17 @@ def trained(folder, rows):
         Learner(model, optim.Sgd(), 1e-9, step)
     )
     return RunFiles.read(folder)
+
+
+def test_a_file_without_header_may_lack_the_label(tmp_path):
+    (tmp_path / "train.csv").write_text("1,cat,2.5\n3,dog,4.5\n")
+    (tmp_path / "new.csv").write_text("5,6.5\n7,8.5\n")
+    names = ["a", "kind", "b"]
+    rows = data.CsvDataset(tmp_path / "train.csv", columns={"x": ["a", "b"]}, label="kind", header=names)
+    table = TableDescription.from_dict(TableDescription.of(rows).to_dict())
+    for name, expected in (("train.csv", [[1, 2.5], [3, 4.5]]), ("new.csv", [[5, 6.5], [7, 8.5]])):
+        found = table.open(tmp_path / name)
+        assert [found[index]["x"].tolist() for index in range(2)] == expected
+    (tmp_path / "odd.csv").write_text("5\n")
+    with pytest.raises(DataError, match="3 fields: a, kind, b"):
+        table.open(tmp_path / "odd.csv")

@@ -152,7 +152,7 @@ def add(burnt: Parser) -> None:
     text = "predict new data by a run's model"
     predict = burnt.command("predict", text, _PREDICT_EXAMPLES, "predict")
     predict.run()
-    predict.option("--data", "FILE|MODULE:NAME", "the data to predict", required=True)
+    predict.option("--data", "FILE|FOLDER|MODULE:NAME", "the data to predict", required=True)
     text = "the file to write, .csv, .parquet or .jsonl; default: CSV on standard output"
     predict.option("-o --out", "FILE", text)
     predict.option("--keep", "A,B", "columns of the data to copy, default: all; '' for none")

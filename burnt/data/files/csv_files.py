@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from burnt._hints import explain_arguments
 from burnt.data.files.dates import Date
+from burnt.data.files.image_files import ImageFiles
 from burnt.data.files.opening import Paths, find_files
 from burnt.data.files.schema import (
     BOOL,
@@ -64,7 +65,7 @@ class CsvDataset(Table):
             as ``"%d.%m.%Y"`` of those in another format of ``strptime``. The time of day is a fraction, to 3
             minutes before the year 2059, and a time zone is converted to UTC. `columns` then takes
             ``"joined.year"``, ``.month``, ``.day``, ``.weekday`` (Monday is 0) and ``.hour`` of a column
-            ``"joined"``, too.
+            ``"joined"``, too. `ImageFiles` reads the images that a column names.
         label: the column with the class of each row: it becomes the number of the class, int64, and
             `classes` the list of names, sorted.
         categories: further columns whose values become numbers, int64; or a mapping from columns to all
@@ -118,9 +119,9 @@ class CsvDataset(Table):
             io.TextIOWrapper(io.BytesIO(), encoding)  # refuses those that are not of text, such as base64
         except LookupError:
             raise DataError("encoding= is unknown to Python", found=repr(encoding)) from None
-        self._files = [CsvFile(file, delimiter, header, skip, encoding) for file in files]
+        self.files = [CsvFile(file, delimiter, header, skip, encoding) for file in files]
         self._rows: NDArray[np.int64] | None = None
-        first = self._files[0]
+        first = self.files[0]
         schema = Schema.create(
             Options(columns, types, label, categories, missing, unknown),
             first.names,
@@ -128,9 +129,9 @@ class CsvDataset(Table):
             policies=("error", "nan", "drop"),
             kinds=SCALARS,
         )
-        for file in self._files[1:]:
+        for file in self.files[1:]:
             schema.check_columns(file.names, file.path, first.path)
-        fields = arrow.concat_tables([file.read(schema.sources) for file in self._files])
+        fields = arrow.concat_tables([file.read(schema.sources) for file in self.files])
         if not fields.num_rows:
             raise DataError("there are no rows", where=first.path, expected="rows after the header")
         table = arrow.table(
@@ -154,7 +155,7 @@ class CsvDataset(Table):
 
     def place(self, index: int) -> str:
         """Return the file and line of an item, ``"houses.csv, line 7"``."""
-        return place_in(self._files, index if self._rows is None else int(self._rows[index]))
+        return place_in(self.files, index if self._rows is None else int(self._rows[index]))
 
 
 _BLOCK = 1 << 24  # bytes that pyarrow parses at once; no row may be longer
@@ -356,7 +357,7 @@ def typed_column(fields: Fields, name: str, schema: Schema, where: Callable[[int
     missing = sorted(_MISSING.difference(() if given is None else given.names))
     is_missing = compute.is_in(trimmed, pyarrow.array(missing, trimmed.type))
     present = compute.if_else(is_missing, pyarrow.scalar(None, trimmed.type), trimmed)
-    if name in schema.categories or isinstance(declared, Date):
+    if name in schema.categories or isinstance(declared, Date | ImageFiles):
         return present
     kind = declared or _infer(present.drop_null()[:_SAMPLED])
     if kind is TEXT:

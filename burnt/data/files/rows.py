@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from burnt.data.batch import collate
 from burnt.data.dataset import checked_index
 from burnt.data.files.dates import Date
+from burnt.data.files.image_files import ImageFiles
 from burnt.data.files.schema import (
     BOOL,
     FLOAT,
@@ -153,6 +154,8 @@ class RowDataset(RowItems, ABC):
                 value,
                 None if declared else f"types={{{column!r}: {wider}}} declares the type",
             )
+        if isinstance(kind, ImageFiles):
+            return kind.read(column, self.place, cell, index)
         return cell
 
     def _kind(self, column: str, first_rows: list[Mapping[str, Any]]) -> Kind:
@@ -205,7 +208,7 @@ def _converter(kind: Kind, is_measured: bool = False) -> Callable[[Any], Any]:
     """Return the function from a value to the cell of a kind, or to None if it does not fit."""
     if kind is OBJECT:
         return _as_object
-    if kind is TEXT:
+    if kind is TEXT or isinstance(kind, ImageFiles):
         return _as_text
     if isinstance(kind, Date):
         return partial(_as_date, kind)

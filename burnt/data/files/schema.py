@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from burnt.data.batch import Batch, copy_item
 from burnt.data.files.dates import DATE_PARTS, Date
+from burnt.data.files.image_files import ImageFiles
 from burnt.errors import DataError, did_you_mean, quantity
 
 
@@ -26,9 +28,8 @@ class Vector:
     dtype: np.dtype[Any]
 
 
-Kind = np.dtype[Any] | type | Vector | Date
-"""What the cells of a column are: a NumPy dtype; str; vectors; dates; or object, for values left as they are.
-"""
+Kind = np.dtype[Any] | type | Vector | Date | ImageFiles
+"""What the cells of a column are: a NumPy dtype; str; vectors; dates; images; or object, for any value."""
 
 UNKNOWN = "<unknown>"
 """The category of missing values, and of those that are none of the others; the last one."""
@@ -62,7 +63,7 @@ def name_of(kind: Kind) -> str:
     """Return what messages call a kind."""
     if isinstance(kind, np.dtype):
         return {"f": "a number", "b": "true or false"}.get(kind.kind, "an integer")
-    if isinstance(kind, Date):
+    if isinstance(kind, Date | ImageFiles):
         return str(kind)
     if isinstance(kind, Vector):
         return "a list of integers" if kind.dtype.kind == "i" else "a list of numbers"
@@ -226,10 +227,19 @@ class Schema:
         declared = {
             column: _declared_kind(column, type_, kinds) for column, type_ in (options.types or {}).items()
         }
+        declared |= {
+            column: kind.below(os.path.dirname(where), column)
+            for column, kind in declared.items()
+            if isinstance(kind, ImageFiles)
+        }
         dates = [column for column, kind in declared.items() if isinstance(kind, Date)]
         parts = {f"{column}.{part}": column for column in dates for part in DATE_PARTS}
         parts = {name: column for name, column in parts.items() if name not in names}
         fields = _fields(names, where, options.columns, parts)
+        for entry, group in fields.items():
+            for column in () if isinstance(group, str) else group:
+                if isinstance(kind := declared.get(column), ImageFiles):
+                    raise not_numeric(entry, column, f"column {column!r}", str(kind))
         label = options.label
         if not isinstance(label, str | None):
             raise DataError("label= must be the name of one column", where=where, found=repr(label))
@@ -318,8 +328,8 @@ class Schema:
                 value, bool | int | float | np.number | np.bool_
             ):
                 raise bad_cell(place(), column, f"{name_of(kind)} in missing=", value)
-            if kind is TEXT and not isinstance(value, str):
-                raise bad_cell(place(), column, "text in missing=", value)
+            if (kind is TEXT or isinstance(kind, ImageFiles)) and not isinstance(value, str):
+                raise bad_cell(place(), column, f"{name_of(kind)} in missing=", value)
             return copy_item(value)
         if column in self.unknown:
             return UNKNOWN
@@ -360,11 +370,13 @@ class Schema:
 def _declared_kind(column: str, type_: Any, kinds: Mapping[Any, Kind]) -> Kind:
     if isinstance(type_, str) and "%" in type_:
         return Date(type_)
+    if isinstance(type_, ImageFiles):
+        return type_
     if type_ not in kinds:
         raise DataError(
             "types= has a type that columns cannot have",
             where=f"types[{column!r}]",
-            expected=f"{', '.join(map(_type_name, kinds))}, or the format of dates, '%d.%m.%Y'",
+            expected=f"{', '.join(map(_type_name, kinds))}, ImageFiles(), or the format of dates, '%d.%m.%Y'",
             found=_type_name(type_),
         )
     return kinds[type_]

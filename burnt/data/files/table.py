@@ -18,6 +18,7 @@ from torch import Tensor
 from burnt.data.batch import Batch, copy_item
 from burnt.data.dataset import checked_index
 from burnt.data.files.dates import Date
+from burnt.data.files.image_files import ImageFiles
 from burnt.data.files.schema import (
     BOOL,
     FLOAT,
@@ -340,7 +341,7 @@ def have_one_shape(kind: Kind, found: list[pyarrow.DataType]) -> bool:
             and len({type_.list_size for type_ in found}) == 1
             and not any(isinstance(_kind(type_.value_type), Vector) for type_ in found)
         )
-    return kind is not OBJECT
+    return kind is not OBJECT and not isinstance(kind, ImageFiles)
 
 
 def read_entries(
@@ -386,8 +387,11 @@ def _column(
         return _numbers(array, name, known, gaps, fill, where)
     if isinstance(kind, Date):
         return _dates(array, name, kind, fill, where)
-    if kind is TEXT:
-        return Cells(array if fill is None else array.fill_null(fill))
+    if isinstance(kind, ImageFiles) and _kind(type_) is not TEXT:
+        raise bad_cell(where(0), name, name_of(kind), f"a column of {type_}")
+    if kind is TEXT or isinstance(kind, ImageFiles):
+        read = partial(kind.read, name, where) if isinstance(kind, ImageFiles) else None
+        return Cells(array if fill is None else array.fill_null(fill), read)
     if kind is OBJECT:
         return Cells(array, partial(_as_python, fill))
     if isinstance(kind, Vector):

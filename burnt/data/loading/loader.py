@@ -192,8 +192,9 @@ class Loader(Generic[B]):
         if self.pack is not None:
             self.pack.prepare(dataset)
         given = item_transform, transform
-        options = {"batcher": batcher, "item_transform": item_transform, "transform": transform, "pack": pack}
-        self.changes = [f"{name}= of the loader" for name, value in options.items() if value is not None]
+        # The last one first.
+        options = {"pack": pack, "transform": transform, "batcher": batcher, "item_transform": item_transform}
+        self.changes = [(f"{name}= of the loader", f) for name, f in options.items() if f is not None]
         item_transform, transform = (None if f is None else as_transform(f) for f in given)
         reader = _Reader(dataset, batcher, item_transform, transform, self.pack, seed)
         self._pool = WorkerPool(reader, workers, prefetch)
