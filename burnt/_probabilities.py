@@ -43,7 +43,7 @@ def classify(
             powers = np.exp(wide - wide.max(1, keepdims=True))
             are_given = (wide >= 0).all(1, keepdims=True) & (abs(wide.sum(1, keepdims=True) - 1) < 1e-4)
             shares = np.where(are_given, wide, powers / powers.sum(1, keepdims=True))
-    if is_multi_label:
+    if is_multi_label and not is_single:
         return [[classes[i] for i in np.flatnonzero(row >= 0.5)] for row in shares], shares
     are_known = np.isfinite(shares).all(1)
     return [classes[i] if ok else None for i, ok in zip(shares.argmax(1), are_known, strict=True)], shares

@@ -28,6 +28,16 @@ _PREDICTION = "prediction"
 
 def run(args: argparse.Namespace) -> int:
     """Predict data and write a row for each item. The code that the run names is imported."""
+    try:
+        return _run(args)
+    except DataError as error:  # what it says of a dataset's options is about the training
+        error.what = error.what.replace("columns= names a column that", "a column of the training's data")
+        if "=" in (error.hint or ""):
+            error.hint = "new data has the columns of the training's, written in the same way"
+        raise
+
+
+def _run(args: argparse.Namespace) -> int:
     from burnt.device import as_device
     from burnt.train.after.prediction import predict
 

@@ -317,7 +317,7 @@ class Bars {
   }
   // As in burnt/_probabilities.py.
   probabilities(values) {
-    if (MODEL.isMultiLabel || values.length < this.names.length) {
+    if (MODEL.isMultiLabel || values.length < this.names.length) { // one score is the second class's
       const shares = MODEL.isProbability ? values : values.map(value => 1 / (1 + Math.exp(-value)));
       return values.length < this.names.length ? [1 - shares[0], shares[0]] : shares;
     }

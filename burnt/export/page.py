@@ -186,7 +186,7 @@ def description(
         "outputs": [_tensor(info) for info in signature.outputs],
         "classes": classes and list(classes),
         "isClassifier": scores is not None,
-        "isMultiLabel": is_multi_label,
+        "isMultiLabel": is_multi_label and scores == math.prod(signature.outputs[0].shape),
         "isProbability": [info.range for info in signature.outputs] == [(0, 1)],
     }
 

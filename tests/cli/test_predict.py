@@ -212,12 +212,16 @@ def test_errors_write_nothing(capsys: Capture, folder: Path):
     assert "items are changed by data.map(..., dict)" in text
     assert "--data module:loader" in text
     write(folder, ".csv", [{key: row[key] for key in row if key != "age"} for row in NEW])
-    assert "'age'" in problem("churn", "--data", "new.csv")
+    text = problem("churn", "--data", "new.csv")
+    assert "a column of the training's data does not exist" in text
+    assert "found     'age'" in text
     write(folder, ".csv", [*NEW, {**NEW[0], "age": "old"}])
     assert "new.csv, line 5, column 'age'" in problem("churn", "--data", "new.csv")
     write(folder, ".jsonl", [*NEW, {**NEW[0], "joined": "31.01.2024"}])
     text = problem("churn", "--data", "new.jsonl", "--batch-size", "2")  # after the first batch is written
     assert "new.jsonl, line 4, column 'joined'" in text
+    assert "hint      new data has the columns of the training's" in text
+    assert "types=" not in text
     assert "there is no such file" in problem("churn", "--data", "none.csv")
     write(folder, ".csv", NEW)
     assert "'nme'" in problem("churn", "--data", "new.csv", "--keep", "id,nme", code=2)
@@ -258,6 +262,11 @@ def test_what_outputs_become():
         torch.tensor([[2.0], [-3.0]])
     )  # of the second class
     assert (one["prediction"], one["probability_b"]) == (["b", "a"], labels["probability_a"])
+    assert predict._Columns(["a", "b"], True, False, []).columns(torch.tensor([2.0, -3.0])) == one
+    given = predict._Columns(["a", "b"], False, True, []).columns(torch.tensor([[0.75], [0.25]]))
+    assert given["probability_b"] == [0.75, 0.25]  # of a model that ends in a sigmoid
+    small = predict._Columns(["a", "b"], False, False, []).columns(torch.tensor([[0.75]]))
+    assert small["probability_b"] == pytest.approx([torch.tensor(0.75).sigmoid().item()])
     parts = predict._Columns(None, False, False, []).columns(
         {"mean": torch.ones(2), "count": torch.tensor([[1, 2]] * 2)}
     )
