@@ -217,10 +217,11 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
             DataError: the file is missing, damaged or of another kind, lacks a column, or has a value that
                 does not fit.
         """
-        if os.path.isdir(path):
-            return self._open_folder(os.fspath(path))
         name = os.fspath(path).lower().removesuffix(".gz")
         suffix = os.path.splitext(name)[1]
+        exists = os.path.exists(path)
+        if os.path.isdir(path) or (exists and suffix in IMAGE_SUFFIXES):
+            return self._open_images(Path(path))
         options = {key: value for key, value in self._options().__dict__.items() if key != "label"}
         if suffix in (".csv", ".tsv", ".tab", ".txt"):
             return CsvDataset(path, **options, **self._csv_options(path))
@@ -233,34 +234,37 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
                 check_name(column, lines.columns, os.fspath(path), "columns")
             return lines
         raise DataError(
-            "the kind of a file is not known by its name",
+            "the kind of a file is not known by its name" if exists else "there is no such file or folder",
             where=os.fspath(path),
-            expected=".csv, .tsv, .parquet, .jsonl, or .csv.gz",
-            found=suffix or "no suffix",
+            expected=".csv, .tsv, .parquet, .jsonl, .csv.gz, or a folder of images",
+            found=(suffix or "no suffix") if exists else None,
         )
 
-    def _open_folder(self, path: str) -> RowItems:
-        """Return the images in a folder, and in those below it, as rows with their paths."""
+    def _open_images(self, path: Path) -> RowItems:
+        """Return an image, or those in a folder and below it, as rows with their paths."""
         column, *others = self.columns
+        is_folder = path.is_dir()
         if others or self.columns[column].kind != "image":
             raise DataError(
-                "the model takes more than the images of a folder",
-                where=path,
+                "the model takes more than images",
+                where=str(path),
                 expected=f"a file with the columns {', '.join(self.columns)}",
-                found="a folder",
+                found="a folder" if is_folder else "an image",
             )
-        found, rest = find_files(Path(path), IMAGE_SUFFIXES)
+        found, rest = find_files(path, IMAGE_SUFFIXES) if is_folder else ([path.name], [])
         if not found:
             raise DataError(
                 "a folder has no images",
-                where=path,
+                where=str(path),
                 expected=f"files that end in {', '.join(IMAGE_SUFFIXES)}",
                 found=", ".join(rest[:3]) or "an empty folder",
             )
         options = self._options()
         types = {column: replace((options.types or {})[column], folder="")}
         return _Rows(
-            [{column: name} for name in found], replace(options, types=types), os.path.join(path, "")
+            [{column: name} for name in found],
+            replace(options, types=types),
+            os.path.join(path if is_folder else path.parent, ""),
         )
 
     def _csv_options(self, path: str | os.PathLike[str]) -> dict[str, Any]:

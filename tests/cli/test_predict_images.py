@@ -11,6 +11,7 @@ import torch
 import burnt
 from burnt import data
 from burnt.data import transforms
+from burnt.train.after.loading import RunFiles
 from tests.cli.commands import printed, refused, run_script
 from tests.fixtures import Capture
 
@@ -130,6 +131,7 @@ def test_folders_are_predicted_as_the_validation_data(capsys: Capture, folder: P
     for number, path in enumerate(valid.paths):
         shutil.copy(folder / "valid" / path, flat / f"{number}.png")
     (flat / "notes.txt").write_text("no image")
+    assert predicted(capsys, "folder", "flat/2.png") == predicted(capsys, "folder", "flat")[2:3]
     others = predicted(capsys, "folder", "flat")
     assert [row["path"] for row in others] == [f"{number}.png" for number in range(6)]
     check(others, "folder", valid)
@@ -160,12 +162,17 @@ def test_images_that_a_table_names(capsys: Capture, folder: Path):
     )
     assert "new/rows.csv, line 6, column 'photo': new/train/dark/1.png" in text
     assert not (folder / "out.csv").exists()
+    # A server would read what a request names.
+    assert RunFiles.read("runs/table").input_table() is None
     text = refused(capsys, "predict", "table", "--data", "valid", code=1)
     assert "expected  a file with the columns photo, age" in text
 
 
 def test_what_cannot_be_read(capsys: Capture, folder: Path):
     (folder / "empty").mkdir()
+    for name in ("none", "none.png"):
+        text = refused(capsys, "predict", "folder", "--data", name, code=1)
+        assert "no such file" in text.lower()
     assert "a folder has no images" in refused(capsys, "predict", "folder", "--data", "empty", code=1)
     (folder / "valid/bright/1.png").write_bytes(b"")
     assert "valid/bright/1.png" in refused(capsys, "predict", "folder", "--data", "valid", code=1)

@@ -153,7 +153,9 @@ def test_messages_of_rows_and_files(tmp_path):
         assert f"rows{suffix}" in text
     assert "there are no rows" in problem(table.encode, [])
     (tmp_path / "rows.xlsx").touch()
-    assert "expected  .csv, .tsv, .parquet, .jsonl, or .csv.gz" in problem(table.open, tmp_path / "rows.xlsx")
+    assert "expected  .csv, .tsv, .parquet, .jsonl, .csv.gz, or a" in problem(
+        table.open, tmp_path / "rows.xlsx"
+    )
 
 
 @pytest.mark.parametrize("suffix", KINDS)

@@ -135,7 +135,7 @@ def test_a_description_reads_other_files_in_the_same_way(folder: Path):
         found = table.transformed(table.open(folder / f"rows{suffix}"))
         for index in range(3):
             torch.testing.assert_close(found[index]["images"], prepare(rows[index])["images"], rtol=0, atol=0)
-    with pytest.raises(DataError, match="more than the images of a folder") as caught:
+    with pytest.raises(DataError, match="the model takes more than images") as caught:
         table.open(folder / "photos")
     assert "photo, age" in caught.value.expected
 
