@@ -273,21 +273,6 @@ def test_sums_have_intervals_and_other_states_have_not():
     assert intervals([f1, auroc], read([f1, auroc]), None).keys() == {"f1", "auroc"}
 
 
-@pytest.mark.parametrize("metric", [F1(), F1(None), AUROC(), AUROC(thresholds=50), metrics.R2(), Rank()])
-def test_merging_is_the_whole(metric):
-    outputs = batches("multiclass")
-    if metric.name == "r2":
-        outputs = [StepOutput(torch.tensor(0.0), o.outputs[:, :2], o.outputs[:, 2:]) for o in outputs]
-    whole, first, second = fed(metric.fresh(), outputs), metric.fresh(), metric.fresh()
-    fed(first, outputs[:1]), fed(second, outputs[1:])
-    empty = metric.fresh()
-    for part in (first, second):
-        empty.merge(part)
-    assert empty.compute() == pytest.approx(whole.compute())
-    assert empty.count == whole.count == sum(SIZES)
-    assert first.count == SIZES[0]
-
-
 @pytest.mark.parametrize(
     "metric",
     [
@@ -378,7 +363,12 @@ def output(outputs, targets, **more) -> StepOutput:
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (lambda: F1("mean"), ["F1 cannot be built", "'macro', 'micro'", "found     'mean'"]),
+        (lambda: F1("mean"), ["F1 cannot be built", "'macro'", "got mean"]),
+        (lambda: metrics.MCC("micro"), ["MCC cannot be built", "average"]),
+        (
+            lambda: F1(threshold=0.3).update(output([[0.1, 3.0]], [1])),
+            ["F1 cannot be built", "MulticlassF1Score", "threshold"],
+        ),
         (lambda: F1(treshold=0.3), ["F1 cannot be built", "treshold"]),
         (lambda: metrics.PSNR(range=3), ["PSNR cannot be built", "range"]),
         (lambda: F1(task="multi"), ["F1 cannot be built", "'multiclass'"]),

@@ -44,13 +44,16 @@ class Accuracy(Metric):
     def update(self, output: StepOutput) -> None:
         """Add the batch's number of correct predictions."""
         predicted, targets, _ = predictions(output, self.name)
-        correct = predicted == targets
+        self.add_hits(predicted == targets, targets)
+
+    def add_hits(self, hits: Tensor, targets: Tensor) -> None:
+        """Add which targets are hit, ``[n]`` or ``[n, ...]``."""
         if self.ignore_index is None:
-            self.add(correct.sum(), targets.numel())
+            self.add(hits.sum(), targets.numel())
         else:
             # Only the device knows how many targets count, so this number is accumulated as a second sum.
             counted = targets != self.ignore_index
-            self.add(torch.stack([(correct & counted).sum(), counted.sum()]), targets.numel())
+            self.add(torch.stack([(hits & counted).sum(), counted.sum()]), targets.numel())
 
     def value(self, total: list[float], count: int) -> float:
         """Return correct predictions over counted targets; NaN if none are counted."""
@@ -59,7 +62,7 @@ class Accuracy(Metric):
         return total[0] / total[1] if total[1] else float("nan")
 
 
-class TopKAccuracy(Metric):
+class TopKAccuracy(Accuracy):
     """The share of targets that are among the `k` classes with the largest logits.
 
     Reads `outputs` and `targets` as `Accuracy` does.
@@ -78,13 +81,11 @@ class TopKAccuracy(Metric):
     0.5
     """
 
-    higher_is_better = True
-
     def __init__(self, k: int = 5, ignore_index: int | None = None, name: str | None = None) -> None:
-        super().__init__(f"top{k}_accuracy" if name is None else name)
+        super().__init__(ignore_index, f"top{k}_accuracy" if name is None else name)
         if not isinstance(k, int) or k < 1:
             raise MetricError("TopKAccuracy needs a number of classes", expected="k of 1 or more", found=k)
-        self.k, self.ignore_index = k, ignore_index
+        self.k = k
 
     def update(self, output: StepOutput) -> None:
         """Add the batch's number of targets that were among the classes with the largest logits."""
@@ -99,13 +100,7 @@ class TopKAccuracy(Metric):
         axis = class_axis(logits, targets)
         assert axis is not None
         top = logits.topk(self.k, axis).indices.movedim(axis, -1)
-        hits = (top == targets.unsqueeze(-1)).any(-1)
-        counted = torch.ones_like(hits) if self.ignore_index is None else targets != self.ignore_index
-        self.add(torch.stack([(hits & counted).sum(), counted.sum()]), targets.numel())
-
-    def value(self, total: list[float], count: int) -> float:
-        """Return hits over counted targets; NaN if none are counted."""
-        return total[0] / total[1] if total[1] else float("nan")
+        self.add_hits((top == targets.unsqueeze(-1)).any(-1), targets)
 
 
 def predictions(output: StepOutput, metric: str) -> tuple[Tensor, Tensor, int]:

@@ -152,17 +152,6 @@ class Metric:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned, after the sums."""
 
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Build the metric from the arguments that `metric_to_dict` has stored."""
-        return cls(**arguments)
-
-    def merge(self, other: Self) -> None:
-        """Add the batches of another metric of the same kind, such as another process's."""
-        if other.total is not None:
-            self.add(other.total, 0)
-        self.count += other.count
-
     def compute(self) -> float:
         """Return the value over the batches so far; waits for the device.
 
@@ -188,7 +177,7 @@ class EpochMetric(Metric):
     A custom one calls `keep` in `update` and computes the value from `kept` in `compute`. A training logs the
     value at the end of each epoch and for each validation, and not in between. What is kept takes memory on
     the device until then, and is saved in checkpoints, so that a resumed epoch is complete. A metric with
-    another state defines `reset`, `state`, `load_state` and `merge`, and counts its items in ``self.count``.
+    another state defines `reset`, `state` and `load_state`, and counts its items in ``self.count``.
 
     Args:
         name: the name in logs and in the run store; by default the class attribute `name`.
@@ -257,11 +246,6 @@ class EpochMetric(Metric):
         """Restore what `state` returned."""
         kept = [value for key, value in sorted(state.items(), key=lambda i: i[0].zfill(9)) if key != "count"]
         self._batches, self.count = [tuple(kept)] if kept else [], state["count"]
-
-    def merge(self, other: Self) -> None:
-        """Add the batches of another metric of the same kind, such as another process's."""
-        self._batches = [*self._batches, *other._batches]
-        self.count += other.count
 
 
 def update_first(metric: Metric, output: StepOutput) -> None:
@@ -343,11 +327,11 @@ def _by_name(metric: Metric, value: Any, seconds: float | None = 1) -> dict[str,
     return {metric.name: value if seconds == 1 else value / seconds}
 
 
-def metric_to_dict(metric: Metric) -> dict[str, Any]:
+def metric_to_dict(metric: Any) -> dict[str, Any]:
     """Return a metric's name, class and arguments for JSON.
 
-    The arguments are the attributes of the same names; of a metric that lacks one, or holds one that JSON
-    cannot give back, they are None.
+    The arguments are the attributes of the same names, and those of ``**options`` the attribute `options`; of
+    a metric that lacks one, or holds one that JSON cannot give back, they are None.
 
     >>> from burnt.train.metrics import Accuracy
     >>> metric_to_dict(Accuracy(ignore_index=-100))["arguments"]
@@ -357,14 +341,15 @@ def metric_to_dict(metric: Metric) -> dict[str, Any]:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     # A script's module has another name when the script is imported.
     module = Path(file).stem if kind.__module__ == "__main__" and file else kind.__module__
-    names = [
-        parameter.name
-        for parameter in inspect.signature(kind).parameters.values()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    arguments: dict[str, Any] | None = getattr(metric, "arguments", None)
-    if arguments is None and all(hasattr(metric, name) for name in names):
+    kinds = {one.name: one.kind for one in inspect.signature(kind).parameters.values()}
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [name for name, one in kinds.items() if one not in variable]
+    arguments: dict[str, Any] | None = None
+    if all(hasattr(metric, name) for name in names):
         arguments = {name: getattr(metric, name) for name in names}
+        arguments |= getattr(metric, "options", {}) if "options" in kinds.keys() - names else {}
+        if isinstance(inner := arguments.get("metric"), torch.nn.Module):  # of torchmetrics
+            arguments["metric"] = metric_to_dict(inner)
     arguments = arguments if _is_json(arguments) else None
     name = getattr(metric, "name", None)
     return {"name": name, "module": module, "class": kind.__qualname__, "arguments": arguments}
@@ -380,7 +365,7 @@ def metric_from_dict(document: Mapping[str, Any]) -> Metric:
     arguments = document.get("arguments")
     if found is not None and isinstance(arguments, dict):
         try:
-            return found.from_arguments(arguments)
+            return found(**arguments)
         except (TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
     elif isinstance(arguments, dict):

@@ -7,12 +7,14 @@ and not by a guess for each batch, and names of classes come from the data set.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from burnt.errors import MetricError, did_you_mean
-from burnt.train.metrics.base import EpochMetric
+from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.metrics.tasks import (
     TASKS,
     Task,
@@ -22,7 +24,7 @@ from burnt.train.metrics.tasks import (
     scores_and_labels,
     tensors_of,
 )
-from burnt.train.metrics.torch_metric import TorchMetric, torchmetrics_for
+from burnt.train.metrics.torch_metric import TorchMetric, snake_case, torchmetrics_for
 from burnt.train.step import StepOutput
 
 
@@ -53,13 +55,8 @@ class ClassMetric(TorchMetric):
         MetricError: an argument is invalid; or in `update`, outputs and targets do not fit.
     """
 
-    default_name: ClassVar[str]
-    suffix: ClassVar[
-        str
-    ]  # of the classes in torchmetrics: BinaryF1Score, MulticlassF1Score, MultilabelF1Score
-    fixed_task: ClassVar[str | None] = None
-    averages: ClassVar[tuple[str | None, ...]] = ("macro", "micro", "weighted", None)
-    takes_scores: ClassVar[bool] = False  # needs probabilities of all classes, not only the predicted class
+    by: ClassVar[str]  # the end of the names of torchmetrics' classes: BinaryF1Score, MulticlassF1Score ...
+    task: str | None = None
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
@@ -73,63 +70,44 @@ class ClassMetric(TorchMetric):
         classes: Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        EpochMetric.__init__(self, name or self.default_name)
+        EpochMetric.__init__(self, name)
         self.average, self.ignore_index, self.probabilities = average, ignore_index, probabilities
         self.classes, self.options = classes and list(classes), {**self.defaults, **options}
-        self.task: str | None = task or self.fixed_task
-        self.metric, self._found = None, Task("", 0)
-        for key, value, valid in (
-            ("average", average, (*self.averages, "macro")),
-            ("task", task, (None, *TASKS)),
-        ):
-            if value not in valid:
-                raise MetricError(
-                    f"{type(self).__name__} cannot be built",
-                    where=key,
-                    expected=", ".join(dict.fromkeys(map(repr, valid))),
-                    found=repr(value),
-                    hint=did_you_mean(str(value), [one for one in valid if one]),
-                )
+        if task not in (None, *TASKS):
+            raise MetricError(
+                f"{type(self).__name__} cannot be built",
+                where="task",
+                expected=", ".join(map(repr, TASKS)),
+                found=repr(task),
+                hint=did_you_mean(str(task), TASKS),
+            )
+        self.task = task or self.task
+        # Check the arguments: the first batch says which one it is.
         self._build(Task(self.task or ("binary" if "threshold" in options else "multiclass"), 2))
-        self.metric = None  # that was a check of the arguments: the first batch says which one it is
+        self.metric = None
 
     def _build(self, task: Task) -> None:
         """Make the torchmetrics object for a task."""
         package = torchmetrics_for(type(self).__name__).classification
-        kind = getattr(package, f"{task.kind.capitalize()}{self.suffix}", None)
-        options = {**self.options, "ignore_index": self.ignore_index, "validate_args": False}
+        kind = getattr(package, f"{task.kind.capitalize()}{self.by}", None)
+        if kind is None:
+            raise MetricError(f"{type(self).__name__} has no value for {task.kind} tasks")
+        options = {**self.options, "ignore_index": self.ignore_index}
         if task.kind != "binary":
             options["num_classes" if task.kind == "multiclass" else "num_labels"] = task.size
-            if len(self.averages) > 1:
+            if self.average != "macro" or "average" in inspect.signature(kind).parameters:
                 options["average"] = self.average
-        if task.kind == "multiclass":
-            options.pop("threshold", None)
-        problem: object = f"no {self.suffix} for {task.kind} tasks in torchmetrics"
-        if kind is not None:
-            try:
-                self._adopt(kind(**{**options, "validate_args": True}))
-            except (TypeError, ValueError) as error:
-                problem = error
-            else:
-                self.metric.validate_args = (
-                    False  # its checks wait for the device; `check_values` has made them
-                )
-                self._found = task
-                return
-        raise MetricError(
-            f"{type(self).__name__} cannot be built", where=f"{kind and kind.__name__}", found=str(problem)
-        )
+        self._adopt(_built(self, kind, options))
+        self.metric.validate_args = False  # its checks wait for the device; `check_values` has made them
+        self._found = task
 
     def inputs_of(self, output: StepOutput) -> Sequence[Any]:
-        """Return predicted classes or probabilities, and labels; build the metric at the first batch."""
+        """Return probabilities and labels; build the metric at the first batch."""
         if self.metric is None:
             self._build(find_task(output, self.name, self.task))
         if not self.count:
             check_values(output, self._found, self.name, self.ignore_index, self.probabilities)
-        scores, labels = scores_and_labels(output, self._found, self.name, probabilities=self.probabilities)
-        if self._found.kind == "multiclass" and not self.takes_scores:
-            scores = scores.argmax(1)
-        return scores, labels
+        return scores_and_labels(output, self._found, self.name, probabilities=self.probabilities)
 
     def reset(self) -> None:
         """Forget all batches, and what the first one said of the task."""
@@ -145,25 +123,6 @@ class ClassMetric(TorchMetric):
         self._build(Task(*state["task"]))
         super().load_state(state)
 
-    def merge(self, other: Self) -> None:
-        """Add the batches of another one, such as another process's."""
-        if other.metric is not None:
-            if self.metric is None:
-                self._build(other._found)
-            super().merge(other)
-
-    @property
-    def arguments(self) -> dict[str, Any] | None:
-        """The arguments, for JSON."""
-        own = ("average", "ignore_index", "probabilities", "name", "classes")
-        task = None if self.task == self.fixed_task else self.task
-        return {**{key: getattr(self, key) for key in own}, "task": task, **self.options}
-
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Build the metric from `arguments`."""
-        return cls(**arguments)
-
 
 class ValueMetric(TorchMetric):
     """A metric of numbers, images or texts. Needs the package: ``pip install "burnt[metrics]"``.
@@ -177,28 +136,21 @@ class ValueMetric(TorchMetric):
         MetricError: in `update`, outputs and targets differ in shape, or are not texts.
     """
 
-    default_name: ClassVar[str]
-    path: ClassVar[tuple[str, str]]  # the subpackage and the class of torchmetrics
+    by: ClassVar[str]  # the subpackage and the class of torchmetrics
     defaults: ClassVar[Mapping[str, Any]] = {}
     least: ClassVar[int] = 1  # items, below which the value is NaN
 
     def __init__(self, name: str | None = None, **options: Any) -> None:
         torchmetrics_for(type(self).__name__)
         self.options = {**self.defaults, **options}
-        package, kind = self.path
+        package, _, kind = self.by.partition(".")
         found = getattr(importlib.import_module(f"torchmetrics.{package}"), kind)
-        try:
-            metric = found(**self.options)
-        except (TypeError, ValueError) as error:
-            raise MetricError(
-                f"{type(self).__name__} cannot be built", where=kind, found=str(error)
-            ) from None
-        super().__init__(metric, name=name or self.default_name)
+        super().__init__(_built(self, found, self.options), name=name or self.name)
 
     def inputs_of(self, output: StepOutput) -> Sequence[Any]:
         """Return outputs and targets in the same shape, or two lists of texts."""
         outputs, targets = output.outputs, output.targets
-        if self.path[0] == "text":
+        if self.by.startswith("text"):
             fits = all(
                 isinstance(one, list | tuple) and all(isinstance(text, str) for text in one)
                 for one in (outputs, targets)
@@ -220,100 +172,62 @@ class ValueMetric(TorchMetric):
         """Return the value; NaN of too few items."""
         return math.nan if count < self.least else super().value(total, count)
 
-    @property
-    def arguments(self) -> dict[str, Any] | None:
-        """The arguments, for JSON."""
-        return {"name": self.name, **self.options}
 
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Build the metric from `arguments`."""
-        return cls(**arguments)
-
-
-def _class_metric(name: str, default_name: str, suffix: str, doc: str, **more: Any) -> type[ClassMetric]:
-    body = {"default_name": default_name, "suffix": suffix, "__doc__": doc, "__module__": __name__, **more}
-    return type(name, (ClassMetric,), body)
+def _built(metric: Metric, kind: Any, options: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**options)
+    except (TypeError, ValueError) as error:
+        raise MetricError(
+            f"{type(metric).__name__} cannot be built", where=kind.__name__, found=str(error)
+        ) from None
 
 
-def _value_metric(name: str, path: tuple[str, str], doc: str, **more: Any) -> type[ValueMetric]:
-    body = {"default_name": name.lower(), "path": path, "__doc__": doc, "__module__": __name__, **more}
-    return type(name, (ValueMetric,), body)
+_M = TypeVar("_M", bound=TorchMetric)
 
 
-_NO_AVERAGE = {"averages": ("macro",)}
-_SCORES = {"takes_scores": True, "averages": ("macro", "weighted", None)}
-F1 = _class_metric("F1", "f1", "F1Score", "The harmonic mean of precision and recall.")
-FBeta = _class_metric(
-    "FBeta", "fbeta", "FBetaScore", "F1 with recall weighted by beta=.", defaults={"beta": 1.0}
+def _metric(base: type[_M], title: str, by: str, doc: str, **more: Any) -> type[_M]:
+    body = {"name": snake_case(title), "by": by, "__doc__": doc, "__module__": __name__, **more}
+    return type(title, (base,), body)
+
+
+_of_classes, _of_values = partial(_metric, ClassMetric), partial(_metric, ValueMetric)
+_RANGE = {"data_range": 1.0}
+
+F1 = _of_classes("F1", "F1Score", "The harmonic mean of precision and recall.")
+FBeta = _of_classes("FBeta", "FBetaScore", "F1 with recall weighted by beta=.", defaults={"beta": 1.0})
+Precision = _of_classes("Precision", "Precision", "Of the items predicted as a class, the share of it.")
+Recall = _of_classes("Recall", "Recall", "Of the items of a class, the share predicted as it.")
+BinaryAccuracy = _of_classes(
+    "BinaryAccuracy", "Accuracy", "The share of right zeros and ones.", name="accuracy", task="binary"
 )
-Precision = _class_metric(
-    "Precision", "precision", "Precision", "Of the items predicted as a class, the share of it."
+MultilabelAccuracy = _of_classes(
+    "MultilabelAccuracy", "Accuracy", "The share of right labels.", name="accuracy", task="multilabel"
 )
-Recall = _class_metric("Recall", "recall", "Recall", "Of the items of a class, the share predicted as it.")
-BinaryAccuracy = _class_metric(
-    "BinaryAccuracy",
-    "accuracy",
-    "Accuracy",
-    "The share of zeros and ones that are predicted.",
-    fixed_task="binary",
+AUROC = _of_classes("AUROC", "AUROC", "The area under the ROC curve.")
+AveragePrecision = _of_classes(
+    "AveragePrecision", "AveragePrecision", "The area under the precision-recall curve."
 )
-MultilabelAccuracy = _class_metric(
-    "MultilabelAccuracy",
-    "accuracy",
-    "Accuracy",
-    "The share of labels that are predicted.",
-    fixed_task="multilabel",
+MCC = _of_classes("MCC", "MatthewsCorrCoef", "Matthews' correlation of predictions and labels, from -1 to 1.")
+CalibrationError = _of_classes(
+    "CalibrationError", "CalibrationError", "The mean distance of confidence and accuracy, over 15 bins."
 )
-AUROC = _class_metric("AUROC", "auroc", "AUROC", "The area under the ROC curve.", **_SCORES)
-AveragePrecision = _class_metric(
-    "AveragePrecision",
-    "average_precision",
-    "AveragePrecision",
-    "The area under the precision-recall curve.",
-    **_SCORES,
+Dice = _of_classes("Dice", "F1Score", "Twice the overlap of masks over their sizes, over all pixels.")
+IoU = _of_classes(
+    "IoU", "JaccardIndex", "The overlap of masks over their union, over all pixels.", name="iou"
 )
-MCC = _class_metric(
-    "MCC",
-    "mcc",
-    "MatthewsCorrCoef",
-    "Matthews' correlation of predictions and labels, from -1 to 1.",
-    **_NO_AVERAGE,
+R2 = _of_values("R2", "regression.R2Score", "The share of the targets' variance that is explained.", least=2)
+MAE = _of_values("MAE", "regression.MeanAbsoluteError", "The mean absolute error.")
+RMSE = _of_values(
+    "RMSE", "regression.MeanSquaredError", "The root of the squared error.", defaults={"squared": False}
 )
-CalibrationError = _class_metric(
-    "CalibrationError",
-    "calibration_error",
-    "CalibrationError",
-    "The mean distance of confidence and accuracy, over bins of confidence.",
-    **{**_SCORES, **_NO_AVERAGE},
+CER = _of_values("CER", "text.CharErrorRate", "Edits of characters over the characters of the targets.")
+WER = _of_values("WER", "text.WordErrorRate", "Edits of words over the words of the targets.")
+PSNR = _of_values(
+    "PSNR", "image.PeakSignalNoiseRatio", "The peak signal-to-noise ratio in dB.", defaults=_RANGE
 )
-Dice = _class_metric(
-    "Dice", "dice", "F1Score", "Twice the overlap of masks over their sizes, over all pixels."
-)
-IoU = _class_metric("IoU", "iou", "JaccardIndex", "The overlap of masks over their union, over all pixels.")
-R2 = _value_metric(
-    "R2", ("regression", "R2Score"), "The share of the targets' variance that is explained.", least=2
-)
-MAE = _value_metric("MAE", ("regression", "MeanAbsoluteError"), "The mean absolute error.")
-RMSE = _value_metric(
-    "RMSE",
-    ("regression", "MeanSquaredError"),
-    "The root of the mean squared error.",
-    defaults={"squared": False},
-)
-CER = _value_metric(
-    "CER", ("text", "CharErrorRate"), "Edits of characters over the characters of the targets."
-)
-WER = _value_metric("WER", ("text", "WordErrorRate"), "Edits of words over the words of the targets.")
-PSNR = _value_metric(
-    "PSNR",
-    ("image", "PeakSignalNoiseRatio"),
-    "The peak signal-to-noise ratio in dB.",
-    defaults={"data_range": 1.0},
-)
-SSIM = _value_metric(
+SSIM = _of_values(
     "SSIM",
-    ("image", "StructuralSimilarityIndexMeasure"),
+    "image.StructuralSimilarityIndexMeasure",
     "The structural similarity of images, ``[n, c, h, w]``.",
-    defaults={"data_range": 1.0},
+    defaults=_RANGE,
 )

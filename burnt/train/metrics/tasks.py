@@ -50,22 +50,17 @@ def find_task(output: StepOutput, metric: str, kind: str | None = None) -> Task:
     """
     outputs, targets = tensors_of(output, metric)
     axis = class_axis(outputs, targets)
-    size = 1 if axis is None else outputs.shape[axis]
-    if axis is not None and size > 1 and kind in (None, "multiclass"):
-        found = Task("multiclass", size)
-    elif axis is not None and kind in (None, "binary") and size <= 2:
-        found = Task("binary", 2)
+    fitting: list[Task] = []
+    if axis is not None:
+        size = outputs.shape[axis]
+        fitting = [Task("multiclass", size)] * (size > 1) + [Task("binary", 2)] * (size <= 2)
     elif outputs.shape == targets.shape and outputs.dim():
         labels = outputs.shape[1] if outputs.dim() > 1 else 1
-        is_multilabel = labels > 1 and outputs.dim() != 3
-        found = (
-            Task("multilabel", labels)
-            if kind == "multilabel" or (is_multilabel and kind is None)
-            else Task("binary", 2)
-        )
-    else:
-        found = Task("", 0)
-    if not found.kind or kind not in (None, found.kind) or not outputs.is_floating_point():
+        fitting = [Task("multilabel", labels), Task("binary", 2)]
+        if labels < 2 or outputs.dim() == 3:
+            fitting.reverse()
+    found = next((task for task in fitting if kind in (None, task.kind)), None)
+    if found is None or not outputs.is_floating_point():
         raise MetricError(
             f"{metric} does not fit the outputs and targets" + (f" as a {kind} task" if kind else ""),
             expected="logits [n, classes] and labels [n], or both [n], or both [n, labels]",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from burnt._modules import class_in
 from burnt.errors import BurntError, MetricError, UnsupportedError
-from burnt.train.metrics.base import EpochMetric, Metric, metric_to_dict
+from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.step import StepOutput
 
 Inputs = Callable[[StepOutput], Sequence[Any]]
@@ -64,6 +64,8 @@ class TorchMetric(EpochMetric):
     2.0
     """
 
+    metric: Any = None
+
     def __init__(
         self,
         metric: Any,
@@ -72,6 +74,11 @@ class TorchMetric(EpochMetric):
         higher_is_better: bool | None = None,
     ) -> None:
         package = torchmetrics_for(type(self).__name__)
+        if isinstance(metric, Mapping):  # of `metric_to_dict`
+            found = class_in(sys.modules.get(metric["module"]), metric["class"], package.Metric)
+            if found is None or metric["arguments"] is None:
+                raise ValueError(f"{metric['class']} is not imported, or does not hold its arguments")
+            metric = found(**metric["arguments"])
         if not isinstance(metric, package.Metric):
             raise MetricError(
                 "TorchMetric takes a metric of torchmetrics",
@@ -81,7 +88,7 @@ class TorchMetric(EpochMetric):
                 if isinstance(metric, package.MetricCollection)
                 else None,
             )
-        super().__init__(name or _snake_case(type(metric).__name__))
+        super().__init__(name or snake_case(type(metric).__name__))
         self.inputs, self.higher_is_better = inputs, higher_is_better
         self._adopt(copy.deepcopy(metric))
 
@@ -97,7 +104,7 @@ class TorchMetric(EpochMetric):
                 expected="a metric that adds states, not a wrapper of others",
                 found=type(metric).__name__,
             )
-        self.metric: Any = metric
+        self.metric = metric
         if self.higher_is_better is None:
             self.higher_is_better = metric.higher_is_better
         self._shapes = {name: list(getattr(state, "shape", ())) for name, state in metric._defaults.items()}
@@ -105,9 +112,6 @@ class TorchMetric(EpochMetric):
             isinstance(state, list) or metric._reductions[name] is not dim_zero_sum
             for name, state in metric._defaults.items()
         )
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
 
     def inputs_of(self, output: StepOutput) -> Sequence[Any]:
         """Return what the `update` of the torchmetrics object takes."""
@@ -191,7 +195,7 @@ class TorchMetric(EpochMetric):
     def reset(self) -> None:
         """Forget all batches."""
         super().reset()
-        if getattr(self, "metric", None) is not None:
+        if self.metric is not None:
             self.metric.reset()
 
     def fresh(self) -> Self:
@@ -229,37 +233,6 @@ class TorchMetric(EpochMetric):
             setattr(self.metric, name, value)
         self.metric._update_count, self.metric._computed = int(self.count > 0), None
 
-    def merge(self, other: Self) -> None:
-        """Add the batches of another one, such as another process's."""
-        if not self.whole_epoch:
-            self._shapes = other._shapes if self.total is None else self._shapes
-            Metric.merge(self, other)
-        else:
-            self.metric.merge_state(other.metric)
-            self.metric._update_count += other.metric._update_count
-            self.count += other.count
-
-    @property
-    def arguments(self) -> dict[str, Any] | None:
-        """The arguments for JSON: the class and arguments of the torchmetrics object; None with `inputs`."""
-        if self.inputs is not None:
-            return None
-        return {
-            "metric": metric_to_dict(self.metric),
-            "name": self.name,
-            "higher_is_better": self.higher_is_better,
-        }
-
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Build the metric from `arguments`; the module of the torchmetrics class must be imported."""
-        inner = arguments["metric"]
-        base = torchmetrics_for(cls.__name__).Metric
-        found = class_in(sys.modules.get(inner["module"]), inner["class"], base)
-        if found is None or inner["arguments"] is None:
-            raise ValueError(f"{inner['class']} is not imported, or does not hold its arguments")
-        return cls(found(**inner["arguments"]), None, arguments["name"], arguments["higher_is_better"])
-
 
 def wrapped(metric: Any) -> Any:
     """Return a metric of torchmetrics as a TorchMetric; anything else as it is."""
@@ -268,7 +241,8 @@ def wrapped(metric: Any) -> Any:
     return TorchMetric(metric) if is_foreign else metric
 
 
-def _snake_case(name: str) -> str:
+def snake_case(name: str) -> str:
+    """Return the name of a metric from its class's, without the task."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub("^(Binary|Multiclass|Multilabel)", "", name)).lower()
 
 
