@@ -261,11 +261,8 @@ class TableDescription(msgspec.Struct, frozen=True, omit_defaults=True):
             )
         options = self._options()
         types = {column: replace((options.types or {})[column], folder="")}
-        return _Rows(
-            [{column: name} for name in found],
-            replace(options, types=types),
-            os.path.join(path if is_folder else path.parent, ""),
-        )
+        where = os.path.join(path if is_folder else path.parent, "")
+        return _Rows([{column: name} for name in found], replace(options, types=types), where)
 
     def _csv_options(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Return the options for a CSV file; one without a header may lack the label's column."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -12,8 +12,6 @@ from burnt.data.transforms.color import Grayscale, Normalize, ToFloat, ToImage
 from burnt.data.transforms.geometry import CenterCrop, Pad, Resize
 from burnt.data.transforms.transform import Compose
 from burnt.errors import UnsupportedError
-
-T = TypeVar("T")
 
 _STORED = {kind.__name__: kind for kind in (CenterCrop, Grayscale, Normalize, Pad, Resize, ToFloat, ToImage)}
 
@@ -49,7 +47,7 @@ def arguments_to_json(value: Any) -> dict[str, Any]:
     return {name: _plain(getattr(value, name), f"{type(value).__name__}({name}=)") for name in fields}
 
 
-def from_arguments(kind: type[T], document: Mapping[str, Any]) -> T:
+def from_arguments(kind: type, document: Mapping[str, Any]) -> Any:
     """Return the object of a dataclass that `arguments_to_json` described, apart from ``name``."""
     arguments = {
         name: tuple(value) if isinstance(value, list) else getattr(torch, value) if name == "dtype" else value
