@@ -23,8 +23,8 @@ class CheckReport:
     """The result of `check` for a model whose shapes fit.
 
     Args:
-        outputs: the model's outputs in the last run, as meta tensors (without a graph, where the check runs
-            in a process of its own); None if that run did not finish.
+        outputs: the model's outputs in the first run, as meta tensors (without a graph, where the check runs
+            in a process of its own); None if one of the runs did not finish.
         batch_sizes: the sizes of the batch axis that were tried.
         unchecked: the modules that could not be checked, and why; for instance, code that depends on values.
         without_gradient: paths of trainable parameters that got no gradient in any run.
@@ -126,7 +126,7 @@ def _check(model: nn.Module, run: _Run, sizes: tuple[int | None, ...]) -> CheckR
             _add_batch_size_hint(mismatch, run, model, sizes, set(failures))
             raise mismatch
     return CheckReport(
-        outputs=run.outputs,
+        outputs=None if any(one is None for one in run.outputs) else run.outputs[0],
         batch_sizes=tuple(tried for tried in sizes if tried is not None),
         unchecked=tuple(run.unchecked),
         without_gradient=run.without_gradient,
@@ -158,7 +158,7 @@ class _Run:
     ) -> None:
         self.call, self.inputs, self.kwargs = call, inputs, kwargs
         self.backward, self.size = backward, size
-        self.outputs: Any = None
+        self.outputs: list[Any] = []  # of each run; None of one that did not finish
         self.without_gradient: tuple[str, ...] = ()
         self.unchecked: dict[str, None] = {}  # an ordered set
         self.shapes: dict[str, str] = {}
@@ -167,10 +167,10 @@ class _Run:
         """Run the model once. Failures other than Shape- and ArgumentErrors are recorded as unchecked."""
         batch = None if tried is None or self.size is None else (self.size, tried)
         inputs, kwargs = meta_inputs((self.inputs, self.kwargs), batch)
-        self.outputs, self.without_gradient = None, ()
+        outputs, self.without_gradient = None, ()
         with torch.enable_grad() if self.backward else nullcontext():
             try:
-                self.outputs = meta_model.run(self.call, inputs, kwargs)
+                outputs = meta_model.run(self.call, inputs, kwargs)
             except (ArgumentError, ShapeError):
                 raise
             except Exception as error:
@@ -180,12 +180,13 @@ class _Run:
                 return
             finally:
                 self.shapes = self.shapes or meta_model.trace.outputs
+                self.outputs.append(outputs)
             if self.backward:
-                self._take_gradients(meta_model)
+                self._take_gradients(meta_model, outputs)
 
-    def _take_gradients(self, meta_model: MetaModel) -> None:
-        loss = getattr(self.outputs, "loss", None)
-        roots = [loss] if isinstance(loss, torch.Tensor) else list(tensors_in(self.outputs))
+    def _take_gradients(self, meta_model: MetaModel, outputs: Any) -> None:
+        loss = getattr(outputs, "loss", None)
+        roots = [loss] if isinstance(loss, torch.Tensor) else list(tensors_in(outputs))
         roots = [root for root in roots if root.requires_grad]
         try:
             if roots:

@@ -207,11 +207,11 @@ def _validation_shapes(
     """Return whether a validation step needs values, what it returns without them, and warnings."""
     messages: list[str] = []
     targets = TargetChecks(batch_of_extremes(loader, batch))
-    step, outputs = _keeping_outputs(targets.recorded(learner.validation_step))
+    step = targets.recorded(learner.validation_step)
     report = inspect.check(learner.model, batch, call=step, backward=False)
     targets.check_values(f"the validation step of {split}", messages.append)
     messages += [f"Warning: not checked: validation step, {line}" for line in report.unchecked]
-    return bool(report.unchecked), None if report.unchecked else outputs[0], messages
+    return bool(report.unchecked), report.outputs, messages
 
 
 def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
@@ -309,8 +309,7 @@ def _training_shapes(
         return output
 
     targets = TargetChecks(batch_of_extremes(settings.train, batch))
-    kept, outputs = _keeping_outputs(targets.recorded(call))
-    step = recorder.recorded(kept)
+    step = recorder.recorded(targets.recorded(call))
     step.__name__ = getattr(learner.step, "__name__", "the training step")  # for messages
     report = inspect.check(learner.model, batch, call=step, backward=optimizers is None)
     targets.check_values("the training step", messages.append)
@@ -326,7 +325,7 @@ def _training_shapes(
         unreached = [path for path in trainable if path not in found.reached]
         without_gradient = () if report.unchecked else tuple(unreached)
     if not report.unchecked:
-        output = checked_output(outputs[0], learner.step, "training")
+        output = checked_output(report.outputs, learner.step, "training")
         _check_loss(output, "training", report.batch_sizes[:1])
         targets.check_shapes(output, "the training step")
         if len(without_gradient) == len(trainable):
@@ -343,23 +342,7 @@ def _training_shapes(
     sources = [None if path is None else list(path) for path in recorder.sources()]
     if "unknown" in signature and report.unchecked:
         sources = [None]  # the step needs values for what it gives the model
-    found_output = None if report.outputs is None else outputs[0]
-    return FirstBatches(report.shapes, signature, sources, about_targets, found_output), messages
-
-
-def _keeping_outputs(step: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any]]:
-    """Return a step that adds its outputs to a list, and the list.
-
-    `inspect.check` tries the batch's own size first, of which messages tell, and then one item more.
-    """
-    outputs: list[Any] = []
-
-    @functools.wraps(step)
-    def keep(*arguments: Any) -> Any:
-        outputs.append(step(*arguments))
-        return outputs[-1]
-
-    return keep, outputs
+    return FirstBatches(report.shapes, signature, sources, about_targets, report.outputs), messages
 
 
 def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str) -> list[Any]:
