@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import msgspec
 
 from burnt._files import replacing
 from burnt.cli.output import UsageError
+from burnt.data.files.csv_files import CsvFile
 from burnt.data.files.opening import find_files
 from burnt.data.files.parquet import ParquetDataset
 from burnt.data.files.rows import RowDataset
@@ -54,17 +57,31 @@ def rows_of(dataset: Any, path: str) -> Rows:
     if isinstance(dataset, RowDataset):
         return _lines(dataset)
     if isinstance(dataset, ParquetDataset):
-        return _parquet(find_files(path))
-    files = dataset.files
+        parquet = import_pyarrow("Parquet").parquet
+        opened = [parquet.ParquetFile(file) for file in find_files(path)]
+        return Rows(opened[0].schema_arrow.names, partial(_tables, opened))
+    return Rows(dataset.files[0].names, partial(_tables, dataset.files))
 
-    def read(names: Sequence[str], size: int) -> Iterator[Any]:
-        import pyarrow
 
-        table = pyarrow.concat_tables([file.read(list(names)) for file in files])
-        for start in range(0, table.num_rows, size):
-            yield table.slice(start, size)
+def _tables(files: Sequence[Any], names: Sequence[str], size: int) -> Iterator[Any]:
+    """Yield tables of Arrow with `size` rows, also across files, from CsvFiles or ParquetFiles."""
+    import pyarrow
 
-    return Rows(files[0].names, read)
+    def parts(file: Any) -> Iterator[Any]:
+        if isinstance(file, CsvFile):
+            yield file.read(list(names))
+            return
+        for batch in file.iter_batches(size, columns=list(names)):
+            yield pyarrow.Table.from_batches([batch])
+
+    rest = None
+    for table in itertools.chain.from_iterable(map(parts, files)):
+        rest = table if rest is None else pyarrow.concat_tables([rest, table])
+        while rest.num_rows >= size:
+            yield rest.slice(0, size)
+            rest = rest.slice(size)
+    if rest is not None and rest.num_rows:
+        yield rest
 
 
 def _lines(dataset: RowDataset) -> Rows:
@@ -74,26 +91,6 @@ def _lines(dataset: RowDataset) -> Rows:
             yield [{name: row.get(name) for name in names} for row in rows]
 
     return Rows(dataset.columns, read)
-
-
-def _parquet(paths: Sequence[str]) -> Rows:
-    parquet = import_pyarrow("Parquet").parquet
-
-    def read(names: Sequence[str], size: int) -> Iterator[Any]:
-        import pyarrow
-
-        rest = None  # of a file: chunks go across files
-        for path in paths:
-            for batch in parquet.ParquetFile(path).iter_batches(size, columns=list(names)):
-                table = pyarrow.Table.from_batches([batch])
-                rest = table if rest is None else pyarrow.concat_tables([rest, table])
-                while rest.num_rows >= size:
-                    yield rest.slice(0, size)
-                    rest = rest.slice(size)
-        if rest is not None and rest.num_rows:
-            yield rest
-
-    return Rows(parquet.ParquetFile(paths[0]).schema_arrow.names, read)
 
 
 @contextmanager
@@ -113,7 +110,8 @@ def written(target: str | None) -> Iterator[Callable[[Any, Mapping[str, list[Any
             parquet.close(temporary)
             return
         with temporary.open("w", encoding="utf-8", newline="") as file:
-            yield (_CsvWriter(file) if path.suffix == ".csv" else _LinesWriter(file)).write
+            is_csv = path.suffix == ".csv"
+            yield _CsvWriter(file).write if is_csv else partial(_write_lines, file)
 
 
 class _CsvWriter:
@@ -129,12 +127,8 @@ class _CsvWriter:
         self._writer.writerows([_csv_cell(value) for value in row.values()] for row in rows)
 
 
-class _LinesWriter:
-    def __init__(self, file: io.TextIOBase | Any) -> None:
-        self._file = file
-
-    def write(self, chunk: Any, columns: Mapping[str, list[Any]]) -> None:
-        self._file.writelines(_json(row) + "\n" for row in _merged(chunk, columns))
+def _write_lines(file: io.TextIOBase | Any, chunk: Any, columns: Mapping[str, list[Any]]) -> None:
+    file.writelines(_json(row) + "\n" for row in _merged(chunk, columns))
 
 
 class _ParquetWriter:
