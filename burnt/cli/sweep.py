@@ -35,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
             check_optuna()
         elif sweep.sampler == "grid":
             size = grid_size(sweep.space)
-            sweep = sweep.replace(trials=min(args.trials or size, size))
-    output = _Output(sweep)
+            wanted = args.trials or (sweep.trials if is_sweep(folder) else size)
+            sweep = sweep.replace(trials=min(wanted, size))
+    output = _Output()
     output.message(f"{folder}: {quantity(sweep.trials, 'trial')}, {sweep.sampler}; burnt monitor {folder}")
     engine = Engine(folder, sweep, output)
     try:
@@ -169,7 +170,8 @@ def _best_command(folder: Path, sweep: Sweep, trial: Trial) -> str:
 
 
 def _print_best(folder: Path, sweep: Sweep) -> int:
-    best = next((t for t in ranked(read_trials(folder), sweep.direction) if t.state == "complete"), None)
+    trials = read_trials(folder) if is_sweep(folder) else []
+    best = next((t for t in ranked(trials, sweep.direction) if t.state == "complete"), None)
     if best is None:
         raise UsageError("no trial is complete yet", where=str(folder), hint=f"burnt sweep {folder} goes on")
     print(clean(_best_command(folder, sweep, best)))
@@ -208,12 +210,9 @@ def _text(value: Value) -> str:
 class _Output:
     """Prints a line for each trial that has ended, and in a terminal a live line below them."""
 
-    def __init__(self, sweep: Sweep) -> None:
-        self._sweep = sweep
+    def __init__(self) -> None:
         self._page = Page()
         self._is_live = self._page.is_styled
-        self._num_ended = 0
-        self._best: Trial | None = None
 
     def message(self, text: str) -> None:
         self.clear()
@@ -221,7 +220,6 @@ class _Output:
 
     def ended(self, trial: Trial) -> None:
         self.clear()
-        self._num_ended += 1
         value = "" if trial.value is None else value_text(trial.value)
         settings = " ".join(assignment(key, v) for key, v in trial.params.items())
         state = Cell(f"{trial.state:<8}", _STYLES[trial.state])

@@ -36,7 +36,7 @@ class Parameter(Config):
     choices: tuple[Value, ...] = ()
 
     def at(self, share: float) -> Value:
-        """Return the value at a share of the range, from 0 to less than 1; floats have 4 digits.
+        """Return the value at a share of the range, from 0 to less than 1.
 
         >>> lr = Parameter(key="lr", kind="float", low=1e-4, high=1e-1, log=True)
         >>> lr.at(0.5), Parameter(key="n", kind="int", low=1, high=4).at(0.99)
@@ -50,7 +50,12 @@ class Parameter(Config):
 
     def fit(self, value: float) -> int | float:
         """Return a number rounded as commands show it, within the range."""
-        rounded = round(value) if self.kind == "int" else float(f"{value:.4g}")
+        if self.kind == "int":
+            rounded: float = round(value)
+        else:  # 4 digits, and more where the ends of a narrow range have the first ones in common
+            ends = max(abs(self.low), abs(self.high))
+            digits = 4 + math.floor(math.log10(ends / (self.high - self.low)))
+            rounded = float(f"{value:.{max(digits, 4)}g}")
         return min(max(rounded, self.low), self.high)
 
     def share(self, value: Value) -> float:

@@ -417,14 +417,18 @@ def _read_run(folder: Path) -> _Run:
 
 
 def _last_lines(log: Path, code: int) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    shown = [line for line in lines if not line.startswith("(set BURNT_DEBUG")][-_LOG_LINES:]
-    return "; ".join(shown) or f"exit code {code}, without a run in {log.parents[1]}"
+    text = log.read_text(errors="replace")
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("(set BURNT_DEBUG")]
+    start = max((i for i, line in enumerate(lines) if line.startswith("error: ")), default=-_LOG_LINES)
+    return "; ".join(lines[start:][:_LOG_LINES]) or f"exit code {code}, without a run in {log.parents[1]}"
 
 
 def _environment(slot: int, jobs: int) -> dict[str, str]:
     """Return the environment of a trial: its share of the cores, and one of several GPUs."""
-    env = {"OMP_NUM_THREADS": str(max(len(os.sched_getaffinity(0)) // jobs, 1)), **os.environ}
+    # macOS has no affinity.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    env = {"OMP_NUM_THREADS": str(max(cores // jobs, 1)), **os.environ}
     if jobs > 1:
         all_gpus = [str(i) for i in range(len(glob.glob("/proc/driver/nvidia/gpus/*")))]
         gpus = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -43,6 +44,9 @@ def parse_space(words: Iterable[str]) -> tuple[tuple[Parameter, ...], tuple[str,
         if key in space:
             raise ConfigError(f"{key} is given twice", found=word)
         space[key] = parameter
+    for word in fixed:
+        if word.partition("=")[0] in space:
+            raise ConfigError(f"{word.partition('=')[0]} is given twice", found=word)
     if not space:
         raise ConfigError(
             "no setting is searched",
@@ -55,7 +59,7 @@ def parse_space(words: Iterable[str]) -> tuple[tuple[Parameter, ...], tuple[str,
 
 def _parse_range(key: str, text: str, low_text: str, high_text: str, scale: str | None) -> Parameter:
     low, high = float(low_text), float(high_text)
-    if scale not in (None, "log") or not low < high or (scale and low <= 0):
+    if scale not in (None, "log") or not low < high < math.inf or low == -math.inf or (scale and low <= 0):
         expected = "low..high, or low..high:log with low above 0"
         raise ConfigError(f"the range of {key} is invalid", expected=expected, found=text)
     if re.search("[.eE]", low_text + high_text):

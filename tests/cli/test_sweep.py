@@ -94,7 +94,16 @@ def test_a_sweep_is_run_gone_on_with_and_shown(capsys, desk):
     assert "there is no file 'toy.py'" in refused(capsys, "sweep", "toy-sweep")
 
 
+def test_part_of_a_grid_stays_a_part(capsys):
+    words = ["toy.py:main", "layers=1..4", "--sampler", "grid", "--trials", "1"]
+    sweep(capsys, *words)
+    sweep(capsys, "toy-sweep")
+    assert len(read_trials("runs/toy-sweep")) == 1
+
+
 def test_best_without_a_complete_trial(capsys):
+    words = ["toy.py:main", "lr=1..2", "--best"]
+    assert "no trial is complete yet" in refused(capsys, "sweep", *words)
     space = [{"key": "lr", "kind": "float", "low": 0.1, "high": 1.0}]
     RunWriter.create("runs/s/0001").close("finished")
     Sweep.from_dict({"target": "toy.py:main", "space": space}).save("runs/s/sweep.json")

@@ -229,6 +229,29 @@ def test_the_environment_divides_cores_and_gpus(monkeypatch):
     assert _environment(0, 2)["OMP_NUM_THREADS"] == "3"
 
 
+def test_threads_are_shared_where_there_is_no_affinity(monkeypatch):
+    from burnt.sweep.engine import _environment
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert _environment(0, 2)["OMP_NUM_THREADS"] == "4"
+
+
+def test_an_error_in_a_log_begins_with_what_failed(tmp_path):
+    from burnt.sweep.engine import _last_lines
+
+    log = tmp_path / "0001" / "logs" / "trial.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(
+        "step 1\nerror: the step failed\n  in        Net\n  found     ValueError: boom\n  from      a.py:1\n"
+        "  hint      nothing was written\n(set BURNT_DEBUG=1 to see the traceback)\n"
+    )
+    assert _last_lines(log, 1) == "error: the step failed; in Net; found ValueError: boom; from a.py:1"
+    log.write_text("a\nb\nc\nd\nValueError: boom\n")
+    assert _last_lines(log, 1) == "b; c; d; ValueError: boom"
+
+
 def test_a_trial_names_its_folder_and_settings():
     trial = Trial(number=7, params={"lr": 1e-05, "n": 2, "kind": "relu"})
     assert (trial.name, trial.assignments()) == ("0007", ["lr=1e-05", "n=2", "kind=relu"])

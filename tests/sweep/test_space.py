@@ -55,6 +55,9 @@ def test_kinds_follow_the_fields():
         (["lr=0..1:log"], "low above 0"),
         (["lr=1..2:lin"], "low..high:log"),
         (["layers=1|2", "layers=3|4"], "layers is given twice"),
+        (["layers=1..2", "layers=3"], "layers is given twice"),
+        (["lr=1..1e999"], "the range of lr is invalid"),
+        (["lr=-1e999..1"], "the range of lr is invalid"),
         (["layers=1|1"], "expected  different values"),
         (["layers=1|"], "the choices of layers are invalid"),
         (["layers=2|many"], "many"),
@@ -115,6 +118,13 @@ def test_a_range_is_covered_evenly():
     assert statistics.mean(math.log10(one["lr"]) for one in drawn) == pytest.approx(-2.5, abs=0.1)
     for layers in range(1, 5):
         assert sum(one["layers"] == layers for one in drawn) == pytest.approx(200, abs=50)
+
+
+def test_a_narrow_range_has_many_values():
+    narrow = Parameter(key="x", kind="float", low=10000.0, high=10010.0)
+    drawn = [narrow.at(i / 100) for i in range(100)]
+    assert len(set(drawn)) == 100
+    assert max(abs(x - 10000 - i / 10) for i, x in enumerate(drawn)) < 1e-2
 
 
 def test_a_grid_is_the_product():
