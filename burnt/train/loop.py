@@ -47,7 +47,7 @@ from burnt.train.events import (
 )
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
-from burnt.train.metrics.base import Metric, read, update_first
+from burnt.train.metrics.base import Metric, read, update
 from burnt.train.metrics.monitored_metric import SPEED, RunMetrics
 from burnt.train.reporting.run_tables import KernelTables
 from burnt.train.resuming import checkpoint_document
@@ -329,10 +329,7 @@ class Loop:
         if counts:
             self.losses.add(output)
             for metric in self.metrics.train:
-                if self.position.step:
-                    metric.update(output)
-                else:
-                    update_first(metric, output)
+                update(metric, output, is_first=not self.position.step)
             if output.log:
                 self.logged.add(output.log)
         if self.callbacks.wants(Stepped):
@@ -688,9 +685,6 @@ def run_validation(
             with autocast():
                 output = steps(batch, validating=True)
             for metric in metrics:
-                if number:
-                    metric.update(output)
-                else:
-                    update_first(metric, output)
+                update(metric, output, is_first=not number)
             if log is not None and output.log:
                 log(output.log)

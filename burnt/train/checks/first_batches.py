@@ -29,7 +29,7 @@ from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.logged import collected_names
 from burnt.train.loop import remaining_batches, run_validation
 from burnt.train.metrics import Metric, intervals, read
-from burnt.train.metrics.base import update_first
+from burnt.train.metrics.base import update
 from burnt.train.reporting.progress import Reporter
 from burnt.train.settings import TrainingSettings
 from burnt.train.step import StepOutput
@@ -236,7 +236,7 @@ def _check_metrics(
     """Update copies of the metrics with a step's output of meta tensors, or where that fails, of values."""
     for metric in metrics:
         try:
-            update_first(metric.fresh(), output)
+            update(metric.fresh(), output, is_first=True)
             continue
         except BurntError:
             raise
@@ -245,7 +245,7 @@ def _check_metrics(
                 continue
             found = with_values()
         try:
-            update_first(metric.fresh(), found)
+            update(metric.fresh(), found, is_first=True)
         except BurntError:
             raise
         except Exception as error:

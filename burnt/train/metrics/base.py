@@ -248,10 +248,12 @@ class EpochMetric(Metric):
         self._batches, self.count = [tuple(kept)] if kept else [], state["count"]
 
 
-def update_first(metric: Metric, output: StepOutput) -> None:
-    """Update a metric by the first batch of a training or an evaluation; raise if it added nothing."""
+def update(metric: Metric, output: StepOutput, *, is_first: bool) -> None:
+    """Update a metric; raise if it added nothing for the first batch of a training or an evaluation."""
     before = metric.count
     metric.update(output)
+    if not is_first:
+        return
     if output.count and metric.count == before and metric.total is None:
         raise MetricError(
             f"{metric.name} has added nothing for its first batch",
@@ -317,14 +319,15 @@ def intervals(
             total = [a - b for a, b in zip(total, before[i][0], strict=True)]
             count -= before[i][1]
         if count:
-            values |= _by_name(metric, metric.value(total, count), seconds if metric.per_second else 1)
+            value = metric.value(total, count)
+            values |= _by_name(metric, value / seconds if metric.per_second and seconds else value)
     return values
 
 
-def _by_name(metric: Metric, value: Any, seconds: float | None = 1) -> dict[str, float]:
+def _by_name(metric: Metric, value: Any) -> dict[str, float]:
     if isinstance(value, Mapping):
         return {f"{metric.name}/{key}": float(one) for key, one in value.items()}
-    return {metric.name: value if seconds == 1 else value / seconds}
+    return {metric.name: value}
 
 
 def metric_to_dict(metric: Any) -> dict[str, Any]:
