@@ -13,7 +13,8 @@ from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, closest_path, usage_errors
 from burnt.errors import ConfigError, RunError, UnsupportedError, clean, quantity
-from burnt.store.sweeps import SWEEP, Sweep, Trial, Value, assignment, is_sweep, ranked, read_trials
+from burnt.store.search import setting_text
+from burnt.store.sweeps import SWEEP, Sweep, Trial, is_sweep, ranked, read_trials
 from burnt.sweep.engine import Engine
 from burnt.sweep.sampling import check_optuna, grid_size
 from burnt.sweep.space import check_space, parse_space
@@ -188,23 +189,20 @@ def _print_result(folder: Path, sweep: Sweep, trials: Sequence[Trial]) -> None:
             trial.name,
             Cell("unfinished" if trial.state == "running" else trial.state, _STYLES[trial.state]),
             "" if trial.value is None else value_text(trial.value),
-            *(_text(trial.params[key]) for key in keys),
+            *(setting_text(trial.params[key]) for key in keys),
             duration_text(trial.seconds) if trial.seconds else "",
         ]
         for trial in best[:_SHOWN]
     ]
     metric = sweep.metric or "value"
     page.line("")
-    page.table(["trial", "state", metric, *keys, "took"], rows, align_right=[metric, *keys, "took"])
+    columns = [metric, *keys, "took"]
+    page.table(["trial", "state", *columns], rows, align_right=columns, droppable=columns[:0:-1])
     if len(best) > _SHOWN:
         page.line(Cell(f"... {len(best) - _SHOWN} more: burnt monitor {folder}", "dim"))
     if best[0].state == "complete":
         page.line("")
         page.line(Cell("the best again: ", "dim"), _best_command(folder, sweep, best[0]))
-
-
-def _text(value: Value) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 class _Output:
@@ -221,11 +219,9 @@ class _Output:
     def ended(self, trial: Trial) -> None:
         self.clear()
         value = "" if trial.value is None else value_text(trial.value)
-        settings = " ".join(assignment(key, v) for key, v in trial.params.items())
         state = Cell(f"{trial.state:<8}", _STYLES[trial.state])
-        self._page.line(
-            f"{trial.name}  ", state, f"  {value:>9}  {settings}  ", Cell(trial.error or "", "dim")
-        )
+        error = Cell(f"  {trial.error}" if trial.error else "", "dim")
+        self._page.line(f"{trial.name}  ", state, f"  {value:>9}  {' '.join(trial.assignments())}", error)
 
     def running(self, trials: Sequence[Trial]) -> None:
         if self._is_live:

@@ -5,7 +5,6 @@ Both are Configs and replaced as a whole. `burnt.sweep` writes them; viewers rea
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Literal
 
 from burnt.config import Config
 from burnt.store.schema import TRIAL
+from burnt.store.search import setting_text
 from burnt.store.write_lease import ProcessName
 
 SWEEP, LOG = "sweep.json", "logs/trial.log"
@@ -124,7 +124,7 @@ def _is_alive(process: tuple[str, int, float] | None) -> bool:
 
 def assignment(key: str, value: Value) -> str:
     """Return a setting as the command line has it: ``lr=0.01``."""
-    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+    return f"{key}={setting_text(value)}"
 
 
 def is_sweep(folder: str | os.PathLike[str]) -> bool:

@@ -137,3 +137,13 @@ def test_quoting_in_commands(capsys):
     words = shlex.split(out.rpartition(": ")[2])
     assert words[-1] == f"folder={folder}-best"
     assert main(["train", *words[2:], "--show"]) == 0
+
+
+def test_a_narrow_terminal_omits_settings(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    out = sweep(capsys, "toy.py:main", "lr=0.01|0.1", "layers=1..2", "--sampler", "grid", "--trials", "1")
+    header = next(line for line in out.splitlines() if "state" in line)
+    assert "valid/score" in header
+    assert "took" not in header

@@ -9,7 +9,8 @@ from rich.cells import set_cell_size
 
 from burnt.errors import clean
 from burnt.plot.braille import CHARACTERS, line_masks
-from burnt.store.sweeps import Parameter, Trial, Value
+from burnt.store.search import setting_text
+from burnt.store.sweeps import Parameter, Trial
 from burnt.train.format import value_text
 
 Line = list[tuple[str, str]]
@@ -69,8 +70,8 @@ def parallel_coordinates(
         ]
         for row in cells
     ]
-    highs = [*(_text(p.choices[-1] if p.choices else p.high) for p in shown), value_text(top)]
-    lows = [*(_text(p.choices[0] if p.choices else p.low) for p in shown), value_text(bottom)]
+    highs = [*(setting_text(p.choices[-1] if p.choices else p.high) for p in shown), value_text(top)]
+    lows = [*(setting_text(p.choices[0] if p.choices else p.low) for p in shown), value_text(bottom)]
     names = [*(parameter.key for parameter in shown), metric]
     return [
         [(_labels(names, gap), "name")],
@@ -83,7 +84,3 @@ def parallel_coordinates(
 def _labels(texts: Sequence[str], gap: int) -> str:
     """Return texts centred in columns of a width; a long one keeps its end."""
     return "".join(set_cell_size(clean(text)[-(gap - 1) :].center(gap), gap) for text in texts)
-
-
-def _text(value: Value) -> str:
-    return value if isinstance(value, str) else f"{value:g}"

@@ -138,7 +138,7 @@ def test_parallel_coordinates_reach_their_values() -> None:
     ]
     lines = parallel_coordinates(SPACE, trials, "score", 30, 9, selected=2)
     text = ["".join(part for part, _ in line) for line in lines]
-    assert [line.split() for line in text[:2]] == [["model.lr", "kind", "score"], ["1", "b", "0.9000"]]
+    assert [line.split() for line in text[:2]] == [["model.lr", "kind", "score"], ["1.0", "b", "0.9000"]]
     assert text[-1].split() == ["0.01", "a", "0.1000"]
     columns = (5, 15, 25)
     top, bottom = text[2], text[-2]
