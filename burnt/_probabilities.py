@@ -45,5 +45,7 @@ def classify(
             shares = np.where(are_given, wide, powers / powers.sum(1, keepdims=True))
     if is_multi_label and not is_single:
         return [[classes[i] for i in np.flatnonzero(row >= 0.5)] for row in shares], shares
-    are_known = np.isfinite(shares).all(1)
-    return [classes[i] if ok else None for i, ok in zip(shares.argmax(1), are_known, strict=True)], shares
+    are_known: list[bool] = np.isfinite(shares).all(axis=1).tolist()
+    return [
+        classes[i] if ok else None for i, ok in zip(shares.argmax(1).tolist(), are_known, strict=True)
+    ], shares
