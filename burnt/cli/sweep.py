@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             sweep = sweep.replace(trials=min(wanted, size))
     output = _Output()
     output.message(f"{folder}: {quantity(sweep.trials, 'trial')}, {sweep.sampler}; burnt monitor {folder}")
-    engine = Engine(folder, sweep, output)
+    engine = Engine(folder, sweep, output.message, output.ended, output.running)
     try:
         engine.run()
     finally:

@@ -19,9 +19,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from burnt.errors import BurntError, MetricError, RunError, did_you_mean
 from burnt.store.control import send
@@ -38,19 +38,6 @@ _MAX_FIRST_FAILURES, _MAX_FAILURES = 3, 10  # in a row: if no trial has succeede
 _MAX_DEATHS = 3  # of a trial's process by a signal
 _LOG_LINES = 4  # of a trial without a run, in its error
 _WAITING_SHELL = 'read -r go && exec "$0" "$@" </dev/null'
-
-
-class Report(Protocol):
-    """Shows people what happens."""
-
-    def message(self, text: str) -> None:
-        """Show a line."""
-
-    def ended(self, trial: Trial) -> None:
-        """Show a trial that has ended."""
-
-    def running(self, trials: Sequence[Trial]) -> None:
-        """Show the running trials; called several times per second."""
 
 
 @dataclasses.dataclass
@@ -83,13 +70,23 @@ class Engine:
     Args:
         folder: of the sweep; its ``sweep.json`` is written when `run` starts.
         sweep: what to search.
-        report: shows what happens.
+        message: shows a line.
+        ended: shows a trial that has ended.
+        running: shows the running trials; called several times per second.
     """
 
     COMMAND = (sys.executable, "-m", "burnt", "train")
 
-    def __init__(self, folder: Path, sweep: Sweep, report: Report) -> None:
-        self.folder, self.sweep, self.report = folder, sweep, report
+    def __init__(
+        self,
+        folder: Path,
+        sweep: Sweep,
+        message: Callable[[str], None],
+        ended: Callable[[Trial], None],
+        running: Callable[[Sequence[Trial]], None],
+    ) -> None:
+        self.folder, self.sweep = folder, sweep
+        self._message, self._ended, self._running = message, ended, running
         self.trials: dict[int, Trial] = {}
         self.signals = 0  # received
         self._jobs: list[_Job] = []
@@ -114,16 +111,14 @@ class Engine:
             while True:
                 if self.signals and not self._has_announced_stop:
                     self._has_announced_stop = True
-                    self.report.message(
-                        "Stopping: the trials finish their step and save. Ctrl-C again kills them."
-                    )
+                    self._message("Stopping: the trials finish their step and save. Ctrl-C again kills them.")
                 for job in list(self._jobs):
                     self._look_at(job)
                 while not self._is_stopping and len(self._jobs) < self.sweep.jobs and self._start_next():
                     pass
                 if not self._jobs:
                     break
-                self.report.running([job.trial for job in self._jobs])
+                self._running([job.trial for job in self._jobs])
                 time.sleep(POLL_SECONDS)
         if self._error is not None:
             raise self._error
@@ -159,7 +154,7 @@ class Engine:
             elif trial.state == "failed" and run.step == 0:  # a mistake in the program, which may be mended
                 self._waiting.append(self._write(trial.replace(state="running", error=None)))
             elif trial.state == "running" and (trial.is_alive() or run.state in ("running", "stale")):
-                self.report.message(f"{trial.name} still runs")
+                self._message(f"{trial.name} still runs")
                 self._jobs.append(_Job(trial, self._free_slot(), None))
             elif trial.state == "running":
                 self._conclude(trial, None, was_watched=False)
@@ -341,7 +336,7 @@ class Engine:
         if state == "complete" and value is None:
             state, error = "failed", f"{self.sweep.metric} has no finite value"
         ended = trial.replace(state=state, value=value, step=step, error=error, seconds=run.seconds)
-        self.report.ended(self._write(ended))
+        self._ended(self._write(ended))
         self._failures = [*self._failures, ended] if state == "failed" else []
         has_value = any(one.state == "complete" for one in self.trials.values())
         if len(self._failures) >= (_MAX_FAILURES if has_value else _MAX_FIRST_FAILURES):

@@ -19,15 +19,12 @@ SPACE = (Parameter(key="lr", kind="float", low=0.001, high=1.0, log=True),)
 TRIAL = Path(__file__).with_name("trial.py")
 
 
-class Report:
-    def message(self, text):
-        print("message", text, flush=True)
+def message(text):
+    print("message", text, flush=True)
 
-    def ended(self, trial):
-        print("ended", trial.number, trial.state, flush=True)
 
-    def running(self, trials):
-        pass
+def ended(trial):
+    print("ended", trial.number, trial.state, flush=True)
 
 
 COUNT = [0]
@@ -53,7 +50,7 @@ def main(folder, options, at=0):
     engine.send = counting(engine.send, at)
     engine.subprocess.Popen = counting(subprocess.Popen, at)
     sweep = Sweep(**{"target": "toy:main", "space": SPACE, "sampler": "random", "fixed": (), **options})
-    one = engine.Engine(Path(folder), sweep, Report())
+    one = engine.Engine(Path(folder), sweep, message, ended, lambda trials: None)
     one.run()
     print("count", COUNT[0], "signals", one.signals)
 
