@@ -44,8 +44,6 @@ def classify(
             are_given = (wide >= 0).all(1, keepdims=True) & (abs(wide.sum(1, keepdims=True) - 1) < 1e-4)
             shares = np.where(are_given, wide, powers / powers.sum(1, keepdims=True))
     if is_multi_label and not is_single:
-        return [[classes[i] for i in np.flatnonzero(row >= 0.5)] for row in shares], shares
-    are_known: list[bool] = np.isfinite(shares).all(axis=1).tolist()
-    return [
-        classes[i] if ok else None for i, ok in zip(shares.argmax(1).tolist(), are_known, strict=True)
-    ], shares
+        return [[classes[i] for i in np.flatnonzero(row >= 0.5).tolist()] for row in shares], shares
+    best, are_known = shares.argmax(1).tolist(), np.isfinite(shares).all(1)
+    return [classes[i] if is_known else None for i, is_known in zip(best, are_known, strict=True)], shares
