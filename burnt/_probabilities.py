@@ -45,5 +45,5 @@ def classify(
             shares = np.where(are_given, wide, powers / powers.sum(1, keepdims=True))
     if is_multi_label and not is_single:
         return [[classes[i] for i in np.flatnonzero(row >= 0.5).tolist()] for row in shares], shares
-    best, are_known = shares.argmax(1).tolist(), np.isfinite(shares).all(1)
+    best, are_known = shares.argmax(1).tolist(), np.isfinite(shares.min(1))
     return [classes[i] if is_known else None for i, is_known in zip(best, are_known, strict=True)], shares
