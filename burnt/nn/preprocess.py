@@ -168,12 +168,14 @@ class FillMissing(_Fitted):
 
 
 class Standardize(_Fitted):
-    r"""Gives each feature mean 0 and standard deviation 1 in the training data; a constant one mean 0 only.
+    r"""Gives each feature mean 0 and standard deviation 1 in the training data.
 
     .. math:: y = (x - \mu) / \sigma
 
     Args:
         num_features: size of the input's last axis.
+        mean: known values, one for each feature or one for all; None leaves them to `fit`.
+        std: the same of the standard deviation; of a constant feature 1.
 
     Shapes:
         input ``[..., num_features]``, output the same, integers as floating point; ``feature_mean`` and
@@ -181,6 +183,7 @@ class Standardize(_Fitted):
 
     Raises:
         InputRuntimeError: the layer is used before `fit`.
+        InputValueError: only one of `mean` and `std` is given.
         ShapeError: the input's last axis has another size.
 
     The values are part of the model's record. NaN stays NaN: `FillMissing` goes before it. (scikit-learn's
@@ -191,16 +194,23 @@ class Standardize(_Fitted):
     tensor([[-1.,  1.]])
     """
 
+    mean: float | list[float] | None
+    std: float | list[float] | None
+
     def __init__(
         self,
         num_features: int,
+        mean: float | list[float] | None = None,
+        std: float | list[float] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features)
+        require((mean is None) == (std is None), "Standardize", "mean, std", "both or none", (mean, std))
+        self.mean, self.std = mean, std
         placed = {"device": device, "dtype": dtype or torch.get_default_dtype()}
-        self.register_buffer("feature_mean", self._new(None, placed))
-        self.register_buffer("feature_std", self._new(None, placed))
+        self.register_buffer("feature_mean", self._new(mean, placed))
+        self.register_buffer("feature_std", self._new(std, placed))
 
     def fit(self, data: Any, entry: str | None = None) -> Self:
         """Find mean and standard deviation of the features, without NaN; return the layer.

@@ -127,7 +127,9 @@ def test_messages():
         nn.FillMissing(4, 0.0).fit(torch.zeros(3, 4))
     with pytest.raises(InputValueError, match="'mean', 'median' or a number"):
         nn.FillMissing(4, "mode")
+    with pytest.raises(InputValueError, match="both or none"):
+        nn.Standardize(4, mean=0.0)
     with pytest.raises(ShapeError, match="a value for each feature"):
         nn.FillMissing(4, [1.0, 2.0])
     unfitted = nn.Standardize(4)
-    assert burnt.check(unfitted, torch.zeros(2, 4)).outputs.shape == (3, 4)  # of shapes, which need no values
+    assert burnt.check(unfitted, torch.zeros(2, 4)).outputs.shape == (2, 4)  # of shapes, which need no values
