@@ -42,7 +42,7 @@ def test_help_is_short_and_shows_every_command(capsys):
 @pytest.mark.parametrize(
     "command",
     [
-        *("train", "check", "evaluate", "ctl", "bench", "info", "show", "convert", "quantize", "runs"),
+        *("new", "train", "check", "evaluate", "ctl", "bench", "info", "show", "convert", "quantize", "runs"),
         *(f"runs {name}" for name in ("list", "show", "compare", "search", "tag", "note", "rm")),
     ],
 )

@@ -23,7 +23,6 @@ examples:
   burnt runs list                      all runs with progress and metrics
   burnt runs show digits               one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
-  burnt export digits -o digits.onnx   the model of a run as a file
   burnt info                           versions, CPU, GPUs, missing packages
 """
 

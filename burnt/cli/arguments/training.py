@@ -1,4 +1,4 @@
-"""The arguments of `burnt train`, `replay`, `fork`, `check`, `evaluate` and `predict`."""
+"""The arguments of `burnt new`, `train`, `replay`, `fork`, `check`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -93,6 +93,10 @@ and one for the probability of each; the code that the run names is imported.
 
 def add(burnt: Parser) -> None:
     """Add the parsers."""
+    examples = "example:\n  burnt new spirals && cd spirals && burnt train spirals.train:main"
+    new = burnt.command("new", "make a project that trains, tests and monitors", examples, "new")
+    new.words("name", "NAME", "the name of the folder to make, and of the package in it")
+
     train = burnt.command("train", "run a training function with a configuration", _TRAIN_EXAMPLES, "train")
     train.words("target", "MODULE:FUNCTION", "the function to call; the module may be a file", nargs="?")
     text = "configuration fields; nested fields are dotted"
