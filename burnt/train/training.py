@@ -133,7 +133,8 @@ class SupervisedTraining(TrainingSettings):
             textual is not installed), ``"notebook"`` in a notebook, plain lines elsewhere; the environment
             variable ``BURNT_MONITOR`` overrides it.
         device: where to train; by default the fastest device available.
-        seed: seed of torch's generators, set before the first step of a new run.
+        seed: seed of torch's generators, set before the first step of a new run. Initial weights are drawn
+            before, when the model is made: call ``torch.manual_seed`` there.
         clip_norm: maximum global norm of the gradients.
         clip_value: maximum absolute value of each element of the gradients, clipped before the norm.
         log_gradient_norm: log the norm of the gradients before clipping as ``gradient_norm``, as `clip_norm`
