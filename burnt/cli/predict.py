@@ -31,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run(args)
     except DataError as error:  # what it says of a dataset's options is about the training
-        error.what = error.what.replace("columns= names a column that", "a column of the training's data")
+        if "= names a column that does not exist" in error.what:
+            error.what = "a column of the training's data is missing"
+            error.expected, error.found = error.found, (error.expected or "").removeprefix("one of ")
         if "=" in (error.hint or ""):
             error.hint = "new data has the columns of the training's, written in the same way"
         raise

@@ -213,8 +213,9 @@ def test_errors_write_nothing(capsys: Capture, folder: Path):
     assert "--data module:loader" in text
     write(folder, ".csv", [{key: row[key] for key in row if key != "age"} for row in NEW])
     text = problem("churn", "--data", "new.csv")
-    assert "a column of the training's data does not exist" in text
-    assert "found     'age'" in text
+    assert "a column of the training's data is missing" in text
+    assert "expected  'age'" in text
+    assert "found     id," in text
     write(folder, ".csv", [*NEW, {**NEW[0], "age": "old"}])
     assert "new.csv, line 5, column 'age'" in problem("churn", "--data", "new.csv")
     write(folder, ".jsonl", [*NEW, {**NEW[0], "joined": "31.01.2024"}])

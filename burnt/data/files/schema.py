@@ -540,10 +540,12 @@ def check_entry(name: str, entries: Iterable[str]) -> None:
 def check_name(column: str, names: Collection[str], where: str, option: str) -> None:
     """Raise a DataError if an option names a column that does not exist."""
     if column not in names:
+        only = next(iter(names)) if len(names) == 1 else ""
+        other = next((sign for sign in ";\t|" if sign in only), None)
         raise DataError(
             f"{option}= names a column that does not exist",
             where=where,
             expected=f"one of {shorten(', '.join(names))}",
             found=repr(column),
-            hint=did_you_mean(column, names),
+            hint=f"delimiter={other!r}?" if other else did_you_mean(column, names),
         )

@@ -168,6 +168,7 @@ def test_missing_values(write):
         ("a,b\n", {}, "there are no rows"),
         ("a,a\n1,2\n", {}, "two columns have the same name\n  in        "),
         ("a\n1\n", {"columns": ["b"]}, "columns= names a column that does not exist"),
+        ("a;b\n1;2\n", {"columns": ["b"]}, "hint      delimiter=';'?"),
         ("area\n1\n", {"label": "aera"}, "label= names a column that does not exist"),
         ("area\n1\n", {"label": "aera"}, "found     'aera'\n  hint      did you mean 'area'?"),
         ("a\n1\n", {"columns": []}, "columns= selects no columns"),
