@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import platform
 import re
+import warnings
+from types import ModuleType
 
 import psutil
 import torch
@@ -133,6 +135,21 @@ def accelerators() -> list[str]:
     """Return the torch names of the accelerators that torch can use here, such as ``["cuda:0"]``."""
     names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return [*names, "mps"] if torch.backends.mps.is_available() else names
+
+
+@functools.cache
+def random_states_of(kind: str) -> ModuleType | None:
+    """Return torch's module of a device type if it can save random states; else None, with one warning."""
+    module: ModuleType = torch.get_device_module(kind)
+    if hasattr(module, "get_rng_state") and hasattr(module, "set_rng_state"):
+        return module
+    warnings.warn(
+        f"the random states of {kind} devices are neither saved nor restored, because torch.{kind} has no "
+        "get_rng_state and set_rng_state: what draws random numbers there, such as dropout, differs after a "
+        "resume",
+        stacklevel=2,
+    )
+    return None
 
 
 def as_device(device: torch.device | str | int | None) -> torch.device:

@@ -33,6 +33,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from burnt._torch import compiler_is_loaded
+from burnt.device import random_states_of
 from burnt.inspect.call_trace import Call, CallTrace
 from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors, named_tensors
 
@@ -318,7 +319,7 @@ def preserved_random_states() -> Iterator[None]:
         stack.callback(np.random.set_state, numpy_state)
         stack.enter_context(torch.random.fork_rng(devices=[]))
         device = accelerator_in_use()
-        if device is not None:
+        if device is not None and random_states_of(device.type) is not None:
             devices = range(torch.accelerator.device_count())
             stack.enter_context(torch.random.fork_rng(devices, device_type=device.type))
         yield
