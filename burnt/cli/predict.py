@@ -18,6 +18,8 @@ from burnt.cli.evaluate import load_data
 from burnt.cli.output import UsageError, check_target
 from burnt.cli.row_files import SUFFIXES, Rows, rows_of, written
 from burnt.cli.run_model import load_model, read_run
+from burnt.data.files.image_files import ImageFiles
+from burnt.data.files.schema import shorten
 from burnt.errors import DataError, quantity
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
                 "the kind of a file is not known by its name", expected=", ".join(SUFFIXES), found=args.out
             )
         check_target(path, replace=args.force)
-    data, rows = _open(args, files)
+    data, rows, dataset = _open(args, files)
     keep = rows.choose(args.keep)
     _, model = load_model(files, args.checkpoint, args.model)
     namer = _Columns(files.classes, files.is_multi_label, files.returns_sigmoid, files.target_names())
@@ -74,13 +76,31 @@ def _run(args: argparse.Namespace) -> int:
                 )
             write(chunk, columns)
             count += len(next(iter(columns.values())))
-    if is_file:
-        print(f"{args.out}: {quantity(count, 'row')}", file=sys.stderr)
+    notes = [f"{args.out}: {quantity(count, 'row')}"] if is_file else []
+    for line in notes + _notes(dataset):
+        print(line, file=sys.stderr)
     return 0
 
 
-def _open(args: argparse.Namespace, files: RunFiles) -> tuple[Any, Rows]:
-    """Return the data as `burnt.predict` takes it, and its own columns."""
+def _notes(dataset: Any) -> list[str]:
+    """Return what may be wrong with data without an error: other images, other categories."""
+    encoding = dataset.encoding() if hasattr(dataset, "encoding") else None
+    if encoding is None:
+        return []
+    notes = [
+        f"column {column!r}: images in {kind.place}"
+        for column, kind in encoding.kinds.items()
+        if isinstance(kind, ImageFiles)
+    ]
+    for column, categories in encoding.known.items():
+        if others := list(categories.others):
+            count = quantity(len(others), "value") + " unknown to the training"
+            notes.append(f"column {column!r}: {count}: {shorten(', '.join(map(str, others)))}")
+    return notes
+
+
+def _open(args: argparse.Namespace, files: RunFiles) -> tuple[Any, Rows, Any]:
+    """Return the data as `burnt.predict` takes it, its own columns, and the dataset of its file."""
     from burnt.data.dataset import check_same_names
 
     module, colon, _ = args.data.rpartition(":")
@@ -96,10 +116,10 @@ def _open(args: argparse.Namespace, files: RunFiles) -> tuple[Any, Rows]:
         check_same_names(loader, split, files.classes, files.categories)
         if args.keep:
             raise UsageError("--keep keeps columns of a file", found=f"--data {args.data}")
-        return loader, Rows([], lambda names, size: iter(()))
+        return loader, Rows([], lambda names, size: iter(())), None
     table = files.table()
     dataset = table.open(args.data)
-    return table.transformed(dataset), rows_of(dataset, args.data)
+    return table.transformed(dataset), rows_of(dataset, args.data), dataset
 
 
 def _aligned(

@@ -201,6 +201,16 @@ def test_values_have_the_names_of_their_columns(capsys: Capture, folder: Path):
     assert len(read(folder / "flats.jsonl")) == 20
 
 
+def test_unknown_categories_are_listed(capsys: Capture, folder: Path):
+    words = ("predict", "churn", "--device", "cpu", "-o", "out.csv", "--force", "--data")
+    for suffix in (".csv", ".jsonl", ".parquet"):
+        write(folder, suffix, [*NEW, {**NEW[0], "city": "KIEL"}, {**NEW[0], "city": "Rome"}])
+        text = refused(capsys, *words, f"new{suffix}", code=0)
+        assert "out.csv: 5 rows\ncolumn 'city': 2 values unknown to the training: Rome, KIEL\n" in text
+    write(folder, ".csv", NEW[:2])  # known, and missing
+    assert "column" not in refused(capsys, *words, "new.csv", code=0)
+
+
 def test_errors_write_nothing(capsys: Capture, folder: Path):
     def problem(*words: str, code: int = 1) -> str:
         text = refused(capsys, "predict", *words, "--device", "cpu", "-o", "out.csv", code=code)

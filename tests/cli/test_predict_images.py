@@ -156,6 +156,8 @@ def test_images_that_a_table_names(capsys: Capture, folder: Path):
         "table",
         data.CsvDataset("valid.csv", columns=columns, types={"photo": data.ImageFiles("valid")}),
     )
+    words = ("predict", "table", "--data", "new/rows.csv", "-o", "table.csv", "--device", "cpu")
+    assert "column 'photo': images in new/train\n" in refused(capsys, *words, code=0)
     (folder / "new/train/dark/1.png").unlink()
     text = refused(
         capsys, "predict", "table", "--data", "new/rows.csv", "-o", "out.csv", "--device", "cpu", code=1

@@ -61,6 +61,11 @@ class ImageFiles:
     def __str__(self) -> str:
         return "a path of an image"
 
+    @property
+    def place(self) -> str:
+        """The folder that paths are relative to."""
+        return os.path.join(self._base, self.folder)
+
     def below(self, base: str, column: str) -> ImageFiles:
         """Return this, with its folder relative to `base`; raise a DataError if there is none."""
         found = copy.copy(self)
@@ -76,7 +81,7 @@ class ImageFiles:
 
     def read(self, column: str, place: Callable[[int], str], cell: Any, index: int) -> Tensor:
         """Return the image of a row, whose cell is text, also of Arrow; ``place(index)`` is for messages."""
-        path = os.path.join(self._base, self.folder, str(cell))
+        path = os.path.join(self.place, str(cell))
         try:
             image = read_image(path, mode=self.mode, dtype=self.dtype, background=self.background)
             return image if self.size is None else Resize(self.size)(image)

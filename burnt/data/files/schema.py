@@ -32,6 +32,7 @@ Kind = np.dtype[Any] | type | Vector | Date | ImageFiles
 """What the cells of a column are: a NumPy dtype; str; vectors; dates; images; or object, for any value."""
 
 UNKNOWN = "<unknown>"
+_MAX_OTHERS = 1000  # values of which `Categories` remembers that they became `UNKNOWN`
 """The category of missing values, and of those that are none of the others; the last one."""
 
 _FEW_ROWS = 50  # in fewer, each may have a class of its own
@@ -122,6 +123,7 @@ class Categories:
         for number, name in enumerate(self.names):  # of a CSV file, where all values are text
             self.index.setdefault(name, number)
         self.unknown = self.index[UNKNOWN] if has_unknown else None
+        self.others: dict[Any, None] = {}  # values that became `unknown`, in their order; of many the first
 
     @classmethod
     def found(cls, values: Iterable[Any], has_unknown: bool = False) -> Categories:
@@ -147,7 +149,11 @@ class Categories:
     def find(self, value: Any) -> int | None:
         """Return the number of a value, or of its text; None if it is none of the categories."""
         number = self.index.get(value, self.index.get(str(value)))
-        return self.unknown if number is None else number
+        if number is None and self.unknown is not None:
+            if len(self.others) < _MAX_OTHERS:
+                self.others[value] = None
+            return self.unknown
+        return number
 
     def number(self, place: Callable[[], str], column: str, value: Any) -> int:
         """Return the number of a value."""
