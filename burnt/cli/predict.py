@@ -76,27 +76,23 @@ def _run(args: argparse.Namespace) -> int:
                 )
             write(chunk, columns)
             count += len(next(iter(columns.values())))
-    notes = [f"{args.out}: {quantity(count, 'row')}"] if is_file else []
-    for line in notes + _notes(dataset):
-        print(line, file=sys.stderr)
+    if is_file:
+        print(f"{args.out}: {quantity(count, 'row')}", file=sys.stderr)
+    for note in _notes(dataset):
+        print(note, file=sys.stderr)
     return 0
 
 
-def _notes(dataset: Any) -> list[str]:
-    """Return what may be wrong with data without an error: other images, other categories."""
+def _notes(dataset: Any) -> Iterator[str]:
+    """Yield what may be wrong with data without an error: other images, other categories."""
     encoding = dataset.encoding() if hasattr(dataset, "encoding") else None
-    if encoding is None:
-        return []
-    notes = [
-        f"column {column!r}: images in {kind.place}"
-        for column, kind in encoding.kinds.items()
-        if isinstance(kind, ImageFiles)
-    ]
-    for column, categories in encoding.known.items():
-        if others := list(categories.others):
-            count = quantity(len(others), "value") + " unknown to the training"
-            notes.append(f"column {column!r}: {count}: {shorten(', '.join(map(str, others)))}")
-    return notes
+    for column, kind in encoding.kinds.items() if encoding else ():
+        if isinstance(kind, ImageFiles) and kind.folder:
+            yield f"column {column!r}: images in {kind.place}"
+    for column, categories in encoding.known.items() if encoding else ():
+        if others := categories.others:
+            count, names = quantity(len(others), "value"), shorten(", ".join(map(str, others)))
+            yield f"column {column!r}: {count} unknown to the training: {names}"
 
 
 def _open(args: argparse.Namespace, files: RunFiles) -> tuple[Any, Rows, Any]:

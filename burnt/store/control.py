@@ -143,8 +143,10 @@ def _check_note(value: object) -> str:
     return text
 
 
-def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str:
+def send(folder: str | os.PathLike[str], kind: str, value: object = None, user: str | None = None) -> str:
     """Send a command to the training that writes a run; return the command's id, for `acknowledgement`.
+
+    `user` names the sender in messages, by default this user.
 
     Besides what `check` raises, a RunError says that the folder holds no run, that the run is not running, or
     that this user cannot write to its `control/`.
@@ -183,7 +185,7 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
         "kind": kind,
         "value": value,
         "attempt": attempt.id,
-        "sender": {"user": user_name(), "host": socket.gethostname(), "pid": os.getpid()},
+        "sender": {"user": user or user_name(), "host": socket.gethostname(), "pid": os.getpid()},
         "time": now / 1e9,
     }
     control = Path(folder, _FOLDER)

@@ -95,7 +95,7 @@ class Engine:
         self._deaths: dict[int, int] = {}
         self._failures: list[Trial] = []  # in a row
         self._error: BurntError | None = None
-        self._has_announced_stop = False
+        self._has_announced_stop = self._has_warned = False
 
     def run(self) -> None:
         """Run the sweep.
@@ -244,7 +244,8 @@ class Engine:
     def _send_stop(self, trial: Trial) -> bool:
         """Ask a trial to save and stop; whether that is done."""
         try:
-            send(self._run_folder(trial), "stop")
+            user = "the sweep" if trial.pruned_at is None else "the sweep's pruning"
+            send(self._run_folder(trial), "stop", user=user)
         except RunError:  # it has no run yet, or none any more
             if trial.pruned_at is not None or trial.process is None or not trial.is_alive():
                 return False
@@ -257,13 +258,18 @@ class Engine:
 
     def _read_values(self, folder: Path) -> tuple[list[int], list[float]]:
         """Return the steps and values of the metric; lower is better."""
+        split, _, name = (self.sweep.metric or "").partition("/")
         try:
             with RunReader(folder) as reader:
                 if self.sweep.direction is None and reader.series():  # by then it has its configuration
                     self._choose_metric(reader)
                 split, _, name = (self.sweep.metric or "").partition("/")
                 points = reader.points(name, split)
-        except (RunError, MetricError):  # not yet
+        except (RunError, MetricError) as error:  # not yet
+            is_late = split not in ("", "train") and f"{split}/" in f"{error.expected}"  # after a validation
+            if is_late and not self._has_warned:
+                self._has_warned = True
+                self._message(f"warning: {error.what} so far; they have {error.expected}")
             return [], []
         return points.steps, [self._sign * v if math.isfinite(v) else math.inf for v in points.values]
 

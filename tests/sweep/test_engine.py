@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from burnt.store import RunReader
+from burnt.store import RunReader, RunWriter
 from burnt.store.sweeps import Sweep, Trial, read_trials
+from burnt.sweep.engine import Engine
 from burnt.sweep.sampling import propose
 from tests.sweep.driver import SPACE
 
@@ -179,6 +180,24 @@ def test_failures_are_recorded_and_stop_the_sweep(tmp_path):
     assert errors[:3] == ["FloatingPointError: the loss became nan"] * 3
 
 
+def test_a_metric_that_a_validation_lacks_is_a_warning(tmp_path):
+    messages = []
+    for metric in (None, "valid/scores"):
+        sweep = Sweep(target="toy:main", space=SPACE, metric=metric)
+        engine = Engine(tmp_path, sweep, messages.append, print, print)
+        folder = tmp_path / f"run-{metric is None}"
+        with RunWriter.create(folder) as run:
+            for split in ("train", "valid"):
+                assert not messages
+                run.log(1, 1, {"score": 1.0}, split)
+                run.flush()
+                for _ in range(2):
+                    assert engine._read_values(folder) == ([], [])
+    assert messages == [
+        "warning: the trials have no metric 'valid/scores' so far; they have train/score, valid/score"
+    ]
+
+
 @pytest.mark.full
 def test_a_metric_that_the_runs_lack_is_named(tmp_path):
     printed = drive(tmp_path / "s", code=1, metric="valid/scores")
@@ -213,6 +232,8 @@ def test_pruned_trials_are_stopped(tmp_path):
     assert states[worst].state == "pruned"
     assert states[worst].value == pytest.approx(states[worst].params["lr"] + 1 / 2)
     assert states[worst].pruned_at == 2
+    with RunReader(folder / f"{worst:04d}") as reader:
+        assert reader.attempts()[-1].end_reason.startswith("stopped by the sweep's pruning on ")
     assert states[best].state == "complete"
 
 

@@ -58,8 +58,8 @@ def main(words):
             saved.with_suffix(".new").rename(saved)
             pass_by()
             while True:
-                if any(isinstance(one, Command) for one in inbox.poll()):
-                    reason = "stopped"
+                for command in inbox.poll():
+                    reason = f"stopped by {command.sender}" if isinstance(command, Command) else reason
                 if reason != "finished" or step != 2 or not (folder.parent / "hold").exists():
                     break
                 time.sleep(0.01)

@@ -149,11 +149,9 @@ class Categories:
     def find(self, value: Any) -> int | None:
         """Return the number of a value, or of its text; None if it is none of the categories."""
         number = self.index.get(value, self.index.get(str(value)))
-        if number is None and self.unknown is not None:
-            if len(self.others) < _MAX_OTHERS:
-                self.others[value] = None
-            return self.unknown
-        return number
+        if number is None and self.unknown is not None and len(self.others) < _MAX_OTHERS:
+            self.others[value] = None
+        return self.unknown if number is None else number
 
     def number(self, place: Callable[[], str], column: str, value: Any) -> int:
         """Return the number of a value."""

@@ -102,7 +102,8 @@ class SweepScreen(Screen[None]):
         sweep, metric = view.sweep, view.sweep.metric or "value"
         facts = f"{view.num_ended} of {quantity(sweep.trials, 'trial')}"
         running = sum(view.views[t.number].is_live for t in view.trials if t.number in view.views)
-        facts += f", {running} running" if running else "" if sweep.is_running() else ", not running"
+        is_quiet = sweep.is_running() or view.num_ended >= sweep.trials
+        facts += f", {running} running" if running else "" if is_quiet else ", not running"
         parts = [
             (f" {clean(str(view.folder))}", "bold $primary"),
             (f"  {clean(metric)}, {facts}", "$foreground"),

@@ -62,6 +62,15 @@ def screen_text(screen: object, id: str) -> str:
     return text_of(widget) if not isinstance(widget, Static) else widget.content.plain  # type: ignore[union-attr]
 
 
+async def test_a_sweep_that_has_ended_does_not_say_that_it_is_not_running(sweep: Path) -> None:
+    for number in (10, 11, 12):
+        async with opened(sweep, (120, 40)) as (app, _):
+            assert f"{number - 1} of 12 trials, not running" in screen_text(app.screen, "#title")
+        add_trial(sweep, number, 0.9, 0.75)
+    async with opened(sweep, (120, 40)) as (app, _):
+        assert "not running" not in screen_text(app.screen, "#title")
+
+
 async def test_trials_are_shown_by_value_and_opened(sweep: Path) -> None:
     running = add_trial(sweep, 10, 0.9, 0.75, "running")
     async with opened(sweep, (120, 40)) as (app, pilot):
