@@ -208,17 +208,21 @@ class CsvFile:
 
         with self._opened(binary=True) as file:
             data = file.read()
-        if data.count(b'"') % 2:
-            self._find_damage()  # a quote that is not closed, which pyarrow does not mind
-        text = pyarrow.large_string()
         try:
+            if self._encoding != "utf-8-sig":
+                data = data.decode(self._encoding).encode()
+            if data.count(b'"') % 2:
+                self._find_damage()  # a quote that is not closed, which pyarrow does not mind
+            # Pyarrow's threads release what they read, some after the call. For an object of Python they
+            # wait for the GIL, and the process aborts if the interpreter exits meanwhile.
+            buffer = pyarrow.allocate_buffer(len(data))
+            memoryview(buffer).cast("B")[:] = data
+            del data
+            text = pyarrow.large_string()
             table = arrow_csv.read_csv(
-                pyarrow.BufferReader(data),
+                pyarrow.BufferReader(buffer),
                 arrow_csv.ReadOptions(
-                    column_names=self.names,
-                    skip_rows=self._skip + self._header_lines,
-                    block_size=_BLOCK,
-                    encoding=self._encoding.removesuffix("-sig"),
+                    column_names=self.names, skip_rows=self._skip + self._header_lines, block_size=_BLOCK
                 ),
                 arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
                 arrow_csv.ConvertOptions(column_types=dict.fromkeys(columns, text), include_columns=columns),

@@ -323,3 +323,20 @@ def test_it_reads_what_python_writes_as_pandas_does(tmp_path_factory, rows):
     assert np.array_equal(column, frame["a"].astype(np.float64).astype(column.dtype))
     assert dataset.column("b") == frame["b"].tolist() == [text for _, text, _ in rows]
     assert dataset.column("c").tolist() == frame["c"].astype(int).tolist()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_threads_of_pyarrow_hold_no_object_of_python(write, monkeypatch, encoding):
+    import pyarrow
+    import pyarrow.csv
+
+    path = write("a,b\n" + "1,é\n" * 10_000, encoding=encoding)
+    read, before, seen = pyarrow.csv.read_csv, pyarrow.total_allocated_bytes(), []
+
+    def spy(source, options, *rest):
+        seen.append((options.encoding, source.size() <= pyarrow.total_allocated_bytes() - before))
+        return read(source, options, *rest)
+
+    monkeypatch.setattr(pyarrow.csv, "read_csv", spy)
+    CsvDataset(path, encoding=encoding)
+    assert seen == [("utf8", True)]  # a codec of Python would make its own bytes
