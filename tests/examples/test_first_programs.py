@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -53,3 +54,39 @@ def test_mnist_reads_the_files_of_mnist(capfd: pytest.CaptureFixture[str]) -> No
         Path(f"{split}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + sizes[:4] + labels)
     out = train("mnist", "data=.", "epochs=1", "width=4", capfd=capfd)
     assert "on 20 images" in out
+
+
+def test_csv_regression(capfd: pytest.CaptureFixture[str]) -> None:
+    out = train("csv_regression", "epochs=12", "lr=1e-2", capfd=capfd)
+    assert losses("csv_regression")[-1] < 0.8 * losses("csv_regression")[0]
+    r2 = figure(r"burnt +R2 +(\S+)", out)
+    assert 0.2 < r2 < 0.7
+    assert figure(r"ridge regression +R2 +(\S+)", out) == pytest.approx(0.475, abs=0.02)
+    assert abs(figure(r"mean +R2 +(\S+)", out)) < 0.05
+    assert Path("runs/csv_regression/errors.svg").read_text().startswith("<svg")
+    assert len(Path("diabetes.csv").read_text().splitlines()) == 443
+    # The table is saved with the run: its file can be predicted, and a stopped run goes on.
+    assert main(["predict", "runs/csv_regression", "--data", "diabetes.csv", "-o", "predicted.csv"]) == 0
+    assert Path("predicted.csv").read_text().splitlines()[0].endswith("target,prediction")
+    again = train("csv_regression", "epochs=13", "lr=1e-2", "resume=true", capfd=capfd)
+    assert "resuming after step 108" in again
+
+
+def test_image_folder(capfd: pytest.CaptureFixture[str]) -> None:
+    out = train("image_folder", "epochs=1", "width=8", "lr=1e-2", capfd=capfd)
+    assert losses("image_folder")[-1] < 0.9 * losses("image_folder")[0]
+    assert figure(r"Test accuracy: (\S+) on 397 pictures", out) > 0.4
+    assert len(list(Path("digits/train").rglob("*.png"))) == 1100
+    assert Path("runs/image_folder/augmented.png").read_bytes()[:4] == b"\x89PNG"
+    assert len(Path("runs/image_folder/test.csv").read_text().splitlines()) == 398
+
+
+def test_text_classification(capfd: pytest.CaptureFixture[str]) -> None:
+    out = train("text_classification", "epochs=3", "dim=32", "lr=2e-2", capfd=capfd)
+    assert losses("text_classification")[-1] < 0.5 * losses("text_classification")[0]
+    assert figure(r"Test accuracy: (\S+) on \d+ texts", out) > 0.6  # the most frequent class is 0.17
+    rows = list(csv.DictReader(Path("docstrings.csv").read_text("utf-8").splitlines()))
+    assert len({row["label"] for row in rows}) == 8
+    assert len({row["text"] for row in rows}) == len(rows)
+    assert not any("asyncio" in row["text"] for row in rows)
+    assert Path("runs/text_classification/loss.svg").read_text().startswith("<svg")
