@@ -588,6 +588,11 @@ def replicated_kinds() -> tuple[type, ...]:
     return () if module is None else (module.DDP,)
 
 
+def default_store() -> Any:
+    """Return the store by which the processes of torch.distributed's default group have met."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
 @functools.cache
 def onednn_adds_int8_exactly() -> bool:
     """Whether oneDNN sums products of 8-bit integers exactly.

@@ -16,6 +16,7 @@
     ├── SwapError          a model cannot be swapped or unswapped           (also ValueError)
     ├── RunError           a run folder cannot be used                      (also OSError)
     ├── TakenOverError     another process has resumed the run              (also SystemExit)
+    ├── RankError          several processes cannot train together          (also RuntimeError)
     ├── QueryError         a search of runs cannot be read                  (also ValueError)
     ├── MetricError        a metric does not exist or cannot be computed    (also ValueError)
     ├── CompileError       generated code does not compile                  (also RuntimeError)
@@ -174,6 +175,10 @@ class TakenOverError(BurntError, SystemExit):
     """
 
     code: int = 4
+
+
+class RankError(BurntError, RuntimeError):
+    """Several processes cannot train one model together, or one of them has failed."""
 
 
 class QueryError(BurntError, ValueError):

@@ -1,9 +1,10 @@
-"""Tests whose work is done by two processes."""
+"""Tests whose work is done by several processes."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 from tests import forked
@@ -11,12 +12,13 @@ from tests import forked
 _WORKERS = """
 import os, sys, torch
 torch.set_num_threads(1)
-program, kind = sys.argv[1:]
+size, program, *words = sys.argv[1:]
 sys.path[0] = os.path.dirname(program)
 children = []
-for rank in range(2):
+for rank in range(int(size)):
     if not (child := os.fork()):
-        sys.argv = [program, kind, str(rank)]
+        sys.argv = [program, *words, str(rank)]
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size)
         with open(program) as source:
             exec(compile(source.read(), program, "exec"), {"__name__": "__main__", "__file__": program})
         sys.stdout.flush()
@@ -30,6 +32,13 @@ def by_two(script: str, folder: Path, kind: str) -> None:
     """Run a script as `script kind rank` in two processes that know each other's port; both print "equal"."""
     file = folder / "worker.py"
     file.write_text(script)
+    done = by_several(2, file, kind)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("equal") == 2
+
+
+def by_several(size: int, file: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run a program as `program *words rank` in processes that a launcher seems to have started."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -40,6 +49,4 @@ def by_two(script: str, folder: Path, kind: str) -> None:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(forked.ROOT),
     }
-    done = forked.run(_WORKERS, file, kind, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("equal") == 2
+    return forked.run(_WORKERS, size, file, *words, env=environment, timeout=300)

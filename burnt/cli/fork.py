@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from burnt.cli import several
 from burnt.cli.output import UsageError, step_bar
 from burnt.cli.replay import announce, show_step
 from burnt.cli.runs_select import find_run
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 def resume(args: argparse.Namespace) -> int:
     """Resume a run; return the exit code 0."""
+    if (code := several.start(args)) is not None:
+        return code
     choose_monitor(args)
     folder = Path(run_folder(args.resume))
     with open_run(str(folder)) as reader:

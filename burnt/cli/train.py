@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from burnt._modules import import_file
+from burnt.cli import several
 from burnt.cli.output import UsageError, closest_path, usage_errors
 from burnt.config import Config
 from burnt.errors import ConfigError, did_you_mean
@@ -31,6 +32,8 @@ _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 def run(args: argparse.Namespace) -> int:
     """Call a training function with its configuration."""
+    if (code := several.start(args)) is not None:
+        return code
     choose_monitor(args)
     function, config = _configure(args.target, args.overrides, args.config)
     if args.show:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from burnt.train.logged import Histogram as Histogram
     from burnt.train.logged import Image as Image
     from burnt.train.logged import Table as Table
+    from burnt.train.ranks.ranks import Ranks as Ranks
     from burnt.train.reporting.system import SystemSampler as SystemSampler
     from burnt.train.rewind.replaying import replay as replay
     from burnt.train.sinks import MLflow as MLflow
@@ -63,6 +64,7 @@ _NAMES = {
     "burnt.train.duration": "Duration Position",
     "burnt.train.learner": "Learner",
     "burnt.train.logged": "Histogram Image Table",
+    "burnt.train.ranks.ranks": "Ranks",
     "burnt.train.reporting.system": "SystemSampler",
     "burnt.train.rewind.replaying": "replay",
     "burnt.train.sinks": "MLflow TensorBoard WandB",

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ from burnt.train.events import (
 )
 from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
-from burnt.train.metrics.base import Metric, read, update
+from burnt.train.metrics.base import Metric, update
 from burnt.train.metrics.monitored_metric import SPEED, RunMetrics
 from burnt.train.reporting.run_tables import KernelTables
 from burnt.train.resuming import checkpoint_document
@@ -57,6 +57,9 @@ from burnt.train.updates.manual import Optimizers, StepOptimizers
 from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep, WindowGradients
 from burnt.train.updates.outcome import NonFinite, StepOutcomes
 from burnt.train.updates.precision import autocast
+
+if TYPE_CHECKING:
+    from burnt.train.ranks.ranks import Ranks
 
 Observe = Callable[[Any, StepOutput, bool], None]
 """Is given a micro-batch on the device, its output, and whether it counts: not if its loss is not finite."""
@@ -69,18 +72,26 @@ class TrainStep:
     """
 
     def __init__(
-        self, learner: Learner, steps: Steps, rules: GradientRules, precision: str, device: torch.device
+        self,
+        learner: Learner,
+        steps: Steps,
+        rules: GradientRules,
+        precision: str,
+        device: torch.device,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.steps, self.rules = steps, rules
+        self.steps, self.rules, self.ranks = steps, rules, ranks
         self.params = dict(learner.model.named_parameters())
         self.to_device: Callable[[Any], Any] = _unchanged if device.type == "cpu" else Mover(device)
+        if ranks is not None:
+            self.to_device = ranks.taking(self.to_device)
         self.autocast = functools.partial(autocast, precision, device)
         self.outcomes = StepOutcomes(learner.model, rules)
         self.clip_and_step = OptimizerStep(learner.optimizer, self.params, rules)
         self.is_search = learner.optimizer.needs_closure
         self.optimizers: StepOptimizers | None = None
         if isinstance(learner.optimizer, Optimizers):
-            self.optimizers = StepOptimizers(learner.optimizer, learner.model, rules)
+            self.optimizers = StepOptimizers(learner.optimizer, learner.model, rules, ranks=ranks)
 
     def __call__(self, window: Sequence[Any], learning_rate: float, observe: Observe) -> NonFinite | None:
         """Update the parameters once, by the gradients of the mean loss over a window of micro-batches.
@@ -95,7 +106,9 @@ class TrainStep:
             self.forward_backward(window, observe)
             results = self.optimizers.end_step()
         elif self.is_search:  # such as Lbfgs, which repeats both passes
-            evaluate = self.mean_loss([self.to_device(batch) for batch in window], observe)
+            if self.ranks is None:  # once, for all evaluations
+                window = [self.to_device(batch) for batch in window]
+            evaluate = self.mean_loss(window, observe)
             results = [("", self.clip_and_step.search(learning_rate, evaluate))]
         else:
             gradients = self.forward_backward(window, observe)
@@ -112,12 +125,16 @@ class TrainStep:
             batch = self.to_device(batch)  # only now, so that the device holds one of them
             with self.autocast():
                 output: StepOutput = self.steps(batch, False, *extra)
+            if self.ranks is not None and self.ranks.is_stand_in:
+                output.count = 0
             is_finite = self.outcomes.accepts(output, number)
             # The mean over no items is NaN, and adds nothing to a sum; a step that is skipped needs no sum.
             if output.count and self.outcomes.non_finite is None and self.optimizers is None:
                 gradients.add(Gradients.of(self.rules.scaled(output.loss), self.params), output.count)
             observe(batch, output, is_finite)
             del batch, output  # free this batch's outputs before the next one allocates its own
+        if self.ranks is not None:
+            return self.ranks.mean(gradients, self.params, self.outcomes)
         return gradients.mean()
 
     def mean_loss(self, window: Sequence[Any], observe: Observe) -> Callable[[], tuple[Tensor, Gradients]]:
@@ -137,6 +154,8 @@ class TrainStep:
                 gradients = self.forward_backward(window, look)
             if gradients is None:
                 return torch.zeros(()), Gradients({})
+            if self.ranks is not None:
+                return self.ranks.mean_loss(losses), gradients
             if len(losses) == 1:
                 return losses[0][0], gradients
             total = torch.stack([loss * count for loss, count in losses]).sum()
@@ -167,16 +186,18 @@ class Loop:
     ) -> None:
         self.settings, self.learner, self.steps, self.metrics = settings, learner, steps, metrics
         self.writer, self.control, self.kernels, self.position = writer, control, kernels, loaded.position
-        self.reporter = settings.reporter
+        self.reporter, self.ranks = settings.reporter, settings.ranks
         self.callbacks = Callbacks([settings.reporter, *settings.callbacks.all])
         self.watch = MetricWatch(settings.stopping, plateaus_of(learner), writer, self.message, control)
         self.losses = RecentLosses()
-        self.non_finite = NonFiniteReports(settings.train, settings.on_nan, writer, self.message)
+        self.non_finite = NonFiniteReports(
+            settings.train, settings.on_nan, writer, self.message, settings.folder
+        )
         self.logged = StepLog(writer, [*metrics.names, *SPEED], self.step_in_progress)
         rules = settings.gradient_rules()
         if self.callbacks.wants(GradientsComputed):
             rules = dataclasses.replace(rules, on_gradients=self.show_gradients)
-        self.train_step = TrainStep(learner, steps, rules, settings.precision, settings.device)
+        self.train_step = TrainStep(learner, steps, rules, settings.precision, settings.device, self.ranks)
         self.params = self.train_step.params
         self.saving = CheckpointWriter(
             checkpoints,
@@ -186,6 +207,9 @@ class Loop:
         )
         self.save_every = self.saving.interval(settings.checkpoint_every)
         self.fields = field_texts(learner.model)
+        self.loaders: Mapping[str, EpochLoader[Any]] = {"train": settings.train, **settings.valid}
+        if self.ranks is not None:
+            self.loaders = {split: self.ranks.loader(loader) for split, loader in self.loaders.items()}
         self.batches_per_epoch = settings.train.num_batches()
         self.batch_iterator: Iterator[Any] = iter(())
         # What the loader said of its position, and the random states at the start of the epoch: when a
@@ -212,6 +236,8 @@ class Loop:
     def run(self) -> str:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
         self.clock, self.trained = TrainingClock(), TrainingClock(self.position.seconds)
+        if self.ranks is not None:
+            self.ranks.clock = self.trained.seconds
         # The command is answered when the checkpoint is written.
         self.control.attach(functools.partial(self.save, kept=True, wait=True), self.show_activity)
         self.learner.optimizer.train(self.params)  # a checkpoint or an earlier run left those to evaluate
@@ -274,7 +300,7 @@ class Loop:
 
     def batches(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch."""
-        position, loader = self.position, self.settings.train
+        position, loader = self.position, self.loaders["train"]
         state, self.loader_state = self.loader_state, None
         current_rng = RandomStates.capture()
         if position.batch == 0:
@@ -326,6 +352,8 @@ class Loop:
 
     def observe(self, batch: Any, output: StepOutput, counts: bool) -> None:
         """Update the metrics by the output of a training step; one that does not count is left out."""
+        if self.ranks is not None and self.ranks.is_stand_in:
+            counts = False
         if counts:
             self.losses.add(output)
             for metric in self.metrics.train:
@@ -366,7 +394,7 @@ class Loop:
         """Validate, save and process commands if due after a step or epoch; return why the training ends."""
         self.saving.report()
         position = self.position
-        position.seconds = self.trained.seconds()
+        position.seconds = self.trained.seconds() if self.ranks is None else self.ranks.seconds
         due = functools.partial(
             Duration.due, position=position, epoch_ended=epoch_ended, since=self.checked_seconds
         )
@@ -397,11 +425,7 @@ class Loop:
         ends = over or stop or self.stop_reason is not None
         if ends:
             self.log()
-        if (
-            ends
-            or due(self.save_every)
-            or (is_new and self.saving.is_best(position, self.metrics.values_at(position.step)))
-        ):
+        if ends or due(self.save_every) or (is_new and self.is_best()):
             self.save()
         if not self.control.process_commands():
             self.save(scheduled=False)
@@ -409,14 +433,25 @@ class Loop:
         self.checked_seconds = position.seconds
         return "finished" if over else "stopped early" if stop else self.stop_reason
 
+    def is_best(self) -> bool:
+        """Whether a `KeepBest` would keep a checkpoint of the position."""
+
+        def rank() -> bool:
+            return self.saving.is_best(self.position, self.metrics.values_at(self.position.step))
+
+        return rank() if self.ranks is None else self.ranks.first(rank)
+
     def log(self) -> None:
         """Write the metrics to the run store and the reporter; raise if the loss is not finite."""
         position, steps = self.position, self.position.step - self.logged_step
         if not steps:
             return
-        sums, now = read(self.metrics.train), self.clock.seconds()
+        sums, now = self.metrics.sums(), self.clock.seconds()
         seconds = max(now - self.logged_seconds, 1e-9)
-        values = {**self.metrics.since_log(sums, seconds), **self.logged.read()}
+        logged = self.logged.read()
+        if self.ranks is not None:
+            logged = self.ranks.mean_values(logged)
+        values = {**self.metrics.since_log(sums, seconds), **logged}
         speed = {
             "learning_rate": self.learning_rate,
             **{f"learning_rate/{name}": rate for name, rate in self.group_rates().items()},
@@ -471,9 +506,10 @@ class Loop:
     def title(self) -> str:
         """Return model, duration and device in one line."""
         settings, model, step = self.settings, self.learner.model, self.position.step
+        ranks = "" if self.ranks is None else f" of {self.ranks.size} ranks"
         return (
             f"{type(model).__name__}, {quantity(num_params(model), 'parameter')}, {settings.duration} on "
-            f"{settings.device} in {settings.precision}, run folder {settings.folder}"
+            f"{settings.device}{ranks} in {settings.precision}, run folder {settings.folder}"
             + (f", resuming after step {step}" if step else "")
         )
 
@@ -533,20 +569,24 @@ class Loop:
                 metrics = self.metrics.valid[split]
                 for metric in metrics:
                     metric.reset()
-                batches = self.settings.valid[split].epoch(0)
+                batches = self.loaders[split].epoch(0)
                 until_stop = itertools.takewhile(lambda _: self.control.process_commands(), batches)
                 on_device = map(self.train_step.to_device, until_stop)
                 with self.logged.validating(split) as logged[split]:
-                    run_validation(self.steps, on_device, metrics, self.train_step.autocast, self.logged.add)
+                    run_validation(
+                        self.steps, on_device, metrics, self.train_step.autocast, self.logged.add, self.ranks
+                    )
                 if self.control.is_ending:
                     break
         rng, self.before_validation = self.before_validation, None
         position = self.position
-        position.seconds = self.trained.seconds()
+        self.update_seconds()
         if self.control.is_ending:
             rng.restore()  # a resumed run repeats these validations with the same random numbers
             return False
         for split in self.due_splits:
+            if self.ranks is not None:
+                logged[split] = self.ranks.mean_values(logged[split])
             values = self.metrics.end_validation(split, logged[split], position.step)
             self.writer.log(position.step, position.current_epoch, values, split)
             for metric in self.metrics.valid[split]:
@@ -555,10 +595,17 @@ class Loop:
             self.validated[split] = position.step
         return True
 
+    def update_seconds(self) -> None:
+        """Set the position's seconds; with several ranks, by rank 0's clock, as durations end by them."""
+        self.position.seconds = self.trained.seconds() if self.ranks is None else self.ranks.share_seconds()
+
     def save_before_failing(self, why: str) -> None:
-        """Write a checkpoint between two steps before an error ends the training, and report it."""
+        """Write a checkpoint between two steps before an error ends the training, and report it.
+
+        One of several ranks cannot, as the others do not know of its error.
+        """
         step = self.position.step
-        if not step:
+        if not step or self.ranks is not None:
             return
         try:
             self.save(scheduled=False, wait=True)
@@ -577,31 +624,44 @@ class Loop:
         position, control = self.position, self.control
         # A command can change the learning rate without a step.
         state = (position.step, position.epoch, control.override, control.override_factor)
-        if self.saving.has(state, kept=kept):
+        has = functools.partial(self.saving.has, state, kept=kept)
+        if has() if self.ranks is None else self.ranks.first(has):
             return
         with self.show_activity("saving"):
             self.saving.report(wait=True)
             # Without a row in the run store: an interruption must not change the history.
-            self.check_loss(self.metrics.since_log(read(self.metrics.train)))
+            self.check_loss(self.metrics.since_log(self.metrics.sums()))
             self.check_parameters()
             # A checkpoint requested during a validation holds the state from before that validation.
             validating = self.before_validation is not None
+            rng = self.before_validation or RandomStates.capture()
+            rank_rngs: Mapping[str, RandomStates] = {}
+            if self.ranks is not None:
+                rank_rngs = self.ranks.other_states({"rng": rng, "epoch_rng": self.epoch_rng})
+                self.ranks.share_buffers()
             with self.evaluating():
                 training = TrainingState(
                     self.learner.model,
                     self.learner.optimizer.into_record(),
-                    self.metrics.train,
+                    self.metrics.merged(self.metrics.train),
                     dataclasses.replace(position, pending=position.pending or validating),
                     self.metrics.values_at(position.step),
                     self.epoch_rng,
-                    self.before_validation or RandomStates.capture(),
+                    rng,
                     self.state(),
                     self.buffers.changed(),
                     kept=kept,
                     scheduled=scheduled and not kept,
+                    rank_rngs=rank_rngs,
                 )
-                self.saving.save(training, None if validating else state, wait=wait)
-        position.seconds = self.trained.seconds()
+                write = functools.partial(
+                    self.saving.save, training, None if validating else state, wait=wait
+                )
+                if self.ranks is None:
+                    write()
+                else:
+                    self.ranks.first(write)
+        self.update_seconds()
         self.saved_step = position.step
         if wait or not self.settings.async_checkpoints:
             self.saving.report()
@@ -674,16 +734,20 @@ def run_validation(
     metrics: Sequence[Metric],
     autocast: Callable[[], AbstractContextManager[object]],
     log: Callable[[Mapping[str, Any]], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> None:
     """Update metrics with the validation step on every batch, without gradients and in evaluation mode.
 
-    `log` is given what the steps log. Each module's training mode is restored afterwards.
+    `log` is given what the steps log; `ranks` are those of a training that share each batch. Each module's
+    training mode is restored afterwards.
     """
     with restored_modes(steps), torch.no_grad():
         steps.eval()
         for number, batch in enumerate(batches):
             with autocast():
                 output = steps(batch, validating=True)
+            if ranks is not None and ranks.is_stand_in:
+                continue
             for metric in metrics:
                 update(metric, output, is_first=not number)
             if log is not None and output.log:

@@ -33,6 +33,7 @@ def checkpoint_document(settings: TrainingSettings, learner: Learner, control: C
         "learning_rate": control.override,
         "rate_factor": control.override_factor,
         "kernels": choices(),
+        "ranks": 1 if settings.ranks is None else settings.ranks.size,
     }
 
 
@@ -51,7 +52,11 @@ def restore_checkpoint(
             found = "has no checkpoint" if (settings.folder / DATABASE).exists() else "holds no run"
             message(f"{settings.folder} {found}: starting from the beginning.")
         return Loaded()
-    loaded = checkpoints.load(newest, learner.model, metrics)
+    ranks = settings.ranks
+    loaded = checkpoints.load(newest, learner.model, metrics, 0 if ranks is None else ranks.rank)
+    if ranks is not None and ranks.rank:
+        for metric in metrics:  # rank 0 goes on with the sums of all
+            metric.reset()
     assert loaded.optimizer is not None
     learner.optimizer.load_record(loaded.optimizer)
     document = loaded.document

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -30,11 +30,15 @@ from burnt.train.learner import Learner
 from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.monitored_metric import Monitored, loss_first
 from burnt.train.other_trainers import TRAINER_OPTIONS
+from burnt.train.ranks.launch import check_strategy
 from burnt.train.reporting.notebook import in_notebook
 from burnt.train.reporting.progress import Reporter, check_monitor
 from burnt.train.updates.manual import Optimizers
 from burnt.train.updates.optimizer_step import GradientRules
-from burnt.train.updates.precision import LossScale, check_precision, check_strategy
+from burnt.train.updates.precision import LossScale, check_precision
+
+if TYPE_CHECKING:
+    from burnt.train.ranks.ranks import Ranks
 
 _POLICIES = ("raise", "skip", "stop")
 
@@ -54,7 +58,7 @@ class TrainingSettings:
         checkpoints: Sequence[Keeper] | None = (),
         stopping: EarlyStopping | None = None,
         precision: str = "float32",
-        strategy: str = "auto",
+        strategy: str | Ranks = "auto",
         monitor: str = "auto",
         device: torch.device | str | None = None,
         seed: int | None = None,
@@ -89,6 +93,7 @@ class TrainingSettings:
         self.checkpoint_every = Duration.parse(checkpoint_every, "checkpoint_every")
         self.precision = check_precision(precision)
         self.strategy = check_strategy(strategy)
+        self.ranks: Ranks | None = None
         self.device = as_device(device)
         self.monitor = check_monitor(monitor)
         self.reporter = Reporter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import platform
 import shlex
 import sys
@@ -43,7 +44,7 @@ from burnt.train.checks.first_batches import (
 )
 from burnt.train.code.source import Source, is_restartable, refuse_while_importing
 from burnt.train.control.control import Control
-from burnt.train.control.end_reason import Ending, Interruption
+from burnt.train.control.end_reason import Ending, Interrupted, Interruption
 from burnt.train.control.intercepting import intercept_run
 from burnt.train.control.plateau import plateaus_of
 from burnt.train.duration import Duration, Position
@@ -53,6 +54,7 @@ from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
 from burnt.train.metrics.base import metric_to_dict
 from burnt.train.metrics.monitored_metric import RunMetrics
+from burnt.train.ranks.launch import ranks_of
 from burnt.train.reporting.final_summary import format_summary
 from burnt.train.reporting.progress import choose_reporter
 from burnt.train.reporting.run_tables import KernelTables, record_model
@@ -61,7 +63,7 @@ from burnt.train.resuming import restore_checkpoint
 from burnt.train.settings import TrainingSettings, check_update
 from burnt.train.sinks import Sink
 from burnt.train.updates.activation_checkpointing import checkpointed, select_modules
-from burnt.train.updates.precision import cast_parameters, float32_matmuls, refuse_several_processes
+from burnt.train.updates.precision import cast_parameters, float32_matmuls
 
 _MOST_NAMES = 1_000  # of a column of categories, in config.json
 
@@ -123,8 +125,10 @@ class SupervisedTraining(TrainingSettings):
             autocast with parameters in float32, float16 with a loss scale; ``"bfloat16 whole"``, which
             converts the parameters of all modules but normalizations. Lightning's names, such as
             ``"bf16-mixed"``, are understood.
-        strategy: ``"auto"``: one device and one process. Under torchrun with several processes, `run` raises:
-            they would train models of their own, and write to one folder.
+        strategy: ``"auto"``: one device and one process, or as ``"ddp"`` where a launcher such as torchrun or
+            ``burnt train --nproc`` has started several. ``"ddp"``: each process has the whole model;
+            ``"fsdp"``: a part of each parameter; ``"single"``: several processes are an error. Or a strategy
+            of one's own, a `burnt.train.Ranks`. ``docs/several-devices.md`` compares them.
         monitor: how to show progress. ``"tui"``: the full-screen monitor, in a separate monitor process;
             output that the training prints meanwhile goes to ``logs/output.log`` in the run folder, and
             closing the monitor or the terminal does not stop the training. ``"live"``: a progress bar and a
@@ -233,7 +237,7 @@ class SupervisedTraining(TrainingSettings):
                 its disk hung). This one has changed nothing since.
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal stopped the training; everything is saved.
-            UnsupportedError: a launcher such as torchrun has started several processes.
+            RankError: the processes that a launcher has started cannot train together, or one of them failed.
             DefinitionError: `learner` is not a Learner; or `burnt.load` or a command is just importing the
                 code, which must not train again.
         """
@@ -244,25 +248,33 @@ class SupervisedTraining(TrainingSettings):
                 expected="run(Learner(model, optimizer, schedule))",
                 found=type(learner).__name__,
             )
-        refuse_several_processes(self.folder)
         refuse_parallel(learner.model)  # the wrapper may be newer than the Learner
         if (instead := intercept_run()) is not None:
             result: TrainingResult = instead(self, learner)
             return result
         try:
-            return self._run(learner)
+            self.ranks = ranks_of(self.strategy, self.folder, self.device)
+            if self.ranks is None:
+                return self._run(learner)
+            self.device = self.ranks.device
+            with self.ranks.failing(self.folder):
+                return self._run(learner)
         except TakenOverError as error:
             sys.stderr.write(f"{error}\n")  # no traceback shows it, as it is a SystemExit
             raise
 
     def _run(self, learner: Learner) -> TrainingResult:
-        self.reporter = choose_reporter(self.monitor)
+        ranks = self.ranks
+        is_writing = ranks is None or ranks.rank == 0
+        self.reporter = choose_reporter(self.monitor if is_writing else "off")
+        if not is_writing:
+            self.callbacks = self.callbacks.without(Sink)
         model = learner.model.to(self.device)
         cast_parameters(self.precision, model)
         self._check_update(learner)
         steps = Steps(model, learner.step, learner.validation_step)
         learner.precision = self.precision
-        metrics = RunMetrics(self.metrics, self.valid)
+        metrics = RunMetrics(self.metrics, self.valid, ranks)
         checkpoints = None
         if self.keepers is not None:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
@@ -278,22 +290,28 @@ class SupervisedTraining(TrainingSettings):
         TrainedAs.read(self.precision, found.load_document()).attach(learner.model)
         if loaded.rng is None:
             learner.optimizer.check(learner.schedule(0), model)
+        if ranks is not None:
+            ranks.prepare(model, self._common_state(position))
         asked = self._asked_folders.get(self.folder, self.folder)
-        writer = RunWriter.create(
-            asked,
-            config=self._run_config(learner, found),
-            exists=self.exists,
+        create = functools.partial(
+            RunWriter.create,
             resumed_from_step=None if loaded.rng is None else position.step,
-            since=chosen,
             on_error=self.reporter.message,
         )
-        if writer.folder != asked:
-            self.reporter.message(f"{asked} is taken: this run is in {writer.folder}.")
-        self.folder, self._asked_folders = writer.folder, {writer.folder: asked}
-        Source.of(learner.model).mark(self.folder, _config_in(self.folder))
+        config = self._run_config(learner, found)
+        if ranks is None:
+            writer = create(asked, config=config, exists=self.exists, since=chosen)
+        else:
+            writer = ranks.writer(create, asked, config=config, exists=self.exists, since=chosen)
+        folder = writer.folder if is_writing else writer.folder.parent.parent
+        if folder != asked:
+            self.reporter.message(f"{asked} is taken: this run is in {folder}.")
+        self.folder, self._asked_folders = folder, {folder: asked}
+        if is_writing:
+            Source.of(learner.model).mark(self.folder, _config_in(self.folder))
         if checkpoints is not None:
-            checkpoints.folder, checkpoints.lease = writer.folder / "checkpoints", writer.lease
-            if loaded.rng is not None:
+            checkpoints.folder, checkpoints.lease = self.folder / "checkpoints", writer.lease
+            if loaded.rng is not None and is_writing:
                 checkpoints.prune()  # the process that saved it may have been killed before it could
         self.reporter.open(writer)
         start_time = perf_counter()
@@ -309,6 +327,8 @@ class SupervisedTraining(TrainingSettings):
                 stack.enter_context(pinned(document.get("kernels", {})))
             elif self.seed is not None:
                 torch.manual_seed(self.seed)
+            if ranks is not None and (loaded.rng is None or document.get("ranks", 1) != ranks.size):
+                ranks.reseed(position.step)
             record_model(writer, learner.model, found.shapes)
             kernels = KernelTables(writer)
             stack.callback(kernels.record, last=True)
@@ -326,6 +346,7 @@ class SupervisedTraining(TrainingSettings):
                     rate_factor=document.get("rate_factor"),
                     groups=learner.optimizer.schedules,
                     keeps_checkpoints=checkpoints is not None,
+                    ranks=ranks,
                 )
             )
             loop = self.loop_type(
@@ -343,14 +364,16 @@ class SupervisedTraining(TrainingSettings):
                 if isinstance(error, Exception) and (line := user_line(error)) is not None:
                     error.add_note(f"at {line}")  # a long traceback hides it among frames of burnt and torch
                 raise
-            saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
-            if interruption.signal is None:
+            saved: tuple[Saved, ...] = ()
+            if checkpoints is not None:
+                saved = tuple(checkpoints.saved() if ranks is None else ranks.first(checkpoints.saved))
+            if control.stop_signal is None:
                 self._restore_best(learner.model, saved)
             self.callbacks(Ended(loop, reason))
             seconds = perf_counter() - start_time
             if control.is_ending:
                 ending.reason = control.reason
-                reason = reason if interruption.signal is not None else "stopped"
+                reason = reason if control.stop_signal is not None else "stopped"
         writer.check()
         values = metrics.final_values()
         self.reporter.message(
@@ -364,9 +387,34 @@ class SupervisedTraining(TrainingSettings):
         )
         if control.is_ending and not writer.gone:
             self.reporter.message(self._resume_instructions(position, saved))
-        if interruption.signal is not None:
-            raise interruption.error()
+        if control.stop_signal is not None:
+            raise Interrupted(128 + control.stop_signal)
         return TrainingResult(model, self.folder, reason, position, values, saved, *self._best(saved))
+
+    def _common_state(self, position: Position) -> dict[str, Any]:
+        """Return what must be the same in all processes of a training."""
+        config = self.config.to_dict() if isinstance(self.config, Config) else dict(self.config or {})
+        return {
+            "the Config": {key: repr(value) for key, value in config.items()},
+            "the loader of the training": {k: repr(v) for k, v in self.train.state().items()},
+            **{
+                f"the loader of {split}": {key: repr(value) for key, value in loader.state().items()}
+                for split, loader in self.valid.items()
+            },
+            "the settings": {
+                name: repr(getattr(self, name))
+                for name in (
+                    "duration",
+                    "accumulate",
+                    "precision",
+                    "clip_norm",
+                    "clip_value",
+                    "on_nan",
+                    "log_every",
+                )
+            },
+            "the step to go on from": position.step,
+        }
 
     def _check_update(self, learner: Learner) -> None:
         """Raise if the settings of updates do not fit the Learner."""
@@ -503,7 +551,8 @@ class SupervisedTraining(TrainingSettings):
             return f"Stopped after step {position.step}. Nothing is saved: checkpoints are off for this run."
         instructions = f"To resume, run the same program with the folder {self.folder} and resume=True."
         if is_restartable():
-            instructions += f"\nFrom the shell: burnt train --resume {shlex.quote(str(self.folder))}"
+            several = "" if self.ranks is None else f" --nproc {self.ranks.size}"
+            instructions += f"\nFrom the shell: burnt train --resume {shlex.quote(str(self.folder))}{several}"
         return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{instructions}"
 
 

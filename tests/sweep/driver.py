@@ -44,6 +44,7 @@ def counting(function, at):
 
 
 def main(folder, options, at=0):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     engine.POLL_SECONDS = 0.02
     engine.Engine.COMMAND = (sys.executable, str(TRIAL))
     Config.save = counting(Config.save, at)

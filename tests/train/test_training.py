@@ -49,11 +49,11 @@ from burnt.train import (
     StepOutput,
     SupervisedTraining,
     evaluate,
-    loop,
 )
 from burnt.train.checks.targets import TargetChecks
 from burnt.train.code.source import started_by
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
+from burnt.train.metrics.monitored_metric import RunMetrics
 from tests import forked
 from tests.train.cases import bare, labelled, refused
 
@@ -276,11 +276,10 @@ REFUSED = {
     "precision": Looked(UnsupportedError, "precision='fp8' does not exist", "bfloat16", precision="fp8"),
     "strategy": Looked(
         UnsupportedError,
-        "strategy='ddp' does not exist",
-        "auto or single",
-        "loss.backward()",
-        "torch.optim",
-        strategy="ddp",
+        "strategy='dpd' does not exist",
+        "auto, single or ddp",
+        "did you mean 'ddp'?",
+        strategy="dpd",
     ),
     "monitor": Looked(UnsupportedError, "monitor='web' does not exist", "plain or off", monitor="web"),
     "config": Looked(RunError, "the config cannot be written as JSON", config={"f": step}),
@@ -322,39 +321,6 @@ REFUSED = {
 def test_settings_that_are_refused_at_once(tmp_path, settings, error, words):
     with refused(error, *words):
         training(tmp_path / "run", **settings)
-
-
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"WORLD_SIZE": "2", "RANK": "1"}, "WORLD_SIZE=2, RANK=1"),
-        ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8, RANK=not set"),
-        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, "SLURM_STEP_NUM_TASKS=4, SLURM_PROCID=0"),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_RANK=1"),
-        ({"WORLD_SIZE": "1", "RANK": "0"}, None),
-        ({"WORLD_SIZE": "", "SLURM_NTASKS": "4"}, None),  # an allocation, in which one process was started
-    ],
-)
-def test_one_of_several_processes_does_not_train(tmp_path, monkeypatch, variables, words):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    supervised = training(tmp_path / "run", check=False)
-    if words is None:
-        assert supervised.run(learner()).reason == "finished"
-        return
-    with refused(
-        UnsupportedError, *(words, "one process per folder", "WORLD_SIZE", "RANK", "loss.backward()")
-    ):
-        supervised.run(learner())
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_rank_of_a_process_group_does_not_train(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    with pytest.raises(UnsupportedError, match=r"rank 1 of 2 in torch\.distributed"):
-        training(tmp_path / "run").run(learner())
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")  # torch warns of what is refused here
@@ -930,8 +896,8 @@ class Readings(TorchDispatchMode):
 def test_the_host_waits_for_the_device_once_a_reading_and_never_in_between(tmp_path, monkeypatch):
     seen, reads = [], []
     mode = Readings()
-    read = loop.read
-    monkeypatch.setattr(loop, "read", lambda metrics: reads.append(1) or read(metrics))
+    read = RunMetrics.sums
+    monkeypatch.setattr(RunMetrics, "sums", lambda metrics: reads.append(1) or read(metrics))
 
     def counted(model, batch):
         output = step(model, batch)

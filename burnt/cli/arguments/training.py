@@ -15,6 +15,7 @@ examples:
   burnt train digits.py:main schedule.type=Cosine schedule.steps=5000    a Config of another class
   burnt train digits.py:main 'schedule={"type": "Cosine", "steps": 5000}'    lists and objects are JSON
   burnt train --resume runs/digits epochs=40          go on with a run, for longer
+  burnt train --nproc 2 digits.train:main             in two processes, each with a part of each batch
 
 The function must take one parameter, annotated with a subclass of burnt.Config.
 """
@@ -106,6 +107,7 @@ def add(burnt: Parser) -> None:
     train.flag("--show", "print the configuration as JSON and exit")
     text = "go on with a run, its folder or its name in runs/, by the function that started it"
     train.option("--resume", "RUN", text)
+    train.option("--nproc", "N", "train in N processes of this machine, one for each GPU", whole(1))
 
     replay = burnt.command("replay", "run a step of a run again and look into it", _REPLAY_EXAMPLES, "replay")
     replay.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -272,6 +273,32 @@ class Loader(Generic[B]):
         """
         batches = self._pool.run(self._tasks(epoch, start))
         return map(pin_memory, batches) if self.pin else batches
+
+    def parts(self, epoch: int, start: int, rank: int, size: int) -> Iterator[tuple[B, int, int]]:
+        """The part of one of several processes in each batch of an epoch, with both numbers of items.
+
+        The parts are read with the generators of the batch, and together have its items. A process without
+        any gets the first item, and the number 0.
+        """
+        counts: deque[tuple[int, int]] = deque()
+
+        def tasks() -> Iterator[tuple[int, Any]]:
+            for number, (_, _, items) in self._tasks(epoch, start):
+                if self.pack is None:
+                    total = len(items)
+                    own = range(rank, total, size)
+                    count, items = len(own), items[rank::size] if own else items[:1]
+                else:  # pieces of documents, whose first column is the row
+                    rows = items[:, 0] - items[0, 0]
+                    total = int(rows[-1]) + 1
+                    begin, end = (-(-total * edge // size) for edge in (rank, rank + 1))
+                    count = end - begin
+                    items = items[(rows >= begin) & (rows < end)] if count else items[rows == 0]
+                counts.append((count, total))
+                yield number, (epoch, number, items)
+
+        batches = self._pool.run(tasks())
+        return ((batch, *counts.popleft()) for batch in (map(pin_memory, batches) if self.pin else batches))
 
     def close(self) -> None:
         """End the workers. They start again when the next batch is wanted."""

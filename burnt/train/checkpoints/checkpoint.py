@@ -140,6 +140,7 @@ class TrainingState:
         buffers: the buffers that are not in the model's state dict, by path.
         kept: the checkpoint is never removed, and neither is one of the same step that replaces it.
         scheduled: keepers may select the checkpoint; otherwise it is removed once there is a newer one.
+        rank_rngs: the random states of the other processes: ``"rng1"``, ``"epoch_rng1"``, ``"rng2"``, ...
     """
 
     model: torch.nn.Module
@@ -153,10 +154,11 @@ class TrainingState:
     buffers: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     kept: bool = False
     scheduled: bool = True
+    rank_rngs: Mapping[str, RandomStates] = dataclasses.field(default_factory=dict)
 
     def training_file(self, saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and the JSON document of the file next to the model's."""
-        rngs = {"rng": self.rng, "epoch_rng": self.epoch_rng}
+        rngs = {"rng": self.rng, "epoch_rng": self.epoch_rng, **self.rank_rngs}
         tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in self.optimizer.tensors.items()}
         tensors |= {f"metric/{m.name}": m.total for m in self.metrics if m.total is not None}
         states = {metric.name: metric.state() for metric in self.metrics}
@@ -503,8 +505,10 @@ class Checkpoints:
             return None
         return path.rename(path.with_name(f".tmp-old-{path.name}"))
 
-    def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
+    def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric], rank: int = 0) -> Loaded:
         """Load a checkpoint into a model and its metrics, and return its other parts.
+
+        The random states are those of a rank, or of rank 0 if the run had fewer.
 
         Raises:
             CheckpointError: it is damaged, or does not fit the model.
@@ -543,7 +547,10 @@ class Checkpoints:
         rng, epoch_rng = (
             RandomStates(_select_prefix(f"{kind}/", tensors), document[kind])
             # The first checkpoints of burnt have one state, which they restored for both.
-            for kind in ("rng", "epoch_rng" if "epoch_rng" in document else "rng")
+            for kind in (
+                f"{name if name in document else 'rng'}{rank if f'rng{rank}' in document else ''}"
+                for name in ("rng", "epoch_rng")
+            )
         )
         position = Position(**document["position"])
         return Loaded(position, document, optimizer, rng, epoch_rng, fields_set, fields_kept)

@@ -7,16 +7,20 @@ The loop calls `Control.process_commands` after each step and before each valida
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from burnt.errors import BurntError, TakenOverError, clean
 from burnt.store import RunWriter
 from burnt.store.control import Command, Inbox, Refused
 from burnt.train.control.end_reason import Interruption
 from burnt.train.duration import Position
+
+if TYPE_CHECKING:
+    from burnt.train.ranks.ranks import Ranks
 
 _PAUSED_POLL_SECONDS = 0.05
 
@@ -79,6 +83,7 @@ class Control(AbstractContextManager["Control"]):
         rate_factor: float | None = None,
         groups: Collection[str] = (),
         keeps_checkpoints: bool = True,
+        ranks: Ranks | None = None,
     ) -> None:
         self.schedule = schedule
         self.override = learning_rate
@@ -90,6 +95,8 @@ class Control(AbstractContextManager["Control"]):
         self._interruption, self._position = interruption, position
         self._keeps_checkpoints = keeps_checkpoints
         self._inbox = Inbox(writer.lease)
+        self._ranks = ranks
+        self._agreed_signal: signal.Signals | None = None
         self._paused = False
         self._signal_recorded = False
         self._save: Callable[[], None] = lambda: None
@@ -122,13 +129,18 @@ class Control(AbstractContextManager["Control"]):
     @property
     def is_ending(self) -> bool:
         """Whether a signal or a command requested the end of the training."""
-        return self._interruption.signal is not None or self.stopped_by is not None
+        return self.stop_signal is not None or self.stopped_by is not None
+
+    @property
+    def stop_signal(self) -> signal.Signals | None:
+        """The signal that ends the training; with several ranks, once all of them know of it."""
+        return self._interruption.signal if self._ranks is None else self._agreed_signal
 
     @property
     def reason(self) -> str:
         """Return the signal or the sender that ended the training, as text for the run store."""
-        if self._interruption.signal is not None:
-            return f"interrupted by {self._interruption.signal.name}"
+        if self.stop_signal is not None:
+            return f"interrupted by {self.stop_signal.name}"
         return f"stopped by {self.stopped_by}"
 
     def learning_rate(self, step: int) -> float:
@@ -149,13 +161,20 @@ class Control(AbstractContextManager["Control"]):
     def process_commands(self) -> bool:
         """Execute new commands and wait while the run is paused; return whether the training continues."""
         self._writer.check()
-        for command in self._inbox.poll():
+        for command in self._inbox.poll() if self._ranks is None else self._common(self._ranks):
             self._execute(command)
         if self._paused:
             self._wait_while_paused()
-        if self._interruption.signal is not None:
+        if self.stop_signal is not None:
             self._record_signal()
         return not self.is_ending
+
+    def _common(self, ranks: Ranks) -> list[Command | Refused]:
+        """Return the commands that any rank has got, and note its signal: all ranks do the same."""
+        number, commands = ranks.news(self._interruption.signal, self._inbox.poll)
+        if number is not None:
+            self._agreed_signal = signal.Signals(number)
+        return commands
 
     def _wait_while_paused(self) -> None:
         self._writer.event("paused", self._position.step)
@@ -165,7 +184,7 @@ class Control(AbstractContextManager["Control"]):
             while self._paused and not self.is_ending:
                 time.sleep(_PAUSED_POLL_SECONDS)
                 self._writer.check()
-                for command in self._inbox.poll():
+                for command in self._inbox.poll() if self._ranks is None else self._common(self._ranks):
                     self._execute(command)
             self.paused_seconds += time.perf_counter() - began
         self._paused = False
@@ -248,6 +267,6 @@ class Control(AbstractContextManager["Control"]):
             self._message(f"{what}{origin} at step {self._position.step}" + (f": {reason}" if reason else ""))
 
     def _record_signal(self) -> None:
-        if self._interruption.signal is not None and not self._signal_recorded:
+        if self.stop_signal is not None and not self._signal_recorded:
             self._signal_recorded = True
-            self._writer.event("signal", self._position.step, signal=self._interruption.signal.name)
+            self._writer.event("signal", self._position.step, signal=self.stop_signal.name)

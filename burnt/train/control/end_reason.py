@@ -138,11 +138,6 @@ class Interruption:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def error(self) -> Interrupted:
-        """Return the exception to raise once everything is saved."""
-        assert self.signal is not None
-        return Interrupted(128 + self.signal)
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             # A forked worker, for example of a DataLoader. Ctrl-C reaches it too, but the step in progress

@@ -70,11 +70,13 @@ class NonFiniteReports:
     """Reports losses and gradients that are not finite: of steps that are skipped, and as errors.
 
     `loader` can tell which samples they come from if it has a method ``samples(epoch, batch)``. `policy` is
-    ``on_nan=``: with ``"raise"`` no step is skipped but by a loss scale.
+    ``on_nan=``: with ``"raise"`` no step is skipped but by a loss scale. `folder` is the run's.
     """
 
-    def __init__(self, loader: Any, policy: str, writer: RunWriter, message: Callable[[str], None]) -> None:
-        self._loader, self._policy = loader, policy
+    def __init__(
+        self, loader: Any, policy: str, writer: RunWriter, message: Callable[[str], None], folder: Path
+    ) -> None:
+        self._loader, self._policy, self._folder = loader, policy, folder
         self._writer, self._message = writer, message
         self._count = self._in_a_row = 0
         self._last_step = -1
@@ -98,7 +100,7 @@ class NonFiniteReports:
         """Describe a step of so many batches that raised an error, and how to look into it."""
         step = position.step + 1
         where, _ = self._locate(step, position.epoch, range(position.batch, position.batch + window))
-        command = replay_command(self._writer.folder, step, step, debug=True)
+        command = replay_command(self._folder, step, step, debug=True)
         return f"in {where}; to look into it: {command}"
 
     def report(self, found: NonFinite, position: Position, window: int, learning_rate: float) -> bool:
@@ -156,7 +158,7 @@ class NonFiniteReports:
         if place is not None:
             steps = (place.step, place.step)
             where, samples = self._locate(place.step, place.epoch, [place.batch])
-        begins = replay_command(self._writer.folder, since + 1, position.step)
+        begins = replay_command(self._folder, since + 1, position.step)
         resume = (
             f"resume from the last checkpoint, {newest}"
             if newest

@@ -242,6 +242,13 @@ class EpochMetric(Metric):
         """Return the state for a checkpoint: tensors, and values that JSON can hold."""
         return {"count": self.count} | {str(i): tensor for i, tensor in enumerate(self.kept())}
 
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Add the batches of another process, of whose metric `state` returned this."""
+        other = self.fresh()
+        other.load_state(state)
+        self._batches += other._batches
+        self.count += other.count
+
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         kept = [value for key, value in sorted(state.items(), key=lambda i: i[0].zfill(9)) if key != "count"]

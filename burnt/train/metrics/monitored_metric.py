@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burnt.errors import MetricError, did_you_mean
 from burnt.train.metrics.base import Loss, Metric, Sums, intervals, read
 from burnt.train.metrics.torch_metric import wrapped
+
+if TYPE_CHECKING:
+    from burnt.train.ranks.ranks import Ranks
 
 DEFAULT_SPLIT = "valid"
 SPEED = (
@@ -177,7 +180,8 @@ class RunMetrics:
     last; `values` are the last values, ``{"valid/loss": 0.1}``.
     """
 
-    def __init__(self, metrics: Sequence[Metric], splits: Iterable[str]) -> None:
+    def __init__(self, metrics: Sequence[Metric], splits: Iterable[str], ranks: Ranks | None = None) -> None:
+        self._ranks = ranks
         self.train = [metric.fresh() for metric in metrics if metric.scalar]
         self.valid = {split: [metric.fresh() for metric in metrics] for split in splits}
         self.values: dict[str, float] = {}
@@ -190,6 +194,14 @@ class RunMetrics:
         """The names of all metrics."""
         return {metric.name for metrics in (self.train, *self.valid.values()) for metric in metrics}
 
+    def merged(self, metrics: Sequence[Metric], *, whole: bool = True) -> Sequence[Metric]:
+        """Return metrics with the batches of all ranks; unless `whole`, only those that are sums."""
+        return metrics if self._ranks is None else self._ranks.merged(metrics, whole=whole)
+
+    def sums(self) -> list[Sums]:
+        """Return the sums of the training's metrics over the epoch so far."""
+        return read(self.merged(self.train, whole=False))
+
     def since_log(self, sums: Sequence[Sums], seconds: float | None = None) -> dict[str, float]:
         """Return the values of the training from `logged` to these sums, `seconds` apart."""
         return intervals(self.train, sums, self.logged, seconds)
@@ -197,7 +209,8 @@ class RunMetrics:
     def epoch_values(self) -> dict[str, float]:
         """Return the values of the training over the epoch so far."""
         means = {name: total[0] / steps for name, (total, steps) in self._readings.items()}
-        return {**means, **intervals(self.train, read(self.train), None)}
+        metrics = self.merged(self.train)
+        return {**means, **intervals(metrics, read(metrics), None)}
 
     def add_reading(self, name: str, value: float, steps: int) -> None:
         """Add a value that the last `steps` steps logged; an epoch has the mean over its steps."""
@@ -220,6 +233,7 @@ class RunMetrics:
 
     def end_validation(self, split: str, logged: Mapping[str, float], step: int) -> dict[str, float]:
         """Return the values of a validation, with those that its steps logged."""
+        self.valid[split] = list(self.merged(self.valid[split]))
         metrics = self.valid[split]
         values = {**intervals(metrics, read(metrics), None), **logged}
         self.set_values(split, values, step)
@@ -248,7 +262,7 @@ class RunMetrics:
         """Restore the last values, of which those in `measured` were measured at `step`, and `state`."""
         self.values = dict(values)
         self._measured_at = dict.fromkeys(measured, step)
-        pairs = zip(self.train, read(self.train), strict=True)
+        pairs = zip(self.train, self.sums(), strict=True)
         self.logged = [
             (logged[metric.name][0], logged[metric.name][1]) if metric.name in logged else sums
             for metric, sums in pairs

@@ -217,6 +217,23 @@ class TorchMetric(EpochMetric):
                 state[f"{name}.shapes"] = [list(one.shape) for one in value]
         return state
 
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Add the batches of another process, of whose metric `state` returned this."""
+        if not self.count:
+            self.load_state(state)
+            return
+        other = self.fresh()
+        other.load_state(state)
+        try:
+            self.metric.merge_state(other.metric)
+        except RuntimeError as error:
+            raise MetricError(
+                f"{self.name} cannot be merged over several processes",
+                where=f"{type(self.metric).__name__}.merge_state",
+                found=str(error),
+            ) from error
+        self.count += other.count
+
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         if not self.whole_epoch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from burnt.kernels import StepResult
 from burnt.optim import Optimizer, OptimizerRecord
 from burnt.optim.optimizer import is_rate
 from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep
+
+if TYPE_CHECKING:
+    from burnt.train.ranks.ranks import Ranks
 
 Schedule = Callable[[int], float]
 
@@ -212,8 +215,10 @@ class StepOptimizer:
         params: Mapping[str, torch.nn.Parameter],
         rules: GradientRules,
         found: CheckedSteps | None,
+        ranks: Ranks | None,
     ) -> None:
         self._name, self._optimizers, self._rules, self._found = name, optimizers, rules, found
+        self._ranks = ranks
         self._step = OptimizerStep(optimizers.optimizers[name], params, rules)
         self.results: list[tuple[str, StepResult | None]] = []
 
@@ -262,6 +267,8 @@ class StepOptimizer:
             gradients = Gradients(loss)
         if self._found is not None:
             return StepResult(None, torch.tensor(False), "check")
+        if self._ranks is not None:
+            gradients = self._ranks.mean_of_parts(gradients, self._step.params)
         with _without_autocast(self._step.params):
             result = self._step(self.learning_rate, gradients, clip_norm=clip_norm, is_scaled=is_scaled)
         self.results.append((self._name, result))
@@ -289,10 +296,11 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
         model: torch.nn.Module,
         rules: GradientRules,
         found: CheckedSteps | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._optimizers, self._found = optimizers, found
         self._handles = {
-            name: StepOptimizer(name, optimizers, part, rules, found)
+            name: StepOptimizer(name, optimizers, part, rules, found, ranks)
             for name, part in optimizers.parts(model).items()
         }
 

@@ -1,4 +1,4 @@
-"""Precision and strategy settings of a training.
+"""Precision settings of a training.
 
 ================== ============== ================================ ==============================
 precision          parameters     matmuls and convolutions         also
@@ -14,9 +14,7 @@ precision          parameters     matmuls and convolutions         also
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +22,6 @@ from torch import Tensor
 
 from burnt._torch import BatchNormBase, InstanceNormBase, update_loss_scale
 from burnt.errors import UnsupportedError, did_you_mean
-from burnt.gradients import BACKWARD_LOOP
 from burnt.kernels import multiplying
 from burnt.record.stored import beside_statistics
 
@@ -46,13 +43,6 @@ _HINTS = {
     **dict.fromkeys(("fp8", "transformer-engine"), _EIGHT),
 }
 _NORMS = (torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.GroupNorm, BatchNormBase, InstanceNormBase)
-_LAUNCHERS = {
-    "WORLD_SIZE": "RANK",  # torchrun, accelerate, deepspeed
-    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # SLURM_NTASKS is also set where only one process was started
-    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
-    "PMI_SIZE": "PMI_RANK",
-}
-"""The variables in which launchers tell a process the number of processes, and its own."""
 _AUTOCAST = {"float16": torch.float16, "bfloat16": torch.bfloat16, WHOLE: torch.bfloat16}
 
 
@@ -70,35 +60,6 @@ def check_precision(name: str) -> str:
             hint=_HINTS.get(key) or (did_you_mean(key, _NAMES)),
         )
     return _NAMES[key]
-
-
-def check_strategy(name: str) -> str:
-    """Return ``"single"`` (one device) for a strategy setting; others are refused."""
-    if name not in ("auto", "single"):
-        raise UnsupportedError(
-            f"strategy={name!r} does not exist", expected="auto or single: one device", hint=BACKWARD_LOOP
-        )
-    return "single"
-
-
-def refuse_several_processes(folder: Path) -> None:
-    """Refuse to train as one of several processes, by torch.distributed or a launcher's environment."""
-    found = [
-        f"{size}={os.environ[size]}, {rank}={os.environ.get(rank, 'not set')}"
-        for size, rank in _LAUNCHERS.items()
-        if os.environ.get(size, "").strip().isdecimal() and int(os.environ[size]) > 1
-    ]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-        found += [f"rank {rank} of {size} in torch.distributed"] if size > 1 else []
-    if found:
-        raise UnsupportedError(
-            "a training is one process, and several were started for it",
-            where=str(folder),
-            expected="one process per folder: WORLD_SIZE and RANK not set, or WORLD_SIZE=1",
-            found="; ".join(found),
-            hint="start it with python, without torchrun; " + BACKWARD_LOOP,
-        )
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:

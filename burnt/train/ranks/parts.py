@@ -1,0 +1,159 @@
+"""The part of a rank in each batch: `batch_size` is that of the whole batch, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from burnt.data import Batch, Loader
+from burnt.errors import RankError
+from burnt.train.checkpoints.rng import RandomStates
+
+if TYPE_CHECKING:
+    from burnt.train.ranks.ranks import Ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A rank's part of a batch: `count` of its `total` items.
+
+    A rank without items has the batch's first item in their place, so that it takes part in what the ranks
+    compute together; what comes of it counts nothing.
+    """
+
+    batch: Any
+    count: int
+    total: int
+
+
+class PartLoader:
+    """Reads a rank's part of each batch of a loader; its other attributes are the loader's.
+
+    A `burnt.data.Loader` reads only these items. Of other loaders each rank reads whole batches and takes a
+    slice; one that draws its order from the global random states, such as a DataLoader, has rank 0's.
+    """
+
+    def __init__(self, loader: Any, ranks: Ranks) -> None:
+        self.loader, self._ranks = loader, ranks
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader" or name.startswith("__"):  # asked for by copy, before there is a loader
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Part]:
+        """Return the parts of an epoch's batches, from the batch numbered `start` on."""
+        if isinstance(self.loader, Loader):
+            return itertools.starmap(
+                Part, self.loader.parts(epoch, start, self._ranks.rank, self._ranks.size)
+            )
+        return self._sliced(lambda: self.loader.epoch(epoch, start))
+
+    def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> Iterator[Part]:
+        """Return the parts from a position on that an iterator's `state` returned."""
+        return self._sliced(lambda: self.loader.resume(epoch, start, state))
+
+    def _sliced(self, read: Callable[[], Iterator[Any]]) -> Iterator[Part]:
+        ranks, own = self._ranks, RandomStates.capture()
+        states = ranks.every(own if ranks.rank == 0 else None)
+        if states[0] is not None:
+            states[0].restore()
+        batches = read()
+        first = next(batches, None)
+        if ranks.rank:
+            own.restore()
+        ranks.check_same(
+            f"the batches of a {type(self.loader).__name__}",
+            _digest(first),
+            "an iterable of batches gives each rank the same ones; seed what draws its order",
+        )
+        return _Slices(batches, [] if first is None else [first], ranks)
+
+
+class _Slices(Iterator[Part]):
+    """A rank's slices of the batches of an iterator, whose other attributes, such as `state`, it has."""
+
+    def __init__(self, batches: Iterator[Any], first: list[Any], ranks: Ranks) -> None:
+        self._batches, self._ranks = batches, ranks
+        self._all = itertools.chain(first, batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._batches, name)
+
+    def __next__(self) -> Part:
+        batch = next(self._all)
+        total = _size(batch)
+        begin, end = (
+            -(-total * edge // self._ranks.size) for edge in (self._ranks.rank, self._ranks.rank + 1)
+        )
+        taken = slice(begin, end) if begin < end else slice(0, 1)
+        return Part(_sliced(batch, taken, total), end - begin, total)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Batch):
+        yield from _tensors(vars(value))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def _size(batch: Any) -> int:
+    """Return the number of items: the size of the first axis of its tensors."""
+    sizes = {len(tensor) if tensor.dim() else None for tensor in _tensors(batch)}
+    if len(sizes) == 1 and None not in sizes:
+        return int(sizes.pop() or 0)
+    raise RankError(
+        "a batch cannot be divided among the ranks",
+        expected="tensors with a common first axis, the items",
+        found=", ".join(str(list(tensor.shape)) for tensor in _tensors(batch)) or type(batch).__name__,
+        hint="a burnt.data.Loader gives each rank its own items",
+    )
+
+
+def _sliced(value: Any, part: slice, total: int) -> Any:
+    """Return the items of a slice, of tensors and of lists and tuples with an entry for each item."""
+    if isinstance(value, Tensor):
+        return value[part]
+    if isinstance(value, Batch):
+        return Batch(**{name: _sliced(one, part, total) for name, one in vars(value).items()})
+    if isinstance(value, Mapping):
+        return {name: _sliced(one, part, total) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        if len(value) == total and not any(isinstance(one, Tensor | Mapping | tuple | list) for one in value):
+            return value[part]
+        items = [_sliced(one, part, total) for one in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            f.name: _sliced(getattr(value, f.name), part, total) for f in dataclasses.fields(value) if f.init
+        }
+        return dataclasses.replace(value, **fields)
+    return value
+
+
+def _digest(batch: Any) -> str:
+    """Return a text that two batches have in common if they hold the same values."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in _tensors(batch):
+        digest.update(str(tensor.shape).encode())
+        digest.update(
+            tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else b""
+        )
+    return digest.hexdigest()

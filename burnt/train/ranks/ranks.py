@@ -1,0 +1,463 @@
+"""Ranks: the processes that train one model together, and what they tell each other, by torch.distributed.
+
+Each rank runs the same loop on its part of each batch. Gradients, metrics and decisions are common: what one
+rank alone knows (its number of items, a loss that is not finite, a signal, a command in rank 0's folder, rank
+0's clock) is summed or sent before any rank acts on it, so that all ranks branch alike.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import datetime
+import itertools
+import os
+import pickle
+import shlex
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # it is public
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from burnt.data.seeds import seed_global_states, seed_of
+from burnt.errors import RankError, UnsupportedError, clean
+from burnt.gradients import Gradients
+from burnt.store import RunWriter
+from burnt.store.schema import RUN_FILE
+from burnt.train.checkpoints.rng import RandomStates
+from burnt.train.code.source import is_restartable
+from burnt.train.metrics.base import EpochMetric, Metric
+from burnt.train.ranks.launch import Launched
+from burnt.train.ranks.parts import Part, PartLoader
+from burnt.train.updates.optimizer_step import WindowGradients
+from burnt.train.updates.outcome import NonFinite, StepOutcomes
+
+T = TypeVar("T")
+_BUCKET_BYTES = 25 << 20  # as torch's DistributedDataParallel
+_POLL_SECONDS = 0.02
+_FAILURE, _FAILURE_SECONDS = "failure", 2.0
+_TRAININGS = itertools.count()
+"""The trainings of this process, which all ranks count alike."""
+
+
+class _OtherFailed(RankError):
+    """This rank cannot go on as another one has failed, died or hangs."""
+
+
+class Ranks:
+    """The strategy ``"ddp"``: each rank has the whole model, and the gradients are summed over the ranks.
+
+    A strategy of one's own is a subclass, given as ``strategy=``; what it overrides is `sum`, through which
+    all gradients go, or `mean`.
+
+    Args:
+        timeout: seconds after which ranks that wait for another one give up.
+
+    Attributes:
+        rank: the number of this process, from 0, which writes the run.
+        size: the number of processes.
+        device: where this process computes.
+    """
+
+    name = "ddp"
+
+    def __init__(self, timeout: float = 60.0) -> None:
+        self.timeout = timeout
+        self.rank, self.size = 0, 1
+        self.device = torch.device("cpu")
+        self.seconds = 0.0
+        """The seconds of training on rank 0's clock, at the last step."""
+        self.clock: Callable[[], float] = float
+        self.part = Part(None, 1, 1)
+        """The part of a batch that this rank works on."""
+        self._firsts = 0
+
+    def join(self, launched: Launched, device: torch.device) -> None:
+        """Meet the other processes, by torch.distributed; done once for all trainings of a process."""
+        self.rank, self.size, self.device = launched.rank, launched.size, launched.device(device)
+        store = launched.store(self.timeout)
+        if not dist.is_initialized():
+            dist.init_process_group(
+                launched.backend(self.device),
+                store=PrefixStore("group", store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=datetime.timedelta(seconds=self.timeout),
+            )
+            atexit.register(_leave)
+        self._store = PrefixStore(f"training/{next(_TRAININGS)}", store)
+        self._firsts = 0
+
+    # messages
+
+    def every(self, value: T) -> list[T]:
+        """Return the values of all ranks, which JSON or pickle can hold."""
+        values: list[Any] = [None] * self.size
+        self._together(dist.all_gather_object, values, value)
+        return values
+
+    def _together(self, operation: Callable[..., object], *arguments: object) -> None:
+        """Call an operation of torch.distributed that all ranks take part in."""
+        try:
+            operation(*arguments)
+        except RuntimeError as error:
+            raise _OtherFailed(
+                "another rank has died or hangs",
+                where=f"rank {self.rank} of {self.size}",
+                expected=f"an answer within {self.timeout:g} s",
+                found=str(error).splitlines()[0],
+            ) from error
+
+    def first(self, make: Callable[[], T]) -> T:
+        """Return on all ranks what a function returns on rank 0, however long it takes there.
+
+        An error there is raised there; the other ranks raise a RankError.
+        """
+        self._firsts += 1
+        key = f"first/{self._firsts}"
+        if self.rank:
+            found, value = pickle.loads(base64.b64decode(self._wait(key)))
+            if found:
+                return value  # type: ignore[no-any-return]
+            raise _OtherFailed("rank 0 has failed", found=value)
+        with self._beating():
+            try:
+                value = make()
+            except BaseException as error:
+                self._store.set(key, _text((False, f"{type(error).__name__}: {error}")))
+                raise
+        self._store.set(key, _text((True, value)))
+        return value
+
+    def _wait(self, key: str) -> bytes:
+        """Wait for rank 0 to set a key, as long as it shows that it is alive."""
+        beat, since = -1, time.monotonic()
+        while not self._store.check([key]):
+            time.sleep(_POLL_SECONDS)
+            if (now := self._store.add("beat", 0)) != beat:
+                beat, since = now, time.monotonic()
+            elif time.monotonic() - since > self.timeout:
+                raise _OtherFailed(
+                    "rank 0 does not answer", expected=f"a sign of life within {self.timeout:g} s"
+                )
+        found: bytes = self._store.get(key)
+        return found
+
+    @contextlib.contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Show the other ranks that this one is alive while the block runs."""
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(min(self.timeout / 6, 5.0)):
+                self._store.add("beat", 1)
+
+        thread = threading.Thread(target=beat, name="burnt-rank-beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of some numbers over the ranks."""
+        message = torch.tensor(values, dtype=torch.float64)
+        self._together(dist.all_reduce, message)
+        totals: list[float] = message.tolist()
+        return totals
+
+    def news(self, signal: int | None, poll: Callable[[], Sequence[Any]]) -> tuple[int | None, list[Any]]:
+        """Return the signal and the commands that any of the ranks got, the same on all of them."""
+        commands = poll()
+        signals, count = self.totals([float(signal or 0), len(commands)])
+        if not signals and not count:
+            return None, []
+        everything = self.every((signal, commands))
+        found = max((number for number, _ in everything if number is not None), default=None)
+        return found, [command for _, commands in everything for command in commands]
+
+    def share_seconds(self) -> float:
+        """Return the seconds of rank 0's clock."""
+        self.seconds = self.totals([self.clock() if self.rank == 0 else 0.0])[0]
+        return self.seconds
+
+    def check_same(self, what: str, value: Any, hint: str | None = None) -> None:
+        """Raise a RankError on all ranks if a value is not the same on each of them."""
+        values = self.every(value)
+        for rank, other in enumerate(values):
+            if other == values[0]:
+                continue
+            expected, found = values[0], other
+            if isinstance(expected, Mapping) and isinstance(found, Mapping):
+                key = next(k for k in [*expected, *found] if expected.get(k) != found.get(k))
+                what, expected, found = f"{what}: {key}", expected.get(key), found.get(key)
+            raise RankError(
+                f"the ranks differ in {what}",
+                where=f"rank {rank} of {self.size}",
+                expected=f"{expected}, as rank 0",
+                found=str(found),
+                hint=hint,
+            )
+
+    # what a training needs before its first step
+
+    def prepare(self, model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+        """Give the model of each rank the values of rank 0's, after checking that all trainings are alike.
+
+        `state` is what must be the same on all ranks: settings, the loaders' state, the step to resume from.
+        """
+        for name, value in state.items():
+            self.check_same(name, value)
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        shapes = {path: f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for path, t in tensors}
+        self.check_same("the model", shapes, "build the same model on each rank, from the same Config")
+        self._send([tensor.detach() for _, tensor in tensors])
+        self._buffers = [buffer for _, buffer in model.named_buffers()]
+
+    def writer(self, create: Callable[..., RunWriter], folder: Path, **options: Any) -> RunWriter:
+        """Create the run, on rank 0; on the others, a run of their own samples below it, ``ranks/1``."""
+        made: list[RunWriter] = []
+
+        def first() -> Path:
+            made.append(create(folder, **options))
+            if RUN_FILE in os.environ:
+                Path(os.environ[RUN_FILE]).write_text(str(made[0].folder))
+            return made[0].folder
+
+        run = self.first(first)
+        return made[0] if made else create(run / "ranks" / str(self.rank), exists="resume")
+
+    def _send(self, tensors: Sequence[Tensor]) -> None:
+        """Replace the values of tensors by rank 0's."""
+        for tensor in tensors:
+            value = tensor.contiguous()
+            self._together(dist.broadcast, value, 0)
+            if value is not tensor:
+                tensor.copy_(value)
+
+    def share_buffers(self) -> None:
+        """Give the buffers, such as running statistics, the values of rank 0's."""
+        self._send(self._buffers)
+
+    def loader(self, loader: Any) -> PartLoader:
+        """Return the part of this rank in each batch of a loader."""
+        return PartLoader(loader, self)
+
+    def reseed(self, step: int) -> None:
+        """Have each rank draw other random numbers than rank 0 from a step on."""
+        if self.rank:
+            seed = seed_of(torch.initial_seed(), self.rank, step)
+            seed_global_states(seed)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+
+    # what it needs in a step
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether this rank has no items of the batch, and works on another rank's without effect."""
+        return not self.part.count
+
+    def taking(self, to_device: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that takes the batch of a `Part` to the device, and notes the part."""
+
+        def take(part: Part) -> Any:
+            self.part = part
+            return to_device(part.batch)
+
+        return take
+
+    def sum(self, tensors: list[Tensor]) -> None:
+        """Sum tensors of one dtype over the ranks, in place; the same number of them on all ranks."""
+        for bucket in _buckets(tensors):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            self._together(dist.all_reduce, flat)
+            for tensor, total in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
+                tensor.copy_(total.view_as(tensor))
+
+    def mean(
+        self, window: WindowGradients, params: Mapping[str, Tensor], outcomes: StepOutcomes
+    ) -> Gradients | None:
+        """Return the gradients of the mean loss over the items of all ranks; None if there are none.
+
+        A step that one rank skips, as its loss is not finite, is skipped by all of them.
+        """
+        local = window.mean() if outcomes.non_finite is None else None
+        count = window.count if local is not None else 0
+        wrong = outcomes.non_finite is not None
+        clock = self.clock() if self.rank == 0 else 0.0
+        total, wrong_ranks, self.seconds, *owners = self.totals(
+            [float(count), float(wrong), clock, *_owned(local, params)]
+        )
+        if wrong_ranks and not wrong:
+            outcomes.non_finite = NonFinite("the loss of another rank", float("nan"), None)
+        if wrong_ranks or not total:
+            return None
+        return self._reduced(local, params, owners, count / total)
+
+    def mean_of_parts(self, gradients: Gradients, params: Mapping[str, Tensor]) -> Gradients:
+        """Return the gradients of the mean loss over a batch, from those of each rank's part."""
+        owners = self.totals(_owned(gradients, params))
+        return self._reduced(gradients, params, owners, self.part.count / self.part.total)
+
+    def _reduced(
+        self, local: Gradients | None, params: Mapping[str, Tensor], owners: list[float], weight: float
+    ) -> Gradients:
+        """Return the sum over the ranks of gradients times their weight; of 16-bit ones in float32."""
+        named = [path for path, owner in zip(_trainable(params), owners, strict=True) if owner]
+        by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
+        for path in named:
+            value = None if local is None else local.get(path)
+            if value is not None and value.is_sparse:
+                raise UnsupportedError(
+                    "sparse gradients are not summed over ranks",
+                    where=path,
+                    expected="a dense gradient",
+                    hint="Embedding(sparse=False)",
+                )
+            wide = (
+                torch.float32 if params[path].dtype in (torch.float16, torch.bfloat16) else params[path].dtype
+            )
+            if value is None or not weight:  # 0 times infinity is NaN
+                scaled = torch.zeros(params[path].shape, dtype=wide, device=params[path].device)
+            else:
+                scaled = value.to(wide) * weight
+            by_dtype.setdefault(wide, {})[path] = scaled
+        for tensors in by_dtype.values():
+            self.sum(list(tensors.values()))
+        found = {path: value for tensors in by_dtype.values() for path, value in tensors.items()}
+        return Gradients({path: found[path].to(params[path].dtype) for path in named})
+
+    def mean_loss(self, losses: Sequence[tuple[Tensor, int]]) -> Tensor:
+        """Return the mean loss over the items of all ranks, from losses with their counts."""
+        sums = [sum(float(loss) * count for loss, count in losses), float(sum(c for _, c in losses))]
+        loss, count = self.totals(sums)
+        like = losses[0][0] if losses else torch.zeros(())
+        return torch.tensor(loss / max(count, 1.0), dtype=like.dtype, device=like.device)
+
+    # metrics and states
+
+    def mean_values(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return the means over the ranks of values by name; each over the ranks that have it."""
+        every = self.every(dict(values))
+        names = dict.fromkeys(name for one in every for name in one)
+        found = {name: [one[name] for one in every if name in one] for name in names}
+        return {name: sum(numbers) / len(numbers) for name, numbers in found.items()}
+
+    def merged(self, metrics: Sequence[Metric], *, whole: bool) -> list[Metric]:
+        """Return copies of metrics with the batches of all ranks; only of sums, unless `whole`."""
+        own = [
+            (
+                None if metric.total is None else metric.total.cpu(),
+                metric.count,
+                metric.state() if whole or not metric.whole_epoch else {},
+            )
+            for metric in metrics
+        ]
+        merged = []
+        for metric, parts in zip(metrics, zip(*self.every(own), strict=True), strict=True):
+            total = metric.fresh()
+            with_items = [part for part in parts if part[1] or part[0] is not None]
+            for sums, count, state in with_items:
+                if metric.whole_epoch and state:
+                    assert isinstance(total, EpochMetric)
+                    total.merge(state)
+                    continue
+                if sums is not None:
+                    total.total = sums if total.total is None else total.total + sums
+                total.count += count
+                if state:  # such as shapes, which another rank may have had no batch to learn from
+                    total.load_state(state)
+                    metric.load_state(state)
+            merged.append(total)
+        return merged
+
+    def other_states(self, states: Mapping[str, RandomStates]) -> dict[str, RandomStates]:
+        """Return the random states of the ranks other than 0, under the name and the rank."""
+        everything = self.every(dict(states))
+        return {
+            f"{name}{rank}": one for rank, own in enumerate(everything) if rank for name, one in own.items()
+        }
+
+    @contextlib.contextmanager
+    def failing(self, folder: Path) -> Iterator[None]:
+        """Tell the other ranks why this one fails; if it only lost another one, raise why that has failed."""
+        try:
+            yield
+        except _OtherFailed:
+            cause = self._first_failure()
+            if cause is None:
+                raise
+            rank, *lines = cause.splitlines()
+            found = next((line for line in reversed(lines) if line and not line.startswith(" ")), "an error")
+            resume = "the same program, with resume=True"
+            if is_restartable():
+                resume = f"burnt train --resume {shlex.quote(str(folder))} --nproc {self.size}"
+            first = RankError(
+                f"rank {rank} has failed, and this one cannot go on",
+                found=clean(found),
+                hint=f"from the last checkpoint: {resume}",
+            )
+            if not self.rank:  # whose run has it as its end; the others would repeat it in the same terminal
+                first.add_note("\n".join([f"the traceback of rank {rank}:", *map(clean, lines)]))
+            raise first from None
+        except BaseException as error:
+            if not isinstance(error, SystemExit):
+                text = "".join(traceback.format_exception(error)).rstrip()
+                with contextlib.suppress(RuntimeError):  # the store may have gone with its process
+                    self._store.compare_set(_FAILURE, "", f"{self.rank}\n{text}")
+                if isinstance(error, Exception):
+                    get_error_handler().record_exception(error)  # for torchrun's report
+            raise
+
+    def _first_failure(self) -> str | None:
+        """Return the rank and the traceback of the first failure, if its process could tell."""
+        until = time.monotonic() + _FAILURE_SECONDS
+        with contextlib.suppress(RuntimeError):
+            while time.monotonic() < until:
+                if self._store.check([_FAILURE]):
+                    return self._store.get(_FAILURE).decode()
+                time.sleep(_POLL_SECONDS)
+        return None
+
+
+def _text(value: Any) -> str:
+    return base64.b64encode(pickle.dumps(value)).decode()
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _trainable(params: Mapping[str, Tensor]) -> list[str]:
+    return [path for path, param in params.items() if param.requires_grad]
+
+
+def _owned(gradients: Gradients | None, params: Mapping[str, Tensor]) -> list[float]:
+    """Return 1 for each trainable parameter that has a gradient here."""
+    return [float(gradients is not None and path in gradients) for path in _trainable(params)]
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Group tensors to some megabytes each."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        bucket.append(tensor)
+        size += tensor.nbytes
+        if size >= _BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket

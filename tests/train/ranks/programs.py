@@ -1,0 +1,210 @@
+"""Trainings that one process and several must do alike: `python programs.py FOLDER CASE ... RANK`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from burnt import data, nn, optim
+from burnt.train import (
+    ClassificationOutput,
+    EarlyStopping,
+    KeepLast,
+    Learner,
+    Plateau,
+    StepOutput,
+    SupervisedTraining,
+)
+from burnt.train.metrics import AUROC, F1, Accuracy, EpochMetric
+
+ITEMS = 53  # batches of 8, and a last one of 5
+
+
+def table(items: int = ITEMS) -> data.TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(items, 6, generator=generator, dtype=torch.float64)
+    return data.TensorDataset(x=x, y=(x.sum(1) > 0).long() + (x[:, 0] > 0.5).long())
+
+
+def network(*layers: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(3)
+    middle = layers or (nn.Tanh(),)
+    return nn.Sequential(nn.Linear(6, 16), *middle, nn.Linear(16, 3)).double()
+
+
+def classify(model: torch.nn.Module, batch: Any) -> ClassificationOutput:
+    logits = model(batch.x)
+    return ClassificationOutput(torch.nn.functional.cross_entropy(logits, batch.y), logits, batch.y)
+
+
+def train(
+    folder: Path,
+    model: torch.nn.Module | None = None,
+    optimizer: Any = None,
+    step: Callable[..., Any] | None = classify,
+    rate: Any = 1e-2,
+    loader: Any = None,
+    validation_step: Any = None,
+    **settings: Any,
+) -> tuple[torch.nn.Module, Any]:
+    model = network() if model is None else model
+    options = {"duration": "3 epochs", "metrics": [Accuracy()], "seed": 0, "log_every": 2, **settings}
+    training = SupervisedTraining(
+        folder,
+        train=data.Loader(table(), 8, shuffle=True) if loader is None else loader,
+        valid=data.Loader(table(), 7),
+        monitor="off",
+        device="cpu",
+        **options,
+    )
+    learner = Learner(model, optimizer or optim.AdamW(), rate, step, validation_step)
+    return model, training.run(learner)
+
+
+class Gan(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.generator = nn.Linear(6, 6).double()
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    def training_step(self, batch: Any, optimizers: Any) -> StepOutput:
+        fake = self.generator(batch.x)
+        loss = self.critic(fake.detach()).mean() - self.critic(batch.x).mean()
+        optimizers["critic"].step(loss)
+        own = -self.critic(fake).mean() + fake.square().mean()
+        optimizers["generator"].step(own)
+        return StepOutput(own.detach() + loss.detach(), fake.detach(), batch.x)
+
+    def validation_step(self, batch: Any) -> StepOutput:
+        return StepOutput(self.critic(self.generator(batch.x)).mean(), batch.x, batch.x)
+
+
+class MedianLoss(EpochMetric):
+    name, higher_is_better = "median_logit", False
+
+    def update(self, output: StepOutput) -> None:
+        self.keep(output.outputs.amax(-1))
+
+    def compute(self) -> float:
+        return float(self.kept()[0].sort().values[self.count // 2])
+
+
+def gan(folder: Path) -> Any:
+    model = Gan()
+    pair = {"critic": optim.AdamW(), "generator": optim.AdamW()}
+    return train(folder, model, pair, None, metrics=[])
+
+
+def uneven(folder: Path) -> Any:
+    """One item in the last batch, so that ranks have none; a mean over other numbers than items."""
+    loader = data.Loader(table(17), 8, shuffle=True)
+
+    def step(model: torch.nn.Module, batch: Any) -> StepOutput:
+        logits = model(batch.x)
+        counted = batch.y > 0
+        loss = torch.nn.functional.cross_entropy(logits, torch.where(counted, batch.y, -100))
+        return ClassificationOutput(loss, logits, batch.y, count=int(counted.sum()))
+
+    return train(folder, step=step, loader=loader, validation_step=classify)
+
+
+def half(folder: Path) -> Any:
+    model = network().float()
+
+    def step(model: torch.nn.Module, batch: Any) -> ClassificationOutput:
+        logits = model(batch.x.float())
+        return ClassificationOutput(
+            torch.nn.functional.cross_entropy(logits.float(), batch.y), logits, batch.y
+        )
+
+    return train(folder, model, step=step, precision="float16")
+
+
+def packed(folder: Path) -> Any:
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(2, 9, (40,), generator=generator).tolist()
+    documents = [torch.randint(0, 20, (length,), generator=generator) for length in lengths]
+    loader = data.Loader(documents, 3, shuffle=True, pack=data.Pack(12))
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20)).double()
+
+    def step(model: torch.nn.Module, batch: Any) -> StepOutput:
+        logits, counted = model(batch.tokens), batch.labels != -100
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+        return StepOutput(loss, count=int(counted.sum()))
+
+    return train(
+        folder,
+        model,
+        step=step,
+        loader=loader,
+        metrics=[],
+        validation_step=lambda model, batch: StepOutput(batch.x.mean(), count=len(batch.x)),
+    )
+
+
+def resumed(folder: Path) -> Any:
+    """In the middle of an epoch, and with metrics whose state is more than sums."""
+    metrics = [Accuracy(), F1("macro"), AUROC(), MedianLoss()]
+    train(folder, duration="11 steps", metrics=metrics)
+    return train(folder, metrics=metrics, resume=True)
+
+
+CASES: dict[str, Callable[[Path], Any]] = {
+    "adamw": lambda folder: train(folder, metrics=[Accuracy(), F1("macro"), AUROC(), MedianLoss()]),
+    "sgd": lambda folder: train(folder, optimizer=optim.Sgd(momentum=0.9), clip_norm=0.5, accumulate=3),
+    "clip value": lambda folder: train(folder, clip_value=0.01, log_gradient_norm=True, on_nan="skip"),
+    "ema": lambda folder: train(folder, optimizer=optim.Ema(optim.AdamW(), 0.9)),
+    "schedule free": lambda folder: train(folder, optimizer=optim.ScheduleFreeAdamW()),
+    "lbfgs": lambda folder: train(
+        folder, optimizer=optim.Lbfgs(), rate=0.1, loader=data.Loader(table(), ITEMS), accumulate=1
+    ),
+    "gan": gan,
+    "resumed": resumed,
+    "uneven": uneven,
+    "half": half,
+    "packed": packed,
+    "buckets": lambda folder: train(
+        folder, loader=data.Loader(table(), 8, shuffle=True, buckets=[i % 7 for i in range(ITEMS)])
+    ),
+    "foreign": lambda folder: train(
+        folder, loader=torch.utils.data.DataLoader(table(), 8, shuffle=True, collate_fn=data.collate)
+    ),
+    "stream": lambda folder: train(
+        folder, loader=data.StreamLoader(data.Shards(range(3), rows), 8, shuffle=10), duration="2 epochs"
+    ),
+    "stopping": lambda folder: train(
+        folder,
+        duration="40 epochs",
+        rate=Plateau(0.5, "loss", patience="1 epoch"),
+        stopping=EarlyStopping("loss", patience="2 epochs", restore_best=True),
+    ),
+    "last": lambda folder: train(folder, checkpoints=[KeepLast(3)], checkpoint_every="5 steps"),
+}
+
+
+def rows(shard: int) -> Any:
+    whole = table()
+    return [whole[index] for index in range(shard, ITEMS, 3)]
+
+
+def main(folder: str, *names: str) -> None:
+    size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
+    for name in names:
+        run = Path(folder, f"{name.replace(' ', '-')}-{size}")
+        model, result = CASES[name](run)
+        state = {path: tensor.clone() for path, tensor in model.state_dict().items()}
+        torch.save(state, f"{run}.rank{rank}.pt")
+        document = {"values": dict(result.values), "step": result.position.step, "reason": result.reason}
+        Path(f"{run}.rank{rank}.json").write_text(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:-1])  # the last one is the rank

@@ -1,0 +1,56 @@
+"""A training on several ranks and on one does the same."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnt.store import RunReader
+from tests.distributed import by_several
+from tests.train.ranks import programs
+
+FAST = {2: ["adamw", "sgd", "gan", "foreign", "packed", "resumed"], 3: ["uneven", "half"]}
+FILE = Path(programs.__file__)
+
+
+def train(folder, size, names):
+    done = by_several(size, FILE, folder, *names)
+    assert done.returncode == 0, done.stderr[-6000:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+def check(folder, size, names):
+    train(folder, 1, [name for name in names if not (folder / f"{name}-1").exists()])
+    train(folder, size, names)
+    for name in names:
+        one = torch.load(folder / f"{name}-1.rank0.pt")
+        expected = json.loads((folder / f"{name}-1.rank0.json").read_text())
+        tolerance = 1e-3 if name == "half" else 1e-9
+        for rank in range(size):
+            several = torch.load(folder / f"{name}-{size}.rank{rank}.pt")
+            torch.testing.assert_close(several, one, rtol=0, atol=tolerance, msg=f"{name}: {{}}".format)
+            found = json.loads((folder / f"{name}-{size}.rank{rank}.json").read_text())
+            assert found["values"] == pytest.approx(expected["values"], abs=tolerance), name
+            assert (found["step"], found["reason"]) == (expected["step"], expected["reason"]), name
+        with RunReader(folder / f"{name}-{size}") as run, RunReader(folder / f"{name}-1") as alone:
+            for series in alone.series():
+                if series.name in ("loss", "accuracy", "learning_rate", "loss_scale", "gradient_norm"):
+                    points = [run.points(series.name, series.split), alone.points(series.name, series.split)]
+                    assert points[0].steps == points[1].steps
+                    assert points[0].values == pytest.approx(points[1].values, abs=tolerance)
+
+
+@pytest.mark.parametrize("size", FAST)
+def test_several_ranks_train_as_one_process(folder, size):
+    check(folder, size, FAST[size])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_trainings(folder, size):
+    check(folder, size, [name for name in programs.CASES if name not in FAST[size]])
