@@ -97,11 +97,7 @@ class Launched:
         os.environ.setdefault("WORLD_SIZE", str(self.size))
         try:
             store, *_ = next(
-                iter(
-                    dist.rendezvous(
-                        "env://", self.rank, self.size, timeout=datetime.timedelta(seconds=timeout)
-                    )
-                )
+                iter(rendezvous("env://", self.rank, self.size, timeout=datetime.timedelta(seconds=timeout)))
             )
         except (ValueError, RuntimeError, OSError) as error:
             raise RankError(
