@@ -8,12 +8,10 @@ rank alone knows (its number of items, a loss that is not finite, a signal, a co
 from __future__ import annotations
 
 import atexit
-import base64
 import contextlib
 import datetime
 import itertools
 import os
-import pickle
 import shlex
 import threading
 import time
@@ -44,6 +42,7 @@ from burnt.train.updates.outcome import NonFinite, StepOutcomes
 T = TypeVar("T")
 _BUCKET_BYTES = 25 << 20  # as torch's DistributedDataParallel
 _POLL_SECONDS = 0.02
+_DONE = "done"
 _FAILURE, _FAILURE_SECONDS = "failure", 2.0
 _TRAININGS = itertools.count()
 """The trainings of this process, which all ranks count alike."""
@@ -124,21 +123,23 @@ class Ranks:
         """
         self._firsts += 1
         key = f"first/{self._firsts}"
+        found: list[Any] = [None]
         if self.rank:
-            found, value = pickle.loads(base64.b64decode(self._wait(key)))
-            if found:
-                return value  # type: ignore[no-any-return]
-            raise _OtherFailed("rank 0 has failed", found=value)
-        with self._beating():
-            try:
-                value = make()
-            except BaseException as error:
-                self._store.set(key, _text((False, f"{type(error).__name__}: {error}")))
-                raise
-        self._store.set(key, _text((True, value)))
+            if (failure := self._wait(key)) != _DONE:
+                raise _OtherFailed("rank 0 has failed", found=failure)
+        else:
+            with self._beating():
+                try:
+                    found[0] = make()
+                except BaseException as error:
+                    self._store.set(key, f"{type(error).__name__}: {error}")
+                    raise
+            self._store.set(key, _DONE)
+        self._together(dist.broadcast_object_list, found, 0)
+        value: T = found[0]
         return value
 
-    def _wait(self, key: str) -> bytes:
+    def _wait(self, key: str) -> str:
         """Wait for rank 0 to set a key, as long as it shows that it is alive."""
         beat, since = -1, time.monotonic()
         while not self._store.check([key]):
@@ -149,7 +150,7 @@ class Ranks:
                 raise _OtherFailed(
                     "rank 0 does not answer", expected=f"a sign of life within {self.timeout:g} s"
                 )
-        found: bytes = self._store.get(key)
+        found: str = self._store.get(key).decode()
         return found
 
     @contextlib.contextmanager
@@ -429,10 +430,6 @@ class Ranks:
                     return self._store.get(_FAILURE).decode()
                 time.sleep(_POLL_SECONDS)
         return None
-
-
-def _text(value: Any) -> str:
-    return base64.b64encode(pickle.dumps(value)).decode()
 
 
 def _leave() -> None:
