@@ -91,7 +91,8 @@ class TrainStep:
         self.is_search = learner.optimizer.needs_closure
         self.optimizers: StepOptimizers | None = None
         if isinstance(learner.optimizer, Optimizers):
-            self.optimizers = StepOptimizers(learner.optimizer, learner.model, rules, ranks=ranks)
+            mean = None if ranks is None else ranks.mean_of_parts
+            self.optimizers = StepOptimizers(learner.optimizer, learner.model, rules, mean=mean)
 
     def __call__(self, window: Sequence[Any], learning_rate: float, observe: Observe) -> NonFinite | None:
         """Update the parameters once, by the gradients of the mean loss over a window of micro-batches.

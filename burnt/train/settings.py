@@ -30,7 +30,7 @@ from burnt.train.learner import Learner
 from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.monitored_metric import Monitored, loss_first
 from burnt.train.other_trainers import TRAINER_OPTIONS
-from burnt.train.ranks.launch import check_strategy
+from burnt.train.ranks.strategy import check_strategy
 from burnt.train.reporting.notebook import in_notebook
 from burnt.train.reporting.progress import Reporter, check_monitor
 from burnt.train.updates.manual import Optimizers

@@ -54,7 +54,7 @@ from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
 from burnt.train.metrics.base import metric_to_dict
 from burnt.train.metrics.monitored_metric import RunMetrics
-from burnt.train.ranks.launch import ranks_of
+from burnt.train.ranks.strategy import ranks_of
 from burnt.train.reporting.final_summary import format_summary
 from burnt.train.reporting.progress import choose_reporter
 from burnt.train.reporting.run_tables import KernelTables, record_model
@@ -274,7 +274,7 @@ class SupervisedTraining(TrainingSettings):
         self._check_update(learner)
         steps = Steps(model, learner.step, learner.validation_step)
         learner.precision = self.precision
-        metrics = RunMetrics(self.metrics, self.valid, ranks)
+        metrics = RunMetrics(self.metrics, self.valid, None if ranks is None else ranks.merged)
         checkpoints = None
         if self.keepers is not None:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from burnt.errors import MetricError, did_you_mean
 from burnt.train.metrics.base import Loss, Metric, Sums, intervals, read
 from burnt.train.metrics.torch_metric import wrapped
-
-if TYPE_CHECKING:
-    from burnt.train.ranks.ranks import Ranks
 
 DEFAULT_SPLIT = "valid"
 SPEED = (
@@ -177,11 +174,17 @@ class RunMetrics:
     """The metrics of a run; those that are not a single number are computed on validations only.
 
     `train` has the sums over the epoch so far, the loss first, and `logged` those sums when they were logged
-    last; `values` are the last values, ``{"valid/loss": 0.1}``.
+    last; `values` are the last values, ``{"valid/loss": 0.1}``. `merge` returns metrics with the batches of
+    all processes of the training, where it has several.
     """
 
-    def __init__(self, metrics: Sequence[Metric], splits: Iterable[str], ranks: Ranks | None = None) -> None:
-        self._ranks = ranks
+    def __init__(
+        self,
+        metrics: Sequence[Metric],
+        splits: Iterable[str],
+        merge: Callable[..., Sequence[Metric]] | None = None,
+    ) -> None:
+        self._merge = merge
         self.train = [metric.fresh() for metric in metrics if metric.scalar]
         self.valid = {split: [metric.fresh() for metric in metrics] for split in splits}
         self.values: dict[str, float] = {}
@@ -196,7 +199,7 @@ class RunMetrics:
 
     def merged(self, metrics: Sequence[Metric], *, whole: bool = True) -> Sequence[Metric]:
         """Return metrics with the batches of all ranks; unless `whole`, only those that are sums."""
-        return metrics if self._ranks is None else self._ranks.merged(metrics, whole=whole)
+        return metrics if self._merge is None else self._merge(metrics, whole=whole)
 
     def sums(self) -> list[Sums]:
         """Return the sums of the training's metrics over the epoch so far."""

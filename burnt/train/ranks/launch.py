@@ -8,19 +8,14 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from burnt import _torch
-from burnt.errors import RankError, UnsupportedError, did_you_mean
+from burnt.errors import RankError
 
-if TYPE_CHECKING:
-    from burnt.train.ranks.ranks import Ranks
-
-_STRATEGIES = ("auto", "single", "ddp")
 _LAUNCHERS = {
     "WORLD_SIZE": ("RANK", "LOCAL_RANK"),  # torchrun, accelerate, deepspeed
     # SLURM_NTASKS is also set where only one process was started.
@@ -29,7 +24,7 @@ _LAUNCHERS = {
     "PMI_SIZE": ("PMI_RANK", "MPI_LOCALRANKID"),
 }
 """The variables in which launchers tell a process the number of processes, its own, and that on its node."""
-_COMMAND = "burnt train --nproc 2 file.py:main, or torchrun --nproc-per-node 2 file.py"
+COMMAND = "burnt train --nproc 2 file.py:main, or torchrun --nproc-per-node 2 file.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Launched:
                         where=f"the environment variable {rank}",
                         expected=f"a number from 0 to {int(text) - 1}, as {size}={text}",
                         found=environment.get(rank, "not set"),
-                        hint=f"start them with: {_COMMAND}",
+                        hint=f"start them with: {COMMAND}",
                     )
                 own = int(environment[rank])
                 return cls(own, int(text), int(environment.get(local, own)))
@@ -105,7 +100,7 @@ class Launched:
                 where=f"rank {self.rank} of {self.size}",
                 expected="MASTER_ADDR and MASTER_PORT: the host of rank 0, and a port there that is free",
                 found=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {error}",
-                hint=f"start them with: {_COMMAND}",
+                hint=f"start them with: {COMMAND}",
             ) from error
         return store
 
@@ -119,48 +114,3 @@ def _meeting_point(environment: Mapping[str, str]) -> dict[str, str]:
     job = int(environment.get("SLURM_JOB_ID", "0"))
     name = "" if first is None else first[1] + (first[2] or "")
     return {"MASTER_ADDR": name, "MASTER_PORT": str(15_000 + job % 20_000)}
-
-
-def check_strategy(given: Any) -> str | Ranks:
-    """Return the name of a strategy, or an object of one's own."""
-    if not isinstance(given, str) and callable(getattr(given, "join", None)):
-        ranks: Ranks = given
-        return ranks
-    if given not in _STRATEGIES:
-        raise UnsupportedError(
-            f"strategy={given!r} does not exist",
-            expected="auto, single or ddp; or an object, a subclass of burnt.train.Ranks",
-            hint=did_you_mean(str(given), _STRATEGIES),
-        )
-    return str(given)
-
-
-def ranks_of(strategy: str | Ranks, folder: Path, device: torch.device) -> Ranks | None:
-    """Meet the other processes that a launcher has started; None if this is the only one.
-
-    Raises:
-        RankError: the strategy is for several processes, and there is one; or the other way round.
-    """
-    launched = Launched.find()
-    if strategy == "single" and launched is not None:
-        raise RankError(
-            "several processes would train in one folder",
-            where=f"{folder}, rank {launched.rank} of {launched.size}",
-            expected='strategy="auto" or "ddp", to train one model in them together',
-            found='strategy="single"',
-        )
-    if launched is None:
-        if strategy in ("auto", "single"):
-            return None
-        raise RankError(
-            "this strategy is for several processes",
-            where=str(folder),
-            expected="a process for each device",
-            found=f"strategy={strategy if isinstance(strategy, str) else strategy.name!r}, and one process",
-            hint=f"start them with: {_COMMAND}",
-        )
-    from burnt.train.ranks.ranks import Ranks
-
-    joined = Ranks() if isinstance(strategy, str) else strategy
-    joined.join(launched, device)
-    return joined

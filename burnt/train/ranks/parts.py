@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,8 +15,20 @@ from burnt.data import Batch, Loader
 from burnt.errors import RankError
 from burnt.train.checkpoints.rng import RandomStates
 
-if TYPE_CHECKING:
-    from burnt.train.ranks.ranks import Ranks
+
+class Peers(Protocol):
+    """What reading a part needs of `Ranks`."""
+
+    rank: int
+    size: int
+
+    def every(self, value: Any) -> list[Any]:
+        """Return the values of all ranks."""
+        ...
+
+    def check_same(self, what: str, value: Any, hint: str | None = None) -> None:
+        """Raise on all ranks if a value differs."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +51,7 @@ class PartLoader:
     slice; one that draws its order from the global random states, such as a DataLoader, has rank 0's.
     """
 
-    def __init__(self, loader: Any, ranks: Ranks) -> None:
+    def __init__(self, loader: Any, ranks: Peers) -> None:
         self.loader, self._ranks = loader, ranks
 
     def __getattr__(self, name: str) -> Any:
@@ -79,7 +91,7 @@ class PartLoader:
 class _Slices(Iterator[Part]):
     """A rank's slices of the batches of an iterator, whose other attributes, such as `state`, it has."""
 
-    def __init__(self, batches: Iterator[Any], first: list[Any], ranks: Ranks) -> None:
+    def __init__(self, batches: Iterator[Any], first: list[Any], ranks: Peers) -> None:
         self._batches, self._ranks = batches, ranks
         self._all = itertools.chain(first, batches)
 

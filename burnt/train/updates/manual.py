@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +21,9 @@ from burnt.optim import Optimizer, OptimizerRecord
 from burnt.optim.optimizer import is_rate
 from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep
 
-if TYPE_CHECKING:
-    from burnt.train.ranks.ranks import Ranks
-
 Schedule = Callable[[int], float]
+MeanOverRanks = Callable[[Gradients, Mapping[str, Tensor]], Gradients]
+"""Returns the gradients of the mean loss over the batch of all processes, from those of this one's part."""
 
 
 class Optimizers(Optimizer):
@@ -215,10 +214,10 @@ class StepOptimizer:
         params: Mapping[str, torch.nn.Parameter],
         rules: GradientRules,
         found: CheckedSteps | None,
-        ranks: Ranks | None,
+        mean: MeanOverRanks | None,
     ) -> None:
         self._name, self._optimizers, self._rules, self._found = name, optimizers, rules, found
-        self._ranks = ranks
+        self._mean = mean
         self._step = OptimizerStep(optimizers.optimizers[name], params, rules)
         self.results: list[tuple[str, StepResult | None]] = []
 
@@ -267,8 +266,8 @@ class StepOptimizer:
             gradients = Gradients(loss)
         if self._found is not None:
             return StepResult(None, torch.tensor(False), "check")
-        if self._ranks is not None:
-            gradients = self._ranks.mean_of_parts(gradients, self._step.params)
+        if self._mean is not None:
+            gradients = self._mean(gradients, self._step.params)
         with _without_autocast(self._step.params):
             result = self._step(self.learning_rate, gradients, clip_norm=clip_norm, is_scaled=is_scaled)
         self.results.append((self._name, result))
@@ -287,7 +286,8 @@ class StepOptimizer:
 class StepOptimizers(Mapping[str, StepOptimizer]):
     """The optimizers that a training step gets as its third argument, by name.
 
-    With `found`, they only record what the check before the first step wants to know.
+    With `found`, they only record what the check before the first step wants to know. `mean` is of a training
+    in several processes.
     """
 
     def __init__(
@@ -296,11 +296,11 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
         model: torch.nn.Module,
         rules: GradientRules,
         found: CheckedSteps | None = None,
-        ranks: Ranks | None = None,
+        mean: MeanOverRanks | None = None,
     ) -> None:
         self._optimizers, self._found = optimizers, found
         self._handles = {
-            name: StepOptimizer(name, optimizers, part, rules, found, ranks)
+            name: StepOptimizer(name, optimizers, part, rules, found, mean)
             for name, part in optimizers.parts(model).items()
         }
 
