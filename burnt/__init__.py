@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from burnt.train.after.loading import load as load
     from burnt.train.after.prediction import predict as predict
     from burnt.train.logged import log as log
+    from burnt.train.placement import place as place
 
 
 _NAMES = {
@@ -68,6 +69,7 @@ _NAMES = {
     "burnt.train.after.loading": "load",
     "burnt.train.after.prediction": "predict",
     "burnt.train.logged": "log",
+    "burnt.train.placement": "place",
 }
 if not TYPE_CHECKING:  # a __getattr__ would make every name known to type checkers, misspelt ones too
     __getattr__, __dir__, __all__ = attach(globals(), _NAMES)

@@ -150,6 +150,8 @@ class Gradients(Mapping[str, Tensor]):
 
     def scale(self, factor: float | Tensor) -> Gradients:
         """Multiply the gradients by a number."""
+        if isinstance(factor, Tensor):
+            return self.map(lambda value: value * factor.to(value.device))
         return self.map(lambda value: value * factor)
 
     def norm(self) -> Tensor:

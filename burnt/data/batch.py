@@ -122,9 +122,10 @@ def collate(items: Sequence[Any]) -> Any:
 def move(value: Any, device: torch.device) -> Any:
     """Move a batch, or any container of tensors, to a device; tensors that are already there are not copied.
 
-    Copies from pinned memory to an accelerator are asynchronous.
+    Copies from pinned memory to an accelerator are asynchronous; those to the CPU are complete on return.
     """
-    return _apply(value, lambda part: part.to(device, non_blocking=True), lambda part: part.to(device))
+    is_async = device.type != "cpu"  # nothing else would wait for an asynchronous copy to the CPU
+    return _apply(value, lambda part: part.to(device, non_blocking=is_async), lambda part: part.to(device))
 
 
 def clone(value: Any) -> Any:
@@ -242,6 +243,6 @@ def _apply(value: Any, function: Callable[[Tensor], Tensor], other: Callable[[An
             if f.init
         }
         return dataclasses.replace(value, **fields)
-    if callable(getattr(value, "to", None)):
+    if callable(getattr(value, "to", None)) and not isinstance(value, torch.nn.Module):
         return other(value)
     return value

@@ -13,9 +13,16 @@ from burnt._hints import explain_arguments
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.errors import OptimError, quantity
 from burnt.kernels import StepResult
-from burnt.kernels.optim.foreach import measure_gradients
-from burnt.kernels.optim.request import CLIP_EPS
-from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord, StepOptions, is_rate, rate_error
+from burnt.optim.optimizer import (
+    Model,
+    Optimizer,
+    OptimizerRecord,
+    StepOptions,
+    clip_together,
+    is_rate,
+    join_names,
+    rate_error,
+)
 from burnt.optim.schedules import Constant
 from burnt.optim.schedules.base import LEARNING_RATE, kind_of, schedule_hint, stable_text
 
@@ -193,13 +200,11 @@ class Groups(Optimizer):
         rates = [lr if rate is None else rate for rate in map(self._scheduled_rate, range(len(parts)))]
         norm = None
         if clip_norm is not None or grad_scale is not None:
-            dense = [g.coalesce().values() if g.is_sparse else g for g in grads.values()]
-            measured = measure_gradients(dense, max_norm=clip_norm, grad_scale=grad_scale)
-            if grad_scale is not None and bool(measured.skipped):
+            is_scaled = grad_scale is not None
+            measured, parts, grad_scale = clip_together(parts, clip_norm, grad_scale)
+            if is_scaled and bool(measured.skipped):
                 return measured
             norm = measured.norm
-            if clip_norm is not None and norm is not None:
-                parts, grad_scale = _clip(parts, norm, clip_norm, grad_scale)
         self._rates = {}
         results = []
         for index, (group, rate, part) in enumerate(zip(self.groups, rates, parts, strict=True)):
@@ -213,7 +218,7 @@ class Groups(Optimizer):
             self._steps[index] += bool(part)
             results.append(result)
         skipped = results[0].skipped if results else torch.zeros((), dtype=torch.bool)
-        return StepResult(norm, skipped, "; ".join(dict.fromkeys(result.by for result in results)))
+        return StepResult(norm, skipped, join_names(results))
 
     def check(self, lr: float, model: Model) -> None:
         """Raise what the step of any group would raise; see `Optimizer.check`."""
@@ -386,20 +391,6 @@ def _state_path(key: str) -> str:
     'head.weight'
     """
     return key.split("/")[-2]
-
-
-def _clip(
-    parts: list[dict[str, Tensor]], norm: Tensor, limit: float, grad_scale: float | Tensor | None
-) -> tuple[list[dict[str, Tensor]], float | Tensor | None]:
-    """Return gradients and a loss scale that together are clipped as by torch's `clip_grad_norm_`."""
-    factor = (limit / (norm + CLIP_EPS)).clamp(max=1.0)
-    # On a GPU the comparison would wait for the norm.
-    if factor.device.type == "cpu" and 0 < float(factor) <= 1:
-        if float(factor) == 1:
-            return parts, grad_scale
-        # The steps divide by the loss scale as they read the gradients.
-        return parts, (1.0 if grad_scale is None else float(grad_scale)) / float(factor)
-    return [{path: g * factor.to(g.device) for path, g in part.items()} for part in parts], grad_scale
 
 
 def _with_modules(paths: Mapping[str, object]) -> list[str]:

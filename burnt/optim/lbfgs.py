@@ -140,6 +140,13 @@ class Lbfgs(Optimizer):
         return OptimizerRecord(type(self).__name__, dict(self._options), tensors)
 
     def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
+        if len(devices := {str(parameter.device): None for parameter in named.values()}) > 1:
+            raise OptimError(
+                "Lbfgs cannot step a model in parts",
+                expected="all parameters on one device, as it computes with all of them as one vector",
+                found=" and ".join(devices),
+                hint="another optimizer, such as AdamW, steps the parameters of each device",
+            )
         saved, self._params = self.into_record().tensors, dict(named)
         self._inner = torch.optim.LBFGS(list(named.values()), **self._options)
         self._pending_state = {}

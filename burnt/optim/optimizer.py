@@ -22,7 +22,9 @@ from burnt.config import DerivedConfig, derive_config, field_values
 from burnt.errors import OptimError, did_you_mean, quantity
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
+from burnt.kernels.optim.foreach import measure_gradients
 from burnt.kernels.optim.formula import Update
+from burnt.kernels.optim.request import CLIP_EPS
 from burnt.kernels.optim.steps import update_step
 from burnt.record import read_tensors, write_tensors
 
@@ -144,6 +146,37 @@ def rate_error(what: str, where: str, rate: object) -> OptimError:
     )
 
 
+def clip_together(
+    parts: list[dict[str, Tensor]], clip_norm: float | None, grad_scale: float | Tensor | None
+) -> tuple[StepResult, list[dict[str, Tensor]], float | Tensor | None]:
+    """Measure gradients that several steps get, and limit their common norm.
+
+    Returns what a step with all of them would return, and the gradients and the loss scale that together are
+    clipped as by torch's `clip_grad_norm_`. With a loss scale, the steps must be skipped if the result says
+    so.
+    """
+    grads = [g.coalesce().values() if g.is_sparse else g for part in parts for g in part.values()]
+    measured = measure_gradients(grads, max_norm=clip_norm, grad_scale=grad_scale)
+    norm = measured.norm
+    if clip_norm is None or norm is None:
+        return measured, parts, grad_scale
+    factor = (clip_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+    # On a GPU the comparison would wait for the norm.
+    if factor.device.type == "cpu" and 0 < float(factor) <= 1:
+        if float(factor) == 1:
+            return measured, parts, grad_scale
+        # The steps divide by the loss scale as they read the gradients.
+        return measured, parts, (1.0 if grad_scale is None else float(grad_scale)) / float(factor)
+    factors = {device: factor.to(device) for device in {g.device for g in grads}}
+    clipped = [{path: g * factors[g.device] for path, g in part.items()} for part in parts]
+    return measured, clipped, grad_scale
+
+
+def join_names(results: Sequence[StepResult]) -> str:
+    """Return which implementations several steps ran, each once."""
+    return "; ".join(dict.fromkeys(result.by for result in results))
+
+
 def zero(parameter: Tensor) -> Tensor:
     """Return a scalar for a parameter's state, such as a step counter."""
     return torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -235,6 +268,7 @@ class Optimizer:
         self._state: dict[str, dict[str, Any]] = {}
         self._inner: torch.optim.Optimizer | None = None
         self._pending_state: Mapping[str, Tensor] = {}
+        self._is_in_parts = False  # whether the parameters are on several devices
 
     def __post_init__(self) -> None:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
@@ -311,20 +345,10 @@ class Optimizer:
         self._check_rate(lr)
         self._bind_model(model)
         self._check_paths(grads)
-        params = [self._params[path] for path in grads]
         averages = None if options.ema is None else self._averages(options.ema)
-        if all(
-            p.is_floating_point() and not grads[path].is_sparse for path, p in zip(grads, params, strict=True)
-        ):
-            settings = {
-                "lr": lr,
-                "max_norm": options.clip_norm,
-                "grad_scale": options.grad_scale,
-                "ema": None if averages is None else [averages[path] for path in grads],
-                "ema_decay": options.ema_decay,
-            }
-            states = [self._state_of(path) for path in grads]
-            result = self._advance(StepInputs(params, list(grads.values()), states, settings))
+        if all(self._params[path].is_floating_point() and not g.is_sparse for path, g in grads.items()):
+            steps = self._advance_by_device if self._is_in_parts else self._advance_by_kernels
+            result = steps(lr, grads, options, averages)
             rest = [path for path in averages or () if path not in grads]
         else:
             result = self._step_with_torch(lr, grads, options)
@@ -336,6 +360,45 @@ class Optimizer:
                     average = averages[path]
                     average.lerp_(self._params[path], weight.to(average.device, average.dtype))
         return result
+
+    def _advance_by_kernels(
+        self,
+        lr: float,
+        grads: Mapping[str, Tensor],
+        options: StepOptions,
+        averages: Mapping[str, Tensor] | None,
+    ) -> StepResult:
+        settings = {
+            "lr": lr,
+            "max_norm": options.clip_norm,
+            "grad_scale": options.grad_scale,
+            "ema": None if averages is None else [averages[path] for path in grads],
+            "ema_decay": options.ema_decay,
+        }
+        states = [self._state_of(path) for path in grads]
+        params = [self._params[path] for path in grads]
+        return self._advance(StepInputs(params, list(grads.values()), states, settings))
+
+    def _advance_by_device(
+        self,
+        lr: float,
+        grads: Mapping[str, Tensor],
+        options: StepOptions,
+        averages: Mapping[str, Tensor] | None,
+    ) -> StepResult:
+        """Perform a step of a model in parts: the parameters of each device by its own kernels."""
+        parts: dict[torch.device, dict[str, Tensor]] = {}
+        for path, gradient in grads.items():
+            parts.setdefault(gradient.device, {})[path] = gradient
+        measured, divided, scale = clip_together(list(parts.values()), options.clip_norm, options.grad_scale)
+        if options.grad_scale is not None and bool(measured.skipped):
+            return measured
+        results = []
+        for device, part in zip(parts, divided, strict=True):
+            own = scale.to(device) if isinstance(scale, Tensor) else scale
+            limits = options._replace(clip_norm=None, grad_scale=own)
+            results.append(self._advance_by_kernels(lr, part, limits, averages))
+        return StepResult(measured.norm, measured.skipped, join_names(results))
 
     def step_with(
         self,
@@ -555,6 +618,7 @@ class Optimizer:
             placed = torch.empty_like(like, device=parameter.device, requires_grad=False)
             states.setdefault(path, {})[name] = placed.copy_(value)  # with the strides of the first step's
         self._params, self._state, self._inner, self._pending_state = params, states, None, {}
+        self._is_in_parts = len({parameter.device for parameter in params.values()}) > 1
 
     def _check_params(self, params: Mapping[str, torch.nn.Parameter]) -> None:
         """Raise if the optimizer cannot step these parameters."""

@@ -21,6 +21,7 @@ from burnt.serve.schema import Arrays, Schema
 from burnt.serve.servable import padded_sizes
 from burnt.train.after.loading import RunFiles
 from burnt.train.checkpoints.checkpoint import model_file
+from burnt.train.placement import device_of
 
 
 class RunModel:
@@ -58,7 +59,7 @@ class RunModel:
             dtypes |= {str(parameter.dtype).removeprefix("torch."), "tf32" if parameter.is_cuda else ""}
         self._wanted = wanted
         self._classes = classes
-        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self._device = device_of(module)
         # On a GPU an index beyond a table ends all use of it by the process.
         largest = schema.largest_integer if self._device.type == "cpu" else 1
         self.schema = replace(schema, tolerance=tolerance_for(dtypes), largest_integer=largest, table=table)

@@ -49,6 +49,7 @@ from burnt.train.learner import Learner, Steps
 from burnt.train.logged import StepLog
 from burnt.train.metrics.base import Metric, update
 from burnt.train.metrics.monitored_metric import SPEED, RunMetrics
+from burnt.train.placement import device_types
 from burnt.train.reporting.run_tables import KernelTables
 from burnt.train.resuming import checkpoint_document
 from burnt.train.settings import TrainingSettings
@@ -85,7 +86,7 @@ class TrainStep:
         self.to_device: Callable[[Any], Any] = _unchanged if device.type == "cpu" else Mover(device)
         if ranks is not None:
             self.to_device = ranks.taking(self.to_device)
-        self.autocast = functools.partial(autocast, precision, device)
+        self.autocast = functools.partial(autocast, precision, *device_types(learner.model))
         self.outcomes = StepOutcomes(learner.model, rules)
         self.clip_and_step = OptimizerStep(learner.optimizer, self.params, rules)
         self.is_search = learner.optimizer.needs_closure
@@ -510,7 +511,7 @@ class Loop:
         ranks = "" if self.ranks is None else f" of {self.ranks.size} ranks"
         return (
             f"{type(model).__name__}, {quantity(num_params(model), 'parameter')}, {settings.duration} on "
-            f"{settings.device}{ranks} in {settings.precision}, run folder {settings.folder}"
+            f"{settings.placement}{ranks} in {settings.precision}, run folder {settings.folder}"
             + (f", resuming after step {step}" if step else "")
         )
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from burnt._hints import explain_arguments
@@ -18,7 +17,6 @@ from burnt.config import Config
 from burnt.data import LimitedLoader, Loader, RepeatedLoader, as_loader
 from burnt.data.dataset import class_names
 from burnt.data.loading.loader import EpochLoader
-from burnt.device import as_device
 from burnt.errors import ConfigError, UnsupportedError, did_you_mean
 from burnt.store.opening import choose_exists
 from burnt.train.checkpoints.checkpoint import KeepBest, Keeper, KeepLast, checked_keepers
@@ -30,6 +28,7 @@ from burnt.train.learner import Learner
 from burnt.train.metrics import Loss, Metric
 from burnt.train.metrics.monitored_metric import Monitored, loss_first
 from burnt.train.other_trainers import TRAINER_OPTIONS
+from burnt.train.placement import Devices, Placement
 from burnt.train.ranks.strategy import check_strategy
 from burnt.train.reporting.notebook import in_notebook
 from burnt.train.reporting.progress import Reporter, check_monitor
@@ -60,7 +59,7 @@ class TrainingSettings:
         precision: str = "float32",
         strategy: str | Ranks = "auto",
         monitor: str = "auto",
-        device: torch.device | str | None = None,
+        device: Devices = None,
         seed: int | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
@@ -94,7 +93,8 @@ class TrainingSettings:
         self.precision = check_precision(precision)
         self.strategy = check_strategy(strategy)
         self.ranks: Ranks | None = None
-        self.device = as_device(device)
+        self.placement = Placement(device)
+        self.device = self.placement.main
         self.monitor = check_monitor(monitor)
         self.reporter = Reporter()
         self.seed = seed

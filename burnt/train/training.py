@@ -136,7 +136,8 @@ class SupervisedTraining(TrainingSettings):
             lines for logs. ``"off"``: nothing. ``"auto"``: the monitor in a terminal (the live view if
             textual is not installed), ``"notebook"`` in a notebook, plain lines elsewhere; the environment
             variable ``BURNT_MONITOR`` overrides it.
-        device: where to train; by default the fastest device available.
+        device: where to train; by default the fastest device available. Or the devices of a model in parts by
+            patterns on paths, ``{"embedding": "cpu", "*": "cuda"}``, see `burnt.place`.
         seed: seed of torch's generators, set before the first step of a new run. Initial weights are drawn
             before, when the model is made: call ``torch.manual_seed`` there.
         clip_norm: maximum global norm of the gradients.
@@ -256,7 +257,8 @@ class SupervisedTraining(TrainingSettings):
             self.ranks = ranks_of(self.strategy, self.folder, self.device)
             if self.ranks is None:
                 return self._run(learner)
-            self.device = self.ranks.device
+            self.placement = self.placement.of_rank(self.ranks.device)
+            self.device = self.placement.main
             with self.ranks.failing(self.folder):
                 return self._run(learner)
         except TakenOverError as error:
@@ -269,7 +271,7 @@ class SupervisedTraining(TrainingSettings):
         self.reporter = choose_reporter(self.monitor if is_writing else "off")
         if not is_writing:
             self.callbacks = self.callbacks.without(Sink)
-        model = learner.model.to(self.device)
+        model = self.placement.apply(learner.model)
         cast_parameters(self.precision, model)
         self._check_update(learner)
         steps = Steps(model, learner.step, learner.validation_step)
@@ -521,7 +523,7 @@ class SupervisedTraining(TrainingSettings):
             "duration": str(self.duration),
             "precision": self.precision,
             "accumulate": self.accumulate,
-            "device": str(self.device),
+            "device": str(self.placement),
             "loader": self.train.state(),
             "seed": self.seed,
             # Viewers need to know which value is the best.

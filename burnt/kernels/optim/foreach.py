@@ -159,13 +159,13 @@ def _run_torch_step(
         norm = norm if norm.dtype == torch.float64 else norm.float()
         factor: Tensor | None = None
         if request.grad_scale is not None:
-            norm = norm / request.grad_scale
+            scale = torch.as_tensor(request.grad_scale, dtype=norm.dtype, device=norm.device)
+            norm = norm / scale
             if not norm.isfinite() and not all(bool(g.isfinite().all()) for g in grads):
                 return StepResult(norm, torch.ones_like(skipped), f"torch: {reason}")
         if request.max_norm is not None and request.max_norm != math.inf:
             factor = (request.max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
         if request.grad_scale is not None:
-            scale = torch.as_tensor(request.grad_scale, dtype=norm.dtype, device=device)
             factor = (1.0 if factor is None else factor) / scale
         if factor is not None:
             factors = {place: factor.to(place) for place in {g.device for g in grads}}

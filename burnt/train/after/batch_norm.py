@@ -9,6 +9,7 @@ import torch
 from burnt._torch import BatchNormBase, compiled_in_place, restored_modes
 from burnt.data import as_loader, move
 from burnt.train.learner import Learner, StepFunction, Steps, model_step
+from burnt.train.placement import device_of, device_types
 from burnt.train.updates.manual import Optimizers
 from burnt.train.updates.precision import autocast
 
@@ -50,7 +51,7 @@ def update_batch_norm(
     norms = [m for m in module.modules() if isinstance(m, BatchNormBase) and m.track_running_stats]
     if not norms:
         return
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    device = device_of(module)
     momenta = [(norm, norm.momentum) for norm in norms]
     steps = Steps(module, step, step)
     with restored_modes(module), torch.no_grad():
@@ -60,7 +61,7 @@ def update_batch_norm(
                 norm.reset_running_stats()
                 norm.momentum = None  # a cumulative mean
             for batch in as_loader(batches, "batches").epoch(0):
-                with autocast(precision, device):
+                with autocast(precision, *device_types(module)):
                     steps(move(batch, device))
         finally:
             for norm, momentum in momenta:

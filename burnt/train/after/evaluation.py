@@ -17,6 +17,7 @@ from burnt.train.learner import Learner, StepFunction, Steps, model_step
 from burnt.train.loop import run_validation
 from burnt.train.metrics import Metric, intervals, read
 from burnt.train.metrics.monitored_metric import loss_first
+from burnt.train.placement import device_of, device_types
 from burnt.train.updates.precision import autocast, check_precision, float32_matmuls
 
 
@@ -32,7 +33,7 @@ def evaluate(
     """Compute metrics over batches, without gradients and in evaluation mode.
 
     Args:
-        model: a model, or the Learner that trains it; it stays on its device, and its training mode is
+        model: a model, or the Learner that trains it; it stays on its devices, and its training mode is
             restored. Its parameters are those in place: after a training the averages of `optim.Ema`; in a
             loop of your own, call `optimizer.eval(model)` before.
         batches: a loader, or any iterable of batches.
@@ -65,13 +66,13 @@ def evaluate(
             "evaluate needs a model", expected="a torch.nn.Module, or a Learner", found=type(model).__name__
         )
     loader = as_loader(batches, "batches")
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    device = device_of(module)
     measured = loss_first(metrics)
     for metric in measured:
         metric.data_classes = class_names(loader) or metric.data_classes
         metric.reset()
     precision = check_precision(precision or "float32")
-    context = functools.partial(autocast, precision, device)
+    context = functools.partial(autocast, precision, *device_types(module))
     on_device = (move(batch, device) for batch in loader.epoch(0))
     with float32_matmuls(precision):
         run_validation(Steps(module, step, step), on_device, measured, context)

@@ -42,8 +42,9 @@ def measure_item_dependence(
 
     What this changes is undone in buffers, and in attributes of modules that are numbers, containers, tensors
     or random generators; not in other objects, nor in variables that a function encloses. Forward hooks,
-    which may collect what they are called with, are not called, except those of `torch.nn.utils`, such as
-    ``weight_norm``. Of the arguments, a tensor with as many rows as the first one has a row for each item.
+    which may collect what they are called with, are not called, except those of `burnt.place` and
+    `torch.nn.utils`, such as ``weight_norm``. Of the arguments, a tensor with as many rows as the first one
+    has a row for each item.
     """
     count = batch_size_of(list(tensors_in(arguments))) or 0
 
@@ -163,7 +164,7 @@ def _undone(model: torch.nn.Module, seed: int) -> Iterator[None]:
                 changed[name] = OrderedDict(
                     (key, hook)
                     for key, hook in value.items()
-                    if type(hook).__module__.startswith("torch.nn.utils.")
+                    if type(hook).__module__.startswith(("torch.nn.utils.", "burnt.train.placement"))
                 )
             elif name not in _MODULE_FIELDS:
                 changed[name] = _copy(value, seed, copies)

@@ -25,6 +25,7 @@ from burnt.train.after.gathering import gather, to_cpu
 from burnt.train.after.item_dependence import has_one_scale, measure_item_dependence
 from burnt.train.after.trained import TrainedAs
 from burnt.train.learner import Learner
+from burnt.train.placement import device_of, device_types
 from burnt.train.reporting.notebook import WorkProgress
 from burnt.train.updates.precision import autocast, check_precision
 
@@ -169,10 +170,9 @@ class _Run:
         transform: Callable[[Any], Any] | None,
         precision: str,
     ) -> None:
-        tensors = (*model.parameters(), *model.buffers())
         self._model, self._find, self._function, self._transform = model, find, function, transform
-        self._device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-        self._autocast = functools.partial(autocast, precision, self._device)
+        self._device = device_of(model)
+        self._autocast = functools.partial(autocast, precision, *device_types(model))
         self.hint: str | None = None  # of the error if items depend on each other; None: that is not checked
 
     def __call__(self, batch: Any) -> Any:

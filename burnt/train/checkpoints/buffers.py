@@ -10,6 +10,7 @@ from torch import Tensor
 
 from burnt._torch import version_of
 from burnt.record import constants_of, static_fields_of
+from burnt.train.placement import device_of
 
 ALIGNMENT = 64
 """The bytes to which torch's allocators align new tensors."""
@@ -101,11 +102,11 @@ def load_buffers(
     sharing: dict[int, set[str]] = {}
     for path, own in now.items():
         sharing.setdefault(id(own), set()).add(path)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for prefix, owner in model.named_modules():  # those that were None when the model was built
         for name in [name for name, own in owner._buffers.items() if own is None]:
             path = f"{prefix}.{name}" if prefix else name
             if path in buffers:
+                device = device_of(owner if any(owner.parameters()) else model)
                 owner._buffers[name] = allocated(buffers[path], device, strides_of(path, buffers[path]))
     replaced: dict[int, Tensor] = {}
     for path, own in now.items():

@@ -35,6 +35,7 @@ from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.duration import Duration, Position
 from burnt.train.metrics.base import Metric
 from burnt.train.metrics.monitored_metric import Monitored
+from burnt.train.placement import device_of
 
 
 def copied_record(record: Record) -> Record:
@@ -528,7 +529,7 @@ class Checkpoints:
                 origin=error.origin,
                 hint="build the same model as in the original run, or start a new run in another folder",
             ) from None
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         for metric in metrics:
             metric.reset()
             total = tensors.get(f"metric/{metric.name}")

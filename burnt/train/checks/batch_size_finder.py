@@ -16,12 +16,12 @@ import psutil
 import torch
 
 from burnt.data import Loader, as_loader
-from burnt.device import as_device
 from burnt.errors import BurntError, ConfigError
 from burnt.train.checks.rate_finder import endless, trial_step
 from burnt.train.control.end_reason import cause_of
 from burnt.train.learner import Learner
 from burnt.train.loop import TrainStep
+from burnt.train.placement import Devices, Placement
 
 _SHARE = 0.9  # of the memory that is free at the start
 
@@ -84,7 +84,7 @@ def find_batch_size(
     clip_norm: float | None = None,
     precision: str = "float32",
     checkpoint_activations: str | None = None,
-    device: torch.device | str | None = None,
+    device: Devices = None,
 ) -> BatchSizeSearch:
     """Train a few steps at each of the batch sizes 1, 2, 4, ... until one does not fit into memory.
 
@@ -103,7 +103,7 @@ def find_batch_size(
         clip_norm: maximum global norm of the gradients.
         precision: the precision of the steps, as in `SupervisedTraining`.
         checkpoint_activations: modules whose activations are recomputed, as in `SupervisedTraining`.
-        device: where to train; by default the fastest device available.
+        device: where to train, as for `SupervisedTraining`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -136,13 +136,13 @@ def find_batch_size(
             raise ConfigError(
                 "a setting of the search is invalid", where=name, expected=f"at least {lowest}", found=value
             )
-    target = as_device(device)
-    memory = _Memory(target)
+    placement = Placement(device)
+    memory = _Memory(placement.main)
     limit = memory.free() * _SHARE if memory_bytes is None else memory_bytes
     trials: list[Trial] = []
     # Rates of 0: the memory and the time of a step, without a training that may diverge.
     with trial_step(
-        learner, target, precision, clip_norm, checkpoint_activations, rate_factor=0.0
+        learner, placement, precision, clip_norm, checkpoint_activations, rate_factor=0.0
     ) as train_step:
         for size in _sizes(low, high):
             expected = _expected_bytes(trials, size)
@@ -161,7 +161,7 @@ def find_batch_size(
     if not any(trial.problem is None for trial in trials):
         raise BurntError(
             "not even the smallest batch fits into memory",
-            where=str(target),
+            where=str(placement),
             expected=f"a batch of {low} within {limit / 2**20:,.0f} MiB",
             found=trials[0].problem,
             hint="use a smaller model or precision='bfloat16', or checkpoint activations",

@@ -30,6 +30,7 @@ from burnt.train.logged import collected_names
 from burnt.train.loop import remaining_batches, run_validation
 from burnt.train.metrics import Metric, intervals, read
 from burnt.train.metrics.base import update
+from burnt.train.placement import device_of, device_types
 from burnt.train.reporting.progress import Reporter
 from burnt.train.settings import TrainingSettings
 from burnt.train.step import StepOutput
@@ -215,7 +216,7 @@ def _validation_shapes(
 
 
 def _step_with_values(learner: Learner, batch: Any, kind: str) -> StepOutput:
-    device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
+    device = device_of(learner.model)
     if device.type == "meta":
         raise ValuesNeeded
     step = learner.step if kind == "training" else learner.validation_step
@@ -348,7 +349,7 @@ def _training_shapes(
 def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str) -> list[Any]:
     """Run the validation step; return the arguments of the model's calls."""
     batch = _first_batch(settings.valid[split], "valid" if split == "valid" else f"valid[{split!r}]")
-    device = next((p.device for p in steps.parameters()), torch.device("cpu"))
+    device = device_of(steps.model)
     seen: list[StepOutput] = []
     inputs: list[Any] = []
     hooks = [
@@ -360,7 +361,7 @@ def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str)
     metrics = [metric.fresh() for metric in settings.metrics]
     try:
         with collected_names() as logged:
-            context = functools.partial(autocast, settings.precision, device)
+            context = functools.partial(autocast, settings.precision, *device_types(steps.model))
             run_validation(steps, [move(batch, device)], metrics, context, logged.update)
     except BurntError:
         raise

@@ -15,7 +15,6 @@ import torch
 from burnt._torch import restored_modes
 from burnt.data import as_loader
 from burnt.data.loading.loader import EpochLoader
-from burnt.device import as_device
 from burnt.errors import ConfigError, DataError
 from burnt.plot import Line, Plot
 from burnt.train.checkpoints.buffers import BufferCopies
@@ -23,6 +22,7 @@ from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import TrainStep
 from burnt.train.metrics import Loss
+from burnt.train.placement import Devices, Placement
 from burnt.train.settings import check_update
 from burnt.train.updates.activation_checkpointing import checkpointed
 from burnt.train.updates.optimizer_step import GradientRules
@@ -106,7 +106,7 @@ def find_learning_rate(
     accumulate: int = 1,
     clip_norm: float | None = None,
     precision: str = "float32",
-    device: torch.device | str | None = None,
+    device: Devices = None,
 ) -> RateSearch:
     """Train a few steps, each at a higher rate, until the loss diverges.
 
@@ -122,7 +122,7 @@ def find_learning_rate(
         accumulate: the number of batches of a step, as in `SupervisedTraining`.
         clip_norm: maximum global norm of the gradients.
         precision: the precision of the steps, as in `SupervisedTraining`.
-        device: where to train; by default the fastest device available.
+        device: where to train, as for `SupervisedTraining`.
 
     Raises:
         ConfigError: the rates are not ``0 < low < high``, or there are too few steps or
@@ -150,7 +150,7 @@ def find_learning_rate(
     rates: list[float] = []
     losses: list[float] = []
     lowest, total = math.inf, Loss()
-    with trial_step(learner, as_device(device), precision, clip_norm) as train_step:
+    with trial_step(learner, Placement(device), precision, clip_norm) as train_step:
         stream = endless(loader)
         for number in range(steps):
             window = list(itertools.islice(stream, accumulate))
@@ -182,7 +182,7 @@ def endless(loader: EpochLoader[Any]) -> Iterator[Any]:
 @contextmanager
 def trial_step(
     learner: Learner,
-    device: torch.device,
+    placement: Placement,
     precision: str,
     clip_norm: float | None,
     checkpoint_activations: str | None = None,
@@ -191,14 +191,14 @@ def trial_step(
 ) -> Iterator[TrainStep]:
     """Give the step of a learner outside of a training; afterwards model and random states are restored.
 
-    The model is the learner's, on `device` and in `precision` meanwhile; the optimizer is a copy.
+    The model is the learner's, placed and in `precision` meanwhile; the optimizer is a copy.
     `rate_factor` multiplies the learning rates that the optimizer schedules itself.
     """
     precision = check_precision(precision)
     check_update(learner, precision=precision)
     model, rng = learner.model, RandomStates.capture()
-    before = next((p.device for p in model.parameters()), torch.device("cpu"))
-    model.to(device)
+    before = Placement.of(model)
+    placement.apply(model)
     parameters = dict(model.named_parameters())
     # A precision may replace the data of a tensor by others.
     values = [(t, t.data, t.detach().clone()) for t in (*parameters.values(), *model.buffers())]
@@ -210,19 +210,19 @@ def trial_step(
     copied.optimizer = copy.deepcopy(learner.optimizer, shared)
     copied.optimizer.rate_factor = rate_factor
     steps = Steps(model, learner.step, learner.validation_step)
-    scale = LossScale(device) if precision == "float16" else None
+    scale = LossScale(placement.main) if precision == "float16" else None
     rules = GradientRules(clip_norm=clip_norm, loss_scale=scale)
     try:
         with restored_modes(model), float32_matmuls(precision), checkpointed(model, checkpoint_activations):
             model.train()
             copied.optimizer.train(parameters)  # an earlier run left those to evaluate
             cast_parameters(precision, model)
-            yield TrainStep(copied, steps, rules, precision, device)
+            yield TrainStep(copied, steps, rules, precision, placement.main)
     finally:
         with torch.no_grad():
             for tensor, data, value in values:
                 tensor.data = data
                 tensor.copy_(value)
             buffers.restore()
-        model.to(before)
+        before.apply(model)
         rng.restore()

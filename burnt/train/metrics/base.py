@@ -291,6 +291,8 @@ def _is_json(value: object) -> bool:
 def read(metrics: Sequence[Metric]) -> list[Sums]:
     """Copy the sums of several metrics to the host, with a single device synchronization."""
     totals = [metric.total.reshape(-1) for metric in metrics if metric.total is not None]
+    if len({total.device for total in totals}) > 1:
+        totals = [total.cpu() for total in totals]
     flat = torch.cat(totals).tolist() if totals else []
     sums: list[Sums] = []
     start = 0

@@ -33,7 +33,7 @@ class GradientRules:
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss to differentiate."""
-        return loss if self.loss_scale is None else loss * self.loss_scale.value
+        return loss if self.loss_scale is None else loss * self.loss_scale.value.to(loss.device)
 
     @property
     def norm_limit(self) -> float | None:

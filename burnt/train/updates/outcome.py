@@ -97,7 +97,8 @@ class StepOutcomes:
         scale = self._rules.loss_scale
         of_scale = [] if scale is None else [scale.value, scale.skipped]
         tensors = [norm for norms in self._norms.values() for norm in norms] + of_scale
-        numbers = iter(torch.stack([t.float() for t in tensors]).tolist() if tensors else [])
+        place = tensors[0].device if tensors else None  # a model in parts has the scale and norms elsewhere
+        numbers = iter(torch.stack([t.to(place, torch.float32) for t in tensors]).tolist() if tensors else [])
         values = {}
         for name, norms in self._norms.items():
             finite = [norm for norm in itertools.islice(numbers, len(norms)) if math.isfinite(norm)]

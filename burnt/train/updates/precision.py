@@ -14,7 +14,7 @@ precision          parameters     matmuls and convolutions         also
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -62,10 +62,15 @@ def check_precision(name: str) -> str:
     return _NAMES[key]
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the autocast context of a step; for float32 and tf32 it does nothing."""
+def autocast(precision: str, *device_types: str) -> AbstractContextManager[object]:
+    """Return the autocast context of a step on devices of these types; for float32 and tf32 none."""
     dtype = _AUTOCAST.get(precision)
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+    if dtype is None:
+        return nullcontext()
+    contexts = ExitStack()
+    for kind in device_types:
+        contexts.enter_context(torch.autocast(kind, dtype=dtype))
+    return contexts
 
 
 def float32_matmuls(precision: str) -> AbstractContextManager[object]:

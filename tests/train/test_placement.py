@@ -1,0 +1,235 @@
+"""A model in parts: where tensors go, which inputs move, errors; trainings compared with one device."""
+
+from __future__ import annotations
+
+import copy
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from burnt import optim
+from burnt.data import Batch
+from burnt.errors import BurntError, ConfigError, DeviceError, OptimError
+from burnt.train.placement import Placement, device_of, device_types, place
+from tests import forked, second_device
+from tests.train import parts
+from tests.train.parts import Net
+
+# Without a second device, meta tensors stand for it: their device is real, though they have no values.
+
+
+class Pair(nn.Module):
+    """A parameter of its own on one device, and a submodule on another that gets containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+        self.inner = Containers()
+
+    def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.inner({"x": x * self.scale, "n": 3}, rest=[Batch(mask=mask), (mask, None)])
+        return {"y": y, "x": x}
+
+
+class Containers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, first: dict[str, torch.Tensor], rest: list[object]) -> torch.Tensor:
+        return self.linear(first["x"]) * rest[0].mask * rest[1][0]
+
+
+def hooked(model: nn.Module) -> list[str]:
+    return [path for path, module in model.named_modules() if module._forward_pre_hooks]
+
+
+def test_tensors_are_where_the_first_pattern_says():
+    model = Net()
+    assert place(model, {"blocks.1|embedding": "cpu", "*": "meta"}) is model
+    on_cpu = {path for path, kind in parts.devices(model).items() if kind == "cpu"}
+    assert on_cpu == {"embedding.weight", "blocks.1.0.weight", "blocks.1.0.bias"}
+    assert model.norm.running_mean.device.type == "meta"
+    # A ModuleList is never called, so each block is a part.
+    assert hooked(model) == ["embedding", "blocks.0", "blocks.1", "norm", "head"]
+    assert (device_of(model).type, device_types(model)) == ("meta", ("meta", "cpu"))
+
+
+def test_inputs_move_to_each_part_in_any_container_and_outputs_to_the_device_of_the_last_pattern():
+    model = place(Pair(), {"scale": "cpu", "*": "meta"})
+    x = torch.ones(3, 2, requires_grad=True)
+    outputs = model(x, mask=torch.ones(2))
+    assert {name: value.device.type for name, value in outputs.items()} == {"y": "meta", "x": "meta"}
+    assert outputs["y"].grad_fn is not None
+
+
+def test_hooks_follow_the_model_to_one_device_and_into_copies(tmp_path):
+    reference = Net()
+    tokens = torch.randint(11, (4, 5))
+    expected = reference.eval()(tokens)
+    model = place(copy.deepcopy(reference), {"head": "meta", "*": "cpu"})
+    model.load_state_dict(reference.state_dict(), assign=True)  # back on the CPU, with values
+    for one in (model, copy.deepcopy(model), place(model, "cpu")):
+        assert torch.equal(one(tokens), expected)
+        assert device_of(one).type == "cpu"
+    assert hooked(model) == []  # as it was placed on one device
+    assert not model._forward_hooks
+
+
+def test_another_placement_replaces_the_hooks():
+    model = place(Net(), {"embedding": "cpu", "*": "meta"})
+    place(model, {"embedding": "cpu", "blocks.1|*": "meta"})
+    assert all(len(m._forward_pre_hooks) <= 1 and len(m._forward_hooks) <= 1 for m in model.modules())
+    assert repr(Placement.of(model)).startswith("embedding.weight: cpu, blocks.0.0.weight: meta")
+    assert repr(Placement({"head": "cpu", "*": "meta"})) == "head: cpu, *: meta"
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "error", "message"),
+    [
+        (Net, {"hed": "cpu", "*": "meta"}, ConfigError, r"'hed' of device= matches no .*did you mean 'head'"),
+        (Net, {"*": "cpu", "head": "meta"}, ConfigError, r"places nothing.*head\.weight.*before '\*'"),
+        (Net, {"head": "cpu"}, ConfigError, r"places only 2 of 12 .*embedding\.weight.*\"\*\": \"cpu\""),
+        (Net, {"head.bias": "cpu", "*": "meta"}, ConfigError, r"in one module.*head\.bias.*meta, the device"),
+        (Tied, {"head": "cpu", "*": "meta"}, ConfigError, r"shared by two parts.*one pattern for both: .*\|"),
+        (Net, {"head": "nowhere", "*": "cpu"}, DeviceError, r"cannot use.*'nowhere'.*device\['head'\]"),
+        (Net, {"head": "cuda:99", "*": "cpu"}, DeviceError, r"'cuda:99'.*device\['head'\]"),
+        (Net, {"head": 3}, ConfigError, r"found +'head': 3"),
+        (Net, {}, ConfigError, r"found +no pattern"),
+    ],
+)
+def test_placements_that_cannot_be(model, device, error, message):
+    made = model()
+    with pytest.raises(error, match="(?s)" + message) as caught:
+        place(made, device)
+    assert isinstance(caught.value, BurntError)
+    assert set(parts.devices(made).values()) == {"cpu"}
+    assert hooked(made) == []
+
+
+def test_an_alternative_that_matches_nothing_is_a_warning():
+    with pytest.warns(
+        UserWarning, match="'tail' in the pattern 'head|tail' matches no parameter and no buff"
+    ):
+        place(Net(), {"head|tail": "cpu", "*": "meta"})
+
+
+def test_a_training_finds_what_is_wrong_with_a_placement_before_it_writes(tmp_path):
+    with pytest.raises(DeviceError, match="nowhere"):
+        parts.train(tmp_path / "run", {"head": "nowhere", "*": "cpu"})
+    with pytest.raises(ConfigError, match="did you mean 'head'"):
+        parts.train(tmp_path / "run", {"hed": "cpu", "*": "cpu"})
+    assert not (tmp_path / "run").exists()
+    result, _ = parts.train(tmp_path / "run", {"head": "cpu", "*": "cpu"})
+    assert hooked(result.model) == []
+
+
+def test_the_optimizer_steps_each_device_by_itself():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    grads = {path: torch.randn_like(parameter) for path, parameter in model.named_parameters()}
+    alone = copy.deepcopy(model[0])
+    optim.Lion().step(0.1, alone, {"weight": grads["0.weight"], "bias": grads["0.bias"]})
+    place(model, {"0": "cpu", "*": "meta"})
+    grads = {path: g.to(device_of(model)) if path[0] == "1" else g for path, g in grads.items()}
+    result = optim.Lion().step(0.1, model, grads)
+    assert all(torch.equal(a, b) for a, b in zip(model[0].parameters(), alone.parameters(), strict=True))
+    assert result.by == "burnt; torch: tensors on meta"
+    with pytest.raises(OptimError, match=r"(?s)Lbfgs cannot step a model in parts.*cpu and meta"):
+        optim.Lbfgs().check(0.1, model)
+
+
+# --- on a real second device ------------------------------------------------------------------------------
+
+with_second_device = pytest.mark.skipif(second_device.compiler() is None, reason="needs g++ on Linux")
+
+
+def run_on_two_devices(code: str, folder: object) -> str:
+    """Run a program that has the device ``twin``; return what it prints."""
+    head = """
+        import sys
+        from pathlib import Path
+        from tests import second_device
+        second_device.register(has_random_states={has_states})
+        import torch, burnt
+        from tests.train import parts
+        folder = Path(sys.argv[1])
+        PLACES = {{"embedding": "cpu", "*": "twin"}}
+    """
+    has_states = "dropout" in code
+    program = textwrap.dedent(head).format(has_states=has_states) + textwrap.dedent(code)
+    done = forked.run(program, folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.full
+@with_second_device
+def test_in_parts_equals_one_device(tmp_path):
+    """Weights and metrics of each optimizer and setting; 16-bit elements are rounded in another order."""
+    out = run_on_two_devices(
+        """
+        for optimizer in parts.OPTIMIZERS:
+            for setting in parts.SETTINGS if optimizer in ("adamw", "groups") else ("plain", "clip_norm"):
+                one, _ = parts.train(folder / f"{optimizer}-{setting}-one", "cpu", optimizer, setting)
+                assert set(parts.devices(one.model).values()) == {"cpu"}
+                for name, places in {
+                    "embedding": PLACES,
+                    "last": {"head|norm": "twin", "*": "cpu"},
+                    "middle": {"blocks.0": "twin", "*": "cpu"},
+                }.items() if setting in ("plain", "clip_norm") else [("embedding", PLACES)]:
+                    two, _ = parts.train(
+                        folder / f"{optimizer}-{setting}-{name}", places, optimizer, setting
+                    )
+                    assert set(parts.devices(two.model).values()) == {"cpu", "twin"}
+                    limit = {"float16": 2e-2, "bfloat16": 0.15}.get(setting, 1e-9)
+                    found = parts.difference(one.model, two.model)
+                    assert found < limit, (optimizer, setting, name, found)
+                    for key, value in one.values.items():
+                        assert abs(two.values[key] - value) < (0.1 if "16" in setting else 1e-9), key
+        print("compared")
+        """,
+        tmp_path,
+    )
+    assert out.endswith("compared\n")
+
+
+@pytest.mark.full
+@with_second_device
+def test_in_parts_float32_resumes_predicts_evaluates_and_exports(tmp_path):
+    run_on_two_devices(
+        """
+        import copy
+        from burnt import onnx
+        from burnt.train import evaluate
+        whole, learner = parts.train(folder / "whole", PLACES, "adamw", dtype=torch.float32)
+        single, _ = parts.train(folder / "single", "cpu", "adamw", dtype=torch.float32)
+        assert parts.difference(whole.model, single.model) < 1e-5
+        for places in (PLACES, "cpu", {"head": "cpu", "*": "twin"}):  # resumed also elsewhere
+            name = f"run-{len(str(places))}"
+            parts.train(folder / name, PLACES, "adamw", dtype=torch.float32, duration="6 steps")
+            torch.manual_seed(9)
+            resumed, _ = parts.train(folder / name, places, "adamw", dtype=torch.float32, resume=True)
+            found = parts.difference(resumed.model, whole.model)
+            assert found == 0 if places == PLACES else found < 1e-5, (places, found)
+            assert all(abs(resumed.values[k] - v) < 1e-5 for k, v in whole.values.items())
+        loaders = parts.loader(12, 2)
+        assert abs(evaluate(learner, loaders)["loss"] - whole.values["valid/loss"]) < 1e-6
+        tokens = torch.randint(11, (4, 5))
+        expected = single.model.eval()(tokens)
+        assert float((burnt.predict(whole.model, tokens) - expected).abs().max()) < 1e-5
+        restored = burnt.Record.load(whole.checkpoints[-1].path / "model.safetensors")
+        assert restored.tensors.keys() == whole.model.state_dict().keys()
+        """,
+        tmp_path,
+    )
