@@ -11,7 +11,7 @@ from torch import nn
 
 from burnt import optim
 from burnt.data import Batch
-from burnt.errors import BurntError, ConfigError, DeviceError, OptimError
+from burnt.errors import BurntError, ConfigError, DeviceError, OptimError, UnsupportedError
 from burnt.train.placement import Placement, device_of, device_types, place
 from tests import forked, second_device
 from tests.train import parts
@@ -147,6 +147,12 @@ def test_the_optimizer_steps_each_device_by_itself():
     assert result.by == "burnt; torch: tensors on meta"
     with pytest.raises(OptimError, match=r"(?s)Lbfgs cannot step a model in parts.*cpu and meta"):
         optim.Lbfgs().check(0.1, model)
+
+
+def test_a_rank_has_one_device():
+    assert repr(Placement("cpu").of_rank(torch.device("meta"))) == "meta"
+    with pytest.raises(UnsupportedError, match=r"(?s)several ranks cannot train a model in parts.*head: cpu"):
+        Placement({"head": "cpu", "*": "meta"}).of_rank(torch.device("meta"))
 
 
 # --- on a real second device ------------------------------------------------------------------------------
