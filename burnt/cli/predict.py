@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     except DataError as error:  # what it says of a dataset's options is about the training
         if "= names a column that does not exist" in error.what:
             error.what = "a column of the training's data is missing"
-            error.expected, error.found = error.found, (error.expected or "").removeprefix("one of ")
+            error.expected, error.found = error.found, str(error.expected or "").removeprefix("one of ")
         if "=" in (error.hint or ""):
             error.hint = "new data has the columns of the training's, written in the same way"
         raise

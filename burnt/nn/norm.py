@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -377,9 +377,9 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
     Other arguments, shapes, parameters and buffers are as in `BatchNorm`.
 
     Raises:
-        ValueError: fewer than two axes, or an input on the CPU in a distributed training.
+        ValueError: fewer than two axes.
 
-    As :class:`torch.nn.SyncBatchNorm`; without a distributed training, a BatchNorm. Its
+    As :class:`torch.nn.SyncBatchNorm`, but on the CPU too; without a distributed training, a BatchNorm. Its
     ``convert_sync_batchnorm(model)`` replaces every BatchNorm of a model, also burnt's; parameters, averages
     and their names stay.
 
@@ -405,6 +405,63 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
         )
         if not bias:
             self.register_parameter("bias", None)
+
+    counts: ClassVar[bool] = True
+    """Whether the input counts; a training in several processes sets it where one of them has no items."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise `input` ``[batch, num_features, *]``."""
+        has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not (self.training and has_group) or (input.is_cuda and SyncBatchNorm.counts):
+            return super().forward(input) if self.training and has_group else batch_norm(self, input)
+        _check_channels("SyncBatchNorm({})", input, self.num_features, 2)
+        wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        axes, shape = [0, *range(2, input.dim())], (1, -1, *(1,) * (input.dim() - 2))
+        weight, items = float(SyncBatchNorm.counts), input.numel() // self.num_features
+        group = self.process_group
+        sums = torch.cat([wide.sum(axes) * weight, wide.new_full((1,), items * weight)])
+        sums = _SumOverProcesses.apply(sums, group)
+        count = sums[-1].detach()
+        mean = sums[:-1] / count
+        centred = wide - mean.view(shape)
+        var = _SumOverProcesses.apply(centred.square().sum(axes) * weight, group) / count
+        if self.track_running_stats:
+            assert self.running_mean is not None
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            share = self.momentum
+            if share is None:
+                share = 1 / float(self.num_batches_tracked)
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+                unbiased = var * (count / (count - 1))
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+        output = centred * (var + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            output = output * self.weight.view(shape)
+        if self.bias is not None:
+            output = output + self.bias.view(shape)
+        return output.to(input.dtype)
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum over all processes, with its gradient: the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: torch.distributed.ProcessGroup | None) -> Tensor:
+        """Return the sum of the processes' values."""
+        ctx.group = group
+        total = values.clone()
+        torch.distributed.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the sum of the processes' gradients."""
+        total = gradients[0].clone()
+        torch.distributed.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 # --- by name ----------------------------------------------------------------------------------------------

@@ -131,7 +131,9 @@ class TrainStep:
                 output.count = 0
             is_finite = self.outcomes.accepts(output, number)
             # The mean over no items is NaN, and adds nothing to a sum; a step that is skipped needs no sum.
-            if output.count and self.outcomes.non_finite is None and self.optimizers is None:
+            if self.ranks is not None and self.ranks.is_joint and self.optimizers is None:
+                self.ranks.add_joint(gradients, self.rules.scaled(output.loss), output.count, self.params)
+            elif output.count and self.outcomes.non_finite is None and self.optimizers is None:
                 gradients.add(Gradients.of(self.rules.scaled(output.loss), self.params), output.count)
             observe(batch, output, is_finite)
             del batch, output  # free this batch's outputs before the next one allocates its own

@@ -29,6 +29,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from burnt.data.seeds import seed_global_states, seed_of
 from burnt.errors import RankError, UnsupportedError, clean
 from burnt.gradients import Gradients
+from burnt.nn import SyncBatchNorm
 from burnt.store import RunWriter
 from burnt.store.schema import RUN_FILE
 from burnt.train.checkpoints.rng import RandomStates
@@ -78,6 +79,9 @@ class Ranks:
         self.clock: Callable[[], float] = float
         self.part = Part(None, 1, 1)
         """The part of a batch that this rank works on."""
+        self.is_joint = False
+        """Whether the backward passes of the ranks need each other, as by `nn.SyncBatchNorm`."""
+        self._joint_counts: list[int] = []
         self._firsts = 0
 
     def join(self, launched: Launched, device: torch.device) -> None:
@@ -224,6 +228,7 @@ class Ranks:
         self.check_same("the model", shapes, "build the same model on each rank, from the same Config")
         self._send([tensor.detach() for _, tensor in tensors])
         self._buffers = [buffer for _, buffer in model.named_buffers()]
+        self.is_joint = any(isinstance(module, SyncBatchNorm) for module in model.modules())
 
     def writer(self, create: Callable[..., RunWriter], folder: Path, **options: Any) -> RunWriter:
         """Create the run, on rank 0; on the others, a run of their own samples below it, ``ranks/1``."""
@@ -274,6 +279,7 @@ class Ranks:
 
         def take(part: Part) -> Any:
             self.part = part
+            SyncBatchNorm.counts = part.count > 0
             return to_device(part.batch)
 
         return take
@@ -286,6 +292,21 @@ class Ranks:
             for tensor, total in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
                 tensor.copy_(total.view_as(tensor))
 
+    def add_joint(
+        self, window: WindowGradients, loss: Tensor, count: int | None, params: Mapping[str, Tensor]
+    ) -> None:
+        """Add the gradients of a batch whose items depend on those of other ranks.
+
+        Each rank differentiates its share of the batch's loss, and all of them do, whatever their number of
+        items. The shares are of the part's items, which all ranks know; `mean` divides by the counts.
+        """
+        total, count = self.part.total, count or 0
+        window.add(self._differentiated(loss * (count / total), params), total)
+        self._joint_counts.append(count)
+
+    def _differentiated(self, loss: Tensor, params: Mapping[str, Tensor]) -> Gradients:
+        return Gradients.of(loss, params)
+
     def mean(
         self, window: WindowGradients, params: Mapping[str, Tensor], outcomes: StepOutcomes
     ) -> Gradients | None:
@@ -295,6 +316,9 @@ class Ranks:
         """
         local = window.mean() if outcomes.non_finite is None else None
         count = window.count if local is not None else 0
+        if self.is_joint:
+            counts, self._joint_counts = self._joint_counts, []
+            count = sum(counts) if local is not None else 0
         wrong = outcomes.non_finite is not None
         clock = self.clock() if self.rank == 0 else 0.0
         total, wrong_ranks, self.seconds, *owners = self.totals(
@@ -304,7 +328,7 @@ class Ranks:
             outcomes.non_finite = NonFinite("the loss of another rank", float("nan"), None)
         if wrong_ranks or not total:
             return None
-        return self._reduced(local, params, owners, count / total)
+        return self._reduced(local, params, owners, (window.count if self.is_joint else count) / total)
 
     def mean_of_parts(self, gradients: Gradients, params: Mapping[str, Tensor]) -> Gradients:
         """Return the gradients of the mean loss over a batch, from those of each rank's part."""
@@ -420,6 +444,8 @@ class Ranks:
                 if isinstance(error, Exception):
                     get_error_handler().record_exception(error)  # for torchrun's report
             raise
+        finally:
+            SyncBatchNorm.counts = True
 
     def _first_failure(self) -> str | None:
         """Return the rank and the traceback of the first failure, if its process could tell."""

@@ -186,6 +186,10 @@ CASES: dict[str, Callable[[Path], Any]] = {
         rate=Plateau(0.5, "loss", patience="1 epoch"),
         stopping=EarlyStopping("loss", patience="2 epochs", restore_best=True),
     ),
+    "batch norm": lambda folder: train(folder, network(nn.SyncBatchNorm(16), nn.Tanh()), accumulate=2),
+    "batch norm uneven": lambda folder: train(
+        folder, network(nn.SyncBatchNorm(16), nn.Tanh()), loader=data.Loader(table(18), 8, shuffle=True)
+    ),
     "last": lambda folder: train(folder, checkpoints=[KeepLast(3)], checkpoint_every="5 steps"),
 }
 
@@ -198,8 +202,8 @@ def rows(shard: int) -> Any:
 def main(folder: str, *names: str) -> None:
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
     for name in names:
-        run = Path(folder, f"{name.replace(' ', '-')}-{size}")
-        model, result = CASES[name](run)
+        run = Path(folder, f"{name}-{size}")
+        model, result = CASES[name.replace("-", " ")](run)
         state = {path: tensor.clone() for path, tensor in model.state_dict().items()}
         torch.save(state, f"{run}.rank{rank}.pt")
         document = {"values": dict(result.values), "step": result.position.step, "reason": result.reason}
