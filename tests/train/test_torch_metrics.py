@@ -146,6 +146,13 @@ def test_numbers_texts_and_images():
     several = [StepOutput(torch.tensor(0.0), torch.randn(n, 3), torch.randn(n, 3)) for n in SIZES]
     x3, y3 = torch.cat([o.outputs for o in several]), torch.cat([o.targets for o in several])
     assert fed(metrics.R2(), several).compute() == pytest.approx(sk.r2_score(y3, x3), rel=1e-5)
+    columns = [StepOutput(o.loss, o.outputs[:, 1:], o.targets[:, 1:]) for o in several]  # not contiguous
+    for shortcut, expected in (
+        (metrics.MAE, sk.mean_absolute_error),
+        (metrics.RMSE, sk.root_mean_squared_error),
+    ):
+        value = expected(y3[:, 1:].flatten(), x3[:, 1:].flatten())
+        assert fed(shortcut(), columns).compute() == pytest.approx(value)
     one = StepOutput(torch.tensor(0.0), torch.ones(1), torch.ones(1))
     assert math.isnan(fed(metrics.R2(), [one]).compute())
     texts = [

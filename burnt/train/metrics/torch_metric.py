@@ -122,7 +122,8 @@ class TorchMetric(EpochMetric):
         """Add a batch; one without items is left out."""
         if not output.count:
             return
-        inputs = self.inputs_of(output)
+        # Contiguous, as MeanAbsoluteError and others call view(-1).
+        inputs = [i.contiguous() if isinstance(i, Tensor) else i for i in self.inputs_of(output)]
         tensors = [one for one in inputs if isinstance(one, Tensor)]
         metric = self.metric
         if tensors and metric.device != tensors[0].device:
