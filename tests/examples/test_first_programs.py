@@ -90,3 +90,16 @@ def test_text_classification(capfd: pytest.CaptureFixture[str]) -> None:
     assert len({row["text"] for row in rows}) == len(rows)
     assert not any("asyncio" in row["text"] for row in rows)
     assert Path("runs/text_classification/loss.svg").read_text().startswith("<svg")
+
+
+def test_char_gpt(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("text.txt").write_text(
+        "the quick brown fox jumps over the lazy dog, again and again; " * 40, "utf-8"
+    )
+    small = ["data=text.txt", "size=32", "layers=1", "context=32", "lr=2e-2"]
+    out = train("char_gpt", "steps=40", *small, capfd=capfd)
+    assert losses("char_gpt")[-1] < 0.3 * losses("char_gpt")[0]
+    assert figure(r"Loss on the last tenth: (\S+) nats", out) < 0.6
+    written = out[out.index("The for statement") + len("The for statement") :]
+    assert sum(word in written for word in ("quick", "brown", "jumps", "lazy", "again")) >= 4
+    assert Path("runs/char_gpt/loss.svg").read_text().startswith("<svg")
