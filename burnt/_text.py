@@ -1,4 +1,4 @@
-"""Tables as lines of text, whose columns are aligned."""
+"""Tables as lines of text, whose columns are aligned; numbers with a unit."""
 
 from __future__ import annotations
 
@@ -19,3 +19,22 @@ def table_lines(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> l
         ).rstrip()
         for row in rows
     ]
+
+
+def bytes_text(number: int) -> str:
+    """Format a number of bytes.
+
+    >>> bytes_text(12), bytes_text(1536)
+    ('12 B', '1.50 KiB')
+    """
+    return scaled_text(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def scaled_text(number: float, step: int, units: tuple[str, ...]) -> str:
+    """Format a number with three significant digits and a unit."""
+    for unit in units:
+        if number < step or unit == units[-1]:
+            break
+        number /= step
+    digits = 0 if number >= 100 or number == int(number) else 1 if number >= 10 else 2
+    return f"{number:.{digits}f} {unit}".rstrip()

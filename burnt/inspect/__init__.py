@@ -6,12 +6,14 @@ their attributes, never by burnt's own.
 
 from burnt.inspect.checking import CheckReport, check
 from burnt.inspect.costs import Row, Summary, summary
+from burnt.inspect.crossings import Crossing
 from burnt.inspect.params import freeze, map_params, num_params, unfreeze, visit
 from burnt.inspect.signature import Signature, TensorInfo, signature_of
 from burnt.inspect.specs import TensorSpec
 
 __all__ = [
     "CheckReport",
+    "Crossing",
     "Row",
     "Signature",
     "Summary",

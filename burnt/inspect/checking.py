@@ -13,6 +13,7 @@ from torch import nn
 
 from burnt.errors import ArgumentError, ConfigError, ShapeError
 from burnt.inspect.call_trace import Call, first_line, is_about_shapes
+from burnt.inspect.crossings import Crossing
 from burnt.inspect.layers import is_rank_hint
 from burnt.inspect.meta import MetaModel, batch_size_of, meta_context, meta_inputs, run_isolated
 from burnt.inspect.specs import shapes_text, tensors_in
@@ -31,6 +32,7 @@ class CheckReport:
         seconds: wall-clock time of the check.
         shapes: the shapes that each module returned, by path, for the first batch size; modules that were not
             called are missing.
+        crossings: what a model in parts (`burnt.place`) copies between devices, for the first batch size.
     """
 
     outputs: Any
@@ -39,6 +41,7 @@ class CheckReport:
     without_gradient: tuple[str, ...]
     seconds: float
     shapes: Mapping[str, str] = field(default_factory=dict)
+    crossings: tuple[Crossing, ...] = ()
 
     def __str__(self) -> str:
         sizes = " and ".join(map(str, self.batch_sizes))
@@ -46,7 +49,11 @@ class CheckReport:
         lines = [f"{verdict} (batch {sizes}, {self.seconds:.2f} s)" if sizes else verdict]
         if self.outputs is not None:
             lines.append(f"  outputs           {shapes_text(self.outputs)}")
-        for title, entries in (("unchecked", self.unchecked), ("without gradient", self.without_gradient)):
+        for title, entries in (
+            ("crossings", self.crossings),
+            ("unchecked", self.unchecked),
+            ("without gradient", self.without_gradient),
+        ):
             lines += [f"  {title if i == 0 else '':<16}  {entry}" for i, entry in enumerate(entries)]
         return "\n".join(lines)
 
@@ -132,6 +139,7 @@ def _check(model: nn.Module, run: _Run, sizes: tuple[int | None, ...]) -> CheckR
         without_gradient=run.without_gradient,
         seconds=0.0,
         shapes=run.shapes,
+        crossings=run.crossings,
     )
 
 
@@ -162,6 +170,7 @@ class _Run:
         self.without_gradient: tuple[str, ...] = ()
         self.unchecked: dict[str, None] = {}  # an ordered set
         self.shapes: dict[str, str] = {}
+        self.crossings: tuple[Crossing, ...] = ()
 
     def __call__(self, meta_model: MetaModel, tried: int | None) -> None:
         """Run the model once. Failures other than Shape- and ArgumentErrors are recorded as unchecked."""
@@ -180,6 +189,7 @@ class _Run:
                 return
             finally:
                 self.shapes = self.shapes or meta_model.trace.outputs
+                self.crossings = self.crossings or tuple(meta_model.crossings.found.values())
                 self.outputs.append(outputs)
             if self.backward:
                 self._take_gradients(meta_model, outputs)

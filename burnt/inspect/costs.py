@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from burnt._text import table_lines
+from burnt._text import bytes_text, scaled_text, table_lines
 from burnt.errors import ArgumentError, ShapeError
 from burnt.inspect.call_trace import CallTrace, first_line
+from burnt.inspect.crossings import Crossing
 from burnt.inspect.layers import describe
 from burnt.inspect.meta import MetaModel, meta_context, meta_inputs, run_isolated
 from burnt.inspect.specs import shapes_text, tensors_in
@@ -54,6 +55,7 @@ class Summary:
         flops: floating-point operations of one forward call.
         activation_bytes: bytes of the outputs of all modules that call no others, in one forward call.
         unchecked: why the run ended early, if it did; the rows then lack what follows.
+        crossings: what a model in parts (`burnt.place`) copies between devices, without gradients.
     """
 
     rows: tuple[Row, ...]
@@ -63,10 +65,12 @@ class Summary:
     flops: int
     activation_bytes: int
     unchecked: tuple[str, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as dictionaries, lists, strings and numbers, for JSON."""
-        return asdict(self) | {"rows": [asdict(row) for row in self.rows], "unchecked": list(self.unchecked)}
+        lists = ("rows", "unchecked", "crossings")
+        return {name: list(value) if name in lists else value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         cells = [("layer", "output", "parameters", "FLOPs", "activations")]
@@ -79,7 +83,7 @@ class Summary:
                     (row.output or "not called") + (f"  x{row.calls}" if row.calls > 1 else ""),
                     f"{row.parameters:,}" if row.parameters else "",
                     _count(row.flops) if row.flops else "",
-                    _bytes(row.activation_bytes) if row.activation_bytes else "",
+                    bytes_text(row.activation_bytes) if row.activation_bytes else "",
                 )
             )
         lines = table_lines(cells, right=range(2, 5))
@@ -87,10 +91,11 @@ class Summary:
         total = self.trainable + self.frozen
         lines += [
             lines[1],
-            f"parameters   {total:,} ({_bytes(self.parameter_bytes)}): "
+            f"parameters   {total:,} ({bytes_text(self.parameter_bytes)}): "
             f"{self.trainable:,} trainable, {self.frozen:,} frozen",
-            f"forward      {_count(self.flops, 'FLOP')}, activations {_bytes(self.activation_bytes)}",
+            f"forward      {_count(self.flops, 'FLOP')}, activations {bytes_text(self.activation_bytes)}",
         ]
+        lines += [f"crossing     {entry}" for entry in self.crossings]
         lines += [f"unchecked    {entry}" for entry in self.unchecked]
         return "\n".join(lines)
 
@@ -163,6 +168,7 @@ def _summarize(model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]
         flops=flops,
         activation_bytes=sum(row.activation_bytes for row in rows),
         unchecked=unchecked,
+        crossings=tuple(meta_model.crossings.found.values()),
     )
 
 
@@ -284,18 +290,4 @@ def _rows(model: nn.Module, costs: _Costs, quantized: dict[nn.Module, tuple[int,
 
 
 def _count(number: int, unit: str = "") -> str:
-    return _scaled(number, 1000, tuple(prefix + unit for prefix in ("", "k", "M", "G", "T", "P")))
-
-
-def _bytes(number: int) -> str:
-    return _scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-
-
-def _scaled(number: float, step: int, units: tuple[str, ...]) -> str:
-    """Format a number with three significant digits and a unit."""
-    for unit in units:
-        if number < step or unit == units[-1]:
-            break
-        number /= step
-    digits = 0 if number >= 100 or number == int(number) else 1 if number >= 10 else 2
-    return f"{number:.{digits}f} {unit}".rstrip()
+    return scaled_text(number, 1000, tuple(prefix + unit for prefix in ("", "k", "M", "G", "T", "P")))

@@ -35,6 +35,7 @@ from torch.overrides import TorchFunctionMode
 from burnt._torch import compiler_is_loaded
 from burnt.device import random_states_of
 from burnt.inspect.call_trace import Call, CallTrace
+from burnt.inspect.crossings import CrossingTrace
 from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors, named_tensors
 
 _T = TypeVar("_T")
@@ -234,6 +235,7 @@ class MetaModel:
             self.model = model
             self._copies = {id(t): meta_copy(t) for t in (*model.parameters(), *model.buffers())}
         self.trace = trace_class(self.model)
+        self.crossings = CrossingTrace(model, self.model)
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -252,7 +254,7 @@ class MetaModel:
         target = self.model if call is None else functools.partial(call, self.model)
         with self._tensors_replaced():
             try:
-                with self.trace.following():
+                with self.crossings.following(), self.trace.following():
                     return target(*inputs, **kwargs)
             except Exception as error:
                 mismatch = self.trace.shape_error(error, call) or self.trace.argument_error(error)

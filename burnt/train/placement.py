@@ -120,7 +120,7 @@ class Placement:
 
     def apply(self, model: _Model) -> _Model:
         """Move the model's tensors, once, and add the hooks."""
-        self.add_hooks(model)
+        self.add_hooks(model, planned=False)
         if not self.devices:
             return model.to(self.main)
         of_modules = {path.rpartition(".")[0]: one for path, one in self.find_devices(model).items()}
@@ -130,8 +130,8 @@ class Placement:
                 module._apply(lambda tensor, to=of_modules[path]: tensor.to(to), recurse=False)
         return model
 
-    def add_hooks(self, model: torch.nn.Module) -> None:
-        """Add the hooks without moving a tensor, in place of an earlier placement's."""
+    def add_hooks(self, model: torch.nn.Module, *, planned: bool = True) -> None:
+        """Add the hooks in place of an earlier placement's; no tensor moves, which may only be planned."""
         for module in model.modules():
             for hooks in (module._forward_pre_hooks, module._forward_hooks):
                 for key in [key for key, hook in hooks.items() if isinstance(hook, _Part | _Outputs)]:
@@ -156,9 +156,9 @@ class Placement:
             elif path not in own:
                 continue
             device = own.get(path, next(iter(below[path])))
-            module.register_forward_pre_hook(_Part(device), with_kwargs=True)
+            module.register_forward_pre_hook(_Part(device if planned else None), with_kwargs=True)
         main = next(path for path, one in reversed(devices.items()) if one == self.main)
-        model.register_forward_hook(_Outputs(self.main, main.rpartition(".")[0]))
+        model.register_forward_hook(_Outputs(self.main if planned else None, main.rpartition(".")[0]))
 
     def find_devices(self, model: torch.nn.Module) -> dict[str, torch.device]:
         """Return the device of each parameter and buffer by path, after all checks.
@@ -210,11 +210,15 @@ class Placement:
 class _Part:
     """Forward pre-hook of a part's first module: moves the inputs to where the module is."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device  # for a check without values; see `burnt.inspect.crossings`
+    def __init__(self, planned: torch.device | None) -> None:
+        self.planned = planned  # where the module will be; None where it is moved (`burnt.inspect.crossings`)
+
+    def find_device(self, module: torch.nn.Module) -> torch.device:
+        """Return where the module is now."""
+        return next(_tensors(module)).device
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        device = next(_tensors(module)).device
+        device = self.find_device(module)
         return tuple(_moved(value, device) for value in args), {
             name: _moved(value, device) for name, value in kwargs.items()
         }
@@ -223,8 +227,8 @@ class _Part:
 class _Outputs:
     """Forward hook of a model in parts: moves its outputs to the device of a submodule."""
 
-    def __init__(self, device: torch.device, module: str) -> None:
-        self.device, self._module = device, module
+    def __init__(self, planned: torch.device | None, module: str) -> None:
+        self.planned, self._module = planned, module
 
     def find_device(self, model: torch.nn.Module) -> torch.device:
         """Return where that submodule is now."""

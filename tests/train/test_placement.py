@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+import burnt
 from burnt import optim
 from burnt.data import Batch
 from burnt.errors import BurntError, ConfigError, DeviceError, OptimError, UnsupportedError
+from burnt.train import Learner, SupervisedTraining
 from burnt.train.placement import Placement, device_of, device_types, place
 from tests import forked, second_device
 from tests.train import parts
@@ -149,6 +151,63 @@ def test_the_optimizer_steps_each_device_by_itself():
         optim.Lbfgs().check(0.1, model)
 
 
+def crossings(report: object) -> list[str]:
+    return [str(crossing) for crossing in report.crossings]
+
+
+def test_check_and_summary_show_the_bytes_that_cross():
+    tokens = burnt.TensorSpec((4, 5), torch.int64)
+    places = {"embedding|blocks.1": "cpu", "*": "meta"}
+    model = place(Net(), places)
+    forward = ["into embedding: meta -> cpu, 160 B", "into blocks.0: cpu -> meta, 640 B"]
+    report = burnt.check(model, tokens)
+    assert crossings(report) == [
+        forward[0],
+        "into blocks.0: cpu -> meta, 640 B, 640 B back",
+        "into blocks.1: meta -> cpu, 640 B, 640 B back",
+        "into norm: cpu -> meta, 128 B, 128 B back",
+    ]
+    assert f"  crossings         {forward[0]}\n                    into blocks.0" in str(report)
+    summary = burnt.summary(model, tokens)
+    assert crossings(summary)[:2] == forward
+    assert f"crossing     {forward[0]}\n" in str(summary)
+    assert summary.as_dict()["crossings"][0]["nbytes"] == 160
+    outputs = burnt.check(place(Net(), {"head": "meta", "*": "cpu"}), tokens)
+    assert crossings(outputs)[-1] == "outputs: meta -> cpu, 48 B, 48 B back"
+    assert crossings(burnt.check(place(model, "meta"), tokens)) == []
+    assert "crossing" not in str(burnt.check(Net(), tokens)) + str(burnt.summary(Net(), tokens))
+
+
+def test_what_is_computed_between_parts_is_where_its_inputs_are():
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.b(self.a(x).view(-1, 2).relu()[:1] * 2)
+            return self.c(y) + x
+
+    model = place(Skip(), {"a|b": "meta", "*": "cpu"})
+    assert crossings(burnt.check(model, burnt.TensorSpec((4, 2)), batch_sizes=[4])) == [
+        "into a: cpu -> meta, 32 B",
+        "into c: meta -> cpu, 8 B, 8 B back",
+    ]
+
+
+def test_a_training_checked_without_a_run_shows_placement_and_crossings(tmp_path):
+    learner = Learner(Net(), optim.AdamW(), 1e-3, parts.step)
+    places = {"embedding": "meta", "*": "cpu"}
+    training = SupervisedTraining(
+        tmp_path / "run", train=parts.loader(), duration="1 epoch", device=places, accumulate=2
+    )
+    text = str(training.check_only(learner))
+    assert (
+        "embedding: meta, *: cpu. Crossings of a step: a step has 2 of: into embedding: cpu -> meta" in text
+    )
+    assert set(parts.devices(learner.model).values()) == {"cpu"}  # nothing has moved
+
+
 def test_a_rank_has_one_device():
     assert repr(Placement("cpu").of_rank(torch.device("meta"))) == "meta"
     with pytest.raises(UnsupportedError, match=r"(?s)several ranks cannot train a model in parts.*head: cpu"):
@@ -229,11 +288,30 @@ def test_in_parts_float32_resumes_predicts_evaluates_and_exports(tmp_path):
             found = parts.difference(resumed.model, whole.model)
             assert found == 0 if places == PLACES else found < 1e-5, (places, found)
             assert all(abs(resumed.values[k] - v) < 1e-5 for k, v in whole.values.items())
+        class Copied(torch.utils._python_dispatch.TorchDispatchMode):
+            # The bytes that torch copies from one device to another.
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                result = func(*args, **(kwargs or {}))
+                if func is torch.ops.aten._to_copy.default and args[0].device != result.device:
+                    self.seen.append((str(args[0].device), str(result.device), result.nbytes))
+                return result
+
+        def check_crossings(model, tokens):
+            said = [(c.source, c.target, c.nbytes) for c in burnt.check(model, tokens.to("twin")).crossings]
+            model.eval()  # or the norm would change
+            copied = Copied()
+            copied.seen = []
+            with copied:
+                model(tokens.to("twin"))
+            assert copied.seen[1:] == said, (copied.seen, said)  # without the copy of the tokens themselves
+            assert len(said) == 2
+
         loaders = parts.loader(12, 2)
         assert abs(evaluate(learner, loaders)["loss"] - whole.values["valid/loss"]) < 1e-6
         tokens = torch.randint(11, (4, 5))
+        check_crossings(whole.model, tokens)
         expected = single.model.eval()(tokens)
-        assert float((burnt.predict(whole.model, tokens) - expected).abs().max()) < 1e-5
+        assert float((burnt.predict(whole.model, tokens) - expected.detach()).abs().max()) < 1e-5
         restored = burnt.Record.load(whole.checkpoints[-1].path / "model.safetensors")
         assert restored.tensors.keys() == whole.model.state_dict().keys()
         """,

@@ -136,6 +136,7 @@ class FirstBatches:
     sources: list[list[str | int] | None] = dataclasses.field(default_factory=list)
     targets: dict[str, Any] = dataclasses.field(default_factory=dict)
     output: StepOutput | None = None
+    crossings: tuple[inspect.Crossing, ...] = ()
 
     def load_document(self) -> dict[str, Any]:
         """Return what predictions need to know of the model's inputs and targets, for config.json."""
@@ -174,7 +175,9 @@ def check_without_values(settings: TrainingSettings, learner: Learner) -> dict[s
     raised if the parameters are meta tensors. What such a run changes in the model, such as running
     statistics, stays changed. Returned are, by split, the shapes of its first batch and of the step's output.
     """
-    output = _check_training_step(settings, learner, Loaded()).output
+    settings.placement.add_hooks(learner.model)
+    checked = _check_training_step(settings, learner, Loaded())
+    output = checked.output
     batch = next(iter(settings.train.epoch(0)))
     scalars = [metric for metric in settings.metrics if metric.scalar]
     with_values = functools.cache(lambda: _step_with_values(learner, batch, "training"))
@@ -183,6 +186,10 @@ def check_without_values(settings: TrainingSettings, learner: Learner) -> dict[s
     shapes = {"train": _step_text(batch, output)}
     for split in settings.valid:
         shapes[split] = _check_validation_shapes(settings, learner, split)
+    if settings.placement.devices:
+        in_step = f"a step has {settings.accumulate} of: " if settings.accumulate > 1 else ""
+        copies = "; ".join(map(str, checked.crossings)) or "none seen"
+        shapes["devices"] = f"{settings.placement}. Crossings of a step: {in_step}{copies}"
     return shapes
 
 
@@ -343,7 +350,10 @@ def _training_shapes(
     sources = [None if path is None else list(path) for path in recorder.sources()]
     if "unknown" in signature and report.unchecked:
         sources = [None]  # the step needs values for what it gives the model
-    return FirstBatches(report.shapes, signature, sources, about_targets, report.outputs), messages
+    found_first = FirstBatches(
+        report.shapes, signature, sources, about_targets, report.outputs, report.crossings
+    )
+    return found_first, messages
 
 
 def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str) -> list[Any]:
