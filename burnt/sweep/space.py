@@ -59,8 +59,9 @@ def parse_space(words: Iterable[str]) -> tuple[tuple[Parameter, ...], tuple[str,
 
 def _parse_range(key: str, text: str, low_text: str, high_text: str, scale: str | None) -> Parameter:
     low, high = float(low_text), float(high_text)
-    if scale not in (None, "log") or not low < high < math.inf or low == -math.inf or (scale and low <= 0):
-        expected = "low..high, or low..high:log with low above 0"
+    is_valid = scale in (None, "log") and -math.inf < low < high < math.inf and (low > 0 or not scale)
+    if not is_valid or "..." in text:  # 1...5 could be 1 to 5 or 1 to .5
+        expected = "low..high with two dots, or low..high:log with low above 0"
         raise ConfigError(f"the range of {key} is invalid", expected=expected, found=text)
     if re.search("[.eE]", low_text + high_text):
         return Parameter(key=key, kind="float", low=low, high=high, log=bool(scale))
@@ -69,14 +70,9 @@ def _parse_range(key: str, text: str, low_text: str, high_text: str, scale: str 
 
 def _number(text: str) -> Value:
     """Return the number that a text is, unless it would be written in another way: 007 stays a text."""
-    for kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            continue
-        if re.fullmatch(_NUMBER, text) and not re.match(r"[+]|-?0\d", text):
-            return number
-    return text
+    if not re.fullmatch(_NUMBER, text) or re.match(r"[+]|-?0\d", text):
+        return text
+    return float(text) if re.search("[.eE]", text) else int(text)
 
 
 def check_space(
@@ -94,8 +90,7 @@ def check_space(
     for parameter in space:
         key = parameter.key
         for value in parameter.choices or (parameter.low, parameter.high):
-            others = [text for other, text in defaults.items() if other != key]
-            config = build([*fixed, *others, assignment(key, value)])
+            config = build([*fixed, *(defaults | {key: assignment(key, value)}).values()])
             found = _look_up(config.to_dict(), key)
             if parameter.choices:
                 continue

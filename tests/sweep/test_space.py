@@ -54,6 +54,7 @@ def test_kinds_follow_the_fields():
         (["lr=1..1e-3"], "the range of lr is invalid"),
         (["lr=0..1:log"], "low above 0"),
         (["lr=1..2:lin"], "low..high:log"),
+        (["lr=1e-4...1e-1"], "expected  low..high with two dots"),  # not 0.0001 to 0.01
         (["layers=1|2", "layers=3|4"], "layers is given twice"),
         (["layers=1..2", "layers=3"], "layers is given twice"),
         (["lr=1..1e999"], "the range of lr is invalid"),

@@ -32,9 +32,9 @@ Kind = np.dtype[Any] | type | Vector | Date | ImageFiles
 """What the cells of a column are: a NumPy dtype; str; vectors; dates; images; or object, for any value."""
 
 UNKNOWN = "<unknown>"
-_MAX_OTHERS = 1000  # values of which `Categories` remembers that they became `UNKNOWN`
 """The category of missing values, and of those that are none of the others; the last one."""
 
+_MAX_OTHERS = 1000  # values of which `Categories` remembers that they became `UNKNOWN`
 _FEW_ROWS = 50  # in fewer, each may have a class of its own
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]

@@ -193,7 +193,12 @@ def _metric(base: type[_M], title: str, by: str, doc: str, **more: Any) -> type[
 _of_classes, _of_values = partial(_metric, ClassMetric), partial(_metric, ValueMetric)
 _RANGE = {"data_range": 1.0}
 
-F1 = _of_classes("F1", "F1Score", "The harmonic mean of precision and recall.")
+F1 = _of_classes(
+    "F1",
+    "F1Score",
+    "The harmonic mean of precision and recall: with two logits too, the macro average by default. "
+    '``F1(task="binary")`` is the positive class\'s, class 1.',
+)
 FBeta = _of_classes("FBeta", "FBetaScore", "F1 with recall weighted by beta=.", defaults={"beta": 1.0})
 Precision = _of_classes("Precision", "Precision", "Of the items predicted as a class, the share of it.")
 Recall = _of_classes("Recall", "Recall", "Of the items of a class, the share predicted as it.")
