@@ -172,6 +172,15 @@ def test_numbers_texts_and_images():
     assert fed(metrics.SSIM(), images).compute() == pytest.approx(ssim, rel=1e-5)
 
 
+def test_sums_that_grow_with_the_outputs_are_restored():
+    metric, other = metrics.R2(), metrics.R2()
+    output = StepOutput(torch.tensor(0.0), torch.randn(8, 3), torch.randn(8, 3))
+    fed(metric, [output])
+    other.total, other.count = metric.total, metric.count
+    other.load_state(metric.state())
+    assert other.compute() == metric.compute()
+
+
 # In trainings
 
 
