@@ -21,6 +21,7 @@ from burnt.monitor.format import (
     age_text,
     clock_text,
     progress_text,
+    rank_table,
     series_label,
     size_text,
     split_tuning_keys,
@@ -35,6 +36,7 @@ from burnt.store import (
     export_jsonl,
     export_tensorboard,
 )
+from burnt.store.ranks import read_ranks, slowest
 from burnt.store.reader import text_of
 from burnt.store.search import setting_text
 from burnt.train.format import duration_text, value_text
@@ -82,6 +84,12 @@ def print_run(page: Page, view: RunView) -> None:
             [_attempt_cells(attempt) for attempt in view.attempts],
             align_right=["took", "from step"],
         )
+    if ranks := rank_table(loads := read_ranks(view.folder), slowest(loads)):
+        page.heading("ranks")
+        numbers = [name for name in ranks[0] if name not in ("state", "host", "")]
+        styles = {**STATE_STYLES, "slowest": "bold yellow"}
+        rows = [[Cell(text, styles.get(text, "")) for text in row.values()] for row in ranks]
+        page.table(list(ranks[0]), rows, align_right=numbers, droppable=["host", "memory", "step"])
     if view.settings:
         page.heading("config")
         page.pairs({key: setting_text(value) for key, value in view.settings.items()})
@@ -200,6 +208,7 @@ def _json(view: RunView) -> dict[str, Any]:
         return {
             **run_json(view),
             "attempts": [attempt._asdict() for attempt in view.attempts],
+            "ranks": [load._asdict() for load in read_ranks(view.folder)],
             "config": view.document,
             "notes": [note._asdict() for note in view.notes],
             "series": [_series_json(view, reader, series) for series in view.heads],

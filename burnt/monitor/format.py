@@ -16,6 +16,7 @@ from burnt.train.format import duration_text, value_text
 
 if TYPE_CHECKING:
     from burnt.store import Attempt, Parent, Progress, RunSummary, Series
+    from burnt.store.ranks import RankLoad
 
 
 # Learning-rate changes by a factor outside of this range may be typing errors.
@@ -222,6 +223,38 @@ def progress_text(progress: Progress | None, *, with_share: bool = True) -> str:
     done = fraction(progress) if with_share else None
     # Rounded down, so that an unfinished run never shows 100%.
     return text if done is None else f"{text} {math.floor(done * 100)}%"
+
+
+def rank_table(loads: Sequence[RankLoad], slowest: int | None) -> list[dict[str, str]]:
+    """Return the cells of a table of ranks by column; a column that is empty in all rows is left out.
+
+    >>> from burnt.store.ranks import RankLoad
+    >>> ranks = [RankLoad(0, "running", "a", 9, 0.02, 0.005), RankLoad(1, "stale", "a", 9, 0.02, 0.02)]
+    >>> rank_table(ranks, 1)[1]
+    {'rank': '1', 'state': 'stale', 'step': '9', 'step ms': '20', 'own ms': '20', '': 'slowest'}
+    """
+
+    def text(value: float | None, form: str = "{:.3g}", factor: float = 1.0) -> str:
+        return "" if value is None else form.format(value * factor)
+
+    several_hosts = len({load.host for load in loads if load.host}) > 1
+    rows = [
+        {
+            "rank": str(load.rank),
+            "state": load.state,
+            "step": text(load.step, "{:,.0f}"),
+            "step ms": text(load.step_seconds, factor=1000.0),
+            "own ms": text(load.own_seconds, factor=1000.0),
+            "data wait": text(load.data_wait_share, "{:.0%}"),
+            "rank wait": text(load.rank_wait_share, "{:.0%}"),
+            "memory": "" if load.memory_bytes is None else size_text(load.memory_bytes),
+            "GPU memory": "" if load.gpu_memory_bytes is None else size_text(load.gpu_memory_bytes),
+            "host": load.host if several_hosts else "",
+            "": "slowest" if load.rank == slowest else "" if slowest is None else " ",
+        }
+        for load in loads
+    ]
+    return [{name: row[name] for name in row if any(other[name] for other in rows)} for row in rows]
 
 
 def natural_key(text: str) -> list[tuple[int, int | str]]:

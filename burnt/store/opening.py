@@ -21,6 +21,7 @@ from burnt.errors import BurntError, ConfigError, RunError, did_you_mean
 from burnt.store.pyramid import INTO_EVENT, insert
 from burnt.store.schema import (
     DATABASE,
+    RANKS,
     SCHEMA,
     TRIAL,
     check_schema,
@@ -43,7 +44,7 @@ EXISTS = ("error", "number", "resume")
 # What burnt writes into a run's folder. Notes and tags are the user's.
 OWN_NAMES = (
     *("config.json", "checkpoints", "control", "logs", "notes", "profile", "tags", "tensorboard"),
-    TRIAL,
+    *(RANKS, TRIAL),
 )
 
 # Each is 0 or NULL in a run that has nothing worth keeping.

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from burnt.errors import RunError, quantity
 from burnt.store.opening import is_own
-from burnt.store.reader import RunReader
+from burnt.store.ranks import rank_folders
+from burnt.store.reader import Attempt, RunReader
 from burnt.store.schema import DATABASE
 
 
@@ -40,9 +41,9 @@ def examine(folder: str | os.PathLike[str]) -> Removable:
             found=f"a link to {os.readlink(folder)}",
             hint="name the folder itself, or remove the link with rm",
         )
+    ranks = list(rank_folders(folder).values())
     try:
-        with RunReader(folder) as reader:
-            state, attempt = reader.state(), reader.attempts()[-1]
+        found = [_newest_attempt(path) for path in (folder, *ranks)]
     except RunError as error:
         if not Path(folder, DATABASE).is_file():
             raise RunError(
@@ -56,6 +57,7 @@ def examine(folder: str | os.PathLike[str]) -> Removable:
             found=f"{error.what}: {error.found}" if error.found else error.what,
             hint="if it is not needed any more, remove the folder with rm -r",
         ) from error
+    state, attempt = next((one for one in found if one[0] in ("running", "stale")), found[0])
     if state in ("running", "stale"):
         raise RunError(
             f"{folder} is {state} and is not removed",
@@ -64,13 +66,18 @@ def examine(folder: str | os.PathLike[str]) -> Removable:
         )
     size = 0
     for path, _, files in os.walk(folder):
-        if DATABASE in files and Path(path) != folder:
+        if DATABASE in files and Path(path) not in (folder, *ranks):
             raise RunError(f"{folder} contains another run and is not removed", found=path)
         for file in files:
             status = os.lstat(os.path.join(path, file))
             size += status.st_size if stat.S_ISREG(status.st_mode) else 0
     others = [name for name in sorted(os.listdir(folder)) if not is_own(name)]
     return Removable(folder, state, size, others)
+
+
+def _newest_attempt(folder: Path) -> tuple[str, Attempt]:
+    with RunReader(folder) as reader:
+        return reader.state(), reader.attempts()[-1]
 
 
 def remove(folder: str | os.PathLike[str]) -> Removable:

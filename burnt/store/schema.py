@@ -23,6 +23,7 @@ SCHEMA_VERSION = 1
 DATABASE = "run.db"
 RUN_FILE = "BURNT_RUN_FILE"
 """The environment variable that names a file, for a launcher to learn the folder of the run."""
+RANKS = "ranks"  # the folder with the stores of ranks other than 0
 TRIAL = "trial.json"  # what a sweep says of a run that is one of its trials
 REMOVED = re.compile(r"\..+\.removed-[0-9a-f]{8}")  # folders of runs that are being removed
 MAX_INTEGER = 2**63 - 1  # the largest integer SQLite holds; as `visible_until` it means "all rows"

@@ -13,6 +13,7 @@ import errno
 import json
 import operator
 import os
+import shutil
 import sqlite3
 import threading
 import time
@@ -46,7 +47,7 @@ from burnt.store.pyramid import (
     Row,
     insert,
 )
-from burnt.store.schema import DATABASE, MAX_INTEGER, TRIAL, clean_text, connect, to_json, write_errors
+from burnt.store.schema import DATABASE, MAX_INTEGER, RANKS, TRIAL, clean_text, connect, to_json, write_errors
 from burnt.store.write_lease import HEARTBEAT_SECONDS, WriteLease
 
 EndState = Literal["finished", "stopped", "crashed"]
@@ -213,11 +214,15 @@ class RunWriter:
             new = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
             for part in _FOLDERS:
                 (folder / part).mkdir(parents=True, exist_ok=True)
+            is_new = replaced_by is not None or not path.exists()
             if not path.exists():
                 create_database(path, name)
             for changed in (folder, *(made.parent for made in new)):
                 sync_folder(changed)
-            return begin_attempt(path, resume, resumed_from_step, config, since, replaced_by=replaced_by)
+            begun = begin_attempt(path, resume, resumed_from_step, config, since, replaced_by=replaced_by)
+            if is_new and (folder / RANKS).exists():
+                shutil.rmtree(folder / RANKS)  # of the run that this one replaces
+            return begun
 
     def log(self, step: int, epoch: int | None, values: Mapping[str, float], split: str = "train") -> None:
         """Write metric values.
@@ -696,7 +701,7 @@ def _unrelated_names(folder: Path) -> list[str]:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError:
         return []
-    known = (*_FOLDERS, "config.json", TRIAL)
+    known = (*_FOLDERS, RANKS, "config.json", TRIAL)
     return [name for name in names if not name.startswith(".") and name not in known]
 
 

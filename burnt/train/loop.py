@@ -462,6 +462,9 @@ class Loop:
             "steps_per_second": steps / seconds,
             "samples_per_second": (sums[0][1] - self.metrics.logged[0][1]) / seconds,
             "data_wait_share": min(self.data_wait_seconds / seconds, 1.0),
+            **(
+                {} if self.ranks is None else {"rank_wait_share": min(self.ranks.wait_seconds / seconds, 1.0)}
+            ),
             **self.train_step.outcomes.readings(),
         }
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
@@ -475,6 +478,8 @@ class Loop:
         self.non_finite.check_scale(speed.get("loss_scale"), position)
         self.metrics.logged, self.logged_step = sums, position.step
         self.logged_seconds, self.data_wait_seconds = now, 0.0
+        if self.ranks is not None:
+            self.ranks.wait_seconds = 0.0
         self.kernels.record()
 
     def group_rates(self) -> Mapping[str, float]:

@@ -9,7 +9,10 @@ from burnt.store import Series
 
 _SPLITS = ("train", "valid")
 # Metrics of the training process are listed after metrics of the model.
-TRAINING_METRICS = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
+TRAINING_METRICS = (
+    *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),
+    "rank_wait_share",
+)
 
 
 def metrics_in_order(series: Sequence[Series]) -> list[str]:

@@ -14,7 +14,7 @@ from burnt.train.metrics.torch_metric import wrapped
 DEFAULT_SPLIT = "valid"
 SPEED = (
     *("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share"),
-    *("gradient_norm", "loss_scale", "skipped_steps"),
+    *("rank_wait_share", "gradient_norm", "loss_scale", "skipped_steps"),
 )
 """What a training logs besides metrics."""
 

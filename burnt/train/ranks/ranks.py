@@ -31,7 +31,7 @@ from burnt.errors import RankError, UnsupportedError, clean
 from burnt.gradients import Gradients
 from burnt.nn import SyncBatchNorm
 from burnt.store import RunWriter
-from burnt.store.schema import RUN_FILE
+from burnt.store.schema import RANKS, RUN_FILE
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.code.source import is_restartable
 from burnt.train.metrics.base import EpochMetric, Metric
@@ -77,6 +77,8 @@ class Ranks:
         self.seconds = 0.0
         """The seconds of training on rank 0's clock, at the last step."""
         self.clock: Callable[[], float] = float
+        self.wait_seconds = 0.0
+        """The seconds of training in which this rank has waited for others, since they were last logged."""
         self.part = Part(None, 1, 1)
         """The part of a batch that this rank works on."""
         self.is_joint = False
@@ -110,8 +112,10 @@ class Ranks:
 
     def _together(self, operation: Callable[..., object], *arguments: object) -> None:
         """Call an operation of torch.distributed that all ranks take part in."""
+        since = self.clock()
         try:
             operation(*arguments)
+            self.wait_seconds += self.clock() - since
         except RuntimeError as error:
             raise _OtherFailed(
                 "another rank has died or hangs",
@@ -234,14 +238,15 @@ class Ranks:
         """Create the run, on rank 0; on the others, a run of their own samples below it, ``ranks/1``."""
         made: list[RunWriter] = []
 
-        def first() -> Path:
+        def first() -> tuple[Path, int]:
             made.append(create(folder, **options))
             if RUN_FILE in os.environ:
                 Path(os.environ[RUN_FILE]).write_text(str(made[0].folder))
-            return made[0].folder
+            return made[0].folder, made[0].attempt
 
-        run = self.first(first)
-        return made[0] if made else create(run / "ranks" / str(self.rank), exists="resume")
+        run, attempt = self.first(first)
+        part_of = {"attempt": attempt, "device": str(self.device)}
+        return made[0] if made else create(run / RANKS / str(self.rank), config=part_of, exists="resume")
 
     def _send(self, tensors: Sequence[Tensor]) -> None:
         """Replace the values of tensors by rank 0's."""

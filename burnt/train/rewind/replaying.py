@@ -122,7 +122,7 @@ def past_of(folder: Path, first: int, last: int) -> Past:
 
 def is_timed(series: Series) -> bool:
     """Whether the values of a series depend on the clock, so that they differ from run to run."""
-    return "per_second" in series.name or series.name == "data_wait_share"
+    return "per_second" in series.name or series.name in ("data_wait_share", "rank_wait_share")
 
 
 def same_bits(a: float, b: float) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from burnt.store import RunReader
+from burnt.store.ranks import read_ranks
 from tests.distributed import by_several
 from tests.train.ranks import programs
 
@@ -41,6 +42,7 @@ def check(folder, size, names):
             found = json.loads((folder / f"{name}-{size}.rank{rank}.json").read_text())
             assert found["values"] == pytest.approx(expected["values"], abs=tolerance), name
             assert (found["step"], found["reason"]) == (expected["step"], expected["reason"]), name
+        assert [load.rank for load in read_ranks(folder / f"{name}-{size}")] == list(range(size)) * (size > 1)
         with RunReader(folder / f"{name}-{size}") as run, RunReader(folder / f"{name}-1") as alone:
             for series in alone.series():
                 if series.name in ("loss", "accuracy", "learning_rate", "loss_scale", "gradient_norm"):

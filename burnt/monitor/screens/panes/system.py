@@ -1,8 +1,9 @@
-"""Machine load: CPU, memory and GPUs as small charts with their latest values."""
+"""Machine load: CPU, memory and GPUs as small charts with their latest values; and the ranks of the run."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,19 +14,25 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.errors import clean
-from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import parse_number, size_text
+from burnt.monitor.data.runs import LIVE, RunView
+from burnt.monitor.format import parse_number, rank_table, size_text
 from burnt.monitor.plotting.chart_widget import Chart, ChartGrid
 from burnt.monitor.plotting.curves import Curve, times_to_active_seconds
 from burnt.monitor.plotting.text_chart import ChartView, Range
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.keybar import update_if_changed
+from burnt.monitor.ui.table import Column, Row, Table, cell
 from burnt.plot.braille import PALETTE
 from burnt.store import SystemSample
+from burnt.store.ranks import RankLoad, read_ranks, slowest
 from burnt.train.format import value_text
 
 _CHART_WIDTH, _CHART_HEIGHT = 44, 8
 _GIB = 2.0**30
+_MAX_RANK_ROWS = 8  # more scroll
+_RANK_SECONDS = 2.0  # between two looks at ranks that are alive
+_RANK_STYLES = {"crashed": "$error", "unreadable": "$error", "stale": "$warning", "slowest": "$warning"}
+_DROPPED = {"host": 3, "memory": 2, "step": 1}  # first in a narrow terminal
 
 
 class Panel(NamedTuple):
@@ -37,7 +44,7 @@ class Panel(NamedTuple):
 
 
 class SystemPane(Pane):
-    """Charts of the last hour."""
+    """Charts of the last hour; of a run that several processes train, also a table of them."""
 
     TITLE = "System"
     SHORT = "Sys"
@@ -46,6 +53,7 @@ class SystemPane(Pane):
         super().__init__(view)
         self._num_columns = 1
         self._x_range: Range | None = None
+        self._has_live_ranks = False
 
     def compose(self) -> ComposeResult:
         yield Static(classes="facts")
@@ -56,7 +64,9 @@ class SystemPane(Pane):
         self.request_read()
 
     def token(self) -> object:
-        return self.view.newest.system_sample, self._num_requests
+        # A rank can crash while rank 0, whose samples are in the view, hangs.
+        tick = time.monotonic() // _RANK_SECONDS if self._has_live_ranks else 0.0
+        return self.view.newest.system_sample, self.view.state, self._num_requests, tick
 
     def read(self) -> Callable[[], Any]:
         samples = self.view.system_samples()
@@ -67,9 +77,14 @@ class SystemPane(Pane):
                 Curve(clean(label), PALETTE[i % len(PALETTE)], xs, _values_of(samples, name, panel.divisor))
                 for i, (label, name) in enumerate(panel.names.items())
             ]
-        return partial(self._show, curves, samples[-1].values if samples else None)
+        ranks = read_ranks(self.view.folder)
+        self._has_live_ranks = any(load.state in LIVE for load in ranks)
+        return partial(self._show, curves, samples[-1].values if samples else None, ranks)
 
-    async def _show(self, curves: dict[str, list[Curve]], last: dict[str, Any] | None) -> None:
+    async def _show(
+        self, curves: dict[str, list[Curve]], last: dict[str, Any] | None, ranks: list[RankLoad]
+    ) -> None:
+        await self._show_ranks(rank_table(ranks, slowest(ranks)))
         facts = (
             latest_values(last) if last is not None else [("", "No system samples have been recorded yet.")]
         )
@@ -78,6 +93,23 @@ class SystemPane(Pane):
         grid = self.query_one(ChartGrid)
         views = [ChartView(lines, "time", title=title, markers=False) for title, lines in curves.items()]
         await grid.show(views, self._num_columns, self._x_range)
+
+    async def _show_ranks(self, ranks: list[dict[str, str]]) -> None:
+        tables = list(self.query(Table))
+        if not ranks:
+            for table in tables:
+                await table.remove()
+            return
+        numbers = [name for name in ranks[0] if name not in ("state", "host", "")]
+        columns = [Column(name, name in numbers, drop_priority=_DROPPED.get(name, 0)) for name in ranks[0]]
+        if not tables:
+            tables = [Table(columns)]
+            await self.mount(*tables, after=self.query_one(Static))
+        tables[0].styles.height = min(len(ranks), _MAX_RANK_ROWS) + 2  # the heading, and an empty line
+        rows: list[Row] = [
+            (row["rank"], [cell(text, _RANK_STYLES.get(text, "")) for text in row.values()]) for row in ranks
+        ]
+        tables[0].show(rows, columns=columns if columns != tables[0].columns else None)
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
