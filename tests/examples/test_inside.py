@@ -16,16 +16,10 @@ __all__ = ["always"]
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("always")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize(
-    "library",
-    [
-        pytest.param("lightning", marks=pytest.mark.full),
-        "accelerate",
-        pytest.param("trainer", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("library", ["lightning", "accelerate", "trainer"])
 def test_a_swapped_model_trains_to_the_same_losses(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
