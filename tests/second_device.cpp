@@ -89,6 +89,20 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
   return copy_from(self, to, false);
 }
 
+at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
+                        c10::SymIntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+  impl->set_storage_offset(offset.expect_int());
+  return self;
+}
+
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source) {
+  const c10::SymInt n = static_cast<int64_t>(source.nbytes() / self.itemsize()), one = 1;
+  return set_storage(self, std::move(source), 0, {&n, 1}, {&one, 1});
+}
+
 at::Scalar local_scalar(const at::Tensor& self) { return on_host(self).item(); }
 
 // Runs an op's CPU kernel on the memory of its arguments, so that whatever it changes in place is changed,
@@ -155,6 +169,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
   m.impl("resize_", &resize);
+  m.impl("set_.source_Storage", &set_whole_storage);
+  m.impl("set_.source_Storage_storage_offset", &set_storage);
   m.impl("_local_scalar_dense", &local_scalar);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", &at::native::view);

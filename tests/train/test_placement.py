@@ -274,7 +274,7 @@ def test_in_parts_equals_one_device(tmp_path):
 def test_in_parts_float32_resumes_predicts_evaluates_and_exports(tmp_path):
     run_on_two_devices(
         """
-        import copy
+        import onnxruntime
         from burnt import onnx
         from burnt.train import evaluate
         whole, learner = parts.train(folder / "whole", PLACES, "adamw", dtype=torch.float32)
@@ -312,8 +312,14 @@ def test_in_parts_float32_resumes_predicts_evaluates_and_exports(tmp_path):
         check_crossings(whole.model, tokens)
         expected = single.model.eval()(tokens)
         assert float((burnt.predict(whole.model, tokens) - expected.detach()).abs().max()) < 1e-5
-        restored = burnt.Record.load(whole.checkpoints[-1].path / "model.safetensors")
-        assert restored.tensors.keys() == whole.model.state_dict().keys()
+        exported = onnx.export(whole.model, tokens, folder / "net.onnx")
+        session = onnxruntime.InferenceSession(str(folder / "net.onnx"))
+        (logits,) = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})
+        assert float((torch.from_numpy(logits) - expected).abs().max()) < 1e-5
+        loaded = burnt.load(folder / "whole", whole.position.step, model=parts.Net())
+        assert set(parts.devices(loaded).values()) == {"cpu"}
+        assert parts.difference(loaded, whole.model) == 0
+        assert torch.equal(burnt.place(loaded, PLACES)(tokens).cpu(), whole.model.eval()(tokens).cpu())
         """,
         tmp_path,
     )
