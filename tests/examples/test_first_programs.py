@@ -103,3 +103,12 @@ def test_char_gpt(capfd: pytest.CaptureFixture[str]) -> None:
     written = out[out.index("The for statement") + len("The for statement") :]
     assert sum(word in written for word in ("quick", "brown", "jumps", "lazy", "again")) >= 4
     assert Path("runs/char_gpt/loss.svg").read_text().startswith("<svg")
+
+
+def test_lstm_series(capfd: pytest.CaptureFixture[str]) -> None:
+    out = train("lstm_series", "epochs=12", capfd=capfd)
+    assert losses("lstm_series")[-1] < 0.6 * losses("lstm_series")[0]
+    naive = figure(r"error (\S+)  the value of the year before", out)
+    assert naive == pytest.approx(25.45, abs=0.01)  # as NumPy computes it from the file
+    assert figure(r"error +(\S+)  LSTM", out) < 0.8 * naive
+    assert Path("runs/lstm_series/forecast.svg").read_text().startswith("<svg")
