@@ -80,7 +80,7 @@ def test_its_settings_learn_the_spirals(capsys: pytest.CaptureFixture[str]) -> N
         ),
         ("numpy", ["'numpy' is taken"]),
         ("json", ["burnt new my_json"]),
-        ("tests", ["or another folder of the project"]),
+        ("runs", ["or another folder of the project"]),
         ("mine", ["'mine' exists", "hint      choose another name"]),
     ],
 )
