@@ -348,7 +348,7 @@ class Optimizer:
         averages = None if options.ema is None else self._averages(options.ema)
         if all(self._params[path].is_floating_point() and not g.is_sparse for path, g in grads.items()):
             steps = self._advance_by_device if self._is_in_parts else self._advance_by_kernels
-            result = steps(lr, grads, options, averages)
+            result = steps(lr, grads, options._replace(ema=averages))
             rest = [path for path in averages or () if path not in grads]
         else:
             result = self._step_with_torch(lr, grads, options)
@@ -361,13 +361,8 @@ class Optimizer:
                     average.lerp_(self._params[path], weight.to(average.device, average.dtype))
         return result
 
-    def _advance_by_kernels(
-        self,
-        lr: float,
-        grads: Mapping[str, Tensor],
-        options: StepOptions,
-        averages: Mapping[str, Tensor] | None,
-    ) -> StepResult:
+    def _advance_by_kernels(self, lr: float, grads: Mapping[str, Tensor], options: StepOptions) -> StepResult:
+        averages: Any = options.ema
         settings = {
             "lr": lr,
             "max_norm": options.clip_norm,
@@ -379,13 +374,7 @@ class Optimizer:
         params = [self._params[path] for path in grads]
         return self._advance(StepInputs(params, list(grads.values()), states, settings))
 
-    def _advance_by_device(
-        self,
-        lr: float,
-        grads: Mapping[str, Tensor],
-        options: StepOptions,
-        averages: Mapping[str, Tensor] | None,
-    ) -> StepResult:
+    def _advance_by_device(self, lr: float, grads: Mapping[str, Tensor], options: StepOptions) -> StepResult:
         """Perform a step of a model in parts: the parameters of each device by its own kernels."""
         parts: dict[torch.device, dict[str, Tensor]] = {}
         for path, gradient in grads.items():
@@ -397,7 +386,7 @@ class Optimizer:
         for device, part in zip(parts, divided, strict=True):
             own = scale.to(device) if isinstance(scale, Tensor) else scale
             limits = options._replace(clip_norm=None, grad_scale=own)
-            results.append(self._advance_by_kernels(lr, part, limits, averages))
+            results.append(self._advance_by_kernels(lr, part, limits))
         return StepResult(measured.norm, measured.skipped, join_names(results))
 
     def step_with(
