@@ -129,4 +129,5 @@ def _places(hooks: Any, module: nn.Module) -> Iterator[torch.device]:
 
 def _key(tensor: torch.Tensor) -> int | None:
     """Return what identifies a tensor's memory; views of it share it."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+    key: int | None = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+    return key
