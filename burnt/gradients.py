@@ -171,12 +171,13 @@ class Gradients(Mapping[str, Tensor]):
             total = torch.nn.utils.get_total_norm(values)
         return total
 
-    def clip_norm(self, limit: float) -> Gradients:
+    def clip_norm(self, limit: float, norm: Tensor | None = None) -> Gradients:
         """Scale the gradients down to a global norm of at most `limit`, as `clip_grad_norm_` does.
 
+        `norm` is theirs, where it is known, or that of the whole gradients that these are a part of.
         Non-finite gradients stay non-finite; check them with `finite()`.
         """
-        factor = (limit / (self.norm() + 1e-6)).clamp(max=1.0)
+        factor = (limit / ((self.norm() if norm is None else norm) + 1e-6)).clamp(max=1.0)
         return self.map(lambda value: value * factor.to(value.device))
 
     def clip_value(self, limit: float) -> Gradients:

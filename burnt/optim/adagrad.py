@@ -114,6 +114,7 @@ class Adafactor(Optimizer):
     Adafactor(beta2_decay=-0.8, eps=(None, 0.001), d=1.0, weight_decay=0.0)
     """
 
+    is_elementwise = False
     _torch = torch.optim.Adafactor
     _shape = (0, 0)
 

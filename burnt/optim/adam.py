@@ -207,6 +207,7 @@ class Lamb(Optimizer):
     Lamb(betas=(0.9, 0.999), eps=1e-06, weight_decay=0.01)
     """
 
+    is_elementwise = False
     _state_names = ("step", "exp_avg", "exp_avg_sq")
 
     betas: tuple[float, float] = (0.9, 0.999)

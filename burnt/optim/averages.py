@@ -35,7 +35,7 @@ class _Averaging(Optimizer):
                 found=repr(optimizer),
             )
         self.optimizer = optimizer
-        self.needs_closure = optimizer.needs_closure
+        self.needs_closure, self.is_elementwise = optimizer.needs_closure, optimizer.is_elementwise
         self._options = options
         self._bound_to: object = None
         self._params: dict[str, torch.nn.Parameter] = {}

@@ -161,6 +161,7 @@ class Groups(Optimizer):
         self.names = tuple(
             name if names.count(name) == 1 else f"{name} {number}" for number, name in enumerate(names, 1)
         )
+        self.is_elementwise = all(g.optimizer.is_elementwise and g.clip_norm is None for g in self.groups)
         self._steps = [0] * len(self.groups)
         self._rates: dict[str, float] = {}
         self._bound_to: object = None

@@ -197,6 +197,7 @@ class Optimizer:
     _torch: ClassVar[type[torch.optim.Optimizer] | None] = None
     _update: ClassVar[Update]
     needs_closure: bool = False  # whether the training calls `step_with`
+    is_elementwise: bool = True  # whether each element's update depends on no other, but by clip_norm
     # Of the learning rates that the optimizer schedules itself. The training sets it before each step.
     rate_factor: float = 1.0
     _usage: ClassVar[str | None] = None  # how it is built, for messages; by default with options

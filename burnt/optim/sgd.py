@@ -97,6 +97,7 @@ class Muon(Optimizer):
     5
     """
 
+    is_elementwise = False
     _torch = torch.optim.Muon
     _state_names = ("momentum_buffer",)
     _shape = (0, 0)

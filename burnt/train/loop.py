@@ -82,13 +82,14 @@ class TrainStep:
         ranks: Ranks | None = None,
     ) -> None:
         self.steps, self.rules, self.ranks = steps, rules, ranks
-        self.params = dict(learner.model.named_parameters())
+        self.params = dict(learner.model.named_parameters()) if ranks is None else ranks.params(learner.model)
         self.to_device: Callable[[Any], Any] = _unchanged if device.type == "cpu" else Mover(device)
         if ranks is not None:
             self.to_device = ranks.taking(self.to_device)
         self.autocast = functools.partial(autocast, precision, *device_types(learner.model))
         self.outcomes = StepOutcomes(learner.model, rules)
-        self.clip_and_step = OptimizerStep(learner.optimizer, self.params, rules)
+        total_norm = None if ranks is None else ranks.total_norm
+        self.clip_and_step = OptimizerStep(learner.optimizer, self.params, rules, total_norm)
         self.is_search = learner.optimizer.needs_closure
         self.optimizers: StepOptimizers | None = None
         if isinstance(learner.optimizer, Optimizers):
@@ -272,6 +273,7 @@ class Loop:
                 )
             while reason is None:
                 reason = self.epoch()
+        self.settle()
         self.learner.optimizer.eval(self.params)
         return reason
 
@@ -496,8 +498,11 @@ class Loop:
     def check_parameters(self) -> None:
         """Raise if a parameter is not finite."""
         trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
-        if not Gradients(trained).finite():
-            path = next(path for path, value in trained.items() if not value.isfinite().all())
+        values = Gradients(trained)
+        if not (values.finite() if self.ranks is None else self.ranks.all_finite(values)):
+            path = next(
+                (path for path, value in trained.items() if not value.isfinite().all()), "a parameter"
+            )
             raise self.non_finite_error(f"{path}, after a finite loss,", math.nan, self.saved_step)
 
     def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
@@ -561,13 +566,20 @@ class Loop:
         if self.is_evaluating:  # a checkpoint saved during a validation
             yield
             return
+        self.settle()
         self.learner.optimizer.eval(self.params)
         self.is_evaluating = True
         try:
             yield
         finally:
             self.is_evaluating = False
+            self.settle()
             self.learner.optimizer.train(self.params)
+
+    def settle(self) -> None:
+        """Have several ranks put the parameters that the optimizer steps in place."""
+        if self.ranks is not None:
+            self.ranks.settle(self.learner.model)
 
     def validate(self) -> bool:
         """Run what is due and record its values; return False if a stop request interrupted it."""
@@ -649,9 +661,14 @@ class Loop:
                 rank_rngs = self.ranks.other_states({"rng": rng, "epoch_rng": self.epoch_rng})
                 self.ranks.share_buffers()
             with self.evaluating():
+                model, optimizer, record = self.learner.model, self.learner.optimizer, None
+                optimizer_record = optimizer.into_record()
+                if self.ranks is not None:
+                    record = self.ranks.record(model)
+                    optimizer_record = self.ranks.optimizer_record(optimizer, self.params)
                 training = TrainingState(
-                    self.learner.model,
-                    self.learner.optimizer.into_record(),
+                    model,
+                    optimizer_record,
                     self.metrics.merged(self.metrics.train),
                     dataclasses.replace(position, pending=position.pending or validating),
                     self.metrics.values_at(position.step),
@@ -662,6 +679,7 @@ class Loop:
                     kept=kept,
                     scheduled=scheduled and not kept,
                     rank_rngs=rank_rngs,
+                    record=record,
                 )
                 write = functools.partial(
                     self.saving.save, training, None if validating else state, wait=wait

@@ -293,7 +293,7 @@ class SupervisedTraining(TrainingSettings):
         if loaded.rng is None:
             learner.optimizer.check(learner.schedule(0), model)
         if ranks is not None:
-            ranks.prepare(model, self._common_state(position))
+            ranks.prepare(learner, self._common_state(position))
         asked = self._asked_folders.get(self.folder, self.folder)
         create = functools.partial(
             RunWriter.create,
@@ -442,7 +442,7 @@ class SupervisedTraining(TrainingSettings):
             self.reporter.message(f"No checkpoint has a value of {key}: the model has its last weights.")
             return
         record = Record.load(model_file(best.path))
-        load_into(model, record)
+        (load_into if self.ranks is None else self.ranks.load_into)(model, record)
         restore_fields(model, record)
         self.reporter.message(f"Restored the weights of {best.path.name}: {key} {value_text(value)}.")
 

@@ -277,7 +277,7 @@ REFUSED = {
     "strategy": Looked(
         UnsupportedError,
         "strategy='dpd' does not exist",
-        "auto, single or ddp",
+        "auto, single, ddp or fsdp",
         "did you mean 'ddp'?",
         strategy="dpd",
     ),

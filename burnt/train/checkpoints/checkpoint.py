@@ -142,6 +142,7 @@ class TrainingState:
         kept: the checkpoint is never removed, and neither is one of the same step that replaces it.
         scheduled: keepers may select the checkpoint; otherwise it is removed once there is a newer one.
         rank_rngs: the random states of the other processes: ``"rng1"``, ``"epoch_rng1"``, ``"rng2"``, ...
+        record: the model's, where it is known; of a model whose parts are on several processes.
     """
 
     model: torch.nn.Module
@@ -156,6 +157,7 @@ class TrainingState:
     kept: bool = False
     scheduled: bool = True
     rank_rngs: Mapping[str, RandomStates] = dataclasses.field(default_factory=dict)
+    record: Record | None = None
 
     def training_file(self, saved: Saved) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and the JSON document of the file next to the model's."""
@@ -390,7 +392,7 @@ class Checkpoints:
             scheduled=state.scheduled or any(saved.scheduled for saved in earlier),
         )
         tensors, document = state.training_file(new)
-        record = record_of(state.model, config=getattr(state.model, "_built_by", None))
+        record = state.record or record_of(state.model, config=getattr(state.model, "_built_by", None))
         if copied:
             record, tensors = copied_record(record), copied_tensors(tensors)
             document = copy.deepcopy(document)

@@ -30,10 +30,13 @@ from burnt.data.seeds import seed_global_states, seed_of
 from burnt.errors import RankError, UnsupportedError, clean
 from burnt.gradients import Gradients
 from burnt.nn import SyncBatchNorm
+from burnt.optim import Optimizer, OptimizerRecord
+from burnt.record import Record, load_into, record_of
 from burnt.store import RunWriter
 from burnt.store.schema import RANKS, RUN_FILE
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.code.source import is_restartable
+from burnt.train.learner import Learner
 from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.ranks.launch import Launched
 from burnt.train.ranks.parts import Part, PartLoader
@@ -220,11 +223,12 @@ class Ranks:
 
     # what a training needs before its first step
 
-    def prepare(self, model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    def prepare(self, learner: Learner, state: Mapping[str, Any]) -> None:
         """Give the model of each rank the values of rank 0's, after checking that all trainings are alike.
 
         `state` is what must be the same on all ranks: settings, the loaders' state, the step to resume from.
         """
+        model = self._model = learner.model
         for name, value in state.items():
             self.check_same(name, value)
         tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -247,6 +251,34 @@ class Ranks:
         run, attempt = self.first(first)
         part_of = {"attempt": attempt, "device": str(self.device)}
         return made[0] if made else create(run / RANKS / str(self.rank), config=part_of, exists="resume")
+
+    # what differs where a rank has a part of each parameter
+
+    total_norm: Callable[[Gradients], Tensor] | None = None
+    """Returns the norm of whole gradients from a rank's parts; None if a rank has whole ones."""
+
+    def params(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters that the optimizer of this rank steps."""
+        return dict(model.named_parameters())
+
+    def settle(self, model: torch.nn.Module) -> None:
+        """Put the parameters that the optimizer steps in place, after forward passes."""
+
+    def all_finite(self, values: Gradients) -> bool:
+        """Whether tensors are finite on all ranks."""
+        return values.finite()
+
+    def record(self, model: torch.nn.Module) -> Record:
+        """Return the record of the whole model; all ranks call it."""
+        return record_of(model, config=getattr(model, "_built_by", None))
+
+    def optimizer_record(self, optimizer: Optimizer, params: Mapping[str, Tensor]) -> OptimizerRecord:
+        """Return the state of the whole optimizer; all ranks call it."""
+        return optimizer.into_record()
+
+    def load_into(self, model: torch.nn.Module, record: Record) -> None:
+        """Load the whole values of a record into a model."""
+        load_into(model, record)
 
     def _send(self, tensors: Sequence[Tensor]) -> None:
         """Replace the values of tensors by rank 0's."""
@@ -309,7 +341,9 @@ class Ranks:
         window.add(self._differentiated(loss * (count / total), params), total)
         self._joint_counts.append(count)
 
-    def _differentiated(self, loss: Tensor, params: Mapping[str, Tensor]) -> Gradients:
+    def _differentiated(
+        self, loss: Tensor, params: Mapping[str, Tensor], model: torch.nn.Module
+    ) -> Gradients:
         return Gradients.of(loss, params)
 
     def mean(

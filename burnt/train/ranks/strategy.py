@@ -13,7 +13,7 @@ from burnt.train.ranks.launch import COMMAND, Launched
 if TYPE_CHECKING:
     from burnt.train.ranks.ranks import Ranks
 
-_STRATEGIES = ("auto", "single", "ddp")
+_STRATEGIES = ("auto", "single", "ddp", "fsdp")
 
 
 def check_strategy(given: Any) -> str | Ranks:
@@ -24,7 +24,7 @@ def check_strategy(given: Any) -> str | Ranks:
     if given not in _STRATEGIES:
         raise UnsupportedError(
             f"strategy={given!r} does not exist",
-            expected="auto, single or ddp; or an object, a subclass of burnt.train.Ranks",
+            expected="auto, single, ddp or fsdp; or an object, a subclass of burnt.train.Ranks",
             hint=did_you_mean(str(given), _STRATEGIES),
         )
     return str(given)
@@ -56,6 +56,10 @@ def ranks_of(strategy: str | Ranks, folder: Path, device: torch.device) -> Ranks
         )
     from burnt.train.ranks.ranks import Ranks
 
+    if strategy == "fsdp":
+        from burnt.train.ranks.sharded import ShardedRanks
+
+        strategy = ShardedRanks()
     joined = Ranks() if isinstance(strategy, str) else strategy
     joined.join(launched, device)
     return joined

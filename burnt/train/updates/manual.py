@@ -46,6 +46,7 @@ class Optimizers(Optimizer):
                 )
         if len({id(optimizer) for optimizer in self.optimizers.values()}) < len(self.optimizers):
             raise OptimError("two names share one optimizer object", hint="build an optimizer for each name")
+        self.is_elementwise = False  # the steps are the user's
         self.learning_rates: dict[str, float] = {}
         self._steps = 0
         self._bound_to: object = None

@@ -45,11 +45,16 @@ class OptimizerStep:
     """Clips gradients, checks them and steps the optimizer, which does itself what its `step` accepts."""
 
     def __init__(
-        self, optimizer: Optimizer, params: Mapping[str, torch.nn.Parameter], rules: GradientRules
+        self,
+        optimizer: Optimizer,
+        params: Mapping[str, torch.nn.Parameter],
+        rules: GradientRules,
+        total_norm: Callable[[Gradients], Tensor] | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.params = params
         self._rules = rules
+        self._total_norm = total_norm  # where the gradients are parts of whole ones
         # A user's optimizer may not accept the optional arguments.
         accepted = inspect.signature(optimizer.step).parameters
         self._accepts = {name for name in ("clip_norm", "grad_scale") if name in accepted}
@@ -85,7 +90,12 @@ class OptimizerStep:
         if scale is not None:
             options["grad_scale"] = scale
         # Infinite elements must be found before they are clipped to finite ones.
-        if not options.keys() <= self._accepts or (rules.clip_value is not None and scale is not None):
+        is_part = self._total_norm is not None
+        if (
+            is_part
+            or not options.keys() <= self._accepts
+            or (rules.clip_value is not None and scale is not None)
+        ):
             return self._step_by_hand(learning_rate, gradients, limit, scale)
         if rules.clip_value is not None:
             gradients = gradients.clip_value(rules.clip_value)
@@ -110,16 +120,20 @@ class OptimizerStep:
     ) -> StepResult:
         """Unscale, clip and skip before the optimizer's own step. Waits for the device if it may skip."""
         norm, by = None, "torch"
+        norm_of = Gradients.norm if self._total_norm is None else self._total_norm
         if scale is not None:
             gradients = gradients.scale(1 / scale)
-            if not gradients.finite():
-                return StepResult(gradients.norm(), torch.tensor(True), by)
+            is_finite = (
+                gradients.finite() if self._total_norm is None else bool(norm_of(gradients).isfinite())
+            )
+            if not is_finite:
+                return StepResult(norm_of(gradients), torch.tensor(True), by)
         if self._rules.clip_value is not None:
             gradients = gradients.clip_value(self._rules.clip_value)
         if limit is not None:
-            norm = gradients.norm()
+            norm = norm_of(gradients)
             if limit != math.inf:
-                gradients = gradients.clip_norm(limit)
+                gradients = gradients.clip_norm(limit, norm)
         result = self.optimizer.step(learning_rate, self.params, gradients)
         return StepResult(norm, torch.tensor(False), by if result is None else result.by)
 

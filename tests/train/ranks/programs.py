@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from burnt import data, nn, optim
+from burnt.record import record_of
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -23,6 +24,7 @@ from burnt.train import (
 )
 from burnt.train.metrics import AUROC, F1, Accuracy, EpochMetric
 
+SETTINGS: dict[str, Any] = {}
 ITEMS = 53  # batches of 8, and a last one of 5
 
 
@@ -54,7 +56,14 @@ def train(
     **settings: Any,
 ) -> tuple[torch.nn.Module, Any]:
     model = network() if model is None else model
-    options = {"duration": "3 epochs", "metrics": [Accuracy()], "seed": 0, "log_every": 2, **settings}
+    options = {
+        "duration": "3 epochs",
+        "metrics": [Accuracy()],
+        "seed": 0,
+        "log_every": 2,
+        **SETTINGS,
+        **settings,
+    }
     training = SupervisedTraining(
         folder,
         train=data.Loader(table(), 8, shuffle=True) if loader is None else loader,
@@ -157,6 +166,19 @@ def resumed(folder: Path) -> Any:
     return train(folder, metrics=metrics, resume=True)
 
 
+SHARDED = (
+    "adamw",
+    "sgd",
+    "clip value",
+    "ema",
+    "schedule free",
+    "uneven",
+    "half",
+    "stopping",
+    "resumed",
+    "foreign",
+)
+"""What ``strategy="fsdp"`` does too."""
 CASES: dict[str, Callable[[Path], Any]] = {
     "adamw": lambda folder: train(folder, metrics=[Accuracy(), F1("macro"), AUROC(), MedianLoss()]),
     "sgd": lambda folder: train(folder, optimizer=optim.Sgd(momentum=0.9), clip_norm=0.5, accumulate=3),
@@ -203,8 +225,11 @@ def main(folder: str, *names: str) -> None:
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
     for name in names:
         run = Path(folder, f"{name}-{size}")
-        model, result = CASES[name.replace("-", " ")](run)
-        state = {path: tensor.clone() for path, tensor in model.state_dict().items()}
+        SETTINGS["strategy"] = "auto"
+        if name.endswith("-fsdp") and size != "1":
+            SETTINGS["strategy"] = "fsdp"
+        model, result = CASES[name.removesuffix("-fsdp").replace("-", " ")](run)
+        state = {path: tensor.clone() for path, tensor in record_of(model).tensors.items()}
         torch.save(state, f"{run}.rank{rank}.pt")
         document = {"values": dict(result.values), "step": result.position.step, "reason": result.reason}
         Path(f"{run}.rank{rank}.json").write_text(json.dumps(document))
