@@ -341,9 +341,7 @@ class Ranks:
         window.add(self._differentiated(loss * (count / total), params), total)
         self._joint_counts.append(count)
 
-    def _differentiated(
-        self, loss: Tensor, params: Mapping[str, Tensor], model: torch.nn.Module
-    ) -> Gradients:
+    def _differentiated(self, loss: Tensor, params: Mapping[str, Tensor]) -> Gradients:
         return Gradients.of(loss, params)
 
     def mean(

@@ -11,9 +11,10 @@ from burnt.store.ranks import read_ranks
 from tests.distributed import by_several
 from tests.train.ranks import programs
 
+SHARDED = [f"{name}-fsdp" for name in programs.SHARDED]
 FAST = {
-    2: ["adamw", "sgd", "gan", "foreign", "packed", "resumed", "batch norm uneven"],
-    3: ["uneven", "half", "ema-fsdp"],
+    2: ["sgd", "gan", "foreign", "resumed", "resumed-fsdp", "batch norm uneven"],
+    3: ["uneven", "half"],
 }
 FILE = Path(programs.__file__)
 
