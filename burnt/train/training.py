@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import platform
+import re
 import shlex
 import sys
 import tempfile
@@ -293,7 +294,7 @@ class SupervisedTraining(TrainingSettings):
         if loaded.rng is None:
             learner.optimizer.check(learner.schedule(0), model)
         if ranks is not None:
-            ranks.prepare(learner, self._common_state(position))
+            ranks.prepare(learner, self._common_state(learner, position))
         asked = self._asked_folders.get(self.folder, self.folder)
         create = functools.partial(
             RunWriter.create,
@@ -393,29 +394,25 @@ class SupervisedTraining(TrainingSettings):
             raise Interrupted(128 + control.stop_signal)
         return TrainingResult(model, self.folder, reason, position, values, saved, *self._best(saved))
 
-    def _common_state(self, position: Position) -> dict[str, Any]:
-        """Return what must be the same in all processes of a training."""
+    def _common_state(self, learner: Learner, position: Position) -> dict[str, Any]:
+        """Return what must be the same in all processes of a training, as texts."""
         config = self.config.to_dict() if isinstance(self.config, Config) else dict(self.config or {})
+        settings = (
+            "duration accumulate precision clip_norm clip_value log_gradient_norm on_nan log_every metrics "
+            "validate_every validate_first checkpoint_every keepers stopping"
+        )
+        state: dict[str, Mapping[str, object]] = {
+            "the Config": config,
+            "the Learner": {"optimizer": learner.optimizer, "schedule": learner.schedule_text},
+            "the training's loader": self.train.state(),
+            **{f"the loader of {split}": loader.state() for split, loader in self.valid.items()},
+            "the settings": {name: getattr(self, name) for name in settings.split()},
+            "the run folder": {"the step to resume from": position.step},
+        }
+        address = re.compile(" at 0x[0-9a-f]+")  # in the repr of an object, which differs
         return {
-            "the Config": {key: repr(value) for key, value in config.items()},
-            "the loader of the training": {k: repr(v) for k, v in self.train.state().items()},
-            **{
-                f"the loader of {split}": {key: repr(value) for key, value in loader.state().items()}
-                for split, loader in self.valid.items()
-            },
-            "the settings": {
-                name: repr(getattr(self, name))
-                for name in (
-                    "duration",
-                    "accumulate",
-                    "precision",
-                    "clip_norm",
-                    "clip_value",
-                    "on_nan",
-                    "log_every",
-                )
-            },
-            "the step to go on from": position.step,
+            what: {str(name): address.sub("", repr(value)) for name, value in values.items()}
+            for what, values in state.items()
         }
 
     def _check_update(self, learner: Learner) -> None:

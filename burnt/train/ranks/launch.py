@@ -43,18 +43,10 @@ class Launched:
         Launched(rank=3, size=4, local_rank=1)
         """
         for size, (rank, local) in _LAUNCHERS.items():
-            text = environment.get(size, "").strip()
-            if text.isdecimal() and int(text) > 1:
-                if not environment.get(rank, "").strip().isdecimal():
-                    raise RankError(
-                        "the launcher does not say which of several processes this is",
-                        where=f"the environment variable {rank}",
-                        expected=f"a number from 0 to {int(text) - 1}, as {size}={text}",
-                        found=environment.get(rank, "not set"),
-                        hint=f"start them with: {COMMAND}",
-                    )
-                own = int(environment[rank])
-                return cls(own, int(text), int(environment.get(local, own)))
+            if environment.get(size) and (number := _number(environment, size, 1)) > 1:
+                own = _number(environment, rank, 0, number - 1)
+                on_node = _number(environment, local, 0) if environment.get(local) else own
+                return cls(own, number, on_node)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             return cls(dist.get_rank(), dist.get_world_size(), dist.get_node_local_rank(dist.get_rank()))
         return None
@@ -103,6 +95,21 @@ class Launched:
                 hint=f"start them with: {COMMAND}",
             ) from error
         return store
+
+
+def _number(environment: Mapping[str, str], name: str, least: int, most: int | None = None) -> int:
+    """Return the number in a launcher's variable."""
+    text = environment.get(name, "not set").strip()
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        raise RankError(
+            "a launcher's variable does not say how many processes there are, or which of them this is",
+            where=f"the environment variable {name}",
+            expected=f"a number from {least}"
+            + ("" if most is None else f" to {most}, as there are {most + 1}"),
+            found=text,
+            hint=f"start them with: {COMMAND}",
+        )
+    return int(text)
 
 
 def _meeting_point(environment: Mapping[str, str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ class Peers(Protocol):
         """Return the values of all ranks."""
         ...
 
-    def check_same(self, what: str, value: Any, hint: str | None = None) -> None:
+    def check_same(self, values: Mapping[str, Any], hint: str | None = None) -> None:
         """Raise on all ranks if a value differs."""
         ...
 
@@ -81,8 +81,7 @@ class PartLoader:
         if ranks.rank:
             own.restore()
         ranks.check_same(
-            f"the batches of a {type(self.loader).__name__}",
-            _digest(first),
+            {f"the batches of a {type(self.loader).__name__}": _digest(first)},
             "an iterable of batches gives each rank the same ones; seed what draws its order",
         )
         return _Slices(batches, [] if first is None else [first], ranks)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import functools
 import itertools
 import os
+import queue
 import shlex
 import threading
 import time
@@ -36,6 +38,7 @@ from burnt.store import RunWriter
 from burnt.store.schema import RANKS, RUN_FILE
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.code.source import is_restartable
+from burnt.train.control.end_reason import Interrupted
 from burnt.train.learner import Learner
 from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.ranks.launch import Launched
@@ -94,13 +97,15 @@ class Ranks:
         self.rank, self.size, self.device = launched.rank, launched.size, launched.device(device)
         store = launched.store(self.timeout)
         if not dist.is_initialized():
-            dist.init_process_group(
+            meet = functools.partial(
+                dist.init_process_group,
                 launched.backend(self.device),
                 store=PrefixStore("group", store),
                 rank=self.rank,
                 world_size=self.size,
                 timeout=datetime.timedelta(seconds=self.timeout),
             )
+            self._together(meet)
             atexit.register(_leave)
         self._store = PrefixStore(f"training/{next(_TRAININGS)}", store)
         self._firsts = 0
@@ -127,6 +132,31 @@ class Ranks:
                 found=str(error).splitlines()[0],
             ) from error
 
+    def _ask(self, question: Callable[..., T], *arguments: object, seconds: float | None = None) -> T:
+        """Call a method of the store, whose process may have ended, or be stopped: it has no timeout then."""
+        answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put((question(*arguments), None))
+            except RuntimeError as error:
+                answers.put((None, error))
+
+        threading.Thread(target=ask, name="burnt-rank-ask", daemon=True).start()
+        seconds = self.timeout if seconds is None else seconds
+        try:
+            answer, error = answers.get(timeout=seconds)
+        except queue.Empty:
+            answer, error = None, TimeoutError(f"no answer within {seconds:g} s")
+        if error is not None:
+            raise _OtherFailed(
+                "the process in which the ranks meet has ended or hangs: rank 0, or the launcher",
+                where=f"rank {self.rank} of {self.size}",
+                found=str(error).splitlines()[0],
+            ) from error
+        value: T = answer
+        return value
+
     def first(self, make: Callable[[], T]) -> T:
         """Return on all ranks what a function returns on rank 0, however long it takes there.
 
@@ -134,34 +164,34 @@ class Ranks:
         """
         self._firsts += 1
         key = f"first/{self._firsts}"
-        found: list[Any] = [None]
+        found: Any = None
         if self.rank:
             if (failure := self._wait(key)) != _DONE:
                 raise _OtherFailed("rank 0 has failed", found=failure)
         else:
             with self._beating():
                 try:
-                    found[0] = make()
+                    found = make()
                 except BaseException as error:
-                    self._store.set(key, f"{type(error).__name__}: {error}")
+                    with contextlib.suppress(_OtherFailed):  # this error is the first one
+                        self._ask(self._store.set, key, f"{type(error).__name__}: {error}")
                     raise
-            self._store.set(key, _DONE)
-        self._together(dist.broadcast_object_list, found, 0)
-        value: T = found[0]
-        return value
+            self._ask(self._store.set, key, _DONE)
+        # All send something: rank 0, whose end can be that of the store, goes on when they have read the key.
+        return self.every(found)[0]
 
     def _wait(self, key: str) -> str:
         """Wait for rank 0 to set a key, as long as it shows that it is alive."""
         beat, since = -1, time.monotonic()
-        while not self._store.check([key]):
+        while not self._ask(self._store.check, [key]):
             time.sleep(_POLL_SECONDS)
-            if (now := self._store.add("beat", 0)) != beat:
+            if (now := self._ask(self._store.add, "beat", 0)) != beat:
                 beat, since = now, time.monotonic()
             elif time.monotonic() - since > self.timeout:
                 raise _OtherFailed(
                     "rank 0 does not answer", expected=f"a sign of life within {self.timeout:g} s"
                 )
-        found: str = self._store.get(key).decode()
+        found: str = self._ask(self._store.get, key).decode()
         return found
 
     @contextlib.contextmanager
@@ -170,8 +200,9 @@ class Ranks:
         stop = threading.Event()
 
         def beat() -> None:
-            while not stop.wait(min(self.timeout / 6, 5.0)):
-                self._store.add("beat", 1)
+            with contextlib.suppress(RuntimeError):  # the store has gone: the next message tells
+                while not stop.wait(min(self.timeout / 6, 5.0)):
+                    self._store.add("beat", 1)
 
         thread = threading.Thread(target=beat, name="burnt-rank-beat", daemon=True)
         thread.start()
@@ -179,7 +210,7 @@ class Ranks:
             yield
         finally:
             stop.set()
-            thread.join()
+            thread.join(self.timeout)
 
     def totals(self, values: Sequence[float]) -> list[float]:
         """Return the sums of some numbers over the ranks."""
@@ -203,18 +234,19 @@ class Ranks:
         self.seconds = self.totals([self.clock() if self.rank == 0 else 0.0])[0]
         return self.seconds
 
-    def check_same(self, what: str, value: Any, hint: str | None = None) -> None:
-        """Raise a RankError on all ranks if a value is not the same on each of them."""
-        values = self.every(value)
-        for rank, other in enumerate(values):
-            if other == values[0]:
+    def check_same(self, values: Mapping[str, Any], hint: str | None = None) -> None:
+        """Raise a RankError on all ranks if values by name, or by name in these, are not the same on each."""
+        every = self.every(values)
+        for rank, other in enumerate(every):
+            if other == every[0]:
                 continue
-            expected, found = values[0], other
-            if isinstance(expected, Mapping) and isinstance(found, Mapping):
-                key = next(k for k in [*expected, *found] if expected.get(k) != found.get(k))
-                what, expected, found = f"{what}: {key}", expected.get(key), found.get(key)
+            names, expected, found = [], every[0], other
+            while isinstance(expected, Mapping) and isinstance(found, Mapping):
+                name = next(n for n in [*expected, *found] if expected.get(n) != found.get(n))
+                names.append(name)
+                expected, found = expected.get(name, "nothing"), found.get(name, "nothing")
             raise RankError(
-                f"the ranks differ in {what}",
+                f"the ranks differ in {': '.join(names)}",
                 where=f"rank {rank} of {self.size}",
                 expected=f"{expected}, as rank 0",
                 found=str(found),
@@ -229,11 +261,11 @@ class Ranks:
         `state` is what must be the same on all ranks: settings, the loaders' state, the step to resume from.
         """
         model = self._model = learner.model
-        for name, value in state.items():
-            self.check_same(name, value)
         tensors = [*model.named_parameters(), *model.named_buffers()]
         shapes = {path: f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for path, t in tensors}
-        self.check_same("the model", shapes, "build the same model on each rank, from the same Config")
+        self.check_same(
+            {**state, "the model": shapes}, "start the same program with the same Config and data"
+        )
         self._send([tensor.detach() for _, tensor in tensors])
         self._buffers = [buffer for _, buffer in model.named_buffers()]
         self.is_joint = any(isinstance(module, SyncBatchNorm) for module in model.modules())
@@ -456,28 +488,30 @@ class Ranks:
         """Tell the other ranks why this one fails; if it only lost another one, raise why that has failed."""
         try:
             yield
-        except _OtherFailed:
+        except _OtherFailed as lost:
             cause = self._first_failure()
-            if cause is None:
-                raise
-            rank, *lines = cause.splitlines()
-            found = next((line for line in reversed(lines) if line and not line.startswith(" ")), "an error")
             resume = "the same program, with resume=True"
             if is_restartable():
                 resume = f"burnt train --resume {shlex.quote(str(folder))} --nproc {self.size}"
-            first = RankError(
-                f"rank {rank} has failed, and this one cannot go on",
-                found=clean(found),
-                hint=f"from the last checkpoint: {resume}",
-            )
+            hint = f"from the last checkpoint: {resume}"
+            if cause is None:
+                first = RankError(
+                    lost.what, where=lost.where, expected=lost.expected, found=lost.found, hint=hint
+                )
+                raise first.with_traceback(lost.__traceback__) from None
+            rank, found, *lines = cause.splitlines()
+            what = f"rank {rank} has failed, and this one cannot go on"
+            first = RankError(what, found=clean(found), hint=hint)
             if not self.rank:  # whose run has it as its end; the others would repeat it in the same terminal
                 first.add_note("\n".join([f"the traceback of rank {rank}:", *map(clean, lines)]))
             raise first from None
         except BaseException as error:
-            if not isinstance(error, SystemExit):
-                text = "".join(traceback.format_exception(error)).rstrip()
-                with contextlib.suppress(RuntimeError):  # the store may have gone with its process
-                    self._store.compare_set(_FAILURE, "", f"{self.rank}\n{text}")
+            if not isinstance(error, Interrupted):  # by a signal, which all ranks know of
+                lines = [str(self.rank), *traceback.format_exception_only(error)[0].splitlines()[:1]]
+                lines += "".join(traceback.format_exception(error)).splitlines()
+                with contextlib.suppress(_OtherFailed):  # the store may have gone with its process
+                    told = self._store.compare_set, _FAILURE, "", "\n".join(lines)
+                    self._ask(*told, seconds=_FAILURE_SECONDS)
                 if isinstance(error, Exception):
                     get_error_handler().record_exception(error)  # for torchrun's report
             raise
@@ -487,10 +521,10 @@ class Ranks:
     def _first_failure(self) -> str | None:
         """Return the rank and the traceback of the first failure, if its process could tell."""
         until = time.monotonic() + _FAILURE_SECONDS
-        with contextlib.suppress(RuntimeError):
-            while time.monotonic() < until:
-                if self._store.check([_FAILURE]):
-                    return self._store.get(_FAILURE).decode()
+        with contextlib.suppress(_OtherFailed):
+            while (left := until - time.monotonic()) > 0:
+                if self._ask(self._store.check, [_FAILURE], seconds=left):
+                    return self._ask(self._store.get, _FAILURE).decode()
                 time.sleep(_POLL_SECONDS)
         return None
 

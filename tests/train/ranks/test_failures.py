@@ -1,0 +1,103 @@
+"""A rank that fails ends all of them, in time and with its reason; the run goes on from its checkpoint."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import forked
+from tests.train.ranks.failures import KINDS, PLACES, Case
+
+SIGNALS = {"INT": 2, "TERM": 15, "KILL": 9}
+FAST = [
+    Case("STOP", "forward", 1),  # the longest first
+    Case("error", "validation", 1),
+    Case("KILL", "saving", 0),
+    Case("INT", "step", 1),
+    Case("TERM", "read", 0),
+]
+OTHER_SIZES = [
+    Case(kind, "step", size - 1, size, resumed, dropout=False)
+    for size, kind in ((2, "KILL"), (3, "error"), (3, "TERM"))
+    for resumed in (1, 2, 3)
+    if resumed != size
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("failures")
+
+
+def run(folder, cases):
+    """Run the cases, and the trainings without a failure with which they are compared."""
+    sizes = {(case.size, case.dropout) for case in cases}
+    whole = [Case(size=size, resumed=size, dropout=dropout) for size, dropout in sorted(sizes)]
+    whole = [case for case in whole if not (folder / case.name).exists()]
+    document = json.dumps([dataclasses.asdict(case) for case in [*whole, *cases]])
+    program = Path(__file__).with_name("failures.py")
+    done = forked.run(program.read_text(), folder, document, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    codes = json.loads((folder / "codes.json").read_text())
+    for case in cases:
+        check(folder, case, *codes[case.name])
+
+
+def check(folder, case, codes, resumed):
+    output = [(folder / case.name / "failing" / f"rank{rank}.txt").read_text() for rank in range(case.size)]
+    said = "\n".join(output)[-6000:]
+    others = [rank for rank in range(case.size) if rank != case.victim]
+    assert "Timeout" not in said, f"{case}: hangs\n{said}"
+    assert codes == expected_codes(case), f"{case}: {codes}\n{said}"
+    for rank in others:
+        if codes[rank] != 1:
+            continue
+        if case.kind == "error":
+            assert f"rank {case.victim} has failed, and this one cannot go on" in output[rank], case
+            assert "ValueError: broken on purpose" in output[rank], case
+            assert "resume=True" in output[rank], case
+            assert ("the traceback of rank" in output[rank]) == (rank == 0), case
+        else:
+            assert "burnt.errors.RankError: " in output[rank], f"{case}\n{said}"
+            assert "from the last checkpoint: the same program, with resume=True" in output[rank], case
+    assert resumed == [0] * case.resumed, f"{case}: {resumed}"
+    own = folder / case.name
+    whole = folder / Case(size=case.size, resumed=case.size, dropout=case.dropout).name
+    weights, expected = torch.load(own / "weights.pt"), torch.load(whole / "weights.pt")
+    exact = case.size == case.resumed
+    tolerance = 0 if exact else 1e-6
+    torch.testing.assert_close(weights, expected, rtol=0, atol=tolerance, msg=f"{case}: {{}}".format)
+    values = json.loads((whole / "values.json").read_text())
+    found = json.loads((own / "values.json").read_text())
+    # Rank 0 resumes with the sums of all ranks: an addition is done in another order.
+    assert found == pytest.approx(values, abs=1e-12 if exact else 1e-6), case
+
+
+def expected_codes(case):
+    """The exit codes of the ranks: of the one that fails, and of the others."""
+    number = SIGNALS.get(case.kind, 0)
+    is_handled = case.kind in ("INT", "TERM") and case.place != "first read"  # by the training, in all ranks
+    if case.place == "end":  # the others have ended, or are about to, and a signal is too late to be handled
+        failed = {"error": 1, "KILL": -number}.get(case.kind, 0)
+        return [failed if rank == case.victim else 0 for rank in range(case.size)]
+    if is_handled:
+        return [128 + number] * case.size
+    failed = -number if number else 1
+    return [failed if rank == case.victim else 1 for rank in range(case.size)]
+
+
+def test_a_rank_that_fails_ends_all_and_the_run_goes_on(folder):
+    run(folder, FAST)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_places(folder, kind):
+    run(folder, [Case(kind, place, number % 2, 2) for number, place in enumerate(PLACES)])
+
+
+@pytest.mark.full
+def test_other_numbers_of_ranks_go_on(folder):
+    run(folder, OTHER_SIZES)
