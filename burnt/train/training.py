@@ -260,7 +260,7 @@ class SupervisedTraining(TrainingSettings):
                 return self._run(learner)
             self.placement = self.placement.of_rank(self.ranks.device)
             self.device = self.placement.main
-            with self.ranks.failing(self.folder):
+            with self.ranks.failing(self.folder, Interrupted):
                 return self._run(learner)
         except TakenOverError as error:
             sys.stderr.write(f"{error}\n")  # no traceback shows it, as it is a SystemExit

@@ -38,7 +38,6 @@ from burnt.store import RunWriter
 from burnt.store.schema import RANKS, RUN_FILE
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.code.source import is_restartable
-from burnt.train.control.end_reason import Interrupted
 from burnt.train.learner import Learner
 from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.ranks.launch import Launched
@@ -484,8 +483,11 @@ class Ranks:
         }
 
     @contextlib.contextmanager
-    def failing(self, folder: Path) -> Iterator[None]:
-        """Tell the other ranks why this one fails; if it only lost another one, raise why that has failed."""
+    def failing(self, folder: Path, common: type[BaseException]) -> Iterator[None]:
+        """Tell the other ranks why this one fails; if it only lost another one, raise why that has failed.
+
+        An error of the class `common` is raised by all ranks together.
+        """
         try:
             yield
         except _OtherFailed as lost:
@@ -506,7 +508,7 @@ class Ranks:
                 first.add_note("\n".join([f"the traceback of rank {rank}:", *map(clean, lines)]))
             raise first from None
         except BaseException as error:
-            if not isinstance(error, Interrupted):  # by a signal, which all ranks know of
+            if not isinstance(error, common):
                 lines = [str(self.rank), *traceback.format_exception_only(error)[0].splitlines()[:1]]
                 lines += "".join(traceback.format_exception(error)).splitlines()
                 with contextlib.suppress(_OtherFailed):  # the store may have gone with its process
