@@ -64,6 +64,7 @@ class Settings(burnt.Config):
     seed: int = 0
     device: str | None = None
     precision: str = "float32"
+    write: int = 500
 
     def init(self) -> Gpt:
         rotary = nn.RotaryEncoding.Config(head_dim=self.size // 4)
@@ -107,7 +108,7 @@ def main(settings: Settings) -> float:
         lines = [Line(f"{split} loss", *run.points("loss", split)[::2]) for split in ("train", "valid")]
     (result.folder / "loss.svg").write_text(Plot(lines).svg())
     torch.manual_seed(settings.seed)
-    print(result.model.eval().write("The for statement", 500, settings.context))
+    print(result.model.eval().write("The for statement", settings.write, settings.context))
     loss = result.values["valid/loss"]
     print(f"\nLoss on the last tenth: {loss:.4f} nats a character, {loss / 0.6931:.3f} bits")
     return loss
