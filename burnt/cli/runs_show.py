@@ -88,8 +88,8 @@ def print_run(page: Page, view: RunView) -> None:
         page.heading("ranks")
         numbers = [name for name in ranks[0] if name not in ("state", "host", "")]
         styles = {**STATE_STYLES, "slowest": "bold yellow"}
-        rows = [[Cell(text, styles.get(text, "")) for text in row.values()] for row in ranks]
-        page.table(list(ranks[0]), rows, align_right=numbers, droppable=["host", "memory", "step"])
+        cells = [[Cell(text, styles.get(text, "")) for text in row.values()] for row in ranks]
+        page.table(list(ranks[0]), cells, align_right=numbers, droppable=["host", "memory", "step"])
     if view.settings:
         page.heading("config")
         page.pairs({key: setting_text(value) for key, value in view.settings.items()})

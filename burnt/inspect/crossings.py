@@ -42,14 +42,14 @@ class Crossing:
         return f"{where}: {self.source} -> {self.target}, {bytes_text(self.nbytes)}{back}"
 
 
-class CrossingTrace(TorchDispatchMode):
+class CrossingTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows on which device each tensor of a meta run would be; results are where their first input is.
 
     The parts of the model are the modules with a hook that says where they are (`burnt.train.placement`).
     """
 
     def __init__(self, model: nn.Module, meta_model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[tuple[str, str, str], Crossing] = {}
         self._devices: dict[
             int | None, tuple[Any, torch.device | None]
@@ -108,7 +108,7 @@ class CrossingTrace(TorchDispatchMode):
         self._devices[_key(copied)] = copied.untyped_storage(), target
         return copied
 
-    def _set(self, value: Any, device: torch.device) -> None:
+    def _set(self, value: Any, device: torch.device | None) -> None:
         for tensor in tensors_in(value):
             if (key := _key(tensor)) is not None:
                 self._devices.setdefault(key, (tensor.untyped_storage(), device))

@@ -419,12 +419,15 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
         axes, shape = [0, *range(2, input.dim())], (1, -1, *(1,) * (input.dim() - 2))
         weight, items = float(SyncBatchNorm.counts), input.numel() // self.num_features
         group = self.process_group
-        sums = torch.cat([wide.sum(axes) * weight, wide.new_full((1,), items * weight)])
-        sums = _SumOverProcesses.apply(sums, group)
+        sums: Tensor = torch.cat([wide.sum(axes) * weight, wide.new_full((1,), items * weight)])
+        sums = _SumOverProcesses.apply(sums, group)  # type: ignore[no-untyped-call]
         count = sums[-1].detach()
         mean = sums[:-1] / count
         centred = wide - mean.view(shape)
-        var = _SumOverProcesses.apply(centred.square().sum(axes) * weight, group) / count
+        squares: Tensor = _SumOverProcesses.apply(  # type: ignore[no-untyped-call]
+            centred.square().sum(axes) * weight, group
+        )
+        var = squares / count
         if self.track_running_stats:
             assert self.running_mean is not None
             assert self.running_var is not None
@@ -437,7 +440,7 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
                 unbiased = var * (count / (count - 1))
                 self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
-        output = centred * (var + self.eps).rsqrt().view(shape)
+        output: Tensor = centred * (var + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             output = output * self.weight.view(shape)
         if self.bias is not None:

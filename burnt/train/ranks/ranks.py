@@ -177,7 +177,8 @@ class Ranks:
                     raise
             self._ask(self._store.set, key, _DONE)
         # All send something: rank 0, whose end can be that of the store, goes on when they have read the key.
-        return self.every(found)[0]
+        value: T = self.every(found)[0]
+        return value
 
     def _wait(self, key: str) -> str:
         """Wait for rank 0 to set a key, as long as it shows that it is alive."""

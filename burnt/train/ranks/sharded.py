@@ -65,7 +65,7 @@ class ShardedRanks(Ranks):
                 module.reshard()
 
     def _differentiated(self, loss: Tensor, params: Mapping[str, Tensor]) -> Gradients:
-        (loss * self.size).backward()  # fully_shard takes the mean over the ranks
+        torch.autograd.backward(loss * self.size)  # fully_shard takes the mean over the ranks
         found = {}
         for path, param in self._model.named_parameters():
             if param.grad is not None:
