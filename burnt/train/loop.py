@@ -87,7 +87,8 @@ class TrainStep:
         if ranks is not None:
             self.to_device = ranks.taking(self.to_device)
         self.autocast = functools.partial(autocast, precision, *device_types(learner.model))
-        self.outcomes = StepOutcomes(learner.model, rules)
+        agreed = None if ranks is None else ranks.first_non_finite
+        self.outcomes = StepOutcomes(learner.model, rules, agreed)
         total_norm = None if ranks is None else ranks.total_norm
         self.clip_and_step = OptimizerStep(learner.optimizer, self.params, rules, total_norm)
         self.is_search = learner.optimizer.needs_closure
@@ -508,6 +509,8 @@ class Loop:
     def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
         """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
         place, newest = self.losses.first_non_finite(), self.saving.newest()
+        if self.ranks is not None:
+            place = min((one for one in self.ranks.every(place) if one is not None), default=None)
         return self.non_finite.error(what, value, since, self.position, place, self.learning_rate, newest)
 
     def last_step(self) -> int | None:

@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import functools
 import itertools
+import math
 import os
 import queue
 import shlex
@@ -43,7 +44,7 @@ from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.ranks.launch import Launched
 from burnt.train.ranks.parts import Part, PartLoader
 from burnt.train.updates.optimizer_step import WindowGradients
-from burnt.train.updates.outcome import NonFinite, StepOutcomes
+from burnt.train.updates.outcome import StepOutcomes
 
 T = TypeVar("T")
 _BUCKET_BYTES = 25 << 20  # as torch's DistributedDataParallel
@@ -376,26 +377,27 @@ class Ranks:
     def _differentiated(self, loss: Tensor, params: Mapping[str, Tensor]) -> Gradients:
         return Gradients.of(loss, params)
 
+    def first_non_finite(self, loss: float) -> float:
+        """Return the first rank's loss that is not finite, the same on all of them; else the given loss."""
+        if not self.totals([float(not math.isfinite(loss))])[0]:
+            return loss
+        return next(one for one in self.every(loss) if not math.isfinite(one))
+
     def mean(
         self, window: WindowGradients, params: Mapping[str, Tensor], outcomes: StepOutcomes
     ) -> Gradients | None:
         """Return the gradients of the mean loss over the items of all ranks; None if there are none.
 
-        A step that one rank skips, as its loss is not finite, is skipped by all of them.
+        It also shares rank 0's clock.
         """
         local = window.mean() if outcomes.non_finite is None else None
         count = window.count if local is not None else 0
         if self.is_joint:
             counts, self._joint_counts = self._joint_counts, []
             count = sum(counts) if local is not None else 0
-        wrong = outcomes.non_finite is not None
         clock = self.clock() if self.rank == 0 else 0.0
-        total, wrong_ranks, self.seconds, *owners = self.totals(
-            [float(count), float(wrong), clock, *_owned(local, params)]
-        )
-        if wrong_ranks and not wrong:
-            outcomes.non_finite = NonFinite("the loss of another rank", float("nan"), None)
-        if wrong_ranks or not total:
+        total, self.seconds, *owners = self.totals([float(count), clock, *_owned(local, params)])
+        if not total:
             return None
         return self._reduced(local, params, owners, (window.count if self.is_joint else count) / total)
 

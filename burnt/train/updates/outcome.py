@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,10 +32,17 @@ class StepOutcomes:
 
     Where the rules skip steps, each loss is looked at, which waits for the device, and the buffers that a
     forward pass has changed are put back. `non_finite` says why the step in progress, or the last one,
-    changes nothing; None unless it is skipped.
+    changes nothing; None unless it is skipped. Of several processes, `agreed` returns for the loss of one the
+    first that is not finite.
     """
 
-    def __init__(self, model: torch.nn.Module, rules: GradientRules) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        rules: GradientRules,
+        agreed: Callable[[float], float] | None = None,
+    ) -> None:
+        self._agreed = agreed
         self.non_finite: NonFinite | None = None
         self._rules = rules
         self._skipped = 0
@@ -50,7 +57,12 @@ class StepOutcomes:
 
     def accepts(self, output: StepOutput, number: int) -> bool:
         """Whether the loss of a micro-batch is finite; unless the rules skip steps, it is not looked at."""
-        if self._buffers is None or not output.count or math.isfinite(loss := float(output.loss.detach())):
+        if self._buffers is None:
+            return True
+        loss = float(output.loss.detach()) if output.count else 0.0
+        if self._agreed is not None:
+            loss = self._agreed(loss)
+        if math.isfinite(loss):
             return True
         earlier = self.non_finite
         if earlier is None or earlier.batches is None:

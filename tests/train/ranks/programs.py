@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 
 from burnt import data, nn, optim
+from burnt.errors import NonFiniteError
 from burnt.record import record_of
 from burnt.train import (
     ClassificationOutput,
@@ -179,6 +182,41 @@ SHARDED = (
     "foreign",
 )
 """What ``strategy="fsdp"`` does too."""
+
+
+def not_finite(folder: Path, policy: str) -> Any:
+    """The loss of one item is NaN, which one rank has; another has an infinite gradient of a finite loss."""
+    items = table()
+    items.columns["x"][20] = math.nan
+    items.columns["x"][7, 0] = 9.0
+
+    def step(model: torch.nn.Module, batch: Any) -> ClassificationOutput:
+        output = classify(model, batch)
+        weight = next(model.parameters())[0, 0]
+        if (batch.x[:, 0] == 9.0).any() and policy == "skip":
+            output.loss = output.loss + torch.sqrt(weight - weight.detach())
+        return output
+
+    loader = data.Loader(items, 8, shuffle=True)
+    try:
+        return train(folder, step=step, loader=loader, on_nan=policy, accumulate=2)
+    except NonFiniteError as error:
+        return network(), Raised(f"{error.what} {error.where} {error.found}", Raised.Position(error.steps[0]))
+
+
+@dataclasses.dataclass
+class Raised:
+    """What a training is compared by that has raised an error."""
+
+    @dataclasses.dataclass
+    class Position:
+        step: int
+
+    reason: str
+    position: Position
+    values: Any = ()
+
+
 CASES: dict[str, Callable[[Path], Any]] = {
     "adamw": lambda folder: train(folder, metrics=[Accuracy(), F1("macro"), AUROC(), MedianLoss()]),
     "sgd": lambda folder: train(folder, optimizer=optim.Sgd(momentum=0.9), clip_norm=0.5, accumulate=3),
@@ -189,6 +227,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
         folder, optimizer=optim.Lbfgs(), rate=0.1, loader=data.Loader(table(), ITEMS), accumulate=1
     ),
     "gan": gan,
+    "nan skip": lambda folder: not_finite(folder, "skip"),
+    "nan stop": lambda folder: not_finite(folder, "stop"),
+    "nan raise": lambda folder: not_finite(folder, "raise"),
     "resumed": resumed,
     "uneven": uneven,
     "half": half,
