@@ -173,6 +173,7 @@ class Group:
             output = os.open(folder / f"rank{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(output, 1)
             os.dup2(output, 2)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by a shell's jobs
             faulthandler.dump_traceback_later(HANGS, exit=True)
             function()
             sys.exit()  # as a program that ends; its errors leave through the caller

@@ -56,7 +56,9 @@ def check(folder, case, codes, resumed):
             continue
         if case.kind == "error":
             assert f"rank {case.victim} has failed, and this one cannot go on" in output[rank], case
-            assert "ValueError: broken on purpose" in output[rank], case
+            cause = "an item could not be loaded" if "read" in case.place else "ValueError: broken on purpose"
+            assert f"found     {cause}" in output[rank].replace("burnt.errors.DataError: ", ""), case
+            assert "ValueError: broken on purpose" in said
             assert "resume=True" in output[rank], case
             assert ("the traceback of rank" in output[rank]) == (rank == 0), case
         else:
