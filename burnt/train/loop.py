@@ -124,6 +124,8 @@ class TrainStep:
     def forward_backward(self, window: Sequence[Any], observe: Observe) -> Gradients | None:
         """Return the gradients of the mean loss over all items of the window; None if there are no items."""
         gradients = WindowGradients()
+        if self.ranks is not None:
+            self.ranks.begin_step(len(window), self.params)
         extra = () if self.optimizers is None else (self.optimizers,)
         for number, batch in enumerate(window):
             batch = self.to_device(batch)  # only now, so that the device holds one of them
@@ -136,6 +138,8 @@ class TrainStep:
             if self.ranks is not None and self.ranks.is_joint and self.optimizers is None:
                 self.ranks.add_joint(gradients, self.rules.scaled(output.loss), output.count, self.params)
             elif output.count and self.outcomes.non_finite is None and self.optimizers is None:
+                if self.ranks is not None:
+                    self.ranks.begin_backward(output.count)
                 gradients.add(Gradients.of(self.rules.scaled(output.loss), self.params), output.count)
             observe(batch, output, is_finite)
             del batch, output  # free this batch's outputs before the next one allocates its own

@@ -41,8 +41,10 @@ from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.code.source import is_restartable
 from burnt.train.learner import Learner
 from burnt.train.metrics.base import EpochMetric, Metric
+from burnt.train.ranks.early import EarlySums
 from burnt.train.ranks.launch import Launched
 from burnt.train.ranks.parts import Part, PartLoader
+from burnt.train.updates.manual import Optimizers
 from burnt.train.updates.optimizer_step import WindowGradients
 from burnt.train.updates.outcome import StepOutcomes
 
@@ -90,6 +92,8 @@ class Ranks:
         self.is_joint = False
         """Whether the backward passes of the ranks need each other, as by `nn.SyncBatchNorm`."""
         self._joint_counts: list[int] = []
+        self._early: EarlySums | None = None
+        self._is_early = False
         self._firsts = 0
 
     def join(self, launched: Launched, device: torch.device) -> None:
@@ -270,6 +274,13 @@ class Ranks:
         self._send([tensor.detach() for _, tensor in tensors])
         self._buffers = [buffer for _, buffer in model.named_buffers()]
         self.is_joint = any(isinstance(module, SyncBatchNorm) for module in model.modules())
+        self._prepare_sums(learner)
+
+    def _prepare_sums(self, learner: Learner) -> None:
+        """Let sums of gradients start during the backward pass, where each step has one backward pass."""
+        is_own = type(self).sum is not Ranks.sum or type(self)._reduced is not Ranks._reduced
+        if not (self.is_joint or is_own or isinstance(learner.optimizer, Optimizers)):
+            self._early = EarlySums(self.params(learner.model), _BUCKET_BYTES)
 
     def writer(self, create: Callable[..., RunWriter], folder: Path, **options: Any) -> RunWriter:
         """Create the run, on rank 0; on the others, a run of their own samples below it, ``ranks/1``."""
@@ -354,6 +365,18 @@ class Ranks:
 
         return take
 
+    def begin_step(self, batches: int, params: Mapping[str, torch.nn.Parameter]) -> None:
+        """Begin the forward and backward passes of a step; those of several batches are summed at the end."""
+        self._is_early = self._early is not None and batches == 1
+        if self._early is not None and not self._early.fits(params):  # the program has frozen some
+            self._early.close()
+            self._early = EarlySums(params, _BUCKET_BYTES)
+
+    def begin_backward(self, count: int) -> None:
+        """Begin the backward pass of a batch of which this rank has `count` items."""
+        if self._early is not None and self._is_early:
+            self._early.begin(count)
+
     def sum(self, tensors: list[Tensor]) -> None:
         """Sum tensors of one dtype over the ranks, in place; the same number of them on all ranks."""
         for bucket in _buckets(tensors):
@@ -390,6 +413,9 @@ class Ranks:
 
         It also shares rank 0's clock.
         """
+        sums: dict[str, Tensor] | None = None
+        if self._early is not None and self._is_early:
+            sums = self._early.finish(self._together)
         local = window.mean() if outcomes.non_finite is None else None
         count = window.count if local is not None else 0
         if self.is_joint:
@@ -399,10 +425,15 @@ class Ranks:
         total, self.seconds, *owners = self.totals([float(count), clock, *_owned(local, params)])
         if not total:
             return None
+        _refuse_sparse(local)
+        if sums is not None:
+            paths = [path for path, owner in zip(_trainable(params), owners, strict=True) if owner]
+            return Gradients({path: (sums[path] / total).to(params[path].dtype) for path in paths})
         return self._reduced(local, params, owners, (window.count if self.is_joint else count) / total)
 
     def mean_of_parts(self, gradients: Gradients, params: Mapping[str, Tensor]) -> Gradients:
         """Return the gradients of the mean loss over a batch, from those of each rank's part."""
+        _refuse_sparse(gradients)
         owners = self.totals(_owned(gradients, params))
         return self._reduced(gradients, params, owners, self.part.count / self.part.total)
 
@@ -414,13 +445,6 @@ class Ranks:
         by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
         for path in named:
             value = None if local is None else local.get(path)
-            if value is not None and value.is_sparse:
-                raise UnsupportedError(
-                    "sparse gradients are not summed over ranks",
-                    where=path,
-                    expected="a dense gradient",
-                    hint="Embedding(sparse=False)",
-                )
             wide = (
                 torch.float32 if params[path].dtype in (torch.float16, torch.bfloat16) else params[path].dtype
             )
@@ -522,6 +546,8 @@ class Ranks:
             raise
         finally:
             SyncBatchNorm.counts = True
+            if self._early is not None:
+                self._early.close()
 
     def _first_failure(self) -> str | None:
         """Return the rank and the traceback of the first failure, if its process could tell."""
@@ -541,6 +567,16 @@ def _leave() -> None:
 
 def _trainable(params: Mapping[str, Tensor]) -> list[str]:
     return [path for path, param in params.items() if param.requires_grad]
+
+
+def _refuse_sparse(gradients: Gradients | None) -> None:
+    if (path := next((path for path, g in (gradients or {}).items() if g.is_sparse), None)) is not None:
+        raise UnsupportedError(
+            "sparse gradients are not summed over ranks",
+            where=path,
+            expected="a dense gradient",
+            hint="Embedding(sparse=False)",
+        )
 
 
 def _owned(gradients: Gradients | None, params: Mapping[str, Tensor]) -> list[float]:

@@ -26,6 +26,7 @@ from burnt.train import (
     SupervisedTraining,
 )
 from burnt.train.metrics import AUROC, F1, Accuracy, EpochMetric
+from burnt.train.ranks import ranks
 
 SETTINGS: dict[str, Any] = {}
 ITEMS = 53  # batches of 8, and a last one of 5
@@ -162,6 +163,22 @@ def packed(folder: Path) -> Any:
     )
 
 
+def small_buckets(folder: Path) -> Any:
+    """Several buckets of gradients, and a layer that is trained from the second epoch on."""
+    ranks._BUCKET_BYTES = 200
+    model = network(nn.Linear(16, 16), nn.Tanh()).requires_grad_(True)
+    model[1].double().requires_grad_(False)
+
+    class Unfreezing:
+        def on_epoch(self, event: Any) -> None:
+            model[1].requires_grad_(True)
+
+    try:
+        return train(folder, model, callbacks=[Unfreezing()])
+    finally:
+        ranks._BUCKET_BYTES = 25 << 20
+
+
 def resumed(folder: Path) -> Any:
     """In the middle of an epoch, and with metrics whose state is more than sums."""
     metrics = [Accuracy(), F1("macro"), AUROC(), MedianLoss()]
@@ -231,6 +248,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "nan stop": lambda folder: not_finite(folder, "stop"),
     "nan raise": lambda folder: not_finite(folder, "raise"),
     "resumed": resumed,
+    "small buckets": small_buckets,
     "uneven": uneven,
     "half": half,
     "packed": packed,

@@ -15,7 +15,7 @@ SHARDED = [f"{name}-fsdp" for name in programs.SHARDED]
 NOT_FINITE = ["nan skip", "nan stop", "nan raise"]
 FAST = {
     2: ["sgd", "gan", "foreign", "resumed", "resumed-fsdp", "batch norm uneven", *NOT_FINITE],
-    3: ["uneven", "half"],
+    3: ["uneven", "half", "small buckets"],
 }
 FILE = Path(programs.__file__)
 

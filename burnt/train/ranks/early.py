@@ -1,0 +1,136 @@
+"""EarlySums: sums of gradients over the ranks that start while the backward pass still runs.
+
+The gradients of the last layers are there first. Hooks of the parameters, which fire during `autograd.grad`
+too, put each gradient into its bucket; a full bucket is summed at once, in the background. All ranks start
+the same buckets in the same order, so one that has no gradients starts them with zeros, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class EarlySums:
+    """The buckets of the trainable parameters of a model, those of its last layers first."""
+
+    def __init__(self, params: Mapping[str, torch.nn.Parameter], bucket_bytes: int) -> None:
+        self._buckets: list[_Bucket] = []
+        for path, param in reversed([(path, param) for path, param in params.items() if param.requires_grad]):
+            wide = torch.float32 if param.dtype in (torch.float16, torch.bfloat16) else param.dtype
+            last = self._buckets[-1] if self._buckets else None
+            if (
+                last is None
+                or last.is_full(bucket_bytes)
+                or (last.dtype, last.device) != (wide, param.device)
+            ):
+                last = _Bucket(wide, param.device)
+                self._buckets.append(last)
+            last.add(path, param)
+        self._handles = [
+            param.register_hook(self._hook(bucket, path))
+            for bucket in self._buckets
+            for path, param in bucket.params.items()
+        ]
+        self._count: int | None = None
+
+    def fits(self, params: Mapping[str, Tensor]) -> bool:
+        """Whether these are the parameters that are trained now."""
+        return sum(p.requires_grad for p in params.values()) == len(self._handles)
+
+    def _hook(self, bucket: _Bucket, path: str) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            if self._count is not None and not gradient.is_sparse:
+                bucket.fill(path, gradient, self._count)
+                self._start(only_full=True)
+
+        return hook
+
+    def begin(self, count: int) -> None:
+        """Take the gradients of the next backward pass, times a number of items."""
+        self._count = count
+
+    def finish(self, wait: Callable[..., None]) -> dict[str, Tensor]:
+        """Return the sums over the ranks by path, zeros of parameters without a gradient.
+
+        All ranks call it once a step, also those without a backward pass. `wait` calls what waits.
+        """
+        self._count = None
+        self._start(only_full=False)
+        sums: dict[str, Tensor] = {}
+        for bucket in self._buckets:
+            wait(bucket.wait)
+            sums |= bucket.taken()
+        return sums
+
+    def _start(self, *, only_full: bool) -> None:
+        """Start the sums of buckets, in order, as far as they have all their gradients."""
+        for bucket in self._buckets:
+            if bucket.work is None:
+                if only_full and bucket.missing:
+                    return
+                bucket.start()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+
+class _Bucket:
+    """Parameters of one dtype and device, whose gradients are summed together."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        self.params: dict[str, torch.nn.Parameter] = {}
+        self.missing: set[str] = set()
+        self.work: Any = None
+        self._flat: Tensor | None = None
+        self._size = 0
+
+    def is_full(self, most: int) -> bool:
+        """Whether another parameter belongs into the next bucket."""
+        return self._size * self.dtype.itemsize >= most
+
+    def add(self, path: str, param: torch.nn.Parameter) -> None:
+        """Add a parameter, before the first step."""
+        self.params[path] = param
+        self.missing.add(path)
+        self._size += param.numel()
+
+    def _views(self, flat: Tensor) -> dict[str, Tensor]:
+        parts: Sequence[Tensor] = torch.split(flat, [param.numel() for param in self.params.values()])
+        return {
+            path: part.view(param.shape)
+            for (path, param), part in zip(self.params.items(), parts, strict=True)
+        }
+
+    def fill(self, path: str, gradient: Tensor, count: int) -> None:
+        """Put a gradient into its place, times a number of items."""
+        if self._flat is None:
+            self._flat = torch.zeros(self._size, dtype=self.dtype, device=self.device)
+            self._parts = self._views(self._flat)
+        torch.mul(gradient.detach(), count, out=self._parts[path])
+        self.missing.discard(path)
+
+    def start(self) -> None:
+        """Start the sum over the ranks."""
+        if self._flat is None:
+            self._flat = torch.zeros(self._size, dtype=self.dtype, device=self.device)
+        self.work = dist.all_reduce(self._flat, async_op=True)
+
+    def wait(self) -> None:
+        """Wait for the sum."""
+        self.work.wait()
+
+    def taken(self) -> dict[str, Tensor]:
+        """Return the sums by path, and empty the bucket."""
+        assert self._flat is not None
+        sums = self._views(self._flat)
+        self.work = self._flat = None
+        self.missing = set(self.params)
+        return sums
