@@ -143,12 +143,20 @@ def create_database(path: Path, name: str) -> None:
                 draft.replace(path)
         except FileExistsError:
             raise folder_taken(
-                f"{path.parent} already holds a run", where=str(path), hint="another process just created it"
+                f"{path.parent} already holds a run",
+                where=str(path),
+                hint=f"another process just created it{_TOGETHER}",
             ) from None
     except sqlite3.Error as error:
         raise unwritable(path, error) from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+_TOGETHER = (
+    '\nprocesses that train one model together need a launcher and not strategy="single": '
+    "burnt train --nproc 2, or torchrun"
+)
 
 
 def begin_attempt(
@@ -240,7 +248,7 @@ def _raise_if_running(folder: Path, last: tuple[Any, ...], now: float) -> None:
             f"{folder} is running: pid {pid} on {host}",
             where=str(folder / DATABASE),
             found=f"last heartbeat {max(now - heartbeat, 0.0):.1f} s ago",
-            hint="stop that process first, or choose another folder",
+            hint=f"stop that process first, or choose another folder{_TOGETHER}",
         )
 
 

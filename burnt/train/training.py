@@ -53,7 +53,7 @@ from burnt.train.events import Ended, Failed
 from burnt.train.format import duration_text, value_text, values_text
 from burnt.train.learner import Learner, Steps
 from burnt.train.loop import Loop
-from burnt.train.metrics.base import metric_to_dict
+from burnt.train.metrics.base import check_mergeable, metric_to_dict
 from burnt.train.metrics.monitored_metric import RunMetrics
 from burnt.train.ranks.strategy import ranks_of
 from burnt.train.reporting.final_summary import format_summary
@@ -294,7 +294,14 @@ class SupervisedTraining(TrainingSettings):
         if loaded.rng is None:
             learner.optimizer.check(learner.schedule(0), model)
         if ranks is not None:
+            check_mergeable(self.metrics)
             ranks.prepare(learner, self._common_state(learner, position))
+            items = getattr(getattr(self.train, "batches", self.train), "batch_size", None) or ranks.size
+            if items < ranks.size:
+                self.reporter.message(
+                    f"Warning: a batch has {quantity(items, 'item')}, so of {ranks.size} ranks some have "
+                    "nothing to do."
+                )
         asked = self._asked_folders.get(self.folder, self.folder)
         create = functools.partial(
             RunWriter.create,

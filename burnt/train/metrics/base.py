@@ -255,6 +255,20 @@ class EpochMetric(Metric):
         self._batches, self.count = [tuple(kept)] if kept else [], state["count"]
 
 
+def check_mergeable(metrics: Sequence[Metric]) -> None:
+    """Raise if the metric of each process cannot become one of all: its state is not what `keep` keeps."""
+    for metric in metrics:
+        kind = type(metric)
+        own = isinstance(metric, EpochMetric) and kind.load_state is not EpochMetric.load_state
+        if own and kind.merge is EpochMetric.merge:  # type: ignore[attr-defined]  # of an EpochMetric
+            raise MetricError(
+                f"{metric.name} cannot be merged over several processes",
+                where=kind.__qualname__,
+                expected="a method merge(state), which adds the batches of another process's state()",
+                found="a state of its own: it defines load_state(state)",
+            )
+
+
 def update(metric: Metric, output: StepOutput, *, is_first: bool) -> None:
     """Update a metric; raise if it added nothing for the first batch of a training or an evaluation."""
     before = metric.count

@@ -55,6 +55,14 @@ class Launched:
         """Return the device of this process: of several GPUs, the one with its number on the node."""
         if asked.type != "cuda":
             return asked
+        if not dist.is_nccl_available():
+            raise RankError(
+                "several processes cannot train on GPUs with this build of torch",
+                where=f"rank {self.rank} of {self.size}",
+                expected="torch.distributed with NCCL, which Linux has",
+                found=f"torch {torch.__version__} without NCCL",
+                hint="train on the CPU, device='cpu', or in one process",
+            )
         if self.local_rank >= torch.cuda.device_count():
             raise RankError(
                 "there are more processes on this machine than GPUs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 from burnt.data import Batch, Loader
 from burnt.errors import RankError
 from burnt.train.checkpoints.rng import RandomStates
+
+_SAME = "an iterable of batches gives each rank the same ones; seed what draws its order"
 
 
 class Peers(Protocol):
@@ -24,6 +26,10 @@ class Peers(Protocol):
 
     def every(self, value: Any) -> list[Any]:
         """Return the values of all ranks."""
+        ...
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of some numbers over the ranks."""
         ...
 
     def check_same(self, values: Mapping[str, Any], hint: str | None = None) -> None:
@@ -80,10 +86,7 @@ class PartLoader:
         first = next(batches, None)
         if ranks.rank:
             own.restore()
-        ranks.check_same(
-            {f"the batches of a {type(self.loader).__name__}": _digest(first)},
-            "an iterable of batches gives each rank the same ones; seed what draws its order",
-        )
+        ranks.check_same({"the first batch of an iterable": f"values of the digest {_digest(first)}"}, _SAME)
         return _Slices(batches, [] if first is None else [first], ranks)
 
 
@@ -100,8 +103,14 @@ class _Slices(Iterator[Part]):
         return getattr(self._batches, name)
 
     def __next__(self) -> Part:
-        batch = next(self._all)
-        total = _size(batch)
+        batch = next(self._all, None)
+        total = -1 if batch is None else _size(batch)
+        numbers, squares = self._ranks.totals([total, total**2])
+        if numbers**2 != squares * self._ranks.size:  # they are equal if all numbers are
+            found = "no further one" if batch is None else f"one of {total} items"
+            self._ranks.check_same({"the next batch of an iterable": found}, _SAME)
+        if batch is None:
+            raise StopIteration
         begin, end = (
             -(-total * edge // self._ranks.size) for edge in (self._ranks.rank, self._ranks.rank + 1)
         )

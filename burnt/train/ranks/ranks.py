@@ -111,6 +111,14 @@ class Ranks:
             )
             self._together(meet)
             atexit.register(_leave)
+        elif "cpu:" not in dist.get_backend_config():
+            raise RankError(
+                "the processes have no way to exchange what is on their hosts",
+                where=f"rank {self.rank} of {self.size}",
+                expected=f"a process group with the backends {launched.backend(self.device)!r}",
+                found=dist.get_backend_config(),
+                hint="leave init_process_group to the training, or give it these backends",
+            )
         self._store = PrefixStore(f"training/{next(_TRAININGS)}", store)
         self._firsts = 0
 

@@ -41,8 +41,9 @@ def ranks_of(strategy: str | Ranks, folder: Path, device: torch.device) -> Ranks
         raise RankError(
             "several processes would train in one folder",
             where=f"{folder}, rank {launched.rank} of {launched.size}",
-            expected='strategy="auto" or "ddp", to train one model in them together',
-            found='strategy="single"',
+            expected="one process",
+            found=f'strategy="single", and {launched.size} processes',
+            hint='strategy="auto" or "ddp" trains one model in them together',
         )
     if launched is None:
         if strategy in ("auto", "single"):

@@ -16,7 +16,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from burnt.train.checkpoints.checkpoint import Checkpoints
 from burnt.train.metrics import Accuracy
 from tests.train.ranks import programs
 
+T = TypeVar("T")
 HANGS = 60
 """After so many seconds a process that still runs prints where it is, and ends."""
 KINDS = ("error", "KILL", "STOP", "INT", "TERM")
@@ -207,7 +208,7 @@ def finish(folder: Path, case: Case) -> None:
         (folder / "values.json").write_text(json.dumps(values))
 
 
-def chunks(cases: Sequence[Case], size: int) -> Iterator[Sequence[Case]]:
+def chunks(cases: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Return the cases in parts: so many processes run at once."""
     for begin in range(0, len(cases), size):
         yield cases[begin : begin + size]

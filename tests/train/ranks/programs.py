@@ -65,14 +65,14 @@ def train(
         "metrics": [Accuracy()],
         "seed": 0,
         "log_every": 2,
+        "valid": data.Loader(table(), 7),
+        "monitor": "off",
         **SETTINGS,
         **settings,
     }
     training = SupervisedTraining(
         folder,
         train=data.Loader(table(), 8, shuffle=True) if loader is None else loader,
-        valid=data.Loader(table(), 7),
-        monitor="off",
         device="cpu",
         **options,
     )
