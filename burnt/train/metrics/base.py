@@ -177,7 +177,8 @@ class EpochMetric(Metric):
     A custom one calls `keep` in `update` and computes the value from `kept` in `compute`. A training logs the
     value at the end of each epoch and for each validation, and not in between. What is kept takes memory on
     the device until then, and is saved in checkpoints, so that a resumed epoch is complete. A metric with
-    another state defines `reset`, `state` and `load_state`, and counts its items in ``self.count``.
+    another state defines `reset`, `state` and `load_state`, for several processes also `merge`, and counts
+    its items in ``self.count``.
 
     Args:
         name: the name in logs and in the run store; by default the class attribute `name`.
@@ -243,7 +244,18 @@ class EpochMetric(Metric):
         return {"count": self.count} | {str(i): tensor for i, tensor in enumerate(self.kept())}
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add the batches of another process, of whose metric `state` returned this."""
+        """Add the batches of another process, of whose metric `state` returned this.
+
+        Raises:
+            MetricError: the metric has a state of its own, and no `merge`.
+        """
+        if type(self).state is not EpochMetric.state:
+            raise MetricError(
+                f"{self.name} cannot be merged over several processes",
+                where=type(self).__name__,
+                expected="a method merge(state), as the metric has a state of its own",
+                found="the methods state and load_state",
+            )
         other = self.fresh()
         other.load_state(state)
         self._batches += other._batches

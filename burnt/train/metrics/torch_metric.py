@@ -97,6 +97,7 @@ class TorchMetric(EpochMetric):
         from torchmetrics.utilities import dim_zero_sum
 
         metric.reset()
+        metric.sync_on_compute = metric._to_sync = False  # the training adds up those of several processes
         others = [*metric.modules()][1:]
         if any(isinstance(one, torchmetrics_for(self.name).Metric) for one in others) or not metric._defaults:
             raise MetricError(
