@@ -408,11 +408,13 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
 
     counts: ClassVar[bool] = True
     """Whether the input counts; a training in several processes sets it where one of them has no items."""
+    all_count: ClassVar[bool] = True
+    """Whether it counts in all processes, which run the same code: torch's only then."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise `input` ``[batch, num_features, *]``."""
         has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if not (self.training and has_group) or (input.is_cuda and SyncBatchNorm.counts):
+        if not (self.training and has_group) or (input.is_cuda and SyncBatchNorm.all_count):
             return super().forward(input) if self.training and has_group else batch_norm(self, input)
         _check_channels("SyncBatchNorm({})", input, self.num_features, 2)
         wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
