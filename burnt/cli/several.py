@@ -25,7 +25,7 @@ _INTERRUPTED = {128 + number for number in (signal.SIGINT, signal.SIGTERM)} | {T
 
 def start(args: argparse.Namespace) -> int | None:
     """Start a training in several processes, and return the exit code; None if one is wanted."""
-    if args.nproc is None or args.nproc == 1:
+    if args.nproc is None or args.nproc == 1 or args.show:
         return None
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise UsageError(

@@ -132,6 +132,7 @@ def test_string_annotations_of_a_whole_module(desk):
 def test_words_may_stand_on_both_sides_of_options(tmp_path):
     assert main(["train", "work.digits:main", "lr=1", "--show", "name=b"]) == 0
     assert main(["train", "--show", "work.digits:main", "lr=1"]) == 0
+    assert main(["train", "--nproc", "2", "--show", "work.digits:main", "lr=1"]) == 0  # in this process
     assert ran() == []
 
 
