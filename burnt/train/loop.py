@@ -233,6 +233,9 @@ class Loop:
         self.learning_rate, self.due_splits = math.nan, list(settings.valid)
         self.validated: dict[str, int] = {}  # the last step of each validation
         self.stop_reason: str | None = None
+        # A callback may call `stop` on one rank alone.
+        own = len(settings.callbacks.all)
+        self.agrees_to_stop = self.ranks is not None and self.ranks.totals([own]) != [0]
         self.stepped: tuple[Any, StepOutput] | None = None  # of the step, where callbacks want it
         self.activity, self.is_stepping, self.is_evaluating = "training", False, False
         self.before_validation: RandomStates | None = None
@@ -247,7 +250,7 @@ class Loop:
         """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
         self.clock, self.trained = TrainingClock(), TrainingClock(self.position.seconds)
         if self.ranks is not None:
-            self.ranks.clock = self.trained.seconds
+            self.ranks.clock, self.ranks.seconds = self.trained.seconds, self.position.seconds
         # The command is answered when the checkpoint is written.
         self.control.attach(functools.partial(self.save, kept=True, wait=True), self.show_activity)
         self.learner.optimizer.train(self.params)  # a checkpoint or an earlier run left those to evaluate
@@ -433,7 +436,10 @@ class Loop:
                 ]
                 monitored.check(names, f"after step {position.step}")
         stop = is_new and self.watch.update(self.values, updated_splits, position)
-        ends = over or stop or self.stop_reason is not None
+        if self.ranks is not None and self.agrees_to_stop:
+            self.stop_reason = self.ranks.agreed(self.stop_reason)
+        stop_reason = self.stop_reason
+        ends = over or stop or stop_reason is not None
         if ends:
             self.log()
         if ends or due(self.save_every) or (is_new and self.is_best()):
@@ -442,7 +448,9 @@ class Loop:
             self.save(scheduled=False)
             return "interrupted"
         self.checked_seconds = position.seconds
-        return "finished" if over else "stopped early" if stop else self.stop_reason
+        if not self.agrees_to_stop:
+            stop_reason = self.stop_reason  # which a callback may have given when the checkpoint was saved
+        return "finished" if over else "stopped early" if stop else stop_reason
 
     def is_best(self) -> bool:
         """Whether a `KeepBest` would keep a checkpoint of the position."""
@@ -477,8 +485,11 @@ class Loop:
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
         self.report_progress()
         monitored = {one.name for one in self.settings.monitored if one.is_logged and one.split == "train"}
-        for name in monitored & (values | speed).keys():
-            self.metrics.add_reading(name, (values | speed)[name], steps)
+        readings = {name: one for name, one in (values | speed).items() if name in monitored}
+        if self.ranks is not None and readings:  # each rank has a speed of its own
+            readings = self.ranks.mean_values(readings)
+        for name, one in readings.items():
+            self.metrics.add_reading(name, one, steps)
         self.callbacks(Logged(self, values, speed))
         self.check_loss(values)
         self.losses.clear()
@@ -573,6 +584,8 @@ class Loop:
         if self.is_evaluating:  # a checkpoint saved during a validation
             yield
             return
+        if self.ranks is not None:
+            self.ranks.share_buffers()
         self.settle()
         self.learner.optimizer.eval(self.params)
         self.is_evaluating = True
@@ -666,7 +679,6 @@ class Loop:
             rank_rngs: Mapping[str, RandomStates] = {}
             if self.ranks is not None:
                 rank_rngs = self.ranks.other_states({"rng": rng, "epoch_rng": self.epoch_rng})
-                self.ranks.share_buffers()
             with self.evaluating():
                 model, optimizer, record = self.learner.model, self.learner.optimizer, None
                 optimizer_record = optimizer.into_record()

@@ -53,7 +53,7 @@ class Launched:
 
     def device(self, asked: torch.device) -> torch.device:
         """Return the device of this process: of several GPUs, the one with its number on the node."""
-        if asked.type != "cuda":
+        if asked.type == "cpu":
             return asked
         if not dist.is_nccl_available():
             raise RankError(

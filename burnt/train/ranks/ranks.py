@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # it is public
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from burnt.data import move
 from burnt.data.seeds import seed_global_states, seed_of
 from burnt.errors import RankError, UnsupportedError, clean
 from burnt.gradients import Gradients
@@ -247,6 +248,12 @@ class Ranks:
         self.seconds = self.totals([self.clock() if self.rank == 0 else 0.0])[0]
         return self.seconds
 
+    def agreed(self, value: T | None) -> T | None:
+        """Return the value of the first rank that has one, on all of them."""
+        if not self.totals([float(value is not None)])[0]:
+            return None
+        return next(one for one in self.every(value) if one is not None)
+
     def check_same(self, values: Mapping[str, Any], hint: str | None = None) -> None:
         """Raise a RankError on all ranks if values by name, or by name in these, are not the same on each."""
         every = self.every(values)
@@ -335,8 +342,8 @@ class Ranks:
     def _send(self, tensors: Sequence[Tensor]) -> None:
         """Replace the values of tensors by rank 0's."""
         for tensor in tensors:
-            value = tensor.contiguous()
-            self._together(dist.broadcast, value, 0)
+            value = tensor.contiguous()  # its bytes, as the backends lack dtypes such as int16
+            self._together(dist.broadcast, value.reshape(-1).view(torch.uint8), 0)
             if value is not tensor:
                 tensor.copy_(value)
 
@@ -368,7 +375,7 @@ class Ranks:
 
         def take(part: Part) -> Any:
             self.part = part
-            SyncBatchNorm.counts = part.count > 0
+            SyncBatchNorm.counts, SyncBatchNorm.all_count = part.count > 0, part.total >= self.size
             return to_device(part.batch)
 
         return take
@@ -470,8 +477,7 @@ class Ranks:
         """Return the mean loss over the items of all ranks, from losses with their counts."""
         sums = [sum(float(loss) * count for loss, count in losses), float(sum(c for _, c in losses))]
         loss, count = self.totals(sums)
-        like = losses[0][0] if losses else torch.zeros(())
-        return torch.tensor(loss / max(count, 1.0), dtype=like.dtype, device=like.device)
+        return torch.tensor(loss / max(count, 1.0), dtype=torch.float64)  # alike on ranks without losses
 
     # metrics and states
 
@@ -488,7 +494,8 @@ class Ranks:
             (
                 None if metric.total is None else metric.total.cpu(),
                 metric.count,
-                metric.state() if whole or not metric.whole_epoch else {},
+                # From a device that only this rank uses.
+                move(metric.state(), torch.device("cpu")) if whole or not metric.whole_epoch else {},
             )
             for metric in metrics
         ]
@@ -553,7 +560,7 @@ class Ranks:
                     get_error_handler().record_exception(error)  # for torchrun's report
             raise
         finally:
-            SyncBatchNorm.counts = True
+            SyncBatchNorm.counts = SyncBatchNorm.all_count = True
             if self._early is not None:
                 self._early.close()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchmetrics
 
 from burnt import data, nn, optim
 from burnt.errors import NonFiniteError
@@ -25,7 +26,7 @@ from burnt.train import (
     StepOutput,
     SupervisedTraining,
 )
-from burnt.train.metrics import AUROC, F1, Accuracy, EpochMetric
+from burnt.train.metrics import AUROC, F1, Accuracy, EpochMetric, TorchMetric
 from burnt.train.ranks import ranks
 
 SETTINGS: dict[str, Any] = {}
@@ -107,6 +108,30 @@ class MedianLoss(EpochMetric):
 
     def compute(self) -> float:
         return float(self.kept()[0].sort().values[self.count // 2])
+
+
+def labels(output: StepOutput) -> Any:
+    return (output.targets.double(),)
+
+
+class WithShorts(torch.nn.Module):
+    """Has a buffer of a dtype that torch.distributed does not send, with other values in each process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rank = int(os.environ.get("RANK", "0"))
+        self.register_buffer("short", torch.full((2,), 1 - rank, dtype=torch.int16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.short[0]
+
+
+class StopOnLastRank:
+    def on_step(self, event: Any) -> None:
+        if event.training.position.step == 11 and os.environ.get("RANK", "0") == str(
+            int(os.environ.get("WORLD_SIZE", "1")) - 1
+        ):
+            event.training.stop("stopped by a callback")
 
 
 def gan(folder: Path) -> Any:
@@ -271,6 +296,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "batch norm uneven": lambda folder: train(
         folder, network(nn.SyncBatchNorm(16), nn.Tanh()), loader=data.Loader(table(18), 8, shuffle=True)
     ),
+    "total": lambda folder: train(folder, metrics=[TorchMetric(torchmetrics.SumMetric(), labels, "total")]),
+    "dtypes": lambda folder: train(folder, network(WithShorts())),
+    "stop": lambda folder: train(folder, callbacks=[StopOnLastRank()]),
     "last": lambda folder: train(folder, checkpoints=[KeepLast(3)], checkpoint_every="5 steps"),
 }
 

@@ -70,3 +70,10 @@ def test_several_ranks_train_as_one_process(folder, size):
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_trainings(folder, size):
     check(folder, size, [name for name in [*programs.CASES, *SHARDED] if name not in FAST[size]])
+
+
+@pytest.mark.full
+def test_what_ranks_have_of_their_own(tmp_path):
+    done = by_several(2, FILE.with_name("own_values.py"), tmp_path)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stdout.count("common") == 2
