@@ -102,6 +102,10 @@ class Launched:
                 found=f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {error}",
                 hint=f"start them with: {COMMAND}",
             ) from error
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun's store outlives the processes that it restarts, and holds their addresses.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(f"attempt/{attempt}", store)  # type: ignore[attr-defined]  # it is public
         return store
 
 
