@@ -11,7 +11,8 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Literal, Self
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from burnt.errors import BurntError, TakenOverError, clean
 from burnt.store import RunWriter
@@ -96,7 +97,8 @@ class Control(AbstractContextManager["Control"]):
         self._keeps_checkpoints = keeps_checkpoints
         self._inbox = Inbox(writer.lease)
         self._ranks = ranks
-        self._agreed_signal: signal.Signals | None = None
+        # Whose signal ends the training; of several ranks that which all of them know of.
+        self._agreed: Any = interruption if ranks is None else SimpleNamespace(signal=None)
         self._paused = False
         self._signal_recorded = False
         self._save: Callable[[], None] = lambda: None
@@ -129,12 +131,13 @@ class Control(AbstractContextManager["Control"]):
     @property
     def is_ending(self) -> bool:
         """Whether a signal or a command requested the end of the training."""
-        return self.stop_signal is not None or self.stopped_by is not None
+        return self._agreed.signal is not None or self.stopped_by is not None
 
     @property
     def stop_signal(self) -> signal.Signals | None:
         """The signal that ends the training; with several ranks, once all of them know of it."""
-        return self._interruption.signal if self._ranks is None else self._agreed_signal
+        number: signal.Signals | None = self._agreed.signal
+        return number
 
     @property
     def reason(self) -> str:
@@ -165,7 +168,7 @@ class Control(AbstractContextManager["Control"]):
             self._execute(command)
         if self._paused:
             self._wait_while_paused()
-        if self.stop_signal is not None:
+        if self._agreed.signal is not None:
             self._record_signal()
         return not self.is_ending
 
@@ -173,7 +176,7 @@ class Control(AbstractContextManager["Control"]):
         """Return the commands that any rank has got, and note its signal: all ranks do the same."""
         number, commands = ranks.news(self._interruption.signal, self._inbox.poll)
         if number is not None:
-            self._agreed_signal = signal.Signals(number)
+            self._agreed.signal = signal.Signals(number)
         return commands
 
     def _wait_while_paused(self) -> None:
