@@ -67,6 +67,8 @@ def autocast(precision: str, *device_types: str) -> AbstractContextManager[objec
     dtype = _AUTOCAST.get(precision)
     if dtype is None:
         return nullcontext()
+    if len(device_types) == 1:
+        return torch.autocast(*device_types, dtype=dtype)
     contexts = ExitStack()
     for kind in device_types:
         contexts.enter_context(torch.autocast(kind, dtype=dtype))
