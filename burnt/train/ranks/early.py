@@ -36,11 +36,12 @@ class EarlySums:
             for bucket in self._buckets
             for path, param in bucket.params.items()
         ]
+        self._paths = {path for bucket in self._buckets for path in bucket.params}
         self._count: int | None = None
 
     def fits(self, params: Mapping[str, Tensor]) -> bool:
         """Whether these are the parameters that are trained now."""
-        return sum(p.requires_grad for p in params.values()) == len(self._handles)
+        return self._paths == {path for path, param in params.items() if param.requires_grad}
 
     def _hook(self, bucket: _Bucket, path: str) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
@@ -114,7 +115,7 @@ class _Bucket:
         if self._flat is None:
             self._flat = torch.zeros(self._size, dtype=self.dtype, device=self.device)
             self._parts = self._views(self._flat)
-        torch.mul(gradient.detach(), count, out=self._parts[path])
+        self._parts[path].copy_(gradient.detach()).mul_(count)  # wide before it is multiplied
         self.missing.discard(path)
 
     def start(self) -> None:

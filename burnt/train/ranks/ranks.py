@@ -293,7 +293,7 @@ class Ranks:
 
     def _prepare_sums(self, learner: Learner) -> None:
         """Let sums of gradients start during the backward pass, where each step has one backward pass."""
-        is_own = type(self).sum is not Ranks.sum or type(self)._reduced is not Ranks._reduced
+        is_own = any(getattr(type(self), n) is not getattr(Ranks, n) for n in ("sum", "mean", "_reduced"))
         if not (self.is_joint or is_own or isinstance(learner.optimizer, Optimizers)):
             self._early = EarlySums(self.params(learner.model), _BUCKET_BYTES)
 

@@ -8,7 +8,8 @@ import torch
 
 from burnt import data, nn
 from burnt.errors import MetricError
-from burnt.train import EarlyStopping, evaluate
+from burnt.gradients import Gradients
+from burnt.train import EarlyStopping, Ranks, evaluate
 from burnt.train.metrics import EpochMetric
 from tests.train.ranks.programs import classify, network, table, train
 
@@ -32,6 +33,35 @@ class Sum(EpochMetric):
         self.sum, self.count = state["sum"], state["count"]
 
 
+class OwnMean(Ranks):
+    """A strategy of one's own that sums the gradients itself."""
+
+    def mean(self, window, params, outcomes):
+        total, local = self.totals([window.count])[0], window.mean()
+        weighted = [local[path] * (window.count / total) for path in params]
+        self.sum(weighted)
+        return Gradients(dict(zip(params, weighted, strict=True)))
+
+
+class Swapping:
+    """Trains one bias in the first epoch, then the other one."""
+
+    def __init__(self, swaps):
+        self.swaps = swaps
+
+    def on_start(self, event):
+        self.set(event, 0)
+
+    def on_epoch(self, event):
+        self.set(event, 1)
+
+    def set(self, event, epoch):
+        if self.swaps:
+            model = event.training.learner.model
+            model[0].bias.requires_grad_(epoch == 0)
+            model[2].bias.requires_grad_(epoch == 1)
+
+
 def main(folder, rank):
     # The running statistics of each rank's part, of which one checkpoint has rank 0's.
     model, result = train(folder / "norm", network(nn.BatchNorm(16)))
@@ -53,6 +83,15 @@ def main(folder, rank):
     loader = data.Loader(table(17), 8)
     train(folder / "part", network(nn.SyncBatchNorm(16)), step=step, loader=loader, duration="1 epoch")
     assert (rank == 0, False) in full
+
+    model, _ = train(folder / "default")
+    for name, strategy in (("mean", OwnMean()), ("auto", "auto")):
+        own, _ = train(folder / name, strategy=strategy, callbacks=[Swapping(name == "auto")])
+        values = [None, None]
+        torch.distributed.all_gather_object(values, [p.tolist() for p in own.parameters()])
+        assert values[0] == values[1], name
+        if name == "mean":
+            torch.testing.assert_close(own.state_dict(), model.state_dict())
 
     with pytest.raises(MetricError, match="cannot be merged"):
         train(folder / "sum", metrics=[Sum()])

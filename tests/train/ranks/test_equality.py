@@ -8,6 +8,7 @@ import torch
 
 from burnt.store import RunReader
 from burnt.store.ranks import read_ranks
+from burnt.train.ranks.early import _Bucket
 from tests.distributed import by_several
 from tests.train.ranks import programs
 
@@ -77,3 +78,10 @@ def test_what_ranks_have_of_their_own(tmp_path):
     done = by_several(2, FILE.with_name("own_values.py"), tmp_path)
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout.count("common") == 2
+
+
+def test_gradients_of_16_bits_are_weighted_in_float32():
+    bucket = _Bucket(torch.float32, torch.device("cpu"))
+    bucket.add("w", torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16)))
+    bucket.fill("w", torch.full((1,), 1 + 2**-7, dtype=torch.bfloat16), 3)
+    assert bucket._parts["w"].item() == 3 * (1 + 2**-7)
