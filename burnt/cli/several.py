@@ -57,7 +57,9 @@ def start(args: argparse.Namespace) -> int | None:
         max_restarts=0,
         monitor_interval=0.1,
     )
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # this function reports
+    for name in [*logging.root.manager.loggerDict, "torch.distributed.elastic"]:
+        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # this function reports
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder, "run")
         os.environ[RUN_FILE] = str(told)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -364,7 +364,9 @@ class SupervisedTraining(TrainingSettings):
             )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
             try:
-                reason = ending.reason = loop.run()
+                # Here too, so that the run and the callbacks have the first cause.
+                with nullcontext() if ranks is None else ranks.failing(self.folder, Interrupted):
+                    reason = ending.reason = loop.run()
                 if reason == "stopped early":
                     ending.reason += f": {loop.watch.why_over}"
                 loop.saving.finish()

@@ -96,6 +96,7 @@ class Ranks:
         self._early: EarlySums | None = None
         self._is_early = False
         self._firsts = 0
+        self._secondary: RankError | None = None
 
     def join(self, launched: Launched, device: torch.device) -> None:
         """Meet the other processes, by torch.distributed; done once for all trainings of a process."""
@@ -528,7 +529,7 @@ class Ranks:
     def failing(self, folder: Path, common: type[BaseException]) -> Iterator[None]:
         """Tell the other ranks why this one fails; if it only lost another one, raise why that has failed.
 
-        An error of the class `common` is raised by all ranks together.
+        An error of the class `common` is raised by all ranks together. One block may be in another.
         """
         try:
             yield
@@ -539,18 +540,18 @@ class Ranks:
                 resume = f"burnt train --resume {shlex.quote(str(folder))} --nproc {self.size}"
             hint = f"from the last checkpoint: {resume}"
             if cause is None:
-                first = RankError(
+                self._secondary = RankError(
                     lost.what, where=lost.where, expected=lost.expected, found=lost.found, hint=hint
                 )
-                raise first.with_traceback(lost.__traceback__) from None
+                raise self._secondary.with_traceback(lost.__traceback__) from None
             rank, found, *lines = cause.splitlines()
             what = f"rank {rank} has failed, and this one cannot go on"
-            first = RankError(what, found=clean(found), hint=hint)
+            first = self._secondary = RankError(what, found=clean(found), hint=hint)
             if not self.rank:  # whose run has it as its end; the others would repeat it in the same terminal
                 first.add_note("\n".join([f"the traceback of rank {rank}:", *map(clean, lines)]))
             raise first from None
         except BaseException as error:
-            if not isinstance(error, common):
+            if not isinstance(error, common) and error is not self._secondary:
                 lines = [str(self.rank), *traceback.format_exception_only(error)[0].splitlines()[:1]]
                 lines += "".join(traceback.format_exception(error)).splitlines()
                 with contextlib.suppress(_OtherFailed):  # the store may have gone with its process

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from burnt.store import RunReader
 from tests import forked
 from tests.train.ranks.failures import KINDS, PLACES, Case
 
@@ -48,6 +49,7 @@ def run(folder, cases):
 def check(folder, case, codes, resumed):
     output = [(folder / case.name / "failing" / f"rank{rank}.txt").read_text() for rank in range(case.size)]
     said = "\n".join(output)[-6000:]
+    own = folder / case.name
     others = [rank for rank in range(case.size) if rank != case.victim]
     assert "Timeout" not in said, f"{case}: hangs\n{said}"
     assert codes == expected_codes(case), f"{case}: {codes}\n{said}"
@@ -64,8 +66,9 @@ def check(folder, case, codes, resumed):
         else:
             assert "burnt.errors.RankError: " in output[rank], f"{case}\n{said}"
             assert "from the last checkpoint: the same program, with resume=True" in output[rank], case
+    if 0 in others and codes[0] == 1:
+        check_record(own / "run", case)
     assert resumed == [0] * case.resumed, f"{case}: {resumed}"
-    own = folder / case.name
     whole = folder / Case(size=case.size, resumed=case.size, dropout=case.dropout).name
     weights, expected = torch.load(own / "weights.pt"), torch.load(whole / "weights.pt")
     exact = case.size == case.resumed
@@ -75,6 +78,19 @@ def check(folder, case, codes, resumed):
     found = json.loads((own / "values.json").read_text())
     # Rank 0 resumes with the sums of all ranks: an addition is done in another order.
     assert found == pytest.approx(values, abs=1e-12 if exact else 1e-6), case
+
+
+def check_record(run, case):
+    """The run says why it has ended: the first cause, where rank 1 could tell."""
+    with RunReader(run) as reader:
+        (error,) = [event.data for event in reader.events() if event.kind == "error"]
+    if case.kind == "error":
+        cause = "an item could not be loaded" if "read" in case.place else "broken on purpose"
+        assert "rank 1 has failed" in error["message"], case
+        assert cause in error["message"], case
+        assert "ValueError: broken on purpose" in error["traceback"], case
+    else:
+        assert error["error"] == "RankError", case
 
 
 def expected_codes(case):
