@@ -86,6 +86,9 @@ class Ranks:
         self.seconds = 0.0
         """The seconds of training on rank 0's clock, at the last step."""
         self.clock: Callable[[], float] = float
+        self.listen: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, [])
+        """Returns the signal and the commands that this rank has got."""
+        self._heard: tuple[int | None, list[Any]] | None = None
         self.wait_seconds = 0.0
         """The seconds of training in which this rank has waited for others, since they were last logged."""
         self.part = Part(None, 1, 1)
@@ -234,15 +237,26 @@ class Ranks:
         totals: list[float] = message.tolist()
         return totals
 
-    def news(self, signal: int | None, poll: Callable[[], Sequence[Any]]) -> tuple[int | None, list[Any]]:
-        """Return the signal and the commands that any of the ranks got, the same on all of them."""
-        commands = poll()
-        signals, count = self.totals([float(signal or 0), len(commands)])
-        if not signals and not count:
-            return None, []
-        everything = self.every((signal, commands))
-        found = max((number for number, _ in everything if number is not None), default=None)
-        return found, [command for _, commands in everything for command in commands]
+    def news(self) -> tuple[int | None, list[Any]]:
+        """Return the signal and the commands that any rank has got, the same on all of them.
+
+        Those of a step came with its gradients; elsewhere the ranks ask each other.
+        """
+        if self._heard is None:
+            own = self.listen()
+            self._hear(own, any(self.totals(_loudness(own))))
+        assert self._heard is not None
+        heard, self._heard = self._heard, None
+        return heard
+
+    def _hear(self, own: tuple[int | None, Sequence[Any]], has_news: bool) -> None:
+        """Keep what all ranks have got, until `news` returns it."""
+        signal, commands = self._heard or (None, [])
+        if has_news:
+            everything = self.every(own)
+            signal = max((number for number, _ in everything if number is not None), default=signal)
+            commands = [*commands, *(command for _, some in everything for command in some)]
+        self._heard = signal, commands
 
     def share_seconds(self) -> float:
         """Return the seconds of rank 0's clock."""
@@ -427,7 +441,7 @@ class Ranks:
     ) -> Gradients | None:
         """Return the gradients of the mean loss over the items of all ranks; None if there are none.
 
-        It also shares rank 0's clock.
+        The message about them also has rank 0's clock, signals and commands.
         """
         sums: dict[str, Tensor] | None = None
         if self._early is not None and self._is_early:
@@ -438,7 +452,11 @@ class Ranks:
             counts, self._joint_counts = self._joint_counts, []
             count = sum(counts) if local is not None else 0
         clock = self.clock() if self.rank == 0 else 0.0
-        total, self.seconds, *owners = self.totals([float(count), clock, *_owned(local, params)])
+        own = self.listen()
+        total, self.seconds, signals, commands, *owners = self.totals(
+            [float(count), clock, *_loudness(own), *_owned(local, params)]
+        )
+        self._hear(own, bool(signals or commands))
         if not total:
             return None
         _refuse_sparse(local)
@@ -583,6 +601,11 @@ def _leave() -> None:
 
 def _trainable(params: Mapping[str, Tensor]) -> list[str]:
     return [path for path, param in params.items() if param.requires_grad]
+
+
+def _loudness(own: tuple[int | None, Sequence[Any]]) -> list[float]:
+    """Return numbers that are 0 without a signal and without commands."""
+    return [float(own[0] or 0), float(len(own[1]))]
 
 
 def _refuse_sparse(gradients: Gradients | None) -> None:
