@@ -32,7 +32,7 @@ class EarlySums:
                 self._buckets.append(last)
             last.add(path, param)
         self._handles = [
-            param.register_hook(self._hook(bucket, path))
+            param.register_hook(self._hook(bucket, path))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
             for path, param in bucket.params.items()
         ]
