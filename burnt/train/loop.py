@@ -669,7 +669,11 @@ class Loop:
         if has() if self.ranks is None else self.ranks.first(has):
             return
         with self.show_activity("saving"):
-            self.saving.report(wait=True)
+            report = functools.partial(self.saving.report, wait=True)
+            if self.ranks is None:
+                report()
+            else:
+                self.ranks.first(report)
             # Without a row in the run store: an interruption must not change the history.
             self.check_loss(self.metrics.since_log(self.metrics.sums()))
             self.check_parameters()

@@ -16,10 +16,16 @@ from torch import Tensor
 
 
 class EarlySums:
-    """The buckets of the trainable parameters of a model, those of its last layers first."""
+    """The buckets of the trainable parameters of a model, those of its last layers first.
 
-    def __init__(self, params: Mapping[str, torch.nn.Parameter], bucket_bytes: int) -> None:
+    `together` calls an operation that all ranks take part in.
+    """
+
+    def __init__(
+        self, params: Mapping[str, torch.nn.Parameter], bucket_bytes: int, together: Callable[..., None]
+    ) -> None:
         self._buckets: list[_Bucket] = []
+        self._together = together
         for path, param in reversed([(path, param) for path, param in params.items() if param.requires_grad]):
             wide = torch.float32 if param.dtype in (torch.float16, torch.bfloat16) else param.dtype
             last = self._buckets[-1] if self._buckets else None
@@ -55,16 +61,16 @@ class EarlySums:
         """Take the gradients of the next backward pass, times a number of items."""
         self._count = count
 
-    def finish(self, wait: Callable[..., None]) -> dict[str, Tensor]:
+    def finish(self) -> dict[str, Tensor]:
         """Return the sums over the ranks by path, zeros of parameters without a gradient.
 
-        All ranks call it once a step, also those without a backward pass. `wait` calls what waits.
+        All ranks call it once a step, also those without a backward pass.
         """
         self._count = None
         self._start(only_full=False)
         sums: dict[str, Tensor] = {}
         for bucket in self._buckets:
-            wait(bucket.wait)
+            self._together(bucket.wait)
             sums |= bucket.taken()
         return sums
 
@@ -74,7 +80,7 @@ class EarlySums:
             if bucket.work is None:
                 if only_full and bucket.missing:
                     return
-                bucket.start()
+                self._together(bucket.start)
 
     def close(self) -> None:
         """Remove the hooks."""

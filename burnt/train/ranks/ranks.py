@@ -310,7 +310,7 @@ class Ranks:
         """Let sums of gradients start during the backward pass, where each step has one backward pass."""
         is_own = any(getattr(type(self), n) is not getattr(Ranks, n) for n in ("sum", "mean", "_reduced"))
         if not (self.is_joint or is_own or isinstance(learner.optimizer, Optimizers)):
-            self._early = EarlySums(self.params(learner.model), _BUCKET_BYTES)
+            self._early = EarlySums(self.params(learner.model), _BUCKET_BYTES, self._together)
 
     def writer(self, create: Callable[..., RunWriter], folder: Path, **options: Any) -> RunWriter:
         """Create the run, on rank 0; on the others, a run of their own samples below it, ``ranks/1``."""
@@ -400,7 +400,7 @@ class Ranks:
         self._is_early = self._early is not None and batches == 1
         if self._early is not None and not self._early.fits(params):  # the program has frozen some
             self._early.close()
-            self._early = EarlySums(params, _BUCKET_BYTES)
+            self._early = EarlySums(params, _BUCKET_BYTES, self._together)
 
     def begin_backward(self, count: int) -> None:
         """Begin the backward pass of a batch of which this rank has `count` items."""
@@ -445,7 +445,7 @@ class Ranks:
         """
         sums: dict[str, Tensor] | None = None
         if self._early is not None and self._is_early:
-            sums = self._early.finish(self._together)
+            sums = self._early.finish()
         local = window.mean() if outcomes.non_finite is None else None
         count = window.count if local is not None else 0
         if self.is_joint:
