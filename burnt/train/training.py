@@ -293,6 +293,8 @@ class SupervisedTraining(TrainingSettings):
         TrainedAs.read(self.precision, found.load_document()).attach(learner.model)
         if loaded.rng is None:
             learner.optimizer.check(learner.schedule(0), model)
+        # Before the ranks share it: fully_shard changes the class of a model.
+        config, source = self._run_config(learner, found), Source.of(learner.model)
         if ranks is not None:
             check_mergeable(self.metrics)
             ranks.prepare(learner, self._common_state(learner, position))
@@ -308,7 +310,6 @@ class SupervisedTraining(TrainingSettings):
             resumed_from_step=None if loaded.rng is None else position.step,
             on_error=self.reporter.message,
         )
-        config = self._run_config(learner, found)
         if ranks is None:
             writer = create(asked, config=config, exists=self.exists, since=chosen)
         else:
@@ -318,7 +319,7 @@ class SupervisedTraining(TrainingSettings):
             self.reporter.message(f"{asked} is taken: this run is in {folder}.")
         self.folder, self._asked_folders = folder, {folder: asked}
         if is_writing:
-            Source.of(learner.model).mark(self.folder, _config_in(self.folder))
+            source.mark(self.folder, _config_in(self.folder))
         if checkpoints is not None:
             checkpoints.folder, checkpoints.lease = self.folder / "checkpoints", writer.lease
             if loaded.rng is not None and is_writing:

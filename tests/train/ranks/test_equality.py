@@ -47,6 +47,10 @@ def check(folder, size, names):
             assert (found["step"], found["reason"]) == (expected["step"], expected["reason"]), name
         assert [load.rank for load in read_ranks(folder / f"{name}-{size}")] == list(range(size)) * (size > 1)
         with RunReader(folder / f"{name}-{size}") as run, RunReader(folder / f"{name}-1") as alone:
+            # What loads the model again: fully_shard changes its class.
+            config, expected_config = run.config(), alone.config()
+            assert config["model"] == expected_config["model"]
+            assert config["load"]["source"] == expected_config["load"]["source"]
             for series in alone.series():
                 if series.name in (
                     "loss",
