@@ -142,12 +142,15 @@ class Ranks:
             operation(*arguments)
             self.wait_seconds += self.clock() - since
         except RuntimeError as error:
-            raise _OtherFailed(
-                "another rank has died or hangs",
-                where=f"rank {self.rank} of {self.size}",
-                expected=f"an answer within {self.timeout:g} s",
-                found=str(error).splitlines()[0],
-            ) from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> _OtherFailed:
+        return _OtherFailed(
+            "another rank has died or hangs",
+            where=f"rank {self.rank} of {self.size}",
+            expected=f"an answer within {self.timeout:g} s",
+            found=str(error).splitlines()[0],
+        )
 
     def _ask(self, question: Callable[..., T], *arguments: object, seconds: float | None = None) -> T:
         """Call a method of the store, whose process may have ended, or be stopped: it has no timeout then."""
@@ -550,7 +553,14 @@ class Ranks:
         An error of the class `common` is raised by all ranks together. One block may be in another.
         """
         try:
-            yield
+            try:
+                yield
+            except RuntimeError as error:  # of messages that torch sends, such as `fully_shard`
+                if isinstance(error, RankError) or not (
+                    isinstance(error, dist.DistError) or "/gloo/" in str(error)
+                ):
+                    raise
+                raise self._lost(error) from error
         except _OtherFailed as lost:
             cause = self._first_failure()
             resume = "the same program, with resume=True"

@@ -124,6 +124,24 @@ def test_a_process_group_of_nccl_only(monkeypatch):
     assert caught.value.found == "cuda:nccl"
 
 
+@pytest.mark.parametrize(
+    "lost",
+    [
+        RuntimeError("[/x/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"),
+        dist.DistBackendError("NCCL communicator was aborted"),
+    ],
+)
+def test_messages_of_torchs_own_do_not_hide_the_first_cause(lost, tmp_path):
+    ranks = Ranks()
+    ranks._store = dist.HashStore()
+    ranks._store.set("failure", "1\nValueError: mine\nTraceback of rank 1")
+    with pytest.raises(RankError, match="rank 1 has failed") as caught, ranks.failing(tmp_path, SystemExit):
+        raise lost
+    assert caught.value.found == "ValueError: mine"
+    with pytest.raises(RuntimeError, match="shapes differ"), ranks.failing(tmp_path, SystemExit):
+        raise RuntimeError("shapes differ")
+
+
 def test_a_metric_that_cannot_be_merged():
     with pytest.raises(MetricError, match="own cannot be merged over several processes") as caught:
         check_mergeable([bad_input.Own()])
