@@ -81,12 +81,12 @@ def check(folder, case, codes, resumed):
 
 
 def check_record(run, case):
-    """The run says why it has ended: the first cause, where rank 1 could tell."""
+    """The run says why it has ended: the first cause, where the rank that failed could tell."""
     with RunReader(run) as reader:
         (error,) = [event.data for event in reader.events() if event.kind == "error"]
     if case.kind == "error":
         cause = "an item could not be loaded" if "read" in case.place else "broken on purpose"
-        assert "rank 1 has failed" in error["message"], case
+        assert f"rank {case.victim} has failed" in error["message"], case
         assert cause in error["message"], case
         assert "ValueError: broken on purpose" in error["traceback"], case
     else:
