@@ -58,6 +58,7 @@ READING = {
     "convert": "convert gift/checkpoints/step-00000002/model.safetensors gift.npz",
 }
 OTHERS = {
+    "new",
     "check",
     "import",
     "tune run",

@@ -106,7 +106,7 @@ def load_buffers(
         for name in [name for name, own in owner._buffers.items() if own is None]:
             path = f"{prefix}.{name}" if prefix else name
             if path in buffers:
-                device = device_of(owner if any(owner.parameters()) else model)
+                device = device_of(model if next(owner.parameters(), None) is None else owner)
                 owner._buffers[name] = allocated(buffers[path], device, strides_of(path, buffers[path]))
     replaced: dict[int, Tensor] = {}
     for path, own in now.items():

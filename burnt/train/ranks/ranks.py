@@ -27,7 +27,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # it is public
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from burnt.data import move
 from burnt.data.seeds import seed_global_states, seed_of
@@ -586,6 +585,9 @@ class Ranks:
                     told = self._store.compare_set, _FAILURE, "", "\n".join(lines)
                     self._ask(*told, seconds=_FAILURE_SECONDS)
                 if isinstance(error, Exception):
+                    # Not on top: the package cannot be imported on every machine.
+                    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
                     get_error_handler().record_exception(error)  # for torchrun's report
             raise
         finally:
