@@ -12,7 +12,7 @@ from tests import forked
 from tests.train.ranks.failures import KINDS, PLACES, Case
 
 SIGNALS = {"INT": 2, "TERM": 15, "KILL": 9}
-FAST = [Case("error", "validation", 1), Case("KILL", "saving", 0), Case("INT", "step", 1)]
+FAST = [Case("error", "validation", 1), Case("KILL", "saving", 0)]
 OTHER_SIZES = [
     Case(kind, "step", size - 1, size, resumed, dropout=False)
     for size, kind in ((2, "KILL"), (3, "error"), (3, "TERM"))
