@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -61,8 +60,8 @@ def start(args: argparse.Namespace) -> int | None:
         if name.startswith("torch.distributed.elastic"):  # each has a level of its own
             logging.getLogger(name).setLevel(logging.CRITICAL)  # this function reports
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder, "run")
-        os.environ[RUN_FILE] = str(told)
+        run_file = Path(folder, "run")
+        os.environ[RUN_FILE] = str(run_file)
         try:
             elastic_launch(config, sys.executable)("-m", "burnt", *words)
         except SignalException as error:
@@ -72,8 +71,10 @@ def start(args: argparse.Namespace) -> int | None:
             if failure.exitcode in _INTERRUPTED:
                 return failure.exitcode
             print(clean(f"rank {rank} of {args.nproc} has failed first: {_reason(failure)}"), file=sys.stderr)
-            if told.exists():
-                resume = f"burnt train --resume {shlex.quote(told.read_text())} --nproc {args.nproc}"
+            if run_file.exists():
+                from burnt.train.code.source import resume_command
+
+                resume = resume_command(Path(run_file.read_text()), args.nproc)
                 print(f"to go on from the last checkpoint: {resume}", file=sys.stderr)
             return max(failure.exitcode, 1)
     return 0

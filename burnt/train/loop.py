@@ -281,7 +281,7 @@ class Loop:
                 )
             while reason is None:
                 reason = self.epoch()
-        self.settle()
+        self.reshard()
         self.learner.optimizer.eval(self.params)
         return reason
 
@@ -586,20 +586,20 @@ class Loop:
             return
         if self.ranks is not None:
             self.ranks.share_buffers()
-        self.settle()
+        self.reshard()
         self.learner.optimizer.eval(self.params)
         self.is_evaluating = True
         try:
             yield
         finally:
             self.is_evaluating = False
-            self.settle()
+            self.reshard()
             self.learner.optimizer.train(self.params)
 
-    def settle(self) -> None:
+    def reshard(self) -> None:
         """Have several ranks put the parameters that the optimizer steps in place."""
         if self.ranks is not None:
-            self.ranks.settle(self.learner.model)
+            self.ranks.reshard(self.learner.model)
 
     def validate(self) -> bool:
         """Run what is due and record its values; return False if a stop request interrupted it."""

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import platform
 import re
-import shlex
 import sys
 import tempfile
 import uuid
@@ -43,7 +42,7 @@ from burnt.train.checks.first_batches import (
     check_first_batches,
     check_without_values,
 )
-from burnt.train.code.source import Source, is_restartable, refuse_while_importing
+from burnt.train.code.source import Source, is_restartable, refuse_while_importing, resume_command
 from burnt.train.control.control import Control
 from burnt.train.control.end_reason import Ending, Interrupted, Interruption
 from burnt.train.control.intercepting import intercept_run
@@ -560,8 +559,8 @@ class SupervisedTraining(TrainingSettings):
             return f"Stopped after step {position.step}. Nothing is saved: checkpoints are off for this run."
         instructions = f"To resume, run the same program with the folder {self.folder} and resume=True."
         if is_restartable():
-            several = "" if self.ranks is None else f" --nproc {self.ranks.size}"
-            instructions += f"\nFrom the shell: burnt train --resume {shlex.quote(str(self.folder))}{several}"
+            size = 1 if self.ranks is None else self.ranks.size
+            instructions += f"\nFrom the shell: {resume_command(self.folder, size)}"
         return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{instructions}"
 
 

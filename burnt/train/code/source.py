@@ -55,6 +55,16 @@ def replay_command(folder: Path, first: int, last: int, *, debug: bool = False) 
     return f"burnt replay {shlex.quote(str(folder))} --step {steps}{' --pdb' if debug else ''}"
 
 
+def resume_command(folder: Path, processes: int = 1) -> str:
+    """Return the command that resumes a run which `burnt train` has started.
+
+    >>> resume_command(Path("runs/my net"), 2)
+    "burnt train --resume 'runs/my net' --nproc 2"
+    """
+    several = "" if processes == 1 else f" --nproc {processes}"
+    return f"burnt train --resume {shlex.quote(str(folder))}{several}"
+
+
 def settings_in(document: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the Config that a run's function was called with, but for the fields that a resume sets."""
     config = ((document or {}).get("load") or {}).get("source", {}).get("config") or {}

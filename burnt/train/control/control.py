@@ -100,7 +100,7 @@ class Control(AbstractContextManager["Control"]):
         # Whose signal ends the training; of several ranks that which all of them know of.
         self._agreed: Any = interruption if ranks is None else SimpleNamespace(signal=None)
         if ranks is not None:
-            ranks.listen = lambda: (interruption.signal, self._inbox.poll())
+            ranks.poll = lambda: (interruption.signal, self._inbox.poll())
         self._paused = False
         self._signal_recorded = False
         self._save: Callable[[], None] = lambda: None
@@ -176,7 +176,7 @@ class Control(AbstractContextManager["Control"]):
 
     def _common(self, ranks: Ranks) -> list[Command | Refused]:
         """Return the commands that any rank has got, and note its signal: all ranks do the same."""
-        number, commands = ranks.news()
+        number, commands = ranks.common_commands()
         if number is not None:
             self._agreed.signal = signal.Signals(number)
         return commands

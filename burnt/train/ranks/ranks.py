@@ -2,7 +2,7 @@
 
 Each rank runs the same loop on its part of each batch. Gradients, metrics and decisions are common: what one
 rank alone knows (its number of items, a loss that is not finite, a signal, a command in rank 0's folder, rank
-0's clock) is summed or sent before any rank acts on it, so that all ranks branch alike.
+0's clock) is summed or sent before any rank acts on it, so that all ranks take the same branches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import itertools
 import math
 import os
 import queue
-import shlex
 import threading
 import time
 import traceback
@@ -38,7 +37,7 @@ from burnt.record import Record, load_into, record_of
 from burnt.store import RunWriter
 from burnt.store.schema import RANKS, RUN_FILE
 from burnt.train.checkpoints.rng import RandomStates
-from burnt.train.code.source import is_restartable
+from burnt.train.code.source import is_restartable, resume_command
 from burnt.train.learner import Learner
 from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.ranks.early import EarlySums
@@ -54,7 +53,7 @@ _POLL_SECONDS = 0.02
 _DONE = "done"
 _FAILURE, _FAILURE_SECONDS = "failure", 2.0
 _TRAININGS = itertools.count()
-"""The trainings of this process, which all ranks count alike."""
+"""Numbers the trainings of this process, in the same order on all ranks."""
 
 
 class _OtherFailed(RankError):
@@ -85,9 +84,9 @@ class Ranks:
         self.seconds = 0.0
         """The seconds of training on rank 0's clock, at the last step."""
         self.clock: Callable[[], float] = float
-        self.listen: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, [])
+        self.poll: Callable[[], tuple[int | None, Sequence[Any]]] = lambda: (None, [])
         """Returns the signal and the commands that this rank has got."""
-        self._heard: tuple[int | None, list[Any]] | None = None
+        self._collected: tuple[int | None, list[Any]] | None = None
         self.wait_seconds = 0.0
         """The seconds of training in which this rank has waited for others, since they were last logged."""
         self.part = Part(None, 1, 1)
@@ -239,26 +238,26 @@ class Ranks:
         totals: list[float] = message.tolist()
         return totals
 
-    def news(self) -> tuple[int | None, list[Any]]:
+    def common_commands(self) -> tuple[int | None, list[Any]]:
         """Return the signal and the commands that any rank has got, the same on all of them.
 
         Those of a step came with its gradients; elsewhere the ranks ask each other.
         """
-        if self._heard is None:
-            own = self.listen()
-            self._hear(own, any(self.totals(_loudness(own))))
-        assert self._heard is not None
-        heard, self._heard = self._heard, None
+        if self._collected is None:
+            own = self.poll()
+            self._collect(own, any(self.totals(_numbers_of(own))))
+        assert self._collected is not None
+        heard, self._collected = self._collected, None
         return heard
 
-    def _hear(self, own: tuple[int | None, Sequence[Any]], has_news: bool) -> None:
-        """Keep what all ranks have got, until `news` returns it."""
-        signal, commands = self._heard or (None, [])
-        if has_news:
+    def _collect(self, own: tuple[int | None, Sequence[Any]], has_some: bool) -> None:
+        """Keep what all ranks have got, until `common_commands` returns it."""
+        signal, commands = self._collected or (None, [])
+        if has_some:
             everything = self.every(own)
             signal = max((number for number, _ in everything if number is not None), default=signal)
             commands = [*commands, *(command for _, some in everything for command in some)]
-        self._heard = signal, commands
+        self._collected = signal, commands
 
     def share_seconds(self) -> float:
         """Return the seconds of rank 0's clock."""
@@ -293,7 +292,7 @@ class Ranks:
     # what a training needs before its first step
 
     def prepare(self, learner: Learner, state: Mapping[str, Any]) -> None:
-        """Give the model of each rank the values of rank 0's, after checking that all trainings are alike.
+        """Give the model of each rank the values of rank 0's, after checking that all train the same.
 
         `state` is what must be the same on all ranks: settings, the loaders' state, the step to resume from.
         """
@@ -337,7 +336,7 @@ class Ranks:
         """Return the parameters that the optimizer of this rank steps."""
         return dict(model.named_parameters())
 
-    def settle(self, model: torch.nn.Module) -> None:
+    def reshard(self, model: torch.nn.Module) -> None:
         """Put the parameters that the optimizer steps in place, after forward passes."""
 
     def all_finite(self, values: Gradients) -> bool:
@@ -454,11 +453,11 @@ class Ranks:
             counts, self._joint_counts = self._joint_counts, []
             count = sum(counts) if local is not None else 0
         clock = self.clock() if self.rank == 0 else 0.0
-        own = self.listen()
+        own = self.poll()
         total, self.seconds, signals, commands, *owners = self.totals(
-            [float(count), clock, *_loudness(own), *_owned(local, params)]
+            [float(count), clock, *_numbers_of(own), *_owned(local, params)]
         )
-        self._hear(own, bool(signals or commands))
+        self._collect(own, bool(signals or commands))
         if not total:
             return None
         _refuse_sparse(local)
@@ -562,10 +561,8 @@ class Ranks:
                 raise self._lost(error) from error
         except _OtherFailed as lost:
             cause = self._first_failure()
-            resume = "the same program, with resume=True"
-            if is_restartable():
-                resume = f"burnt train --resume {shlex.quote(str(folder))} --nproc {self.size}"
-            hint = f"from the last checkpoint: {resume}"
+            resume = resume_command(folder, self.size) if is_restartable() else None
+            hint = f"from the last checkpoint: {resume or 'the same program, with resume=True'}"
             if cause is None:
                 self._secondary = RankError(
                     lost.what, where=lost.where, expected=lost.expected, found=lost.found, hint=hint
@@ -582,8 +579,8 @@ class Ranks:
                 lines = [str(self.rank), *traceback.format_exception_only(error)[0].splitlines()[:1]]
                 lines += "".join(traceback.format_exception(error)).splitlines()
                 with contextlib.suppress(_OtherFailed):  # the store may have gone with its process
-                    told = self._store.compare_set, _FAILURE, "", "\n".join(lines)
-                    self._ask(*told, seconds=_FAILURE_SECONDS)
+                    text = "\n".join(lines)
+                    self._ask(self._store.compare_set, _FAILURE, "", text, seconds=_FAILURE_SECONDS)
                 if isinstance(error, Exception):
                     # Not on top: the package cannot be imported on every machine.
                     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -615,7 +612,7 @@ def _trainable(params: Mapping[str, Tensor]) -> list[str]:
     return [path for path, param in params.items() if param.requires_grad]
 
 
-def _loudness(own: tuple[int | None, Sequence[Any]]) -> list[float]:
+def _numbers_of(own: tuple[int | None, Sequence[Any]]) -> list[float]:
     """Return numbers that are 0 without a signal and without commands."""
     return [float(own[0] or 0), float(len(own[1]))]
 

@@ -52,13 +52,13 @@ class ShardedRanks(Ranks):
 
     def params(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
         """Return the local parts of the parameters, which share memory with the model's."""
-        self.settle(model)
+        self.reshard(model)
         return {
             path: torch.nn.Parameter(_local(param), requires_grad=param.requires_grad)
             for path, param in model.named_parameters()
         }
 
-    def settle(self, model: torch.nn.Module) -> None:
+    def reshard(self, model: torch.nn.Module) -> None:
         """Drop the whole parameters that a forward pass without a backward pass has kept."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -92,7 +92,7 @@ class ShardedRanks(Ranks):
 
     def record(self, model: torch.nn.Module) -> Record:
         """Return the record of the whole model; each tensor is gathered by itself, and kept by rank 0."""
-        self.settle(model)
+        self.reshard(model)
         return record_of(model, config=getattr(model, "_built_by", None))
 
     def optimizer_record(self, optimizer: Optimizer, params: Mapping[str, Tensor]) -> OptimizerRecord:
@@ -107,7 +107,7 @@ class ShardedRanks(Ranks):
 
     def load_into(self, model: torch.nn.Module, record: Record) -> None:
         """Load the whole values of a record into the local parts of a model."""
-        self.settle(model)
+        self.reshard(model)
         with torch.no_grad():
             for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
                 if path in record.tensors:
