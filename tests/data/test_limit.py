@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from burnt.data import IterableLoader, LimitedLoader, Loader, RepeatedLoader
+from burnt.data.loading.loader import read_parts
 from burnt.errors import DataError
 
 
@@ -137,6 +138,60 @@ def test_an_iterable_that_ends_earlier():
     repeated = RepeatedLoader(IterableLoader(iterable := [1, 2]), 5)
     assert (repeated.num_batches(), list(repeated.epoch(3))) == (2, iterable)
     assert list(LimitedLoader(IterableLoader(iterable), 5).epoch(0)) == iterable
+
+
+@pytest.mark.parametrize("kind", [LimitedLoader, RepeatedLoader])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_process_of_several_reads_its_own_items(kind, nested):
+    read: list[int] = []
+
+    class Counted:
+        def __len__(self):
+            return 14
+
+        def __getitem__(self, index):
+            read.append(index)
+            return index
+
+    def limited():
+        inner = Loader(Counted(), 5, shuffle=True, seed=3)
+        return kind(LimitedLoader(inner, 2) if nested else inner, 2)
+
+    for start in (0, 1):
+        whole = lists(limited().epoch(4, start))
+        together = [set() for _ in whole]
+        for rank in range(3):
+            read.clear()
+            own = limited()
+            parts = list(read_parts(own, 4, start, rank, 3))
+            again = list(read_parts(own, 4, start, rank, 3))
+            assert [part.batch.tolist() for part in again] == [part.batch.tolist() for part in parts]
+            assert [(part.count, part.total) for part in parts] == [(2 - (rank == 2), 5)] * len(whole)
+            once = 1 if kind is RepeatedLoader else 2
+            before = start if kind is RepeatedLoader else 0  # it reads all of its batches at first
+            assert len(read) == once * (len(whole) + before) * (2 - (rank == 2))
+            for items, part in zip(together, parts, strict=True):
+                items |= set(part.batch.tolist())
+        assert together == list(map(set, whole))
+
+
+def test_what_has_no_parts():
+    class Doubled(Loader):
+        def epoch(self, epoch, start=0):
+            return (2 * batch for batch in super().epoch(epoch, start))
+
+    class Delegating:
+        def __init__(self):
+            self.loader = loader()
+
+        def __getattr__(self, name):
+            return getattr(self.loader, name)
+
+    for other in (Doubled(range(4), 2), Delegating(), Stream(), IterableLoader([1, 2])):
+        assert read_parts(other, 0, 0, 0, 2) is None
+        for kind in (LimitedLoader, RepeatedLoader):
+            if hasattr(type(other), "epoch"):
+                assert read_parts(kind(other, 2), 0, 0, 0, 2) is None
 
 
 @pytest.mark.parametrize("kind", [LimitedLoader, RepeatedLoader])

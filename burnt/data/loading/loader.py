@@ -77,6 +77,35 @@ class ResumableLoader(EpochLoader[B_co], Protocol[B_co]):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The part of one of several processes in a batch: `count` of its `total` items.
+
+    A process without items has the batch's first item in their place, so that it takes part in what the
+    processes compute together; what comes of it counts nothing.
+    """
+
+    batch: Any
+    count: int
+    total: int
+
+
+def read_parts(
+    loader: Any, epoch: int, start: int, rank: int, size: int, **position: Any
+) -> Iterator[Part] | None:
+    """Return one process's parts of an epoch's batches, by the loader's `parts`; None if it has none.
+
+    A class that defines `epoch` below the one that defines `parts` has none: it changes the batches.
+    """
+    for kind in type(loader).__mro__:
+        if "parts" in vars(kind):
+            found: Iterator[Part] | None = loader.parts(epoch, start, rank, size, **position)
+            return found
+        if "epoch" in vars(kind):
+            break
+    return None
+
+
 class Loader(Generic[B]):
     """Batches from a dataset, optionally shuffled, sampled, bucketed or packed, loaded here or by workers.
 
@@ -274,11 +303,10 @@ class Loader(Generic[B]):
         batches = self._pool.run(self._tasks(epoch, start))
         return map(pin_memory, batches) if self.pin else batches
 
-    def parts(self, epoch: int, start: int, rank: int, size: int) -> Iterator[tuple[B, int, int]]:
-        """The part of one of several processes in each batch of an epoch, with both numbers of items.
+    def parts(self, epoch: int, start: int, rank: int, size: int) -> Iterator[Part]:
+        """The part of one of `size` processes in each batch of an epoch, from the batch numbered `start` on.
 
-        The parts are read with the generators of the batch, and together have its items. A process without
-        any gets the first item, and the number 0.
+        The parts are read with the generators of the batch, and together have its items.
         """
         counts: deque[tuple[int, int]] = deque()
 
@@ -298,7 +326,9 @@ class Loader(Generic[B]):
                 yield number, (epoch, number, items)
 
         batches = self._pool.run(tasks())
-        return ((batch, *counts.popleft()) for batch in (map(pin_memory, batches) if self.pin else batches))
+        return (
+            Part(batch, *counts.popleft()) for batch in (map(pin_memory, batches) if self.pin else batches)
+        )
 
     def close(self) -> None:
         """End the workers. They start again when the next batch is wanted."""
@@ -505,6 +535,11 @@ class LimitedLoader(Generic[B]):
         loader: Any = self.loader  # it gave the state
         return _First(loader.resume(epoch, start, state), self.limit - start)
 
+    def parts(self, epoch: int, start: int, rank: int, size: int, **position: Any) -> Iterator[Part] | None:
+        """Return one process's parts of these batches, as `read_parts` of the loader."""
+        parts = read_parts(self.loader, epoch, start, rank, size, **position)
+        return None if parts is None else _First(parts, self.limit - start)
+
     def state(self) -> dict[str, Any]:
         """Return the loader's settings, and the limit."""
         return {**self.loader.state(), "limit": self.limit}
@@ -552,26 +587,34 @@ class RepeatedLoader(Generic[B]):
     def __init__(self, loader: EpochLoader[B], limit: float, name: str = "limit") -> None:
         self.loader = loader
         self.limit = _number_of_batches(limit, loader.num_batches(), name)
-        self._read: list[B] = []
+        self._read: dict[tuple[int, ...], list[Any]] = {}
 
     def num_batches(self) -> int:
-        """Return the number of batches; the first call reads them."""
-        return len(self._batches())
+        """Return the number of batches; of a loader that does not know its own, the first call reads them."""
+        batches = self.loader.num_batches()
+        return len(self._batches()) if batches is None else min(batches, self.limit)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """Return the batches, which are the same in every epoch, from the batch numbered `start` on."""
         # Copies, since a step may change its batch in place.
-        return (clone(batch) for batch in self._batches()[start:])
+        return map(clone, self._batches()[start:])
+
+    def parts(self, epoch: int, start: int, rank: int, size: int) -> Iterator[Part] | None:
+        """Return one process's parts of these batches, as `read_parts` of the loader."""
+        parts = self._batches(rank, size)
+        return map(clone, parts[start:]) if parts else None
 
     def state(self) -> dict[str, Any]:
         """Return the loader's settings, and the number of batches."""
         return {**self.loader.state(), "repeated": self.limit}
 
-    def _batches(self) -> list[B]:
-        if not self._read:
+    def _batches(self, *part: int) -> list[Any]:
+        """Return the batches, or the parts of one of several processes in them; empty if it has no parts."""
+        if part not in self._read:
             with seeded_globally(0):
-                self._read = list(itertools.islice(self.loader.epoch(0), self.limit))
-        return self._read
+                batches = read_parts(self.loader, 0, 0, *part) if part else self.loader.epoch(0)
+                self._read[part] = list(itertools.islice(batches or (), self.limit))
+        return self._read[part]
 
 
 def _number_of_batches(limit: float, batches: int | None, name: str) -> int:

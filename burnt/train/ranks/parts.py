@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from burnt.data import Batch, Loader
+from burnt.data import Batch
+from burnt.data.loading.loader import Part, read_parts
 from burnt.errors import RankError
 from burnt.train.checkpoints.rng import RandomStates
 
@@ -37,19 +38,6 @@ class Peers(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A rank's part of a batch: `count` of its `total` items.
-
-    A rank without items has the batch's first item in their place, so that it takes part in what the ranks
-    compute together; what comes of it counts nothing.
-    """
-
-    batch: Any
-    count: int
-    total: int
-
-
 class PartLoader:
     """Reads a rank's part of each batch of a loader; its other attributes are the loader's.
 
@@ -67,11 +55,8 @@ class PartLoader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Part]:
         """Return the parts of an epoch's batches, from the batch numbered `start` on."""
-        if isinstance(self.loader, Loader):
-            return itertools.starmap(
-                Part, self.loader.parts(epoch, start, self._ranks.rank, self._ranks.size)
-            )
-        return self._sliced(lambda: self.loader.epoch(epoch, start))
+        parts = read_parts(self.loader, epoch, start, self._ranks.rank, self._ranks.size)
+        return self._sliced(lambda: self.loader.epoch(epoch, start)) if parts is None else parts
 
     def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> Iterator[Part]:
         """Return the parts from a position on that an iterator's `state` returned."""

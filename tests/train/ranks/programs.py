@@ -281,6 +281,8 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "buckets": lambda folder: train(
         folder, loader=data.Loader(table(), 8, shuffle=True, buckets=[i % 7 for i in range(ITEMS)])
     ),
+    "limited": lambda folder: train(folder, limit_train=4, limit_valid=3),
+    "overfit": lambda folder: train(folder, overfit_batches=2),
     "foreign": lambda folder: train(
         folder, loader=torch.utils.data.DataLoader(table(), 8, shuffle=True, collate_fn=data.collate)
     ),
