@@ -6,6 +6,7 @@ the backward pass. The optimizer steps the local parts: tensors of their own, wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -153,17 +154,20 @@ def _check(learner: Learner) -> None:
 
 def _shard(model: torch.nn.Module) -> None:
     """Shard the layers in containers that share no parameter with others, then the model."""
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for param in module.parameters(recurse=False):
-            owners[id(param)] = owners.get(id(param), 0) + 1
-    for container in [m for m in model.modules() if isinstance(m, torch.nn.ModuleList | torch.nn.Sequential)]:
+    containers = (torch.nn.ModuleList, torch.nn.Sequential)
+    owners = Counter(id(param) for module in model.modules() for param in module.parameters(recurse=False))
+    layers: list[torch.nn.Module] = []
+    for container in filter(lambda module: isinstance(module, containers), model.modules()):
         for layer in container.children():
             params = list(layer.parameters())
-            if params and not isinstance(layer, FSDPModule) and all(owners[id(p)] == 1 for p in params):
-                fully_shard(layer)
-    if not isinstance(model, FSDPModule):
-        fully_shard(model)
+            if params and not isinstance(layer, containers) and all(owners[id(p)] == 1 for p in params):
+                layers.append(layer)
+    for module in [*reversed(layers), model]:  # inner ones first: fully_shard leaves their parameters alone
+        if not isinstance(module, FSDPModule):
+            kind = type(module)
+            fully_shard(module)
+            for name in ("__module__", "__name__", "__qualname__"):  # of the user's class, for what is shown
+                setattr(type(module), name, getattr(kind, name))
 
 
 def _local(param: Tensor) -> Tensor:

@@ -205,10 +205,25 @@ def small_buckets(folder: Path) -> Any:
 
 
 def resumed(folder: Path) -> Any:
-    """In the middle of an epoch, and with metrics whose state is more than sums."""
+    """In the middle of an epoch, with layers in layers, and with metrics whose state is more than sums."""
     metrics = [Accuracy(), F1("macro"), AUROC(), MedianLoss()]
-    train(folder, duration="11 steps", metrics=metrics)
-    return train(folder, metrics=metrics, resume=True)
+    for settings in ({"duration": "11 steps"}, {"resume": True}):
+        block = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+        done = train(folder, network(block, Nested(nn.Linear(16, 16))), metrics=metrics, **settings)
+    return done
+
+
+class Nested(torch.nn.Module):
+    """A layer of the user's own with a container in it."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.ModuleList([layer, torch.nn.Tanh()])])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, activation in self.layers:
+            x = activation(layer(x))
+        return x
 
 
 SHARDED = (
@@ -322,6 +337,7 @@ def main(folder: str, *names: str) -> None:
         state = {path: tensor.clone() for path, tensor in record_of(model).tensors.items()}
         torch.save(state, f"{run}.rank{rank}.pt")
         document = {"values": dict(result.values), "step": result.position.step, "reason": result.reason}
+        document["model"] = repr(model)  # what fully_shard makes of it has the names of its classes
         Path(f"{run}.rank{rank}.json").write_text(json.dumps(document))
 
 

@@ -44,13 +44,15 @@ def check(folder, size, names):
             torch.testing.assert_close(several, one, rtol=0, atol=tolerance, msg=f"{name}: {{}}".format)
             found = json.loads((folder / f"{name}-{size}.rank{rank}.json").read_text())
             assert found["values"] == pytest.approx(expected["values"], abs=tolerance), name
-            assert (found["step"], found["reason"]) == (expected["step"], expected["reason"]), name
+            for key in ("step", "reason", "model"):
+                assert found[key] == expected[key], name
         assert [load.rank for load in read_ranks(folder / f"{name}-{size}")] == list(range(size)) * (size > 1)
         with RunReader(folder / f"{name}-{size}") as run, RunReader(folder / f"{name}-1") as alone:
             # What loads the model again: fully_shard changes its class.
             config, expected_config = run.config(), alone.config()
             assert config["model"] == expected_config["model"]
             assert config["load"]["source"] == expected_config["load"]["source"]
+            assert run.artefacts(name="model")[-1].data == alone.artefacts(name="model")[-1].data
             for series in alone.series():
                 if series.name in (
                     "loss",
