@@ -38,6 +38,7 @@ from burnt.data.loading.iterable_loader import as_loader as as_loader
 from burnt.data.loading.loader import EpochLoader as EpochLoader
 from burnt.data.loading.loader import LimitedLoader as LimitedLoader
 from burnt.data.loading.loader import Loader as Loader
+from burnt.data.loading.loader import Part as Part
 from burnt.data.loading.loader import RepeatedLoader as RepeatedLoader
 from burnt.data.loading.loader import ResumableIterator as ResumableIterator
 from burnt.data.loading.loader import ResumableLoader as ResumableLoader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -176,6 +177,45 @@ def _copied(item: Any) -> Any:
     for name in {*names, *getattr(item, "__dict__", ())}:
         object.__setattr__(copied, name, copy_item(getattr(item, name)))  # of frozen dataclasses, too
     return copied
+
+
+def digest(value: Any) -> str:
+    """Return what tells apart values that several processes should share.
+
+    Containers, dataclasses, tensors, arrays, numbers, texts and bytes count; of other objects, their types.
+    """
+    found = hashlib.blake2b(digest_size=8)
+    for part in _bytes_of(value):
+        found.update(part)
+    return found.hexdigest()
+
+
+def _bytes_of(value: Any) -> Iterator[bytes]:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        yield f"{value.dtype} {value.shape}".encode()
+        yield value.tobytes()
+    elif isinstance(value, bytes | bytearray):
+        yield value
+    elif value is None or isinstance(value, str | int | float | complex):
+        yield repr(value).encode()
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield repr(name).encode()
+            yield from _bytes_of(item)
+    elif isinstance(value, Batch):
+        yield from _bytes_of(vars(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _bytes_of({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    elif isinstance(value, tuple | list):
+        yield str(len(value)).encode()
+        for item in value:
+            yield from _bytes_of(item)
+    else:
+        yield type(value).__qualname__.encode()
 
 
 def pin(value: Any) -> Any:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnt.data import Batch, Dataset, InMemoryDataset, Mover, TensorDataset, collate, move, pin
+from burnt.data.batch import digest
 from burnt.errors import DataError
 
 Pair = namedtuple("Pair", "x y")
@@ -233,3 +234,30 @@ def test_a_batch_has_no_items_by_index(index):
     with pytest.raises(TypeError, match="a batch is indexed by the name of a field") as caught:
         Batch(x=torch.zeros(2))[index]
     assert caught.value.hint == "items by index: batch.x[...]"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2), torch.zeros(1, 2)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int32)),
+        (torch.zeros(2), -torch.zeros(2)),
+        (np.zeros(2), np.ones(2)),
+        (np.float32(1), np.float32(2)),
+        (b"a", b"b"),
+        ("a", b"a"),
+        (1, True),
+        ([[1], [2]], [[1, 2], []]),
+        ({"x": 1}, {"y": 1}),
+        (Batch(x=1), Batch(x=2)),
+        (Item(torch.zeros(2), 1), Item(torch.zeros(2), 2)),
+        (object(), datetime.date(2020, 1, 1)),
+    ],
+)
+def test_a_digest_tells_values_apart(one, other):
+    assert digest([one]) == digest([copy.deepcopy(one)]) != digest([other])
+
+
+def test_other_objects_count_by_their_type():
+    assert digest({"a", "b"}) == digest({"c"})
+    assert digest(torch.tensor(1.0)) == digest(torch.ones(2).as_strided((), ()))

@@ -82,12 +82,17 @@ class Part:
     """The part of one of several processes in a batch: `count` of its `total` items.
 
     A process without items has the batch's first item in their place, so that it takes part in what the
-    processes compute together; what comes of it counts nothing.
+    processes compute together; what comes of it counts nothing. `digest` is that of all items as they were
+    read, of a stream's first batches, which must be the same in all processes.
+
+    >>> next(Loader(range(5), batch_size=3).parts(0, 0, rank=1, size=2))
+    Part(batch=tensor([1]), count=1, total=3, digest=None)
     """
 
     batch: Any
     count: int
     total: int
+    digest: str | None = None
 
 
 def read_parts(
@@ -601,6 +606,8 @@ class RepeatedLoader(Generic[B]):
 
     def parts(self, epoch: int, start: int, rank: int, size: int) -> Iterator[Part] | None:
         """Return one process's parts of these batches, as `read_parts` of the loader."""
+        if self.loader.num_batches() is None:
+            return None  # whole batches have been read, to know their number
         parts = self._batches(rank, size)
         return map(clone, parts[start:]) if parts else None
 

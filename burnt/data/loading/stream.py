@@ -23,10 +23,10 @@ from typing import Any, Generic
 import torch
 
 from burnt._hints import explain_arguments
-from burnt.data.batch import collate, copy_item
+from burnt.data.batch import collate, copy_item, digest
 from burnt.data.batch import pin as pin_memory
 from burnt.data.loading.iterable_loader import decode_state, encode_state, has_state
-from burnt.data.loading.loader import B
+from burnt.data.loading.loader import B, Part
 from burnt.data.loading.pack import is_changed
 from burnt.data.loading.workers import Cell, WorkerPool, naming
 from burnt.data.seeds import numpy_generator, torch_generator
@@ -83,12 +83,17 @@ the lane before it, the items given of it and the batches given in all; the stat
 the dataset has ended, since its state may then be that of a new start."""
 
 
+_Drawn = tuple[int, str, Any]
+"""The number of an item in its lane, its place for messages, and the item as it was read."""
+
+
 @dataclasses.dataclass(eq=False)
 class StreamReader:
     """Reads the batches of a `StreamLoader`, in this process or in a worker's.
 
     A task is the number of the iterator, the epoch, the lane and the number of the batch in it; and if it is
-    the iterator's first of the lane, the position to start from and the iterators that are in use.
+    the iterator's first of the lane, the position to start from, the iterators that are in use, and which of
+    how many processes reads its part of each batch.
     """
 
     dataset: Iterable[Any]
@@ -110,21 +115,25 @@ class StreamReader:
         iterator, epoch, lane, number, opening = task
         with naming(lambda: self.describe(task, -1), "a batch of a stream could not be loaded"):
             if opening is not None:
-                position, in_use = opening
+                position, in_use, process = opening
                 # Only of this lane: other threads may be ahead, with iterators that are not in the list yet.
                 for key in [key for key in list(self._open) if key[1] == lane and key[0] not in in_use]:
                     self._open.pop(key, None)
-                self._open[iterator, lane] = _ShardReader(self, epoch, lane, position, cell)
+                self._open[iterator, lane] = _ShardReader(self, epoch, lane, position, process, cell)
             elif (iterator, lane) not in self._open:
                 return None  # the lane has ended
-            items, position = self._open[iterator, lane].take(self.batch_size, cell)
-            if not items or (self.drop_last and len(items) < self.batch_size):
+            shards = self._open[iterator, lane]
+            drawn, position = shards.take(self.batch_size, cell)
+            if not drawn or (self.drop_last and len(drawn) < self.batch_size):
                 del self._open[iterator, lane]
                 return None
-            batch = (self.batcher or collate)(items)
+            rank, size = shards.process
+            own = drawn[rank::size]
+            batch = (self.batcher or collate)(shards.transformed(own or drawn[:1], cell))
             if self.transform is not None:
                 batch = self.transform(batch, torch_generator(self.seed, epoch, lane, number))
-            return batch, {**position, "batches": number + 1}
+            found = digest([item for _, _, item in drawn]) if opening is not None and size > 1 else None
+            return Part(batch, len(own), len(drawn), found), {**position, "batches": number + 1}
 
     def key(self, task: tuple[int, int, int, int, Any]) -> tuple[int, ...]:
         """Return what seeds the global random states of a worker."""
@@ -143,8 +152,17 @@ class StreamReader:
 class _ShardReader:
     """One lane of an epoch, from a position on."""
 
-    def __init__(self, reader: StreamReader, epoch: int, lane: int, position: Position, cell: Cell) -> None:
+    def __init__(
+        self,
+        reader: StreamReader,
+        epoch: int,
+        lane: int,
+        position: Position,
+        process: tuple[int, int],
+        cell: Cell,
+    ) -> None:
         self._reader = reader
+        self.process = process
         self._epoch = epoch
         self._lane = lane
         self._dataset: Any = reader.dataset
@@ -158,7 +176,7 @@ class _ShardReader:
         self._cell = cell
         self._source = self._items()
         self._has_read = False
-        self._block: list[tuple[int, str, Any]] = []
+        self._block: list[_Drawn] = []
         self._start = self._at
         self._given = 0
         if position["given"]:
@@ -172,18 +190,27 @@ class _ShardReader:
                     found=len(self._block),
                 )
 
-    def take(self, count: int, cell: Cell) -> tuple[list[Any], Position]:
-        """Return up to `count` items, and the position after them."""
-        reader, self._cell = self._reader, cell
-        items: list[Any] = []
-        is_copied = is_changed(reader.item_transform, reader.batcher)
+    def take(self, count: int, cell: Cell) -> tuple[list[_Drawn], Position]:
+        """Return up to `count` items, before they are transformed, and the position after them."""
+        self._cell = cell
+        items: list[_Drawn] = []
         while len(items) < count:
             if self._given == len(self._block):
                 self._read_block()
                 if not self._block:
                     break
-            number, place, item = self._block[self._given]
-            self._given += 1
+            first, self._given = self._given, min(self._given + count - len(items), len(self._block))
+            items += self._block[first : self._given]
+        if self._given == len(self._block):
+            return items, self._now()
+        return items, {**self._start, "given": self._given}
+
+    def transformed(self, items: Sequence[_Drawn], cell: Cell) -> list[Any]:
+        """Return what `item_transform` makes of items."""
+        reader = self._reader
+        is_copied = is_changed(reader.item_transform, reader.batcher)
+        changed = []
+        for number, place, item in items:
             if is_copied:
                 item = copy_item(item)
             if reader.item_transform is not None:
@@ -191,10 +218,8 @@ class _ShardReader:
                 generator = torch_generator(reader.seed, self._epoch, self._lane, number)
                 with naming(place):
                     item = reader.item_transform(item, generator)
-            items.append(item)
-        if self._given == len(self._block):
-            return items, self._now()
-        return items, {**self._start, "given": self._given}
+            changed.append(item)
+        return changed
 
     def _read_block(self) -> None:
         """Read the next items, and shuffle them."""
@@ -381,10 +406,7 @@ class StreamLoader(Generic[B]):
             start: the number of the first batch wanted; those before it are read and dropped, which `resume`
                 does without.
         """
-        batches = _StreamIterator(self, epoch, [START] * self.lanes, 0)
-        for _ in itertools.islice(batches, start):
-            pass
-        return batches
+        return self._iterate(epoch, start)
 
     def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> _StreamIterator[B]:
         """The batches of an epoch from a position on that its iterator's `state` returned.
@@ -392,6 +414,29 @@ class StreamLoader(Generic[B]):
         Raises:
             DataError: the position is of a loader with another number of lanes.
         """
+        return self._iterate(epoch, start, state)
+
+    def parts(
+        self, epoch: int, start: int, rank: int, size: int, state: Mapping[str, Any] | None = None
+    ) -> _StreamIterator[Part]:
+        """The part of one of `size` processes in each batch, from a position on, as `epoch` or `resume`.
+
+        Each process reads all items, which decides the batches, but transforms and collates only its own.
+        """
+        return self._iterate(epoch, start, state, (rank, size))
+
+    def _iterate(
+        self,
+        epoch: int,
+        start: int,
+        state: Mapping[str, Any] | None = None,
+        process: tuple[int, int] | None = None,
+    ) -> _StreamIterator[Any]:
+        if state is None:
+            batches: _StreamIterator[Any] = _StreamIterator(self, epoch, [START] * self.lanes, 0, process)
+            for _ in itertools.islice(batches, start):
+                pass
+            return batches
         if len(state["lanes"]) != self.lanes:
             raise DataError(
                 "the position in the stream is of a loader with other lanes",
@@ -399,7 +444,7 @@ class StreamLoader(Generic[B]):
                 found=f"lanes={self.lanes}",
                 hint="resume with the same shards and lanes=, or start a new run",
             )
-        return _StreamIterator(self, epoch, state["lanes"], state["turn"])
+        return _StreamIterator(self, epoch, state["lanes"], state["turn"], process)
 
     def state(self) -> dict[str, Any]:
         """What decides the order: compared when a run is resumed."""
@@ -424,13 +469,19 @@ class _StreamIterator(Generic[B]):
     """The batches of an epoch, from all lanes in turn."""
 
     def __init__(
-        self, loader: StreamLoader[B], epoch: int, positions: Sequence[Position | None], turn: int
+        self,
+        loader: StreamLoader[Any],
+        epoch: int,
+        positions: Sequence[Position | None],
+        turn: int,
+        process: tuple[int, int] | None,
     ) -> None:
         self.number = next(loader._numbers)
         self._loader = loader
         self._epoch = epoch
         self._positions = list(positions)  # None: the lane is at its end
         self._turn = turn
+        self._process = process  # None: whole batches
         self._asked: deque[int] = deque()
         self._results = loader._pool.run(self._tasks())
         loader._iterators.add(self)
@@ -444,10 +495,11 @@ class _StreamIterator(Generic[B]):
             if result is None:
                 self._positions[lane] = None
                 continue
-            batch, self._positions[lane] = result
+            part, self._positions[lane] = result
             self._turn = (lane + 1) % len(self._positions)
-            given: B = pin_memory(batch) if self._loader.pin else batch
-            return given
+            given = part.batch if self._process is None else part
+            batch: B = pin_memory(given) if self._loader.pin else given
+            return batch
         raise StopIteration
 
     def state(self) -> dict[str, Any]:
@@ -466,7 +518,8 @@ class _StreamIterator(Generic[B]):
             opening = None
             if lane not in begun:
                 begun.add(lane)
-                opening = (self._positions[lane], [iterator.number for iterator in self._loader._iterators])
+                in_use = [iterator.number for iterator in self._loader._iterators]
+                opening = (self._positions[lane], in_use, self._process or (0, 1))
             self._asked.append(lane)
             yield lane, (self.number, self._epoch, lane, numbers[lane], opening)
             numbers[lane] += 1

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from burnt.data import Batch
+from burnt.data.batch import digest
 from burnt.data.loading.loader import Part, read_parts
 from burnt.errors import RankError
 from burnt.train.checkpoints.rng import RandomStates
@@ -41,8 +39,9 @@ class Peers(Protocol):
 class PartLoader:
     """Reads a rank's part of each batch of a loader; its other attributes are the loader's.
 
-    A `burnt.data.Loader` reads only these items. Of other loaders each rank reads whole batches and takes a
-    slice; one that draws its order from the global random states, such as a DataLoader, has rank 0's.
+    A `burnt.data.Loader` reads only these items, and a `StreamLoader` transforms only these. Of other loaders
+    each rank reads whole batches and takes a slice. One that draws its order from the global random states,
+    such as a DataLoader, has rank 0's.
     """
 
     def __init__(self, loader: Any, ranks: Peers) -> None:
@@ -55,47 +54,64 @@ class PartLoader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Part]:
         """Return the parts of an epoch's batches, from the batch numbered `start` on."""
-        parts = read_parts(self.loader, epoch, start, self._ranks.rank, self._ranks.size)
-        return self._sliced(lambda: self.loader.epoch(epoch, start)) if parts is None else parts
+        return self._read(epoch, start)
 
     def resume(self, epoch: int, start: int, state: Mapping[str, Any]) -> Iterator[Part]:
         """Return the parts from a position on that an iterator's `state` returned."""
-        return self._sliced(lambda: self.loader.resume(epoch, start, state))
+        return self._read(epoch, start, state=state)
 
-    def _sliced(self, read: Callable[[], Iterator[Any]]) -> Iterator[Part]:
-        ranks, own = self._ranks, RandomStates.capture()
+    def _read(self, epoch: int, start: int, **position: Any) -> Iterator[Part]:
+        loader, ranks = self.loader, self._ranks
+
+        def parts() -> Iterator[Part] | None:
+            return read_parts(loader, epoch, start, ranks.rank, ranks.size, **position)
+
+        def batches() -> Iterator[Any]:
+            return loader.resume(epoch, start, **position) if position else loader.epoch(epoch, start)
+
+        if loader.num_batches() is not None and (known := parts()) is not None:
+            return known
+        own = RandomStates.capture()
         states = ranks.every(own if ranks.rank == 0 else None)
         if states[0] is not None:
             states[0].restore()
-        batches = read()
-        first = next(batches, None)
+        read = parts() or batches()
+        position_before = read.state() if hasattr(read, "state") else None
+        first = next(read, None)
         if ranks.rank:
             own.restore()
-        ranks.check_same({"the first batch of an iterable": f"values of the digest {_digest(first)}"}, _SAME)
-        return _Slices(batches, [] if first is None else [first], ranks)
+        found = digest(first) if not isinstance(first, Part) else first.digest
+        ranks.check_same({"the first batch of an iterable": f"values of the digest {found}"}, _SAME)
+        return _Slices(read, [] if first is None else [first], position_before, ranks)
 
 
 class _Slices(Iterator[Part]):
-    """A rank's slices of the batches of an iterator, whose other attributes, such as `state`, it has."""
+    """The parts of a rank in what an iterator returns, batches or parts; it has its other attributes.
 
-    def __init__(self, batches: Iterator[Any], first: list[Any], ranks: Peers) -> None:
-        self._batches, self._ranks = batches, ranks
-        self._all = itertools.chain(first, batches)
+    `first` was read already, and the iterator's position before it is `position`.
+    """
+
+    def __init__(self, batches: Iterator[Any], first: list[Any], position: Any, ranks: Peers) -> None:
+        self._batches, self._first, self._position, self._ranks = batches, first, position, ranks
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._batches, name)
+        found = getattr(self._batches, name)
+        return (lambda: self._position) if name == "state" and self._first else found
 
     def __next__(self) -> Part:
-        batch = next(self._all, None)
-        total = -1 if batch is None else _size(batch)
+        batch = self._first.pop() if self._first else next(self._batches, None)
+        is_part = isinstance(batch, Part)
+        total = -1 if batch is None else batch.total if is_part else _size(batch)
         numbers, squares = self._ranks.totals([total, total**2])
         if numbers**2 != squares * self._ranks.size:  # they are equal if all numbers are
             found = "no further one" if batch is None else f"one of {total} items"
             self._ranks.check_same({"the next batch of an iterable": found}, _SAME)
         if batch is None:
             raise StopIteration
+        if is_part:
+            return batch
         begin, end = (
             -(-total * edge // self._ranks.size) for edge in (self._ranks.rank, self._ranks.rank + 1)
         )
@@ -151,14 +167,3 @@ def _sliced(value: Any, part: slice, total: int) -> Any:
         }
         return dataclasses.replace(value, **fields)
     return value
-
-
-def _digest(batch: Any) -> str:
-    """Return a text that two batches have in common if they hold the same values."""
-    digest = hashlib.blake2b(digest_size=8)
-    for tensor in _tensors(batch):
-        digest.update(str(tensor.shape).encode())
-        digest.update(
-            tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else b""
-        )
-    return digest.hexdigest()

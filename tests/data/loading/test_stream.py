@@ -101,6 +101,45 @@ def test_an_epoch_has_every_item_once_and_can_be_resumed_after_any_batch(
     assert lists(stream.epoch(1, stop)) == whole[stop:]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("workers", [0, "2 threads"])
+def test_processes_share_the_items_of_each_batch(size, workers):
+    settings = {"shuffle": 5, "workers": workers}
+    whole, states = with_states(loader(**settings).epoch(1))
+    for stop in (0, 4):
+        together = [{} for _ in whole[stop:]]
+        for rank in range(size):
+            numbers = Numbers()
+            stream = loader(numbers, **settings)
+            state = states[stop - 1] if stop else None
+            parts = stream.parts(1, stop, rank, size, state)
+            own_items = 0
+            for place, (batch, expected) in enumerate(zip(parts, states[stop:], strict=True)):
+                assert (
+                    json.loads(json.dumps(parts.state())) == expected
+                )  # also of another number of processes
+                values = batch.batch.flatten().tolist()
+                assert len(values) == max(batch.count, 1)
+                own_items += len(values)
+                if batch.count:
+                    together[place] |= dict(zip(range(rank, batch.total, size), values, strict=True))
+                else:
+                    assert values == whole[stop + place][:1]
+            assert len(numbers.transformed) == own_items
+            if not stop:
+                assert len(numbers.read_items) == sum(SIZES)
+        assert [[items[i] for i in range(len(items))] for items in together] == whole[stop:]
+
+
+def test_the_digest_is_that_of_the_items_as_they_were_read():
+    def first(sizes=tuple(SIZES), rank=0, size=2):
+        return next(loader(Numbers(sizes)).parts(0, 0, rank, size)).digest
+
+    assert first(rank=0) == first(rank=1) is not None
+    assert first() == first(sizes=(4, 9, 12, 0, 5, 9)) != first(sizes=(3, 9, 12))
+    assert first(size=1, rank=0) is None
+
+
 def test_epochs_and_seeds_differ():
     orders = {
         tuple(map(tuple, lists(loader(shuffle=8, seed=seed).epoch(epoch))))

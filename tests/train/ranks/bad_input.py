@@ -91,6 +91,7 @@ def cases(rank: int) -> dict[str, Callable[[Path], Any]]:
         "shapes": train(model=own, check=False),
         "parameters": train(model=programs.network(*[nn.Linear(16, 16)] * rank)),
         "first batch": train(loader=batches(4, 4, seed=rank), valid=None),
+        "stream": train(loader=data.StreamLoader(data.Shards([0], lambda _: programs.rows(rank)), 8)),
         "length": train(loader=Unsized(batches(4, 4, *[4] * rank)), valid=None),
         "sizes": train(loader=batches(4, 4 + rank), valid=None),
         "merge": train(metrics=[Own()]),

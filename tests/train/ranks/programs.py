@@ -226,6 +226,21 @@ class Nested(torch.nn.Module):
         return x
 
 
+def stream(folder: Path) -> Any:
+    """With transforms that draw, stopped and resumed in the middle of an epoch."""
+
+    def noisy(item: Any, generator: torch.Generator) -> Any:
+        return {**item, "x": item["x"] + torch.randn(6, generator=generator, dtype=torch.float64)}
+
+    for duration in ("9 steps", "2 epochs"):
+        shards = data.Shards(range(3), rows)
+        loader = data.StreamLoader(shards, 8, shuffle=10, item_transform=noisy, workers=1)
+        limited = data.LimitedLoader(loader, 6)
+        model, result = train(folder, loader=limited, duration=duration, resume=True)
+        loader.close()
+    return model, result
+
+
 SHARDED = (
     "nan skip",
     "adamw",
@@ -301,9 +316,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "foreign": lambda folder: train(
         folder, loader=torch.utils.data.DataLoader(table(), 8, shuffle=True, collate_fn=data.collate)
     ),
-    "stream": lambda folder: train(
-        folder, loader=data.StreamLoader(data.Shards(range(3), rows), 8, shuffle=10), duration="2 epochs"
-    ),
+    "stream": stream,
     "stopping": lambda folder: train(
         folder,
         duration="40 epochs",
@@ -322,8 +335,8 @@ CASES: dict[str, Callable[[Path], Any]] = {
 
 
 def rows(shard: int) -> Any:
-    whole = table()
-    return [whole[index] for index in range(shard, ITEMS, 3)]
+    columns = table().columns
+    return [{name: column[index] for name, column in columns.items()} for index in range(shard, ITEMS, 3)]
 
 
 def main(folder: str, *names: str) -> None:

@@ -181,6 +181,7 @@ def full(*values):
         ("shapes", "the model: weight", "[3, 6] float64", "[4, 6] float64"),
         full("parameters", "the model: 1.weight", "nothing", "[16, 16] float64"),
         full("first batch", "the first batch of an iterable", "values of", "values of"),
+        full("stream", "the first batch of an iterable", "values of", "values of"),
         ("length", "the next batch of an iterable", "no further one", "one of 4 items"),
         full("sizes", "the next batch of an iterable", "one of 4 items", "one of 5 items"),
     ],
