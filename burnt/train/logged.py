@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from torch import Tensor
 from burnt.errors import MetricError
 from burnt.store import RunWriter
 from burnt.train.other_trainers import LOG_OPTIONS
+
+if TYPE_CHECKING:
+    from burnt.train.ranks.ranks import Ranks
 
 _ACTIVE: ContextVar[StepLog | None] = ContextVar("_ACTIVE", default=None)
 
@@ -159,7 +162,7 @@ def log(values: Mapping[str, Any] | None = None, /, *more: object, **named: Any)
         values: name -> value: a number or a scalar tensor, ``[]``, of which the mean is recorded whenever the
             metrics are read; or an `Image`, a `Table`, a `Histogram` or a text (a `str`, such as a generated
             sample), recorded at the steps after which the metrics are read, the first of each name, and in a
-            validation for its first batch.
+            validation for its first batch. Of several processes, those of rank 0 are recorded.
         named: the same, for names that are identifiers.
 
     Raises:
@@ -187,13 +190,21 @@ class StepLog:
 
     `taken` are the names of the metrics, which cannot be logged. `step` returns the step in progress, or the
     last one between two; whether the metrics are read after it; and whether it is in progress.
+
+    Of several `ranks`, each weighs what it logs in a step by its share of the batch's items, so that the mean
+    of a value that is a mean over items is that of one process; a rank without items logs nothing there.
     """
 
     def __init__(
-        self, writer: RunWriter, taken: Sequence[str], step: Callable[[], tuple[int, bool, bool]]
+        self,
+        writer: RunWriter,
+        taken: Sequence[str],
+        step: Callable[[], tuple[int, bool, bool]],
+        ranks: Ranks | None = None,
     ) -> None:
-        self._writer, self._taken, self._step = writer, frozenset(taken), step
-        self._scalars: dict[str, list[Tensor | float]] = {}
+        self._writer, self._taken, self._step, self._ranks = writer, frozenset(taken), step, ranks
+        self._scalars: dict[str, list[tuple[Tensor | float, float]]] = {}  # values with their weights
+        self._training = self._scalars  # those of the training, while a validation is in progress
         self._split: str | None = None  # of the validation in progress
         self._recorded: set[str] = set()  # artefacts of that validation, or of the step
         self._recorded_step = -1
@@ -210,7 +221,7 @@ class StepLog:
     @contextmanager
     def validating(self, split: str) -> Iterator[dict[str, float]]:
         """Collect what a validation logs; the dict has the means of its scalars afterwards."""
-        training = self._scalars
+        training = self._training = self._scalars
         self._scalars, self._split = {}, split
         self._recorded.clear()
         means: dict[str, float] = {}
@@ -226,6 +237,11 @@ class StepLog:
             raise MetricError(
                 "these values cannot be logged", expected="a value by name", found=type(values).__name__
             )
+        weight = 1.0
+        if self._ranks is not None and (self._split is not None or self._step()[2]):
+            weight = self._ranks.part.count / max(self._ranks.part.total, 1)
+            if not weight:
+                return
         for name, value in values.items():
             if not isinstance(name, str) or not name or name in self._taken:
                 raise MetricError(
@@ -239,13 +255,15 @@ class StepLog:
                 self._record(name, value)
             elif isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
                 # A copy: a view would keep all of its tensor alive until the reading.
-                self._scalars.setdefault(name, []).append(value.detach().clone())
+                self._scalars.setdefault(name, []).append((value.detach().clone(), weight))
             elif isinstance(value, numbers.Real | np.bool_):
-                self._scalars.setdefault(name, []).append(float(value))
+                self._scalars.setdefault(name, []).append((float(value), weight))
             else:
                 raise _unknown_kind(name, value)
 
     def _record(self, name: str, value: Artefact) -> None:
+        if self._ranks is not None and self._ranks.rank:
+            return
         step, is_read, is_stepping = self._step()
         if self._split is not None:
             name = f"{self._split}/{name}"
@@ -261,27 +279,49 @@ class StepLog:
             self._recorded.add(name)
         value.record(self._writer, name, step)
 
-    def state(self) -> dict[str, list[float]]:
-        """Return the scalars since the last reading, for a checkpoint."""
-        return {name: [float(value) for value in values] for name, values in self._scalars.items()}
+    def state(self) -> dict[str, list[Any]]:
+        """Return the scalars of the training since the last reading, of all ranks, for a checkpoint."""
+        own = {
+            name: [float(value) if weight == 1 else [float(value), weight] for value, weight in values]
+            for name, values in (self._scalars if self._split is None else self._training).items()
+        }
+        return own if self._ranks is None else _joined(self._ranks.every(own))
 
-    def load_state(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Restore what `state` returned."""
-        self._scalars = {name: list(values) for name, values in state.items()}
+    def load_state(self, state: Mapping[str, Sequence[Any]]) -> None:
+        """Restore what `state` returned; of several ranks, rank 0 goes on with the values of all."""
+        if self._ranks is None or self._ranks.rank == 0:
+            self._scalars = {
+                name: [tuple(value) if isinstance(value, list) else (value, 1.0) for value in values]
+                for name, values in state.items()
+            }
 
     def read(self) -> dict[str, float]:
         """Return the mean of each scalar since the last reading, copied from the device at once."""
         scalars, self._scalars = self._scalars, {}
-        tensors = [value for values in scalars.values() for value in values if isinstance(value, Tensor)]
+        tensors = [value for values in scalars.values() for value, _ in values if isinstance(value, Tensor)]
         on_host: Iterator[float] = iter(())
         if tensors:
             device = tensors[0].device
             dtype = torch.float32 if device.type == "mps" else torch.float64
             on_host = iter(torch.stack([t.reshape(()).to(device, dtype) for t in tensors]).tolist())
-        return {
-            name: sum(next(on_host) if isinstance(value, Tensor) else value for value in values) / len(values)
+        sums = {
+            name: [
+                (
+                    sum(w * (next(on_host) if isinstance(value, Tensor) else value) for value, w in values),
+                    sum(w for _, w in values),
+                )
+            ]
             for name, values in scalars.items()
         }
+        if self._ranks is not None:
+            sums = _joined(self._ranks.every(sums))
+        return {name: sum(s for s, _ in parts) / sum(w for _, w in parts) for name, parts in sums.items()}
+
+
+def _joined(every: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Return the lists of all ranks by name, one after the other."""
+    names = dict.fromkeys(name for own in every for name in own)
+    return {name: [value for own in every for value in own.get(name, ())] for name in names}
 
 
 @contextmanager

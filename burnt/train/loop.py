@@ -203,7 +203,7 @@ class Loop:
         self.non_finite = NonFiniteReports(
             settings.train, settings.on_nan, writer, self.message, settings.folder
         )
-        self.logged = StepLog(writer, [*metrics.names, *SPEED], self.step_in_progress)
+        self.logged = StepLog(writer, [*metrics.names, *SPEED], self.step_in_progress, self.ranks)
         rules = settings.gradient_rules()
         if self.callbacks.wants(GradientsComputed):
             rules = dataclasses.replace(rules, on_gradients=self.show_gradients)
@@ -467,10 +467,7 @@ class Loop:
             return
         sums, now = self.metrics.sums(), self.clock.seconds()
         seconds = max(now - self.logged_seconds, 1e-9)
-        logged = self.logged.read()
-        if self.ranks is not None:
-            logged = self.ranks.mean_values(logged)
-        values = {**self.metrics.since_log(sums, seconds), **logged}
+        values = {**self.metrics.since_log(sums, seconds), **self.logged.read()}
         speed = {
             "learning_rate": self.learning_rate,
             **{f"learning_rate/{name}": rate for name, rate in self.group_rates().items()},
@@ -626,8 +623,6 @@ class Loop:
             rng.restore()  # a resumed run repeats these validations with the same random numbers
             return False
         for split in self.due_splits:
-            if self.ranks is not None:
-                logged[split] = self.ranks.mean_values(logged[split])
             values = self.metrics.end_validation(split, logged[split], position.step)
             self.writer.log(position.step, position.current_epoch, values, split)
             for metric in self.metrics.valid[split]:

@@ -1,6 +1,7 @@
 """Scalars, images, tables and histograms that steps log."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from torch.nn import functional as F
 
 import burnt
 from burnt import optim
-from burnt.data import Batch, Loader, TensorDataset
+from burnt.data import Batch, Loader, Part, TensorDataset
 from burnt.errors import MetricError
 from burnt.store.reader import text_of
 from burnt.train import Histogram, Image, Learner, RunReader, StepOutput, SupervisedTraining, Table
+from burnt.train.logged import StepLog
 
 
 def loader(count: int) -> Loader:
@@ -140,6 +142,60 @@ def test_a_log_of_a_callback_between_steps_is_recorded(tmp_path):
 
     reader = train(tmp_path / "run", callbacks=[Callback()])
     assert [a.step for a in reader.artefacts() if a.name == "after epoch"] == [10]
+
+
+class Peers:
+    """One of three ranks, the others of which logged `others`."""
+
+    def __init__(self, rank, count, total, others):
+        self.rank, self.part, self.others = rank, Part(None, count, total), others
+
+    def every(self, value):
+        return [*self.others, value]
+
+
+def test_ranks_weigh_what_steps_log_by_their_items_and_others_count_alike():
+    is_stepping = True
+    peers = Peers(2, 1, 4, [{"x": [(6.0, 0.75)], "rare": [(3.0, 0.75)]}, {}])
+    log = StepLog(None, ["loss"], lambda: (1, True, is_stepping), peers)
+    log.add({"x": torch.tensor(2.0), "text": "of another rank than 0"})
+    assert log.read() == {"x": 6.5, "rare": 4.0}  # 0.75 * 8 + 0.25 * 2
+    peers.part, peers.others = Part(None, 0, 4), []
+    log.add({"x": float("nan")})  # without items
+    assert log.read() == {}
+    with log.validating("valid") as means:
+        log.add({"x": float("nan")})
+    assert means == {}
+    is_stepping = False
+    peers.others = [{"x": [(5.0, 1)]}]
+    log.add({"x": 2.0})
+    assert log.read() == {"x": 3.5}
+    with pytest.raises(MetricError, match="this name cannot be logged"):
+        log.add({"loss": 1.0})
+
+
+def test_a_checkpoint_has_the_values_of_all_ranks_with_which_rank_0_goes_on():
+    def logs(rank, others):
+        return StepLog(None, [], lambda: (1, True, True), Peers(rank, 1 + rank, 4, others))
+
+    first, second = logs(0, []), logs(1, [])
+    first.add({"x": 4.0})
+    second.add({"x": 8.0, "only here": 1.0})
+    with second.validating("valid"):  # where a command may save a checkpoint
+        second.add({"x": 100.0})
+        state = logs(0, [first.state(), second.state()]).state()
+    state = json.loads(json.dumps(state))
+    assert state == {"x": [[4.0, 0.25], [8.0, 0.5]], "only here": [[1.0, 0.5]]}
+    restored = logs(0, [])
+    restored.load_state(state)
+    assert restored.read() == {"x": 5.0 / 0.75, "only here": 1.0}
+    restored = logs(1, [])
+    restored.load_state(state)
+    assert restored.read() == {}
+    alone = StepLog(None, [], lambda: (1, True, True))
+    alone.load_state({**state, "x": [1.0, 2.0]})  # as one process saves them
+    assert alone.state() == {"x": [1.0, 2.0], "only here": [[1.0, 0.5]]}
+    assert alone.read() == {"x": 1.5, "only here": 1.0}
 
 
 def test_outside_of_a_training_nothing_happens(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torchmetrics
 
+import burnt
 from burnt import data, nn, optim
 from burnt.errors import NonFiniteError
 from burnt.record import record_of
@@ -141,16 +142,29 @@ def gan(folder: Path) -> Any:
 
 
 def uneven(folder: Path) -> Any:
-    """One item in the last batch, so that ranks have none; a mean over other numbers than items."""
+    """One item in the last batch, so that ranks have none; a mean over other numbers than items.
+
+    What steps log counts by items, and what a callback logs, by ranks.
+    """
     loader = data.Loader(table(17), 8, shuffle=True)
 
     def step(model: torch.nn.Module, batch: Any) -> StepOutput:
         logits = model(batch.x)
         counted = batch.y > 0
         loss = torch.nn.functional.cross_entropy(logits, torch.where(counted, batch.y, -100))
+        burnt.log(first_feature=batch.x[:, 0].mean())
         return ClassificationOutput(loss, logits, batch.y, count=int(counted.sum()))
 
-    return train(folder, step=step, loader=loader, validation_step=classify)
+    def validation_step(model: torch.nn.Module, batch: Any) -> StepOutput:
+        output = classify(model, batch)
+        output.log = {"first_feature": batch.x[:, 0].mean()}
+        return output
+
+    class Logging:
+        def on_step(self, event: Any) -> None:
+            burnt.log(step=event.training.position.step)
+
+    return train(folder, step=step, loader=loader, validation_step=validation_step, callbacks=[Logging()])
 
 
 def half(folder: Path) -> Any:

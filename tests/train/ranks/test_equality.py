@@ -61,6 +61,8 @@ def check(folder, size, names):
                     "loss_scale",
                     "gradient_norm",
                     "skipped_steps",
+                    "first_feature",
+                    "step",
                 ):
                     points = [run.points(series.name, series.split), alone.points(series.name, series.split)]
                     assert points[0].steps == points[1].steps
