@@ -1,9 +1,10 @@
 """Train a ConvNet on MNIST, or without its files on the digits that ship with scikit-learn.
 
     python examples/mnist/mnist.py
-    burnt train examples/mnist/mnist.py:main data=MNIST_FOLDER epochs=5
+    burnt train examples/mnist/mnist.py:main data=MNIST_FOLDER download=true epochs=5
 
-The folder holds MNIST's four idx files, with or without .gz; Fashion-MNIST's have the same names.
+The folder holds MNIST's four idx files, with or without .gz; Fashion-MNIST's have the same names. Those that
+are missing are downloaded.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Settings(burnt.Config):
     """The settings of the program."""
 
     data: str | None = None
+    download: bool = False
     folder: str = "runs/mnist"
     resume: bool = False
     epochs: int = 20
@@ -56,10 +58,10 @@ class Settings(burnt.Config):
         )
 
 
-def load(folder: str | None) -> tuple[TensorDataset, TensorDataset]:
+def load(folder: str | None, download: bool) -> tuple[TensorDataset, TensorDataset]:
     """Return MNIST's training and test set; without a folder four and one fifth of scikit-learn's digits."""
     if folder is not None:
-        return Mnist(folder, "train"), Mnist(folder, "test")
+        return Mnist(folder, "train", download=download), Mnist(folder, "test", download=download)
     pixels, labels = load_digits(return_X_y=True)
     images = torch.tensor(pixels * (255 / 16)).view(-1, 1, 8, 8).to(torch.uint8)
     images = transforms.functional.resize(images, 28)
@@ -79,7 +81,7 @@ def draw(images: torch.Tensor, texts: list[str], columns: int = 10) -> Image.Ima
 def main(settings: Settings) -> float:
     """Train, draw the test images that are read least surely, and return the test accuracy."""
     torch.manual_seed(settings.seed)
-    data, test = load(settings.data)
+    data, test = load(settings.data, settings.download)
     train, valid = split(data, 0.9, seed=0, stratify="labels")
     move = transforms.RandomAffine(10, translate=(0.1, 0.1), scale=(0.9, 1.1))
     loader = Loader(train, settings.batch_size, shuffle=True, seed=settings.seed, transform=move)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import logging
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def fetch(file: RemoteFile, folder: Path, mirror: str | None = None) -> Path:
         where=str(target),
         expected=f"{quantity(file.size, 'byte')} with SHA-256 {file.sha256}",
         found="\n".join(failures),
-        hint="run it again; or download it by other means, and put it there",
+        hint="run it again, or pass mirror=; or download it by other means, and put it there",
     )
 
 
@@ -97,7 +98,8 @@ def _copy(url: str, out: IO[bytes], file: RemoteFile) -> None:
     try:
         response = urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS)
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: this is not an address
-        raise _Failed(str(error) or type(error).__name__) from error
+        why = error.reason if type(error) is urllib.error.URLError else error  # not in "<urlopen error ...>"
+        raise _Failed(str(why) or type(error).__name__) from error
     with response:
         while True:
             try:
