@@ -98,8 +98,8 @@ def _copy(url: str, out: IO[bytes], file: RemoteFile) -> None:
     try:
         response = urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS)
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: this is not an address
-        why = error.reason if type(error) is urllib.error.URLError else error  # not in "<urlopen error ...>"
-        raise _Failed(str(why) or type(error).__name__) from error
+        text = str(error.reason if type(error) is urllib.error.URLError else error)
+        raise _Failed(text or type(error).__name__) from error
     with response:
         while True:
             try:
