@@ -38,6 +38,11 @@ def refuse_parallel(model: torch.nn.Module) -> None:
     )
 
 
+def summed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which tensors of a dtype are added up: float32 for those of 16 bits."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 class Gradients(Mapping[str, Tensor]):
     """The gradients of a loss, by parameter path. The parameters' ``grad`` is not used.
 

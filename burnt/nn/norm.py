@@ -378,6 +378,7 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
 
     Raises:
         ValueError: fewer than two axes.
+        InputValueError: in training, a single value for each channel.
 
     As :class:`torch.nn.SyncBatchNorm`, but on the CPU too; without a distributed training, a BatchNorm. Its
     ``convert_sync_batchnorm(model)`` replaces every BatchNorm of a model, also burnt's; parameters, averages
@@ -424,6 +425,14 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
         sums: Tensor = torch.cat([wide.sum(axes) * weight, wide.new_full((1,), items * weight)])
         sums = _SumOverProcesses.apply(sums, group)  # type: ignore[no-untyped-call]
         count = sums[-1].detach()
+        if count <= 1:
+            raise InputValueError(
+                "a single value for each channel over all processes has no variance",
+                where=f"SyncBatchNorm({self.num_features})",
+                expected="more than 1 value",
+                found=tuple(input.shape),
+                hint="drop the last small batch, or call eval()",
+            )
         mean = sums[:-1] / count
         centred = wide - mean.view(shape)
         squares: Tensor = _SumOverProcesses.apply(  # type: ignore[no-untyped-call]

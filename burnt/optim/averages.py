@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from burnt.errors import OptimError
+from burnt.gradients import summed_dtype
 from burnt.kernels import StepResult
 from burnt.optim.optimizer import Model, Optimizer, OptimizerRecord, StepOptions, option_error
 
@@ -168,7 +169,7 @@ class _Averaging(Optimizer):
                 averages.append(average)
                 values.append(parameter.detach().to(average.dtype))
             elif parameter.requires_grad:
-                self._average[path] = parameter.detach().to(_dtype(parameter), copy=True)
+                self._average[path] = parameter.detach().to(summed_dtype(parameter.dtype), copy=True)
         if averages:
             torch._foreach_lerp_(averages, values, weight)
 
@@ -189,7 +190,7 @@ class _Averaging(Optimizer):
                         found=f"shape {tuple(named[path].shape)}" if path in named else "no such parameter",
                         hint="the model has changed since the state was saved",
                     )
-                dtype = _dtype(named[path]) if states is self._average else named[path].dtype
+                dtype = summed_dtype(named[path].dtype) if states is self._average else named[path].dtype
                 placed = torch.empty_like(named[path], dtype=dtype, requires_grad=False)
                 states[path] = placed.copy_(value)
         self._params = dict(named)
@@ -265,7 +266,3 @@ class Swa(_Averaging):
     def _weight(self, step: int) -> float | None:
         count, rest = divmod(step - self._options["start"], self._options["every"])
         return 1 / count if count > 0 and not rest else None
-
-
-def _dtype(parameter: Tensor) -> torch.dtype:
-    return torch.float32 if parameter.dtype in (torch.float16, torch.bfloat16) else parameter.dtype

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,11 +236,13 @@ def check_format(document: Mapping[str, Any], where: str) -> None:
         )
 
 
-def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Record:
+def record_of(
+    module: torch.nn.Module, *, config: Config | None = None, whole: Callable[[Any], Tensor] | None = None
+) -> Record:
     """Create the record of any torch module; it shares memory with the module.
 
     The paths have no prefixes of torch.compile, DistributedDataParallel or FSDP. With FSDP, all ranks must
-    call it together, and the tensors are whole copies.
+    call it together, and the tensors are whole copies, which `whole` makes of ``DTensor`` s.
 
     Raises:
         RecordError: the module has extra state that is not a tensor.
@@ -266,7 +268,7 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
         if first_paths.setdefault(identity, path) != path:
             aliases[path] = first_paths[identity]
         else:
-            tensors[path] = (value if sharded is None else sharded.full_tensor()).detach()
+            tensors[path] = (value if sharded is None else (whole or _whole)(sharded)).detach()
     return Record(
         tensors,
         aliases,
@@ -277,6 +279,11 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
         {without_wrappers(path): entry for path, entry in quantized_layers(inner).items()},
         constants_of(inner),
     )
+
+
+def _whole(sharded: Any) -> Tensor:
+    tensor: Tensor = sharded.full_tensor()
+    return tensor
 
 
 def _sharded() -> tuple[type[Any], ...]:

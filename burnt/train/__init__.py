@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from burnt.train.logged import Image as Image
     from burnt.train.logged import Table as Table
     from burnt.train.ranks.ranks import Ranks as Ranks
+    from burnt.train.ranks.sharded import ShardedRanks as ShardedRanks
     from burnt.train.reporting.system import SystemSampler as SystemSampler
     from burnt.train.rewind.replaying import replay as replay
     from burnt.train.sinks import MLflow as MLflow
@@ -65,6 +66,7 @@ _NAMES = {
     "burnt.train.learner": "Learner",
     "burnt.train.logged": "Histogram Image Table",
     "burnt.train.ranks.ranks": "Ranks",
+    "burnt.train.ranks.sharded": "ShardedRanks",
     "burnt.train.reporting.system": "SystemSampler",
     "burnt.train.rewind.replaying": "replay",
     "burnt.train.sinks": "MLflow TensorBoard WandB",

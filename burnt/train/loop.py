@@ -94,8 +94,7 @@ class TrainStep:
         self.is_search = learner.optimizer.needs_closure
         self.optimizers: StepOptimizers | None = None
         if isinstance(learner.optimizer, Optimizers):
-            mean = None if ranks is None else ranks.mean_of_parts
-            self.optimizers = StepOptimizers(learner.optimizer, learner.model, rules, mean=mean)
+            self.optimizers = StepOptimizers(learner.optimizer, learner.model, rules, ranks=ranks)
 
     def __call__(self, window: Sequence[Any], learning_rate: float, observe: Observe) -> NonFinite | None:
         """Update the parameters once, by the gradients of the mean loss over a window of micro-batches.
@@ -136,7 +135,7 @@ class TrainStep:
             is_finite = self.outcomes.accepts(output, number)
             # The mean over no items is NaN, and adds nothing to a sum; a step that is skipped needs no sum.
             if self.ranks is not None and self.ranks.is_joint and self.optimizers is None:
-                self.ranks.add_joint(gradients, self.rules.scaled(output.loss), output.count, self.params)
+                self.ranks.add_joint(gradients, self.rules.scaled(output.loss), output, self.params)
             elif output.count and self.outcomes.non_finite is None and self.optimizers is None:
                 if self.ranks is not None:
                     self.ranks.begin_backward(output.count)
@@ -678,6 +677,8 @@ class Loop:
             rank_rngs: Mapping[str, RandomStates] = {}
             if self.ranks is not None:
                 rank_rngs = self.ranks.other_states({"rng": rng, "epoch_rng": self.epoch_rng})
+                if (warning := self.ranks.drift_warning()) is not None:
+                    self.message(f"{warning} (at step {position.step})")
             with self.evaluating():
                 model, optimizer, record = self.learner.model, self.learner.optimizer, None
                 optimizer_record = optimizer.into_record()

@@ -271,7 +271,9 @@ class SupervisedTraining(TrainingSettings):
         self.reporter = choose_reporter(self.monitor if is_writing else "off")
         if not is_writing:
             self.callbacks = self.callbacks.without(Sink)
-        model = self.placement.apply(learner.model)
+        model = learner.model
+        if ranks is None or ranks.has_replicas:  # parts are moved one by one, as the model may be too large
+            model = self.placement.apply(model)
         cast_parameters(self.precision, model)
         self._check_update(learner)
         steps = Steps(model, learner.step, learner.validation_step)

@@ -158,7 +158,10 @@ def check_first_batches(
             _check_metrics([metric for metric in settings.metrics if metric.scalar], found.output)
         inputs: list[Any] = []
         for split in settings.valid:
-            inputs += _check_validation_step(settings, steps, split)
+            if settings.ranks is not None and not settings.ranks.has_replicas:
+                _check_validation_shapes(settings, learner, split)  # the model is not on its device yet
+            else:
+                inputs += _check_validation_step(settings, steps, split)
         # The ranges of the values that the model was given.
         tensors = list(tensors_in(inputs[:1]))
         if "unknown" not in found.signature and len(tensors) == len(found.signature["inputs"]):

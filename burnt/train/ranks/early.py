@@ -7,12 +7,31 @@ the same buckets in the same order, so one that has no gradients starts them wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from burnt.gradients import summed_dtype
+
+T = TypeVar("T", bound=Tensor)
+
+
+def grouped(tensors: Iterable[tuple[str, T]], most_bytes: int) -> Iterator[dict[str, T]]:
+    """Group named tensors that are summed in one dtype, on one device, to some `most_bytes` each."""
+    group: dict[str, T] = {}
+    kind, size = None, 0
+    for name, tensor in tensors:
+        own = summed_dtype(tensor.dtype), tensor.device
+        if group and (own != kind or size >= most_bytes):
+            yield group
+            group, size = {}, 0
+        kind, group[name] = own, tensor
+        size += tensor.nbytes
+    if group:
+        yield group
 
 
 class EarlySums:
@@ -24,19 +43,9 @@ class EarlySums:
     def __init__(
         self, params: Mapping[str, torch.nn.Parameter], bucket_bytes: int, together: Callable[..., None]
     ) -> None:
-        self._buckets: list[_Bucket] = []
         self._together = together
-        for path, param in reversed([(path, param) for path, param in params.items() if param.requires_grad]):
-            wide = torch.float32 if param.dtype in (torch.float16, torch.bfloat16) else param.dtype
-            last = self._buckets[-1] if self._buckets else None
-            if (
-                last is None
-                or last.is_full(bucket_bytes)
-                or (last.dtype, last.device) != (wide, param.device)
-            ):
-                last = _Bucket(wide, param.device)
-                self._buckets.append(last)
-            last.add(path, param)
+        trainable = [(path, param) for path, param in params.items() if param.requires_grad]
+        self._buckets = [_Bucket(group) for group in grouped(reversed(trainable), bucket_bytes)]
         self._handles = [
             param.register_hook(self._hook(bucket, path))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
@@ -91,23 +100,13 @@ class EarlySums:
 class _Bucket:
     """Parameters of one dtype and device, whose gradients are summed together."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
-        self.params: dict[str, torch.nn.Parameter] = {}
-        self.missing: set[str] = set()
+    def __init__(self, params: Mapping[str, torch.nn.Parameter]) -> None:
+        self.params, self.missing = params, set(params)
         self.work: Any = None
         self._flat: Tensor | None = None
-        self._size = 0
-
-    def is_full(self, most: int) -> bool:
-        """Whether another parameter belongs into the next bucket."""
-        return self._size * self.dtype.itemsize >= most
-
-    def add(self, path: str, param: torch.nn.Parameter) -> None:
-        """Add a parameter, before the first step."""
-        self.params[path] = param
-        self.missing.add(path)
-        self._size += param.numel()
+        self._size = sum(param.numel() for param in params.values())
+        first = next(iter(params.values()))
+        self._options: dict[str, Any] = {"dtype": summed_dtype(first.dtype), "device": first.device}
 
     def _views(self, flat: Tensor) -> dict[str, Tensor]:
         parts: Sequence[Tensor] = torch.split(flat, [param.numel() for param in self.params.values()])
@@ -119,7 +118,7 @@ class _Bucket:
     def fill(self, path: str, gradient: Tensor, count: int) -> None:
         """Put a gradient into its place, times a number of items."""
         if self._flat is None:
-            self._flat = torch.zeros(self._size, dtype=self.dtype, device=self.device)
+            self._flat = torch.zeros(self._size, **self._options)
             self._parts = self._views(self._flat)
         self._parts[path].copy_(gradient.detach()).mul_(count)  # wide before it is multiplied
         self.missing.discard(path)
@@ -127,7 +126,7 @@ class _Bucket:
     def start(self) -> None:
         """Start the sum over the ranks."""
         if self._flat is None:
-            self._flat = torch.zeros(self._size, dtype=self.dtype, device=self.device)
+            self._flat = torch.zeros(self._size, **self._options)
         self.work = dist.all_reduce(self._flat, async_op=True)
 
     def wait(self) -> None:

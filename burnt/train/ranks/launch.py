@@ -63,17 +63,23 @@ class Launched:
                 found=f"torch {torch.__version__} without NCCL",
                 hint="train on the CPU, device='cpu', or in one process",
             )
-        if self.local_rank >= torch.cuda.device_count():
-            raise RankError(
-                "there are more processes on this machine than GPUs",
-                where=f"rank {self.rank} of {self.size}",
-                expected=f"at most {torch.cuda.device_count()} on each machine",
-                found=f"process {self.local_rank + 1} of this machine",
-                hint="start fewer, or train on the CPU: device='cpu'",
-            )
-        device = torch.device("cuda", self.local_rank)
+        visible = torch.cuda.device_count()
+        if self.local_rank >= visible > 1:
+            raise self.too_few_gpus(f"{visible} GPUs")
+        # A process that sees one GPU may have been given it, as by Slurm's --gpus-per-task: see `Ranks.join`.
+        device = torch.device("cuda", self.local_rank if visible > 1 else 0)
         torch.cuda.set_device(device)
         return device
+
+    def too_few_gpus(self, found: str) -> RankError:
+        """Return the error of processes of a machine that do not have a GPU each."""
+        return RankError(
+            "there are more processes on this machine than GPUs",
+            where=f"rank {self.rank} of {self.size}",
+            expected="a GPU for each process",
+            found=f"{found}, and this is process {self.local_rank + 1} of the machine",
+            hint="start fewer, or train on the CPU: device='cpu'",
+        )
 
     def backend(self, device: torch.device) -> str:
         """Return torch.distributed's backends: messages between the hosts are always by gloo."""

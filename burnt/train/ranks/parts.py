@@ -119,31 +119,32 @@ class _Slices(Iterator[Part]):
         return Part(_sliced(batch, taken, total), end - begin, total)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Return the tensors in a batch, or another structure of containers."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Batch):
-        yield from _tensors(vars(value))
+        yield from tensors_of(vars(value))
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            yield from _tensors(getattr(value, field.name))
+            yield from tensors_of(getattr(value, field.name))
 
 
 def _size(batch: Any) -> int:
     """Return the number of items: the size of the first axis of its tensors."""
-    sizes = {len(tensor) if tensor.dim() else None for tensor in _tensors(batch)}
+    sizes = {len(tensor) if tensor.dim() else None for tensor in tensors_of(batch)}
     if len(sizes) == 1 and None not in sizes:
         return int(sizes.pop() or 0)
     raise RankError(
         "a batch cannot be divided among the ranks",
         expected="tensors with a common first axis, the items",
-        found=", ".join(str(list(tensor.shape)) for tensor in _tensors(batch)) or type(batch).__name__,
+        found=", ".join(str(list(tensor.shape)) for tensor in tensors_of(batch)) or type(batch).__name__,
         hint="a burnt.data.Loader gives each rank its own items",
     )
 

@@ -30,7 +30,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # it is
 from burnt.data import move
 from burnt.data.seeds import seed_global_states, seed_of
 from burnt.errors import RankError, UnsupportedError, clean
-from burnt.gradients import Gradients
+from burnt.gradients import Gradients, summed_dtype
 from burnt.nn import SyncBatchNorm
 from burnt.optim import Optimizer, OptimizerRecord
 from burnt.record import Record, load_into, record_of
@@ -40,9 +40,10 @@ from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.code.source import is_restartable, resume_command
 from burnt.train.learner import Learner
 from burnt.train.metrics.base import EpochMetric, Metric
-from burnt.train.ranks.early import EarlySums
+from burnt.train.ranks.early import EarlySums, grouped
 from burnt.train.ranks.launch import Launched
-from burnt.train.ranks.parts import Part, PartLoader
+from burnt.train.ranks.parts import Part, PartLoader, tensors_of
+from burnt.train.step import StepOutput
 from burnt.train.updates.manual import Optimizers
 from burnt.train.updates.optimizer_step import WindowGradients
 from burnt.train.updates.outcome import StepOutcomes
@@ -76,6 +77,8 @@ class Ranks:
     """
 
     name = "ddp"
+    has_replicas = True
+    """Whether each rank has the whole model, with the same values."""
 
     def __init__(self, timeout: float = 60.0) -> None:
         self.timeout = timeout
@@ -97,6 +100,7 @@ class Ranks:
         self._early: EarlySums | None = None
         self._is_early = False
         self._firsts = 0
+        self._has_drifted = False
         self._secondary: RankError | None = None
 
     def join(self, launched: Launched, device: torch.device) -> None:
@@ -122,6 +126,10 @@ class Ranks:
                 found=dist.get_backend_config(),
                 hint="leave init_process_group to the training, or give it these backends",
             )
+        if self.device.type == "cuda":
+            gpus = self.every(str(torch.cuda.get_device_properties(self.device).uuid))
+            if (same := gpus.index(gpus[self.rank])) != self.rank:
+                raise launched.too_few_gpus(f"a GPU that rank {same} has")
         self._store = PrefixStore(f"training/{next(_TRAININGS)}", store)
         self._firsts = 0
 
@@ -303,7 +311,6 @@ class Ranks:
             {**state, "the model": shapes}, "start the same program with the same Config and data"
         )
         self._send([tensor.detach() for _, tensor in tensors])
-        self._buffers = [buffer for _, buffer in model.named_buffers()]
         self.is_joint = any(isinstance(module, SyncBatchNorm) for module in model.modules())
         self._prepare_sums(learner)
 
@@ -351,6 +358,21 @@ class Ranks:
         """Return the state of the whole optimizer; all ranks call it."""
         return optimizer.into_record()
 
+    def drift_warning(self) -> str | None:
+        """Return once, the same on all ranks, which parameters differ between them; None if none do."""
+        named = dict(self._model.named_parameters()) if self.has_replicas and not self._has_drifted else {}
+        digests = self.every([_digest(param) for param in named.values()]) if named else []
+        for rank, own in enumerate(digests):
+            if paths := [p for p, one, first in zip(named, own, digests[0], strict=True) if one != first]:
+                self._has_drifted = True
+                others = f" and {len(paths) - 1} more parameters" if len(paths) > 1 else ""
+                return (
+                    f"Warning: the ranks have drifted apart: {paths[0]}{others} of rank {rank} differ from "
+                    "rank 0's, which checkpoints have. Does a callback change gradients or parameters by "
+                    "random numbers, or by what one rank alone knows?"
+                )
+        return None
+
     def load_into(self, model: torch.nn.Module, record: Record) -> None:
         """Load the whole values of a record into a model."""
         load_into(model, record)
@@ -365,7 +387,7 @@ class Ranks:
 
     def share_buffers(self) -> None:
         """Give the buffers, such as running statistics, the values of rank 0's."""
-        self._send(self._buffers)
+        self._send([buffer for _, buffer in self._model.named_buffers()])  # which it may have replaced
 
     def loader(self, loader: Any) -> PartLoader:
         """Return the part of this rank in each batch of a loader."""
@@ -409,23 +431,26 @@ class Ranks:
             self._early.begin(count)
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Sum tensors of one dtype over the ranks, in place; the same number of them on all ranks."""
-        for bucket in _buckets(tensors):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            self._together(dist.all_reduce, flat)
-            for tensor, total in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
-                tensor.copy_(total.view_as(tensor))
+        """Sum tensors of one dtype over the ranks, in place; the same ones on all ranks, some 25 MB."""
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._together(dist.all_reduce, flat)
+        for tensor, total in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+            tensor.copy_(total.view_as(tensor))
 
     def add_joint(
-        self, window: WindowGradients, loss: Tensor, count: int | None, params: Mapping[str, Tensor]
+        self, window: WindowGradients, loss: Tensor, output: StepOutput, params: Mapping[str, Tensor]
     ) -> None:
         """Add the gradients of a batch whose items depend on those of other ranks.
 
         Each rank differentiates its share of the batch's loss, and all of them do, whatever their number of
         items. The shares are of the part's items, which all ranks know; `mean` divides by the counts.
         """
-        total, count = self.part.total, count or 0
-        window.add(self._differentiated(loss * (count / total), params), total)
+        total, count = self.part.total, output.count or 0
+        share = loss * (count / total)
+        if not count:  # the mean over no items may be NaN, and so would be the gradients of all ranks
+            reached = [tensor for tensor in tensors_of(output.outputs) if tensor.requires_grad]
+            share = sum((tensor.sum() * 0 for tensor in reached), torch.zeros(())) if reached else loss * 0
+        window.add(self._differentiated(share, params), total)
         self._joint_counts.append(count)
 
     def _differentiated(self, loss: Tensor, params: Mapping[str, Tensor]) -> Gradients:
@@ -470,27 +495,30 @@ class Ranks:
         """Return the gradients of the mean loss over a batch, from those of each rank's part."""
         _refuse_sparse(gradients)
         owners = self.totals(_owned(gradients, params))
-        return self._reduced(gradients, params, owners, self.part.count / self.part.total)
+        weight = 1 / self.size if self.is_joint else self.part.count / self.part.total
+        return self._reduced(gradients, params, owners, weight)
+
+    def joint_weight(self) -> float:
+        """Return by what a loss is multiplied before its backward pass, if that needs the other ranks.
+
+        Then all ranks differentiate the loss of the whole batch, each its share of it; else it is 1.
+        """
+        return self.size * self.part.count / self.part.total if self.is_joint else 1.0
 
     def _reduced(
         self, local: Gradients | None, params: Mapping[str, Tensor], owners: list[float], weight: float
     ) -> Gradients:
         """Return the sum over the ranks of gradients times their weight; of 16-bit ones in float32."""
         named = [path for path, owner in zip(_trainable(params), owners, strict=True) if owner]
-        by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
+        found: dict[str, Tensor] = {}
         for path in named:
-            value = None if local is None else local.get(path)
-            wide = (
-                torch.float32 if params[path].dtype in (torch.float16, torch.bfloat16) else params[path].dtype
-            )
+            value, wide = None if local is None else local.get(path), summed_dtype(params[path].dtype)
             if value is None or not weight:  # 0 times infinity is NaN
-                scaled = torch.zeros(params[path].shape, dtype=wide, device=params[path].device)
+                found[path] = torch.zeros(params[path].shape, dtype=wide, device=params[path].device)
             else:
-                scaled = value.to(wide) * weight
-            by_dtype.setdefault(wide, {})[path] = scaled
-        for tensors in by_dtype.values():
-            self.sum(list(tensors.values()))
-        found = {path: value for tensors in by_dtype.values() for path, value in tensors.items()}
+                found[path] = value.to(wide) * weight
+        for bucket in grouped(found.items(), _BUCKET_BYTES):
+            self.sum(list(bucket.values()))
         return Gradients({path: found[path].to(params[path].dtype) for path in named})
 
     def mean_loss(self, losses: Sequence[tuple[Tensor, int]]) -> Tensor:
@@ -608,6 +636,12 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+def _digest(tensor: Tensor) -> int:
+    """Return a number that two tensors have in common if their bits are the same, and else hardly ever."""
+    as_integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(tensor.itemsize, torch.int64)
+    return int(tensor.detach().contiguous().reshape(-1).view(as_integers).sum(dtype=torch.int64))
+
+
 def _trainable(params: Mapping[str, Tensor]) -> list[str]:
     return [path for path, param in params.items() if param.requires_grad]
 
@@ -630,17 +664,3 @@ def _refuse_sparse(gradients: Gradients | None) -> None:
 def _owned(gradients: Gradients | None, params: Mapping[str, Tensor]) -> list[float]:
     """Return 1 for each trainable parameter that has a gradient here."""
     return [float(gradients is not None and path in gradients) for path in _trainable(params)]
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Group tensors to some megabytes each."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        bucket.append(tensor)
-        size += tensor.nbytes
-        if size >= _BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-    if bucket:
-        yield bucket

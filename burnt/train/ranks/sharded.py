@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -21,7 +22,7 @@ from burnt.gradients import Gradients
 from burnt.optim import Optimizer, OptimizerRecord
 from burnt.record import Record, record_of
 from burnt.train.learner import Learner
-from burnt.train.ranks.ranks import Ranks
+from burnt.train.ranks.ranks import Ranks, _trainable
 
 
 class ShardedRanks(Ranks):
@@ -35,6 +36,7 @@ class ShardedRanks(Ranks):
     """
 
     name = "fsdp"
+    has_replicas = False
 
     def prepare(self, learner: Learner, state: Mapping[str, Any]) -> None:
         """Give all ranks rank 0's values, and keep this rank's part of them."""
@@ -42,9 +44,10 @@ class ShardedRanks(Ranks):
         model, optimizer = learner.model, learner.optimizer
         _check(learner)
         record = optimizer.into_record()
-        _shard(model)
-        self.is_joint = True
         whole = {path: param.shape for path, param in model.named_parameters()}
+        self._rows = {path: shape[0] for path, shape in whole.items()}
+        _shard(model, init_device_mesh(self.device.type, (self.size,)))
+        self.is_joint = True
         tensors = {
             key: self._own_part(tensor) if _path(key, whole, tensor) is not None else tensor
             for key, tensor in record.tensors.items()
@@ -78,6 +81,14 @@ class ShardedRanks(Ranks):
     def _reduced(
         self, local: Gradients | None, params: Mapping[str, Tensor], owners: list[float], weight: float
     ) -> Gradients:
+        some = zip(_trainable(params), owners, strict=True)
+        if (path := next((path for path, owner in some if 0 < owner < self.size), None)) is not None:
+            raise UnsupportedError(
+                "a parameter has a gradient on some ranks only, and fully_shard sums those of all",
+                where=path,
+                expected="a model that uses the same parameters for each batch",
+                hint='strategy="ddp"',
+            )
         return Gradients({}) if local is None else local.scale(weight)
 
     def total_norm(self, gradients: Gradients) -> Tensor:
@@ -94,14 +105,17 @@ class ShardedRanks(Ranks):
     def record(self, model: torch.nn.Module) -> Record:
         """Return the record of the whole model; each tensor is gathered by itself, and kept by rank 0."""
         self.reshard(model)
-        return record_of(model, config=getattr(model, "_built_by", None))
+        config = getattr(model, "_built_by", None)
+        return record_of(model, config=config, whole=lambda own: self._gathered(own.to_local(), len(own)))
 
     def optimizer_record(self, optimizer: Optimizer, params: Mapping[str, Tensor]) -> OptimizerRecord:
         """Return the state of the whole optimizer."""
         record = optimizer.into_record()
         local = {path: param.shape for path, param in params.items()}
         tensors = {
-            key: tensor if (path := _path(key, local, tensor)) is None else self._gathered(tensor, path)
+            key: tensor
+            if (path := _path(key, local, tensor)) is None
+            else self._gathered(tensor, self._rows[path])
             for key, tensor in record.tensors.items()
         }
         return OptimizerRecord(record.optimizer, record.options, tensors)
@@ -123,13 +137,13 @@ class ShardedRanks(Ranks):
         rows = -(-len(whole) // self.size)
         return whole[rows * self.rank : rows * (self.rank + 1)].clone()
 
-    def _gathered(self, part: Tensor, path: str) -> Tensor:
-        rows = int(max(self.every(len(part))))
-        padded = part.new_zeros((rows, *part.shape[1:]))
+    def _gathered(self, part: Tensor, rows: int) -> Tensor:
+        """Return a whole tensor, in the host's memory of rank 0; the other ranks get no rows."""
+        padded = part.new_zeros((-(-rows // self.size), *part.shape[1:]))
         padded[: len(part)] = part
-        parts = [torch.empty_like(padded) for _ in range(self.size)]
-        self._together(dist.all_gather, parts, padded)
-        return torch.cat(parts)[: int(self.totals([len(part)])[0])]
+        parts = None if self.rank else [torch.empty_like(padded) for _ in range(self.size)]
+        self._together(dist.gather, padded, parts)
+        return padded[:0] if parts is None else torch.cat([one.cpu() for one in parts])[:rows]
 
 
 def _check(learner: Learner) -> None:
@@ -152,8 +166,8 @@ def _check(learner: Learner) -> None:
         )
 
 
-def _shard(model: torch.nn.Module) -> None:
-    """Shard the layers in containers that share no parameter with others, then the model."""
+def _shard(model: torch.nn.Module, mesh: DeviceMesh) -> None:
+    """Move to the device and shard the layers in containers that share no parameter, then the rest."""
     containers = (torch.nn.ModuleList, torch.nn.Sequential)
     owners = Counter(id(param) for module in model.modules() for param in module.parameters(recurse=False))
     layers: list[torch.nn.Module] = []
@@ -165,7 +179,7 @@ def _shard(model: torch.nn.Module) -> None:
     for module in [*reversed(layers), model]:  # inner ones first: fully_shard leaves their parameters alone
         if not isinstance(module, FSDPModule):
             kind = type(module)
-            fully_shard(module)
+            fully_shard(module, mesh=mesh)
             for name in ("__module__", "__name__", "__qualname__"):  # of the user's class, for what is shown
                 setattr(type(module), name, getattr(kind, name))
 

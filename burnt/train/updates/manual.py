@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +22,18 @@ from burnt.optim.optimizer import is_rate
 from burnt.train.updates.optimizer_step import GradientRules, OptimizerStep
 
 Schedule = Callable[[int], float]
-MeanOverRanks = Callable[[Gradients, Mapping[str, Tensor]], Gradients]
-"""Returns the gradients of the mean loss over the batch of all processes, from those of this one's part."""
+
+
+class Peers(Protocol):
+    """What a step of one of several optimizers needs of a training in several processes."""
+
+    def joint_weight(self) -> float:
+        """Return by what a loss is multiplied before its backward pass."""
+        ...
+
+    def mean_of_parts(self, gradients: Gradients, params: Mapping[str, Tensor]) -> Gradients:
+        """Return the gradients of the mean loss over the whole batch, from those of each process's part."""
+        ...
 
 
 class Optimizers(Optimizer):
@@ -215,10 +225,10 @@ class StepOptimizer:
         params: Mapping[str, torch.nn.Parameter],
         rules: GradientRules,
         found: CheckedSteps | None,
-        mean: MeanOverRanks | None,
+        ranks: Peers | None,
     ) -> None:
         self._name, self._optimizers, self._rules, self._found = name, optimizers, rules, found
-        self._mean = mean
+        self._ranks = ranks
         self._step = OptimizerStep(optimizers.optimizers[name], params, rules)
         self.results: list[tuple[str, StepResult | None]] = []
 
@@ -267,8 +277,8 @@ class StepOptimizer:
             gradients = Gradients(loss)
         if self._found is not None:
             return StepResult(None, torch.tensor(False), "check")
-        if self._mean is not None:
-            gradients = self._mean(gradients, self._step.params)
+        if self._ranks is not None:
+            gradients = self._ranks.mean_of_parts(gradients, self._step.params)
         with _without_autocast(self._step.params):
             result = self._step(self.learning_rate, gradients, clip_norm=clip_norm, is_scaled=is_scaled)
         self.results.append((self._name, result))
@@ -278,7 +288,8 @@ class StepOptimizer:
         # Under autocast, a backward pass would cast once more than its forward pass did.
         recording = contextlib.nullcontext() if self._found is None else self._found.recording()
         with recording, _without_autocast(self._step.params):
-            gradients = Gradients.of(self._rules.scaled(loss), self._step.params, retain_graph=retain_graph)
+            scaled = self._rules.scaled(loss if self._ranks is None else loss * self._ranks.joint_weight())
+            gradients = Gradients.of(scaled, self._step.params, retain_graph=retain_graph)
         if self._found is not None:
             self._found.reached.update(gradients)
         return gradients
@@ -287,8 +298,8 @@ class StepOptimizer:
 class StepOptimizers(Mapping[str, StepOptimizer]):
     """The optimizers that a training step gets as its third argument, by name.
 
-    With `found`, they only record what the check before the first step wants to know. `mean` is of a training
-    in several processes.
+    With `found`, they only record what the check before the first step wants to know. `ranks` are those of a
+    training in several processes.
     """
 
     def __init__(
@@ -297,11 +308,11 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
         model: torch.nn.Module,
         rules: GradientRules,
         found: CheckedSteps | None = None,
-        mean: MeanOverRanks | None = None,
+        ranks: Peers | None = None,
     ) -> None:
         self._optimizers, self._found = optimizers, found
         self._handles = {
-            name: StepOptimizer(name, optimizers, part, rules, found, mean)
+            name: StepOptimizer(name, optimizers, part, rules, found, ranks)
             for name, part in optimizers.parts(model).items()
         }
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnt.gradients import Gradients
+from burnt.gradients import Gradients, summed_dtype
 from burnt.kernels import StepResult
 from burnt.optim import Optimizer
 from burnt.train.updates.precision import LossScale
@@ -174,7 +174,7 @@ class WindowGradients:
         sums, dense_sums, dense = self._sums, [], []
         for path, value in gradients.items():
             self._dtypes[path] = value.dtype
-            value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+            value = value.to(summed_dtype(value.dtype))
             total = sums.get(path)
             if total is None:
                 sums[path] = value * weight  # a copy: torch may return one tensor for two parameters

@@ -75,6 +75,13 @@ def sparse(folder: Path, **settings: Any) -> Any:
     )
 
 
+class Noise:
+    """Adds to the gradients what other ranks do not add."""
+
+    def on_gradients(self, event: Any) -> None:
+        event.gradients = event.gradients.scale(1 + float(torch.rand(())))
+
+
 def cases(rank: int) -> dict[str, Callable[[Path], Any]]:
     """The trainings; what differs between the ranks, or what neither of them can do."""
 
@@ -97,6 +104,7 @@ def cases(rank: int) -> dict[str, Callable[[Path], Any]]:
         "merge": train(metrics=[Own()]),
         "taken": train(),
         "small": train(loader=data.Loader(programs.table(4), 1), duration="1 epoch", monitor="plain"),
+        "drift": train(callbacks=[Noise()], duration="1 epoch", monitor="plain"),
         "sparse": functools.partial(sparse, strategy=Ranks(timeout=20)),
     }
 

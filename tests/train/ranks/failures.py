@@ -24,6 +24,7 @@ from burnt import data, nn
 from burnt.train import ClassificationOutput, Ranks
 from burnt.train.checkpoints.checkpoint import Checkpoints
 from burnt.train.metrics import Accuracy
+from burnt.train.ranks.sharded import ShardedRanks
 from tests.train.ranks import programs
 
 T = TypeVar("T")
@@ -54,10 +55,12 @@ class Case:
     size: int = 2
     resumed: int = 2
     dropout: bool = True
+    strategy: str = "ddp"
 
     @property
     def name(self) -> str:
         words = [self.kind, self.place, self.victim, self.size, self.resumed, "d" if self.dropout else ""]
+        words += [self.strategy]
         return "-".join(map(str, words)).replace(" ", "_")
 
 
@@ -135,6 +138,7 @@ def train(folder: Path, case: Case) -> Any:
 
     Checkpoints.save, Ranks._wait = saving, waiting  # type: ignore[method-assign]
     layers = (nn.Tanh(), nn.Dropout(0.3)) if case.dropout else ()
+    strategy = ShardedRanks if case.strategy == "fsdp" else Ranks
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     return programs.train(
         folder,
@@ -148,7 +152,7 @@ def train(folder: Path, case: Case) -> Any:
         callbacks=[fault],
         resume=True,
         check=case.place == "first read",
-        strategy=Ranks(timeout=3 if case.kind == "STOP" else 30) if several else "auto",
+        strategy=strategy(timeout=3 if case.kind == "STOP" else 30) if several else "auto",
     )
 
 

@@ -135,10 +135,41 @@ class StopOnLastRank:
             event.training.stop("stopped by a callback")
 
 
-def gan(folder: Path) -> Any:
+class Tied(torch.nn.Module):
+    """Layers that share a weight, some of them of a single row, of which not every rank has a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.rows = torch.nn.ModuleList([nn.Linear(6, 1), nn.Linear(1, 6)])
+        self.shared = torch.nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.shared[1].weight = self.shared[0].weight
+        self.last = nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.rows[1](self.rows[0](x).tanh())
+        return self.last(self.shared[1](self.shared[0](x).tanh()))
+
+
+def ignored(folder: Path, *layers: torch.nn.Module) -> Any:
+    """Most parts of a batch have no item that the loss counts, and so a mean that is NaN."""
+
+    def step(model: torch.nn.Module, batch: Any) -> ClassificationOutput:
+        logits, counted = model(batch.x), batch.x[:, 0] > 0.9
+        loss = torch.nn.functional.cross_entropy(logits, torch.where(counted, batch.y, -100))
+        return ClassificationOutput(loss, logits, batch.y, count=int(counted.sum()))
+
+    return train(folder, network(*layers), step=step, validation_step=classify)
+
+
+def gan(folder: Path, normalize: bool = False) -> Any:
     model = Gan()
+    if normalize:
+        model.generator = nn.Sequential(model.generator, nn.SyncBatchNorm(6).double())
     pair = {"critic": optim.AdamW(), "generator": optim.AdamW()}
-    return train(folder, model, pair, None, metrics=[])
+    loader = data.Loader(table(19), 8, shuffle=True)
+    return train(folder, model, pair, None, metrics=[], loader=loader if normalize else None)
 
 
 def uneven(folder: Path) -> Any:
@@ -267,6 +298,8 @@ SHARDED = (
     "stopping",
     "resumed",
     "foreign",
+    "tied",
+    "ignored",
 )
 """What ``strategy="fsdp"`` does too."""
 
@@ -341,6 +374,10 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "batch norm uneven": lambda folder: train(
         folder, network(nn.SyncBatchNorm(16), nn.Tanh()), loader=data.Loader(table(18), 8, shuffle=True)
     ),
+    "gan norm": lambda folder: gan(folder, normalize=True),
+    "tied": lambda folder: train(folder, Tied()),
+    "ignored": ignored,
+    "ignored norm": lambda folder: ignored(folder, nn.SyncBatchNorm(16), nn.Tanh()),
     "total": lambda folder: train(folder, metrics=[TorchMetric(torchmetrics.SumMetric(), labels, "total")]),
     "dtypes": lambda folder: train(folder, network(WithShorts())),
     "stop": lambda folder: train(folder, callbacks=[StopOnLastRank()]),

@@ -1,17 +1,21 @@
 """Several processes that cannot train together: the errors say what, which rank, and what to do."""
 
+import contextlib
 import socket
+import types
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from burnt.errors import MetricError, RankError, RunError
+from burnt.errors import MetricError, RankError, RunError, UnsupportedError
+from burnt.gradients import Gradients
 from burnt.store import RunWriter
 from burnt.train.metrics.base import check_mergeable
 from burnt.train.ranks.launch import Launched
 from burnt.train.ranks.ranks import Ranks
+from burnt.train.ranks.sharded import ShardedRanks
 from burnt.train.ranks.strategy import ranks_of
 from tests import forked
 from tests.train.ranks import bad_input
@@ -98,12 +102,40 @@ def test_no_address(launched, monkeypatch):
     assert "MASTER_ADDR expected, but not set" in caught.value.found
 
 
-def test_more_processes_than_gpus(monkeypatch):
+def test_a_gradient_on_one_rank_only_with_fsdp():
+    ranks = ShardedRanks()
+    ranks.size = 2
+    params = {"a": torch.nn.Parameter(torch.ones(1)), "b": torch.nn.Parameter(torch.ones(1))}
+    with pytest.raises(UnsupportedError, match="a gradient on some ranks only") as caught:
+        ranks._reduced(Gradients({"a": torch.ones(1)}), params, [2.0, 1.0], 1.0)
+    assert caught.value.where == "b"
+    assert caught.value.hint == 'strategy="ddp"'
+
+
+def test_one_gpu_for_each_process_or_for_all(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    launched = Launched(1, 2, 1)
+    assert launched.device(torch.device("cuda")) == torch.device("cuda:0")  # as by Slurm's --gpus-per-task
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="GPU-1")
+    )
+    monkeypatch.setattr(Launched, "store", lambda self, timeout: dist.HashStore())
+    monkeypatch.setattr(Ranks, "_together", lambda self, *arguments: None)
+    for others, is_shared in ((["GPU-0", "GPU-1"], False), (["GPU-1", "GPU-1"], True)):
+        monkeypatch.setattr(Ranks, "every", lambda self, value, others=others: others)
+        error = pytest.raises(RankError, match="more processes on this machine than GPUs")
+        with error if is_shared else contextlib.nullcontext():
+            Ranks().join(launched, torch.device("cuda"))
+
+
+def test_more_processes_than_gpus(monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(RankError, match="more processes on this machine than GPUs") as caught:
-        Launched(1, 2, 1).device(torch.device("cuda"))
-    assert caught.value.where == "rank 1 of 2"
+        Launched(2, 4, 2).device(torch.device("cuda"))
+    assert caught.value.where == "rank 2 of 4"
     assert "device='cpu'" in caught.value.hint
 
 
@@ -223,4 +255,12 @@ def test_fewer_items_in_a_batch_than_ranks(said):
     assert first.count("Warning: a batch has 1 item, so of 2 ranks some have nothing to do.") == 1
     assert "Warning" not in second
     assert first.endswith("trained\n")
+    assert second == "trained\n"
+
+
+@pytest.mark.full
+def test_ranks_that_drift_apart(said):
+    first, second = said("drift")
+    assert first.count("Warning: the ranks have drifted apart: 0.weight and 3 more parameters of rank 1") == 1
+    assert "(at step " in first
     assert second == "trained\n"

@@ -28,8 +28,8 @@ def folder(tmp_path_factory):
 
 def run(folder, cases):
     """Run the cases, and the trainings without a failure with which they are compared."""
-    sizes = {(case.size, case.dropout) for case in cases}
-    whole = [Case(size=size, resumed=size, dropout=dropout) for size, dropout in sorted(sizes)]
+    kinds = {(case.size, case.size, case.dropout, case.strategy) for case in cases}
+    whole = [Case("", "", 0, *kind) for kind in sorted(kinds)]
     whole = [case for case in whole if not (folder / case.name).exists()]
     document = json.dumps([dataclasses.asdict(case) for case in [*whole, *cases]])
     program = Path(__file__).with_name("failures.py")
@@ -63,7 +63,7 @@ def check(folder, case, codes, resumed):
     if 0 in others and codes[0] == 1:
         check_record(own / "run", case)
     assert resumed == [0] * case.resumed, f"{case}: {resumed}"
-    whole = folder / Case(size=case.size, resumed=case.size, dropout=case.dropout).name
+    whole = folder / Case("", "", 0, case.size, case.size, case.dropout, case.strategy).name
     weights, expected = torch.load(own / "weights.pt"), torch.load(whole / "weights.pt")
     exact = case.size == case.resumed
     tolerance = 0 if exact else 1e-6
@@ -106,10 +106,12 @@ def test_a_rank_that_fails_ends_all_and_the_run_goes_on(folder):
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_places(folder, kind):
-    run(folder, [Case(kind, place, number % 2, 2) for number, place in enumerate(PLACES)])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_places(folder, kind, strategy):
+    run(folder, [Case(kind, place, number % 2, strategy=strategy) for number, place in enumerate(PLACES)])
 
 
 @pytest.mark.full
-def test_other_numbers_of_ranks_go_on(folder):
-    run(folder, OTHER_SIZES)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_other_numbers_of_ranks_go_on(folder, strategy):
+    run(folder, [dataclasses.replace(case, strategy=strategy) for case in OTHER_SIZES])
