@@ -131,3 +131,18 @@ def test_two_nodes_with_addresses_of_their_own(tmp_path: Path, monkeypatch: pyte
         for name in ("loss", "accuracy"):
             assert several.points(name).values == pytest.approx(alone.points(name).values, abs=1e-5)
     assert (tmp_path / "runs/two_nodes/loss.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.full
+def test_a_replica_that_is_killed_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(
+        "torchft", reason="torchft has only nightly builds, so it is not among the test's packages"
+    )
+    monkeypatch.syspath_prepend(str(EXAMPLES / "fault_tolerant"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+    example = importlib.import_module("fault_tolerant")
+    accuracy = example.demonstrate(example.Settings(folder=f"{tmp_path}/runs", steps=3000))
+    assert accuracy > 0.93
+    assert '"largest difference of a weight": 0.0' in capsys.readouterr().out

@@ -77,6 +77,8 @@ class Ranks:
     """
 
     name = "ddp"
+    needs_launcher = True
+    """Whether a process by itself is an error; a strategy of one's own may find the others in another way."""
     has_replicas = True
     """Whether each rank has the whole model, with the same values."""
 

@@ -48,13 +48,15 @@ def ranks_of(strategy: str | Ranks, folder: Path, device: torch.device) -> Ranks
     if launched is None:
         if strategy in ("auto", "single"):
             return None
-        raise RankError(
-            "this strategy is for several processes",
-            where=str(folder),
-            expected="a process for each device",
-            found=f"strategy={strategy if isinstance(strategy, str) else strategy.name!r}, and one process",
-            hint=f"start them with: {COMMAND}",
-        )
+        if isinstance(strategy, str) or strategy.needs_launcher:
+            raise RankError(
+                "this strategy is for several processes",
+                where=str(folder),
+                expected="a process for each device",
+                found=f"strategy={strategy if isinstance(strategy, str) else strategy.name!r}, one process",
+                hint=f"start them with: {COMMAND}",
+            )
+        launched = Launched(0, 1, 0)
     from burnt.train.ranks.ranks import Ranks
 
     if strategy == "fsdp":
