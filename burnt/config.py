@@ -249,7 +249,7 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         return cls._from_assignments_on(_defaults(cls), assignments)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as dicts, lists, strings and numbers, for JSON.
+        """Return the values as dicts, lists, strings and numbers, for JSON; sets are sorted.
 
         Raises:
             ConfigError: a value is of a type that JSON cannot hold, such as a function.
@@ -792,7 +792,7 @@ def _fields_hold_open(cls: type[Config], outer: frozenset[type]) -> bool:
 def _to_plain(value: Any, name: str) -> Any:
     """Return a value as dicts, lists, strings and numbers; `name` is what an error calls it."""
     try:
-        return msgspec.to_builtins(value, enc_hook=_encode)
+        return _with_sorted_sets(msgspec.to_builtins(value, enc_hook=_encode), value)
     except NotImplementedError as error:
         raise ConfigError(
             f"{name} cannot be saved as JSON",
@@ -803,6 +803,22 @@ def _to_plain(value: Any, name: str) -> Any:
             if str(error).startswith("a function")
             else None,
         ) from None
+
+
+def _with_sorted_sets(plain: Any, value: Any) -> Any:
+    """Return the plain form of a value with its sets as sorted lists: their own order differs by process."""
+    if isinstance(value, Config):
+        for info in _fields(type(value)):
+            plain[info.encode_name] = _with_sorted_sets(plain[info.encode_name], getattr(value, info.name))
+    elif isinstance(value, dict):
+        return dict(zip(plain, map(_with_sorted_sets, plain.values(), value.values()), strict=True))
+    elif isinstance(value, _SEQUENCES):
+        plain = type(plain)(map(_with_sorted_sets, plain, value))
+    return sorted(plain, key=_order) if isinstance(value, set | frozenset) else plain
+
+
+def _order(item: Any) -> tuple[str, Any]:
+    return type(item).__name__, item if isinstance(item, int | float | str) else repr(item)
 
 
 def _encode(value: Any) -> Any:

@@ -329,6 +329,32 @@ class Outer(Config):
     inner: Inner
 
 
+def test_sets_are_sorted_as_their_order_differs_from_process_to_process() -> None:
+    class Part(Config):
+        ids: frozenset[int]
+        kinds: dict[str, set[str]] = {"b": {"y", "x"}, "a": {"z"}}
+
+    class Whole(Config, rename={"parts": "all_parts"}):
+        parts: tuple[Part, ...]
+        pairs: set[tuple[str, frozenset[int]]]
+        mixed: set[int | str | None] = set()
+
+    one, other = frozenset([16, 8]), frozenset([8, 16])
+    assert list(one) != list(other)  # the order of collisions, as that of texts by their hashes
+    wholes = [
+        Whole(parts=(Part(ids=ids),), pairs={("b", ids), ("a", ids)}, mixed={None, "x", 3, 20})
+        for ids in (one, other)
+    ]
+    for whole in wholes:
+        assert whole.to_dict() == {
+            "all_parts": ({"ids": [8, 16], "kinds": {"b": ["x", "y"], "a": ["z"]}},),
+            "pairs": [("a", [8, 16]), ("b", [8, 16])],
+            "mixed": [None, 3, 20, "x"],
+        }
+        assert list(whole.to_dict()["all_parts"][0]["kinds"]) == ["b", "a"]
+        assert Whole.from_json(whole.to_json()) == whole
+
+
 def test_mutable_defaults_belong_to_each_instance() -> None:
     class Inner(Config, frozen=False):
         width: int = 1
