@@ -1,5 +1,6 @@
 // A second device for tests, of torch's PrivateUse1 kind: its memory is the host's, its kernels are the CPU's.
 // Like a GPU it refuses an op on tensors of two devices, so that a test sees every input that was not moved.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -33,6 +34,7 @@ REGISTER_ALLOCATOR(kType, &allocator);
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<kType> {
   c10::Device exchangeDevice(c10::Device) const override { return {kType, 0}; }
   c10::Device getDevice() const override { return {kType, 0}; }
+  void synchronizeDevice(c10::DeviceIndex) const override {}
   c10::Stream getStream(c10::Device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, {kType, 0}); }
   c10::Stream getNewStream(c10::Device, int = 0) const override { return c10::Stream(c10::Stream::DEFAULT, {kType, 0}); }
   c10::Stream exchangeStream(c10::Stream) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, {kType, 0}); }
@@ -43,6 +45,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::detail::createCPUGenerator(); }
   c10::DeviceIndex deviceCount() const override { return 1; }
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
 };

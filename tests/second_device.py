@@ -6,6 +6,7 @@ Registering it changes torch for the whole process (`torch.accelerator` then fin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -53,6 +54,8 @@ def register(*, has_random_states: bool = False) -> None:
     module.is_available = module.is_initialized = lambda: True
     module.device_count = lambda: 1
     module.current_device = lambda: 0
+    module.device = contextlib.nullcontext
+    module._initialized = True
     module._is_in_bad_fork = lambda: False
     module.manual_seed_all = lambda seed: None
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]

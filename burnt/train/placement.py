@@ -79,6 +79,7 @@ class Placement:
 
     def __init__(self, device: Devices) -> None:
         self.devices: dict[str, torch.device] = {}
+        self.is_default = device is None
         if not isinstance(device, Mapping):
             self.main = as_device(device)
             return
@@ -97,11 +98,26 @@ class Placement:
     @classmethod
     def of(cls, model: torch.nn.Module) -> Placement:
         """Return where a model is now."""
-        named = itertools.chain(model.named_parameters(), model.named_buffers())
-        devices, main = {path: tensor.device for path, tensor in named}, device_of(model)
-        if set(devices.values()) <= {main}:
+        main, named = device_of(model), _named_tensors(model)
+        if all(tensor.device == main for tensor in named.values()):
             return cls(main)
-        return cls(dict(sorted(devices.items(), key=lambda item: item[1] == main)))
+        below = _devices_below({path: tensor.device for path, tensor in named.items()})
+        patterns = {
+            next((above for above in _modules_above(path)[1:] if len(below[above]) == 1), path): tensor.device
+            for path, tensor in named.items()
+            if tensor.device != main
+        }
+        return cls({**patterns, "*": main})
+
+    def for_model(self, model: torch.nn.Module) -> Placement:
+        """Return where a training has the model: with ``device=None``, one that `place` has put stays."""
+        if not self.is_default:
+            return self
+        is_placed = any(isinstance(hook, _Outputs) for hook in model._forward_hooks.values())
+        found = Placement.of(model)
+        kept = found if is_placed and found.devices else Placement(None)
+        kept.is_default = True  # the next training may be of another model
+        return kept
 
     def of_rank(self, device: torch.device) -> Placement:
         """Return where one of several ranks, which has a device of its own, has the model."""
@@ -111,7 +127,7 @@ class Placement:
                 where="device",
                 expected="one device for each rank, or a single process",
                 found=repr(self),
-                hint='strategy="ddp" has the whole model on each device',
+                hint='device="cuda" puts the whole model on the device of each rank',
             )
         return Placement(device)
 
@@ -141,10 +157,7 @@ class Placement:
         devices = self.find_devices(model)
         if len(set(devices.values())) == 1:
             return
-        below: dict[str, set[torch.device]] = {}
-        for path, one in devices.items():
-            for module_path in _modules_above(path):
-                below.setdefault(module_path, set()).add(one)
+        below = _devices_below(devices)
         own = {path.rpartition(".")[0]: one for path, one in devices.items()}
         inside: list[str] = []  # the prefixes of paths in modules that are a part as a whole
         for path, module in model.named_modules():
@@ -166,7 +179,7 @@ class Placement:
         A shared one is there by each of its paths.
         """
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        paths = [*parameters, *dict(model.named_buffers(remove_duplicate=False))]
+        paths = list(_named_tensors(model))
         hits = {path: [p for p in self.devices if matches(p, path)] for path in paths}
         chosen = {path: found[0] for path, found in hits.items() if found}
         for pattern in self.devices:
@@ -245,6 +258,14 @@ def _tensors(module: torch.nn.Module) -> Iterator[Tensor]:
     )
 
 
+def _named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by path, a shared one by each of its paths."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
 def _moved(value: Any, device: torch.device) -> Any:
     """Return a value on a device: the same object, unless it contains a tensor that is elsewhere."""
     return move(value, device) if any(t.device != device for t in tensors_in(value)) else value
@@ -253,6 +274,15 @@ def _moved(value: Any, device: torch.device) -> Any:
 def _modules_above(path: str) -> list[str]:
     names = path.split(".")
     return [".".join(names[:end]) for end in range(len(names))]
+
+
+def _devices_below(devices: Mapping[str, torch.device]) -> dict[str, set[torch.device]]:
+    """Return the devices of the tensors in each module."""
+    below: dict[str, set[torch.device]] = {}
+    for path, one in devices.items():
+        for module_path in _modules_above(path):
+            below.setdefault(module_path, set()).add(one)
+    return below
 
 
 def _refuse_two_devices(devices: Mapping[str, torch.device], identities: Mapping[str, int], how: str) -> None:

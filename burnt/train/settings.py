@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from burnt._hints import explain_arguments
@@ -94,7 +95,6 @@ class TrainingSettings:
         self.strategy = check_strategy(strategy)
         self.ranks: Ranks | None = None
         self.placement = Placement(device)
-        self.device = self.placement.main
         self.monitor = check_monitor(monitor)
         self.reporter = Reporter()
         self.seed = seed
@@ -159,6 +159,11 @@ class TrainingSettings:
         """Find the metrics that the schedules of a Learner monitor."""
         for plateau in plateaus_of(learner):
             self._resolve(plateau)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of batches and outputs."""
+        return self.placement.main
 
     @property
     def resume(self) -> bool:

@@ -136,8 +136,9 @@ class SupervisedTraining(TrainingSettings):
             lines for logs. ``"off"``: nothing. ``"auto"``: the monitor in a terminal (the live view if
             textual is not installed), ``"notebook"`` in a notebook, plain lines elsewhere; the environment
             variable ``BURNT_MONITOR`` overrides it.
-        device: where to train; by default the fastest device available. Or the devices of a model in parts by
-            patterns on paths, ``{"embedding": "cpu", "*": "cuda"}``, see `burnt.place`.
+        device: where to train; by default where `burnt.place` has put a model in parts, else the fastest
+            device available. Or the devices of a model in parts by patterns on paths,
+            ``{"embedding": "cpu", "*": "cuda"}``, see `burnt.place`.
         seed: seed of torch's generators, set before the first step of a new run. Initial weights are drawn
             before, when the model is made: call ``torch.manual_seed`` there.
         clip_norm: maximum global norm of the gradients.
@@ -254,11 +255,11 @@ class SupervisedTraining(TrainingSettings):
             result: TrainingResult = instead(self, learner)
             return result
         try:
+            self.placement = self.placement.for_model(learner.model)
             self.ranks = ranks_of(self.strategy, self.folder, self.device)
             if self.ranks is None:
                 return self._run(learner)
             self.placement = self.placement.of_rank(self.ranks.device)
-            self.device = self.placement.main
             with self.ranks.failing(self.folder, Interrupted):
                 return self._run(learner)
         except TakenOverError as error:

@@ -84,6 +84,63 @@ def train(
     return training.run(learner), learner
 
 
+class Gan(nn.Module):
+    """A generator and a critic, of which one may be on two devices itself."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        self.critic = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+        self.to(dtype)
+
+
+casts: list[list[bool]] = []
+"""Whether autocast was on in a backward pass, for each device of the model."""
+
+
+def gan_step(model: nn.Module, batch: Any, optimizers: Any) -> StepOutput:
+    loss_of = nn.functional.binary_cross_entropy_with_logits
+    fake = model.generator(batch.z)
+    if fake.requires_grad:
+        kinds = {parameter.device.type for parameter in model.parameters() if not parameter.is_meta}
+        fake.register_hook(lambda gradient: casts.append([torch.is_autocast_enabled(kind) for kind in kinds]))
+    real, wrong = model.critic(batch.x), model.critic(fake.detach())
+    critic_loss = loss_of(real, torch.ones_like(real)) + loss_of(wrong, torch.zeros_like(wrong))
+    optimizers["critic"].step(critic_loss, clip_norm=0.1)
+    judged = model.critic(fake)
+    # Two losses, whose gradients are added up.
+    loss = loss_of(judged, torch.ones_like(judged))
+    part = optimizers["generator"].gradients(loss, retain_graph=True)
+    optimizers["generator"].step(part.accumulate(optimizers["generator"].gradients(fake.square().mean())))
+    return StepOutput(loss.detach() + critic_loss.detach(), targets=batch.x)
+
+
+def gan_learner(dtype: torch.dtype = torch.float64) -> tuple[Learner, Loader]:
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    items = TensorDataset(
+        x=torch.randn(40, 2, generator=generator, dtype=dtype),
+        z=torch.randn(40, 4, generator=generator, dtype=dtype),
+    )
+    optimizers = {"generator": optim.AdamW(), "critic": optim.Ema(optim.Sgd(momentum=0.9), decay=0.9)}
+    learner = Learner(Gan(dtype), optimizers, dict.fromkeys(optimizers, 1e-2), step=gan_step)
+    return learner, Loader(items, 8, shuffle=True)
+
+
+class Deep(nn.Module):
+    """A block to checkpoint that may be on two devices, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 1)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.first(x)))
+
+
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {path: tensor.detach().cpu() for path, tensor in model.state_dict().items()}
 

@@ -136,7 +136,7 @@ def find_batch_size(
             raise ConfigError(
                 "a setting of the search is invalid", where=name, expected=f"at least {lowest}", found=value
             )
-    placement = Placement(device)
+    placement = Placement(device).for_model(learner.model)
     memory = _Memory(placement.main)
     limit = memory.free() * _SHARE if memory_bytes is None else memory_bytes
     trials: list[Trial] = []

@@ -178,6 +178,7 @@ def check_without_values(settings: TrainingSettings, learner: Learner) -> dict[s
     raised if the parameters are meta tensors. What such a run changes in the model, such as running
     statistics, stays changed. Returned are, by split, the shapes of its first batch and of the step's output.
     """
+    settings.placement = settings.placement.for_model(learner.model)
     settings.placement.add_hooks(learner.model)
     checked = _check_training_step(settings, learner, Loaded())
     output = checked.output

@@ -150,7 +150,7 @@ def find_learning_rate(
     rates: list[float] = []
     losses: list[float] = []
     lowest, total = math.inf, Loss()
-    with trial_step(learner, Placement(device), precision, clip_norm) as train_step:
+    with trial_step(learner, Placement(device).for_model(learner.model), precision, clip_norm) as train_step:
         stream = endless(loader)
         for number in range(steps):
             window = list(itertools.islice(stream, accumulate))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from burnt._patterns import matches, near, warn_unmatched
 from burnt.errors import ConfigError
+from burnt.inspect.specs import tensors_in
 
 
 @contextlib.contextmanager
@@ -85,7 +87,8 @@ def _checkpointed_forward(module: torch.nn.Module, forward: Callable[..., Any]) 
             return forward(*args, **kwargs)
         again = _SameBuffers(module)
         return checkpoint(
-            forward,
+            lambda _, *args, **kwargs: forward(*args, **kwargs),
+            _on_other_devices(module, args, kwargs),
             *args,
             use_reentrant=False,
             context_fn=lambda: (contextlib.nullcontext(), again),
@@ -93,6 +96,16 @@ def _checkpointed_forward(module: torch.nn.Module, forward: Callable[..., Any]) 
         )
 
     return call
+
+
+def _on_other_devices(module: torch.nn.Module, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Return a tensor on each accelerator that a call uses and no positional argument is on.
+
+    torch repeats random numbers and autocast only for the devices of positional arguments.
+    """
+    known = {tensor.device for tensor in tensors_in(args)}
+    used = itertools.chain(tensors_in(kwargs), module.parameters(), module.buffers())
+    return list({t.device: t for t in used if t.device not in known and t.device.type != "cpu"}.values())
 
 
 _Buffers = list[tuple[torch.nn.Module, dict[str, torch.Tensor | None]]]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from burnt._patterns import matches, near
+from burnt._torch import without_autocast
 from burnt.errors import BurntError, DefinitionError, OptimError, did_you_mean
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
@@ -279,7 +280,7 @@ class StepOptimizer:
             return StepResult(None, torch.tensor(False), "check")
         if self._ranks is not None:
             gradients = self._ranks.mean_of_parts(gradients, self._step.params)
-        with _without_autocast(self._step.params):
+        with without_autocast():
             result = self._step(self.learning_rate, gradients, clip_norm=clip_norm, is_scaled=is_scaled)
         self.results.append((self._name, result))
         return result
@@ -287,7 +288,7 @@ class StepOptimizer:
     def _scaled_gradients(self, loss: Tensor, retain_graph: bool | None) -> Gradients:
         # Under autocast, a backward pass would cast once more than its forward pass did.
         recording = contextlib.nullcontext() if self._found is None else self._found.recording()
-        with recording, _without_autocast(self._step.params):
+        with recording, without_autocast():
             scaled = self._rules.scaled(loss if self._ranks is None else loss * self._ranks.joint_weight())
             gradients = Gradients.of(scaled, self._step.params, retain_graph=retain_graph)
         if self._found is not None:
@@ -345,8 +346,3 @@ class StepOptimizers(Mapping[str, StepOptimizer]):
         for handle in self._handles.values():
             handle.results.clear()
         return results
-
-
-def _without_autocast(params: Mapping[str, torch.nn.Parameter]) -> contextlib.AbstractContextManager[object]:
-    device = next(iter(params.values())).device.type
-    return contextlib.nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
