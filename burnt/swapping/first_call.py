@@ -302,13 +302,16 @@ def _digest(value: object) -> str:
 
 
 def _digest_model(model: nn.Module, plan: SwapPlan) -> str:
-    """Return a hash of a model's classes, its parameters' and buffers' shapes and dtypes, and its sites."""
+    """Return a hash of a model's classes, its parameters' and buffers' properties, and its sites."""
     classes = [(path, original_class(module)) for path, module in model.named_modules()]
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return _digest(
         (
             [(path, cls.__module__, cls.__qualname__) for path, cls in classes],
-            [(name, None if is_lazy(t) else tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors],
+            [
+                (name, None if is_lazy(t) else tuple(t.shape), t.dtype, t.device.type, t.requires_grad)
+                for name, t in tensors
+            ],
             [(site.path, site.kind.name, site.requested) for site in plan.sites],
         )
     )

@@ -344,7 +344,8 @@ class Call:
         own = list(module.parameters()) if uses_parameters else []
         self.buffers = list(module.buffers()) if uses_parameters else []
         self.leaves = [t for t in (*inputs, *own) if t.requires_grad] if train else []
-        self.device = next((t.device for t in (*inputs, *own)), torch.device("cpu"))
+        on_accelerator = (t.device for t in (*inputs, *own) if t.device.type != "cpu")
+        self.device = next(on_accelerator, torch.device("cpu"))
         self.grad_outs: list[Tensor] | None = None
 
     def forward(self) -> list[Tensor]:
@@ -359,10 +360,10 @@ class Call:
         if not roots or not self.leaves:
             return []
         if self.grad_outs is None:
-            generator = torch.Generator(self.device).manual_seed(1)
+            generators = {t.device: torch.Generator(t.device).manual_seed(1) for t in roots}
             # They are drawn in float32, so that a float64 run gets the same numbers. They have the result's
             # layout, as in a model: torch's channels-last batch norm takes eight times as long with others.
-            noise = [torch.randn(t.shape, generator=generator, device=t.device) for t in roots]
+            noise = [torch.randn(t.shape, generator=generators[t.device], device=t.device) for t in roots]
             self.grad_outs = [torch.empty_like(t).copy_(d) for d, t in zip(noise, roots, strict=True)]
         gradients = torch.autograd.grad(roots, self.leaves, self.grad_outs, allow_unused=True)
         return [torch.zeros_like(t) if g is None else g for t, g in zip(self.leaves, gradients, strict=True)]
@@ -466,7 +467,7 @@ def _float64_results(
     args, kwargs = pytree.tree_map(to_float64, inputs)
     copy = _site_copy(module, original, kind, torch.float64)
     try:
-        with torch.autocast(device_of(module).type, enabled=False):
+        with _torch.without_autocast():
             results = Call(copy, args, kwargs, train, kind).results()
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None  # the module uses a fixed dtype; the report then shows another reference than float64
