@@ -20,8 +20,8 @@ from burnt.errors import BurntError, ConfigError
 from burnt.train.checks.rate_finder import endless, trial_step
 from burnt.train.control.end_reason import cause_of
 from burnt.train.learner import Learner
-from burnt.train.loop import TrainStep
 from burnt.train.placement import Devices, Placement
+from burnt.train.train_step import TrainStep
 
 _SHARE = 0.9  # of the memory that is free at the start
 

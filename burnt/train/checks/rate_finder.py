@@ -20,10 +20,10 @@ from burnt.plot import Line, Plot
 from burnt.train.checkpoints.buffers import BufferCopies
 from burnt.train.checkpoints.rng import RandomStates
 from burnt.train.learner import Learner, Steps
-from burnt.train.loop import TrainStep
 from burnt.train.metrics import Loss
 from burnt.train.placement import Devices, Placement
 from burnt.train.settings import check_update
+from burnt.train.train_step import TrainStep
 from burnt.train.updates.activation_checkpointing import checkpointed
 from burnt.train.updates.optimizer_step import GradientRules
 from burnt.train.updates.precision import LossScale, cast_parameters, check_precision, float32_matmuls

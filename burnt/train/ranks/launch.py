@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore as PrefixStore  # type: ignore[attr-defined]  # it is public
 
 from burnt import _torch
 from burnt.errors import RankError
@@ -111,7 +112,7 @@ class Launched:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun's store outlives the processes that it restarts, and holds their addresses.
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store = dist.PrefixStore(f"attempt/{attempt}", store)  # type: ignore[attr-defined]  # it is public
+            store = PrefixStore(f"attempt/{attempt}", store)
         return store
 
 

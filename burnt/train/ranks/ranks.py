@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # it is public
 
 from burnt.data import move
 from burnt.data.seeds import seed_global_states, seed_of
@@ -41,7 +40,7 @@ from burnt.train.code.source import is_restartable, resume_command
 from burnt.train.learner import Learner
 from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.ranks.early import EarlySums, grouped
-from burnt.train.ranks.launch import Launched
+from burnt.train.ranks.launch import Launched, PrefixStore
 from burnt.train.ranks.parts import Part, PartLoader, tensors_of
 from burnt.train.step import StepOutput
 from burnt.train.updates.manual import Optimizers
