@@ -167,8 +167,9 @@ class Scatter:
                 inside = margin <= start and box.right <= width - 2 and top - 8 <= box.top
                 if inside and not any(box.overlaps(other) for other in taken):
                     taken.append(box)
-                    text = html.escape(name)
-                    parts.append(f'<text class="point" x="{start:.5g}" y="{base:.5g}">{text}</text>')
+                    # What is to the left ends there, however wide its letters are.
+                    at = f'x="{start:.5g}"' if start > x else f'x="{box.right:.5g}" text-anchor="end"'
+                    parts.append(f'<text class="point" {at} y="{base:.5g}">{html.escape(name)}</text>')
                     break
         return "\n".join([*parts, "</svg>\n"])
 

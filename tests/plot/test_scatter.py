@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from xml.etree import ElementTree
 
+import pytest
+
 from burnt.plot import Points, Scatter
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -53,6 +55,7 @@ def test_the_largest_are_labelled_without_overlaps_and_within_the_drawing() -> N
                 float(element.attrib["y"]),
                 6.6 * len(element.text or ""),
             )
+            x -= length * (element.attrib.get("text-anchor") == "end")
             assert x >= 0
             assert x + length <= 640
             boxes.append((x, y, x + length))
@@ -60,6 +63,18 @@ def test_the_largest_are_labelled_without_overlaps_and_within_the_drawing() -> N
     for i, (left, y, right) in enumerate(boxes):
         for other_left, other_y, other_right in boxes[:i]:
             assert abs(y - other_y) >= 13 or right <= other_left or other_right <= left
+
+
+def test_a_label_to_the_left_ends_at_its_point() -> None:
+    drawing = Scatter([Points("int8", [100.0, 101.0], [0.1, 0.1], ["left", "right"])], "x", "y").svg()
+    found = {
+        e.text: e.attrib for e in ElementTree.fromstring(drawing).iter(f"{SVG}text") if "class" in e.attrib
+    }
+    ((left, _),), ((right, _),) = (circles(drawing)[name] for name in ("left", "right"))
+    assert float(found["left"]["x"]) == pytest.approx(left - 7, abs=0.1)
+    assert found["left"]["text-anchor"] == "end"
+    assert float(found["right"]["x"]) == pytest.approx(right + 7, abs=0.1)
+    assert "text-anchor" not in found["right"]
 
 
 def test_text_fits_and_keeps_a_marker_for_each_group() -> None:
