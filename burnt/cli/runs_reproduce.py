@@ -78,6 +78,7 @@ def _circumstances(run: RunReader, reproduction: RunReader) -> dict[str, dict[st
         "code": tuple(d.get("load", {}).get("source", {}).get("sha256") for d in (before, now)),
         "seed": (before.get("seed"), now.get("seed")),
         "device": (before.get("device"), now.get("device")),
+        "processes": tuple(str(document.get("ranks", 1)) for document in (before, now)),
         **{name: (versions.get(name), here.get(name)) for name in ("burnt", "torch", "python")},
         "kernels": (_kernels(run.folder), _kernels(reproduction.folder)),
         "host": (run.attempts()[-1].host, platform.node()),

@@ -533,6 +533,7 @@ class SupervisedTraining(TrainingSettings):
             "precision": self.precision,
             "accumulate": self.accumulate,
             "device": str(self.placement),
+            **({} if self.ranks is None else {"strategy": self.ranks.name, "ranks": self.ranks.size}),
             "loader": self.train.state(),
             "seed": self.seed,
             # Viewers need to know which value is the best.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from burnt.train.rewind.rewind import Past, train_forward
 from burnt.train.rewind.step_inspection import InspectedStep, StepInspector
 from burnt.train.training import SupervisedTraining
 
+_TOLERANCE = 1e-3
+_OF_ONE = "with one, dropout, other random numbers in the model and BatchNorm differ"
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplayReport:
@@ -26,6 +30,7 @@ class ReplayReport:
     logged: dict[str, float]  # the values that the run recorded at this step, by metric
     compared: int  # the number of values that the run recorded since `start`, up to this step
     difference: str | None  # the first that differs from the replay, in words; None if all are equal
+    ranks: int = 1  # the number of processes that trained the run; of several, values are nearly equal
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -37,6 +42,9 @@ class ReplayReport:
         since = f"since {self.start}" if self.start else "since the beginning"
         if self.difference is not None:
             yield f"  differs        {self.difference}"
+        elif self.compared and self.ranks > 1:
+            yield f"  nearly equal   all {self.compared:,} values recorded {since}, to {_TOLERANCE:.1%}:"
+            yield f"                 {self.ranks} processes trained the run, and round sums otherwise"
         elif self.compared:
             yield f"  equal          all {self.compared:,} values recorded {since}, bit for bit"
         else:
@@ -58,7 +66,9 @@ def replay(
     """Run a step of a run again and look at its layers, gradients and samples. The run is not written to.
 
     The training is taken up from the newest checkpoint before the step and goes forward to it in silence,
-    with its validations and callbacks; what these write to the run folder goes to a temporary one.
+    with its validations and callbacks; what these write to the run folder goes to a temporary one. A run that
+    several processes trained is replayed by one, in which dropout and BatchNorm differ and sums are rounded
+    in another order: its values are compared to 0.1 %.
 
     Args:
         training: as it was in the run; its folder is the run's.
@@ -130,12 +140,18 @@ def same_bits(a: float, b: float) -> bool:
     return struct.pack("d", a) == struct.pack("d", b) or (a != a and b != b)
 
 
+def _nearly_equal(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE) or same_bits(a, b)
+
+
 def compare_recorded(past: Past, scratch: Path, last: int) -> tuple[int, str | None]:
     """Compare what a run recorded with what training it forward again did, up to step `last`.
 
-    Returned are the number of values compared, and the first that differs, as text; None if all are equal.
+    Returned are the number of values compared, and the first that differs, as text; None if all are equal, or
+    nearly so if several processes trained the run, as they add numbers in another order.
     """
     compared, difference = 0, None
+    is_equal = same_bits if past.ranks == 1 else _nearly_equal
     with RunReader(past.folder) as run, RunReader(scratch) as again:
         for series in sorted(set(run.series()) & set(again.series())):
             if is_timed(series):
@@ -150,10 +166,11 @@ def compare_recorded(past: Past, scratch: Path, last: int) -> tuple[int, str | N
             )
             for step in sorted(old.keys() & new.keys()):
                 compared += 1
-                if not same_bits(old[step], new[step]) and difference is None:
+                if not is_equal(old[step], new[step]) and difference is None:
                     difference = (
                         f"{series.split}/{series.name} at step {step}: {old[step]!r} in the run, "
                         f"{new[step]!r} now"
+                        + (f" ({past.ranks} processes trained the run; {_OF_ONE})" if past.ranks > 1 else "")
                     )
     return compared, difference
 
@@ -170,4 +187,4 @@ def _compare(past: Past, inspected: InspectedStep, scratch: Path) -> ReplayRepor
             if step == inspected.step
         }
     start = None if past.start is None else past.start.path.name
-    return ReplayReport(inspected, start, logged, compared, difference)
+    return ReplayReport(inspected, start, logged, compared, difference, past.ranks)

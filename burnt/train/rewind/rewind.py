@@ -39,6 +39,7 @@ class Past:
     validations: Mapping[int, Collection[str]]  # the sets that were validated after a step, by the step
     seconds_per_step: float | None  # None if unknown
     resumed: int | None = None
+    ranks: int = 1  # the most processes that trained any of the steps on the way
 
     @classmethod
     def read(cls, folder: Path, last: int, *, before: int, failed: bool = False) -> Past:
@@ -83,6 +84,7 @@ class Past:
                 _validations(reader),
                 1 / speeds[0] if speeds and speeds[0] > 0 else None,
                 _changed_at(reader, attempt, 0 if start is None else start.position.step),
+                _most_ranks(reader, attempt, 0 if start is None else start.position.step),
             )
 
     @property
@@ -144,6 +146,14 @@ def _changed_at(reader: RunReader, last: Attempt, first_step: int) -> int | None
     return None
 
 
+def _most_ranks(reader: RunReader, last: Attempt, first_step: int) -> int:
+    """Return the most processes that trained steps after `first_step` together, up to an attempt."""
+    attempts = reader.attempts()[: last.id]
+    later = [*(a.resumed_from_step or 0 for a in attempts[1:]), sys.maxsize]
+    configs = [reader.config(a.id) or {} for a, end in zip(attempts, later, strict=True) if end > first_step]
+    return max(int(config.get("ranks", 1)) for config in configs)
+
+
 def _saved(folder: Path) -> list[Saved]:
     return Checkpoints(folder / "checkpoints").saved()
 
@@ -200,12 +210,15 @@ def train_forward(
 
     Its callbacks take part, except sinks: what is trained again is not a run for a tracker. The learner is as
     it was given to the run at its start; the training is not changed. With `finish`, what is due after the
-    last step is run, and a checkpoint is saved there. A training that ends earlier raises a RunError.
+    last step is run, and a checkpoint is saved there. A training that ends earlier raises a RunError. It is
+    trained by this process alone, also if several trained the run.
     """
     again = copy.copy(training)
     again.folder, again.monitor, again.check = scratch, "off", False
     again.exists = "error" if past.start is None else "resume"
     again.keepers = []  # only the newest checkpoint
+    if isinstance(again.strategy, str) or again.strategy.needs_launcher:
+        again.strategy = "single"
     again.checkpoint_every = Duration(sys.maxsize, "steps")
     again.callbacks = Callbacks([*training.callbacks.without(Sink).all, *callbacks])
     # The clock is another one: what it had decided is taken from the run.

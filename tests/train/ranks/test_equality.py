@@ -8,6 +8,8 @@ import torch
 
 from burnt.store import RunReader
 from burnt.store.ranks import read_ranks
+from burnt.train import replay
+from burnt.train.control.intercepting import use_first_training
 from burnt.train.ranks.early import _Bucket
 from tests.distributed import by_several
 from tests.train.ranks import programs
@@ -73,6 +75,30 @@ def check(folder, size, names):
 @pytest.mark.parametrize("size", FAST)
 def test_several_ranks_train_as_one_process(folder, size):
     check(folder, size, FAST[size])
+
+
+def test_one_process_replays_a_step_of_several(folder):
+    if not (folder / "uneven-3").exists():
+        train(folder, 3, ["uneven"])
+
+    def replayed(change):
+        def run(training, learner):
+            change(training, learner)
+            return replay(training, learner, 8)
+
+        return use_first_training(lambda: programs.uneven(folder / "uneven-3"), run, "uneven")
+
+    report = replayed(lambda training, learner: setattr(training, "strategy", "fsdp"))
+    assert (report.difference, report.ranks) == (None, 3)
+    assert report.compared == 5
+    assert str(report).endswith(
+        "\n  nearly equal   all 5 values recorded since step-00000006, to 0.1%:"
+        "\n                 3 processes trained the run, and round sums otherwise"
+    )
+    # Another loss than that of the run.
+    report = replayed(lambda training, learner: setattr(learner, "step", programs.classify))
+    why = "with one, dropout, other random numbers in the model and BatchNorm differ"
+    assert report.difference.endswith(f" now (3 processes trained the run; {why})")
 
 
 @pytest.mark.full
