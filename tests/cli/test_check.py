@@ -289,6 +289,7 @@ def main(given: Config):
 """
 
 
+@pytest.mark.full
 def test_several_optimizers(desk: Path, capsys: Capture) -> None:
     (desk / "two.py").write_text(TWO_OPTIMIZERS)
     for settings in ((), ("values=true",)):

@@ -106,6 +106,7 @@ def works(name):
     return f'if [ "$1" = --version ]; then echo "{name}"; else exec "{shutil.which("gcc")}" "$@"; fi'
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc here to stand in for the others")
 @pytest.mark.parametrize(
     ("scripts", "cc", "expected"),

@@ -394,6 +394,7 @@ def test_a_run_that_is_not_reproduced_differs_from_a_step_on(desk, capsys):
     assert "runs/again exists" in refused(capsys, "runs", "reproduce", "net", "--out", "runs/again")
 
 
+@pytest.mark.full
 def test_what_was_changed_while_a_run_went_on_is_named_as_a_cause(desk, capsys):
     train("epochs=1")
     with RunWriter.create("runs/net", resume=True, resumed_from_step=4) as run:

@@ -244,6 +244,7 @@ def test_a_name_that_is_taken(desk, capsys):
     assert "another module 'json' is already loaded" in failure(capsys, "./json.py:main")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("target", ["broken:main", "./broken.py:main"])
 @pytest.mark.parametrize("line", ["import nubmy", "import work.nothing", "from json import dmups", "1 / 0"])
 def test_errors_inside_the_module_are_its_own(desk, target, line):

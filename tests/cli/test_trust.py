@@ -351,6 +351,7 @@ def own(desk, monkeypatch):
     sys.modules.pop("own_net", None)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("is_edited", "code"),
     [

@@ -244,6 +244,7 @@ def test_containers_without_a_structure_run_the_eager_function() -> None:
 # --- keyword arguments ------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_keyword_arguments() -> None:
     def fn(x, /, y=2.0, *more, k, other=None, **named):
         result = x * y + k + sum(more)
@@ -582,7 +583,7 @@ def changes() -> Iterator[tuple[str, Callable[[Block], object]]]:
     yield "a method of one module", lambda b: setattr(b, "multiply", torch.sin)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "change"), list(changes()))
 def test_changes_of_a_module_are_noticed(name: str, change: Callable[[Block], object]) -> None:
     block = Block().eval()
@@ -639,6 +640,7 @@ def test_running_statistics_are_kept() -> None:
     check(fused, theirs, x)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "module",
     [
@@ -655,6 +657,7 @@ def test_modules_are_fused(module: nn.Module) -> None:
     check(fuse(functools.partial(module)), module, x, parameters=module.parameters())
 
 
+@pytest.mark.full
 def test_a_module_is_the_first_argument() -> None:
     fn = lambda module, x, *, by: module.multiply(x) * module.weight * by  # noqa: E731
     fused, x = fuse(fn), randn(3, 4).requires_grad_()

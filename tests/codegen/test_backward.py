@@ -52,6 +52,7 @@ def added(fn: Callable[[Tensor], Tensor], weight: Tensor) -> Tensor:
     return x.add_(fn(x)).square().sum()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", LINEAR | OF_THE_RESULT)
 def test_an_argument_that_the_backward_does_not_read_may_change(name: str) -> None:
     fn = (LINEAR | OF_THE_RESULT)[name]
@@ -62,7 +63,7 @@ def test_an_argument_that_the_backward_does_not_read_may_change(name: str) -> No
     assert_close(grads[2], grads[0])
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", LINEAR)
 def test_an_argument_that_no_derivative_reads_is_not_kept(name: str) -> None:
     x = leaf() * 1
@@ -90,6 +91,7 @@ def test_the_argument_of_a_dropout_is_not_kept() -> None:
     assert_close(second, 2 * (kept * WEIGHT).square())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", LINEAR)
 def test_second_derivatives_of_what_is_not_saved(name: str) -> None:
     found = []
@@ -189,7 +191,7 @@ GRADS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", GRADS)
 @pytest.mark.parametrize("name", BATCHED)
 def test_batched_gradients(name: str, kind: str) -> None:

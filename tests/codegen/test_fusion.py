@@ -245,7 +245,7 @@ def test_a_mean_beside_an_infinity(axes: int | tuple[int, int] | None) -> None:
         torch.testing.assert_close(fuse(lambda x, fn=fn: fn(x, axes))(x), torch.mean(x, axes))
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
     "name", ["hardtanh", "relu6", "elu", "celu", "selu", "hardswish", "silu", "softplus"]
@@ -316,7 +316,7 @@ def test_integers_and_flags_are_built_in() -> None:
     same(fused(x, 1.0, False), x)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -356,7 +356,7 @@ def _tried(x, s):
     return x * k
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -495,12 +495,13 @@ GRADIENTS: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("fn", GRADIENTS)
 def test_gradients(fn: Callable[..., Any]) -> None:
     agree(fn, randn(4, 5).requires_grad_())
 
 
+@pytest.mark.full
 def test_gradients_of_some_inputs() -> None:
     args = [randn(4, 5), randn(5, seed=1), randn(4, 1, seed=2)]
     for mask in range(1, 8):
@@ -546,7 +547,7 @@ CHANGES: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
-@pytest.mark.sample(15)
+@pytest.mark.sample
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("layout", ["plain", "transposed", "sliced"])
 def test_arguments_changed_in_place(name: str, layout: str) -> None:
@@ -711,6 +712,7 @@ def test_what_depends_on_values_runs_plain() -> None:
         fuse(lambda x, y: x + y)(randn(3), randn(4))
 
 
+@pytest.mark.full
 def test_eight_threads_at_once() -> None:
     fused = fuse(lambda x, s: torch.softmax(gelu(x) * s, -1).sum(0))
     failed: list[BaseException] = []
@@ -947,7 +949,7 @@ def test_what_is_known_is_of_these_arguments():
     assert "complex64" in fused.fallback_reason(torch.ones(3, dtype=torch.complex64))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [1, 7, 8, 15, 16, 17, 33, 511, 70_001])
 def test_rows_of_float16(size: int) -> None:
     """Parts of a row are converted on the way in and out; a single op is rounded as in torch."""
@@ -965,7 +967,7 @@ def test_rows_of_float16(size: int) -> None:
         torch.testing.assert_close(mixed(x, y), x * y.float(), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("times", [2, 3, 4, 5])
 def test_elements_and_rows_that_are_repeated(times: int) -> None:
     for shape in (3, 5), (7, 16), (40, 33):
@@ -1051,7 +1053,7 @@ def test_a_range_of_integers_from_floats(start: float, end: float, step: float, 
     assert torch.equal(fuse(ranged)(x), ranged(x))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.bfloat16])
 def test_evenly_spaced_numbers(dtype: torch.dtype) -> None:
     sizes = (0, 1, 7)

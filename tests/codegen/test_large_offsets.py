@@ -176,6 +176,7 @@ def check(seed: int, name: str, folder: Path) -> int:
     return sum(farthest(kernel) >= 2**31 for kernel in kernels)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
 @pytest.mark.parametrize("name", TARGETS)
 def test_random_programs_past_32_bits(name: str, first: int, tmp_path: Path) -> None:

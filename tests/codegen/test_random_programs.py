@@ -242,7 +242,7 @@ def regression(name: str) -> Program:
     return Program(0, arguments, lines, results, gradients, frozenset({family}))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
 def test_random_programs(first: int) -> None:
     run(range(first, first + PER_TEST))
@@ -271,6 +271,7 @@ def test_more_programs_of_the_wider_grammar(first: int) -> None:
     run(range(first, first + PER_TEST), "wider")
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(
     "name",
     [
@@ -304,6 +305,7 @@ def test_what_the_grammars_have() -> None:
         assert any(part in text for text in texts), part
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "wrong",
     [

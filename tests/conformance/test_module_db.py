@@ -306,7 +306,7 @@ def without_fast_path() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(True)
 
 
-@pytest.mark.sample(200)
+@pytest.mark.sample(88)
 @pytest.mark.parametrize(("name", "training", "index"), CASES)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")

@@ -258,7 +258,7 @@ def cases(dtypes: Sequence[torch.dtype]) -> list[Any]:
 EVERY = 40
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "dtype"), [case for i, dtype in enumerate(DTYPES) for case in cases([dtype])[i::EVERY]]
 )

@@ -215,6 +215,7 @@ class TestDigits:
         opened.evaluate("fetch('http://127.0.0.1:9/').catch(() => 'refused')")
         opened.wait(lambda: opened.evaluate("1") and "Content Security Policy" in " ".join(opened.errors))
 
+    @pytest.mark.full
     def test_drawn_digits_are_recognized(self, opened, digits):
         _, model, test = digits
         right = model(test["images"]).argmax(1) == test["labels"]
@@ -390,6 +391,7 @@ class Colours(nn.Module):
         return image.mean((2, 3))
 
 
+@pytest.mark.full
 @needs_clang
 @needs_chromium
 def test_a_large_colour_image_in_the_range_of_the_example(browser, tmp_path):

@@ -158,6 +158,7 @@ class TestCompileWasm:
         assert torch.equal(found[0][0], exact)
         assert torch.equal(found[1][0], exact.flip(0))
 
+    @pytest.mark.full
     def test_infinite_weights_stay_in_float32(self, tmp_path):
         model = Given([[float("inf"), 1.0], [1.0, float("-inf")]])
         calls = [[torch.tensor([[1.0, 2.0]])]]
@@ -166,6 +167,7 @@ class TestCompileWasm:
             ((found,),) = run_in_node(tmp_path, source, compile_wasm(source, weights), calls)
             assert str(found.tolist()) == "[inf, -inf]"
 
+    @pytest.mark.full
     def test_16_bits_halve_the_module(self, linear):
         assert len(compile_wasm(linear)) - len(compile_wasm(linear, "float16")) > 0.9 * 2 * 64 * 64
 

@@ -70,7 +70,7 @@ LAYERS_WITH_PARAMETERS = [
 ]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float64, torch.uint8, torch.int64, torch.bool])
 @pytest.mark.parametrize("of", [nn, burnt.nn], ids=["torch", "burnt"])
 @pytest.mark.parametrize(("build", "shape"), LAYERS_WITH_PARAMETERS)
@@ -283,6 +283,7 @@ def test_backward_shapes():
 # batch sizes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("given", "fixed", "works", "fails"), [(1, 1, 1, 2), (2, 2, 2, 3), (5, 5, 5, 6)])
 def test_a_fixed_batch_size_is_said(given, fixed, works, fails):
     model = Lambda(lambda self, x: self.layers[0](x.view(fixed, 4)), nn.Linear(4, 3))
@@ -369,6 +370,7 @@ class Batch:
     names: list
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("wrap", [lambda x: {"x": x}, lambda x: Pair(x, None), lambda x: Batch(x, ["a"])])
 def test_batches_of_any_kind(wrap):
     def forward(self, batch):
@@ -392,6 +394,7 @@ class NeedsValue(torch.autograd.Function):
         return grad * grad.sum().item()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -486,6 +489,7 @@ class Uncopyable(Stateful):
         self.lock = threading.Lock()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [Stateful, Uncopyable])
 @pytest.mark.parametrize("training", [True, False])
 def test_nothing_of_the_model_or_the_process_changes(kind, training, in_process):
@@ -561,6 +565,7 @@ def test_shared_parameters_stay_shared():
     assert (report.unchecked, report.without_gradient) == ((), ())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature", "ignore:`torch.nn.utils.weight_norm`")
 @pytest.mark.parametrize(
     "make",
@@ -600,6 +605,7 @@ class Holder(nn.Module):
         return self.layer(x), self.held.dequantize() + x if use else other
 
 
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "make",

@@ -92,6 +92,7 @@ def test_nothing_is_left_in_caches():
     assert torch.equal(everywhere(N), 7 * torch.arange(N).float())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: (t, 1), lambda t: {"value": [t]}])
 @pytest.mark.parametrize("size", [2, None])
 def test_in_this_process_functools_caches_are_cleared(wrap, size, in_process):

@@ -47,6 +47,7 @@ def test_convolution_by_hand():
     assert table.rows[0].output == "(2, 6, 8, 5)"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("training", [True, False])
 def test_attention_by_hand(training):
     batch, length = 2, 5
@@ -168,6 +169,7 @@ def test_torch_s_own_transformer():
     assert rows["self_attn"].activation_bytes == 2 * 5 * 8 * 4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("again", [False, True])
 def test_layers_that_a_forward_makes(again):
     class Late(nn.Module):
@@ -196,6 +198,7 @@ def test_layers_that_a_forward_makes(again):
         check(model, torch.empty(2, 4))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("ours", "theirs"), [("Lstm", "LSTM"), ("Gru", "GRU"), ("Rnn", "RNN")])
 def test_recurrent_layers_count_what_torchs_do(ours, theirs):
     x, lengths = TensorSpec((8, 7, 16)), TensorSpec((8,), torch.int64)
@@ -226,7 +229,7 @@ QUANTIZED_MODELS = {
 }
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scheme", ["int8", "int4-block32", "int8-dynamic", "fp8-dynamic", "int8-static"])
 @pytest.mark.parametrize("name", QUANTIZED_MODELS)
 def test_quantized_layers_count_as_their_originals(name, scheme):

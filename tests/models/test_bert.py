@@ -109,7 +109,7 @@ def assert_gradients_close(model: Bert, peer: Any) -> None:
             assert_close(ours[path], gradient, 1e-4)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("side", [None, "left", "right"])
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("variant", VARIANTS)

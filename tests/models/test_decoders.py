@@ -147,6 +147,7 @@ def test_the_whole_forward_compiles(model: Any) -> None:
     assert_close(compiled(tokens, padding=padding), model(tokens, padding=padding))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "part"),
     [

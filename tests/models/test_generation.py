@@ -74,7 +74,7 @@ def small_llama() -> Any:
 SMALL: dict[str, Any] = {"gpt2": small, "llama": small_llama}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", PEERS)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3}, {"min_new_tokens": 9}])
@@ -117,6 +117,7 @@ def test_the_snapshot_says_what_ends_a_text(tmp_path: Path) -> None:
     assert Gpt2.from_pretrained(tmp_path / "copy").generation_config == json.loads(text)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_batch_is_generated_as_each_prompt_alone(kind: str) -> None:
     model = SMALL[kind]()
@@ -139,6 +140,7 @@ def test_a_batch_is_generated_as_each_prompt_alone(kind: str) -> None:
         assert torch.equal(model.generate(left, 12, padding=hidden, **options).tokens, expected)
 
 
+@pytest.mark.sample(1)
 @torch.no_grad()
 @pytest.mark.parametrize("kind", SMALL)
 def test_the_cache_changes_nothing(kind: str) -> None:

@@ -220,6 +220,7 @@ async def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
         assert isinstance(app.screen, RunsScreen)
 
 
+@pytest.mark.full
 async def test_why_a_run_ended_is_shown_in_its_head(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run")
     run.log(7, 1, {"loss": float("nan")})
@@ -283,6 +284,7 @@ async def test_plots_axis_log_smoothing_full_size_and_pages(tmp_path: Path) -> N
         assert isinstance(app.screen, RunScreen)
 
 
+@pytest.mark.full
 async def test_zoom_and_crosshair_are_those_of_all_charts(tmp_path: Path) -> None:
     make(tmp_path / "run", steps=5000)
     async with opened(tmp_path / "run") as (app, pilot):
@@ -375,6 +377,7 @@ async def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
         assert "matches" not in screen_text(app)
 
 
+@pytest.mark.full
 async def test_only_what_is_new_is_made_for_the_log_and_the_events(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,6 +502,7 @@ async def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live
         assert [(command.kind, command.value) for command in inbox.poll()] == [("lr", 0.5), ("note", "pale")]
 
 
+@pytest.mark.full
 async def test_keys_wait_for_a_window_that_opens_slowly(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,6 +525,7 @@ async def test_keys_wait_for_a_window_that_opens_slowly(
         assert [command.value for command in inbox.poll()] == ["pale"]
 
 
+@pytest.mark.full
 async def test_what_is_typed_after_enter_is_no_part_of_the_answer(live: RunWriter) -> None:
     inbox = Inbox(live.lease)
     async with opened(live.folder) as (app, pilot):
@@ -646,6 +651,7 @@ async def test_a_terminal_of_any_size_shows_what_fits(runs: Path) -> None:
         assert notifications(app) == []
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 async def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> None:
@@ -752,6 +758,7 @@ async def test_names_and_texts_cannot_steer_the_terminal(tmp_path: Path) -> None
         assert "\x1b" not in screen_text(app)
 
 
+@pytest.mark.full
 async def test_events_and_tables_of_other_writers_may_be_odd(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run", config={"a": [1, {"b": None}], "c": {}})
     run.event("checkpoint", 1, path=None, values=[1])

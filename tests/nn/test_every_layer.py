@@ -24,6 +24,13 @@ CASES: list[Case] = [
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 every = pytest.mark.parametrize("case", CASES, ids=str)
+FIRST = {case.name: case for case in reversed(CASES)}
+# One case of each layer for every change, and the others with other arguments for `--full`.
+each = pytest.mark.parametrize(
+    "case",
+    [case if case is FIRST[case.name] else pytest.param(case, marks=pytest.mark.full) for case in CASES],
+    ids=str,
+)
 twins = pytest.mark.parametrize("case", [case for case in CASES if case.twin is not None], ids=str)
 
 
@@ -135,7 +142,7 @@ def test_an_empty_batch_does_what_it_does_in_torch(case: Case) -> None:
         assert_same(results(ours, inputs), expected)
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(40)
 @every
 def test_check_follows_it(case: Case) -> None:
     layer = case.build()
@@ -145,7 +152,7 @@ def test_check_follows_it(case: Case) -> None:
         assert tuple(first(report.outputs).shape) == tuple(first(layer(*case.inputs(3))).shape)
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(30)
 @every
 def test_summary_counts_its_parameters(case: Case) -> None:
     layer = case.build()
@@ -173,7 +180,7 @@ def test_a_layer_without_a_shape_error_takes_any_shape(name: str) -> None:
         assert first(case.build()(torch.randn(shape))).shape == shape
 
 
-@every
+@each
 def test_works_on_the_meta_device(case: Case) -> None:
     layer = case.build(device="meta") if case.has_parameters else case.build().to("meta")
     assert all(p.is_meta for p in layer.parameters())
@@ -182,7 +189,7 @@ def test_works_on_the_meta_device(case: Case) -> None:
     assert output.shape == first(case.build()(*case.inputs(2))).shape
 
 
-@every
+@each
 def test_device_and_dtype_reach_every_parameter(case: Case) -> None:
     if case.has_parameters:
         layer = case.build(dtype=torch.float64, device="cpu")
@@ -191,7 +198,7 @@ def test_device_and_dtype_reach_every_parameter(case: Case) -> None:
     assert {v.dtype for v in layer.state_dict().values() if v.is_floating_point()} <= {torch.float64}
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @every
 def test_compiles_as_one_graph(case: Case) -> None:
     torch._dynamo.reset()
@@ -202,7 +209,7 @@ def test_compiles_as_one_graph(case: Case) -> None:
     assert_same(compiled._orig_mod.state_dict(), twin.state_dict())
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @every
 def test_exports(case: Case) -> None:
     layer, inputs = case.build().eval(), case.inputs(3)
@@ -211,7 +218,7 @@ def test_exports(case: Case) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # a trace is for the shapes it was made with
-@every
+@each
 def test_torch_jit_traces(case: Case) -> None:
     layer, inputs = case.build().eval(), case.inputs(3)
     try:
@@ -225,7 +232,7 @@ def test_torch_jit_traces(case: Case) -> None:
         assert_same(traced(*other), layer(*other))
 
 
-@every
+@each
 def test_a_deep_copy_is_independent(case: Case) -> None:
     layer, inputs = case.build().eval(), case.inputs(3)
     twin = copy.deepcopy(layer)
@@ -237,14 +244,14 @@ def test_a_deep_copy_is_independent(case: Case) -> None:
     assert repr(twin) == repr(layer)
 
 
-@every
+@each
 def test_functional_call(case: Case) -> None:
     layer, other, inputs = case.build().eval(), case.build().eval(), case.inputs(3)
     state = {**dict(other.named_parameters()), **dict(other.named_buffers())}
     assert_same(torch.func.functional_call(layer, state, inputs), other(*inputs))
 
 
-@every
+@each
 def test_autocast(case: Case) -> None:
     layer = case.build().eval()
     inputs = case.inputs(3)
@@ -271,7 +278,7 @@ def test_its_config_builds_an_equal_layer(case: Case) -> None:
         config.replace(no_such_thing=1)
 
 
-@every
+@each
 def test_saves_and_loads(case: Case, tmp_path: Any) -> None:
     kind = getattr(nn, case.name)
     layer = kind.Config(**case.arguments).init()

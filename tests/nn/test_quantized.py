@@ -88,7 +88,7 @@ def error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.sample(keep=("Linear without bias", "HF Conv1D", "burnt Conv2d", "Embedding"))
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("step", [53, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_scheme_computes_with_its_weight(name: str, step: int) -> None:
@@ -112,6 +112,7 @@ def test_every_scheme_computes_with_its_weight(name: str, step: int) -> None:
         assert layer.scheme.num_bytes(layer.rows, layer.columns) == stored, scheme
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scheme", EACH)
 def test_gradients_are_those_of_the_dequantized_layer(scheme: str) -> None:
     """To the bit or nearly, in transforms and twice too: rounding the input has the gradient one."""
@@ -138,7 +139,7 @@ def test_gradients_are_those_of_the_dequantized_layer(scheme: str) -> None:
         assert error(grads["0.bias"], torch.autograd.grad(plain(x).sum(), plain[0].bias)[0]) < 1e-6
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scheme", EACH)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_gives_the_dtype_of_a_plain_layer(scheme: str, dtype: torch.dtype) -> None:
@@ -167,6 +168,7 @@ def test_integers_are_summed_exactly_under_autocast() -> None:
     assert torch.equal(found, expected.bfloat16())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scheme", EACH)
 def test_whatever_torch_does_to_a_module(scheme: str) -> None:
     for build, shape in FAST:
@@ -213,6 +215,7 @@ def test_vmap_and_compile(scheme: str) -> None:
             assert error(found, expected) < 1e-5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scheme", EACH)
 def test_layouts_and_empty_batches(scheme: str) -> None:
     linear = quantized(lambda: nn.Linear(64, 8), scheme, torch.randn(5, 64))
@@ -226,6 +229,7 @@ def test_layouts_and_empty_batches(scheme: str) -> None:
     torch.testing.assert_close(copy.deepcopy(conv).to(memory_format=torch.channels_last)(image), conv(image))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scheme", EACH)
 def test_inputs_that_do_not_fit(scheme: str) -> None:
     linear = quantized(lambda: nn.Linear(40, 8), scheme, torch.randn(5, 40))

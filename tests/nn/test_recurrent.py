@@ -129,7 +129,7 @@ def test_a_compiled_training_step(name: str, start: bool) -> None:
     close(torch.autograd.grad(found[0].sum(), [*layer.parameters()]), gradients)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("more", [{"bidirectional": True}, {"bias": False}], ids=["deep", "bare"])
 @pytest.mark.parametrize("name", [*LAYERS, "projection"])
 def test_lengths_of_a_compiled_layer(name: str, more: dict[str, Any]) -> None:
@@ -147,6 +147,7 @@ def test_lengths_of_a_compiled_layer(name: str, more: dict[str, Any]) -> None:
     )
 
 
+@pytest.mark.sample(1)
 @every
 def test_check_of_lengths_and_states(name: str) -> None:
     layer, x = LAYERS[name][0](6, 5), burnt.TensorSpec((2, 2, 6))

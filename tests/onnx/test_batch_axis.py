@@ -72,6 +72,7 @@ def test_a_layer_that_takes_the_sequence_first(tmp_path: Path, run_file: Callabl
         torch.testing.assert_close(torch.from_numpy(found), layer(x).detach())
 
 
+@pytest.mark.full
 def test_an_axis_whose_entries_depend_on_each_other_is_open_and_not_the_batch(
     tmp_path: Path, run_file: Callable[..., Any]
 ) -> None:
@@ -131,6 +132,7 @@ QUANTIZED = nn.Sequential(nn.Linear(4, 4))
 burnt.quantize(QUANTIZED, "int8-dynamic_tensor")
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     ("function", "example", "expected"),
     [

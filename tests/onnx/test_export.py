@@ -63,6 +63,7 @@ def test_axes_weights_and_metadata_have_names(tmp_path: Path) -> None:
     assert "batch 3: largest error" in str(exported)
 
 
+@pytest.mark.full
 def test_names_may_be_those_of_other_values(tmp_path: Path, run_file: Callable[..., Any]) -> None:
     class Names(nn.Module):
         def __init__(self) -> None:
@@ -105,6 +106,7 @@ def test_an_axis_that_grows_with_the_batch_is_none(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_further_axes_can_be_open(tmp_path: Path, run_file: Callable[..., Any]) -> None:
     model = Forward(lambda x, mask: (x.softmax(1) * mask.unsqueeze(-1)).cumsum(1))
     exported = export(
@@ -139,6 +141,7 @@ LENGTH = {"x": {1: "length"}}
 LENGTH_OF_INPUT = {"input": {1: "length"}}
 
 
+@pytest.mark.full
 def test_an_open_axis_ends_with_its_table(tmp_path: Path, run_file: Callable[..., Any]) -> None:
     model = _Positions(lambda x, table: x * table[: x.shape[1]])
     exported = export(model, torch.rand(4, 6, 3), tmp_path / "m.onnx", open_axes=LENGTH)
@@ -268,6 +271,7 @@ def test_code_that_needs_values_is_named(tmp_path: Path, capfd: pytest.CaptureFi
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_all_ops_that_are_missing_are_named(tmp_path: Path) -> None:
     @torch.library.custom_op("burnt_tests::twice", mutates_args=())
     def twice(x: Tensor) -> Tensor:
@@ -282,6 +286,7 @@ def test_all_ops_that_are_missing_are_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_batch_that_the_code_fixes_is_said(tmp_path: Path) -> None:
     model = Forward(lambda x: x.view(4, -1))
     example = torch.rand(4, 3)
@@ -314,6 +319,7 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path: Path) -> None
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an older file"]
 
 
+@pytest.mark.full
 def test_the_comparison_finds_other_shapes_nans_and_files(tmp_path: Path) -> None:
     exported = export(Forward(lambda x: x.log()), torch.tensor([[-1.0, 1.0]]), tmp_path / "m.onnx")
     assert max(exported.errors.values()) < 1e-6  # NaN where the module's is

@@ -644,6 +644,7 @@ def _lines(function: Any, model: Any) -> int:
     return count
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("function", "make"), [(burnt.onnx.load, _weights), (summarize, _functions)])
 def test_twice_the_size_is_twice_the_work(function, make):
     function(make(1))

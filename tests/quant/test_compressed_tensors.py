@@ -86,7 +86,7 @@ def test_layers_that_the_format_lacks_are_listed_and_nothing_is_written(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:You passed")
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scheme", ["int8", "int4-block32-asymmetric", "int8-dynamic", "fp8-dynamic"])
 def test_transformers_loads_a_llama_with_equal_logits(scheme, tmp_path):
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaConfig

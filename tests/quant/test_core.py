@@ -199,6 +199,7 @@ def test_norms_and_biases_of_quantized_models_are_trained() -> None:
     assert torch.equal(model[0].values, values)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("scheme", "part"), [("int8-float16", 0.26), ("int4-block32", 0.15)])
 def test_size_of_files(scheme: str, part: float, tmp_path: Any) -> None:
     """With 99 % of the parameters in quantized layers and scales of 16 bits."""

@@ -92,6 +92,7 @@ def test_minmax_covers_all_values(name: str) -> None:
         assert torch.equal(scale.flatten(), torch.from_numpy(expected).to(dtype))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_mse_is_never_worse_than_minmax(name: str) -> None:
     scheme = QuantScheme.parse(name)

@@ -96,18 +96,13 @@ ONE_BY_ONE: dict[str, tuple[Callable[..., Any], Any]] = {
 }
 
 
-@pytest.mark.sample(
-    keep=("layer", "ids and a mask", "example of zeros", "large numbers fail", "several outputs")
-)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", JOINED)
 def test_independent_items_are_joined(name: str) -> None:
     assert joins(served_module(*JOINED[name])[1])
 
 
-@pytest.mark.sample(
-    keep=("mean", "ids of zeros", "mask", "one of several outputs", "length relative to the longest",
-          "fails on several")
-)  # fmt: skip
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_a_request_for_dependent_items_is_answered_as_the_module_does(name: str) -> None:
     """Alone it is not padded: three items are three, and not four."""

@@ -110,7 +110,7 @@ def test_sums_that_overflow_do_not_stop_the_writer(folder):
     assert len(RunReader(folder).points("x", max_points=100).steps) <= 100
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 255, 256, 257, 4096, 4097, 20_001])
 def test_reduced_points_keep_shape_extremes_and_tail(folder, count):
     values = [math.sin(step / 500) + (step * 7919 % 101) / 1000 for step in range(1, count + 1)]

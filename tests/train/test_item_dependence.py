@@ -282,7 +282,7 @@ def train(folder: Path, prepare: Callable[[Batch], Tensor], model: nn.Module) ->
     return learner
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_step_that_changes_its_batch_must_be_repeated(name: str, tmp_path: Path) -> None:
     def prepare(batch: Batch) -> Tensor:

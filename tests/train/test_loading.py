@@ -311,6 +311,7 @@ def test_fields_of_the_trained_model_are_those_of_the_loaded_one(tmp_path: Path)
     assert torch.equal(into(x), expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mean", [0.75, None])
 def test_a_resumed_run_goes_on_with_the_fields_of_its_checkpoint(
     mean: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -328,6 +329,7 @@ def test_a_resumed_run_goes_on_with_the_fields_of_its_checkpoint(
     assert torch.equal(train_centred(tmp_path / "again", "3 epochs", resume=True)(x), whole(x))
 
 
+@pytest.mark.full
 def test_a_model_without_a_config_resumes_with_the_programs_fields_but_for_those_that_training_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

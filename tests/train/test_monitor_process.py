@@ -345,7 +345,7 @@ def test_however_the_monitor_ends_the_training_goes_on(training, mode: str, end,
     assert log.read_text().startswith("Traceback") == ("RuntimeError" in said)
 
 
-@pytest.mark.sample(keep=("cannot", "nowhere"))
+@pytest.mark.sample(keep=("cannot",))
 @pytest.mark.parametrize(
     ("mode", "said", "limits"),
     [
@@ -387,7 +387,7 @@ def test_control_c_counts_once(training, is_raw: bool) -> None:
     assert message in desk.log()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("number", "is_over", "code"),
     [
@@ -480,6 +480,7 @@ def test_no_room_for_what_is_printed_closes_the_monitor(training, order: str, sa
     assert desk.steps_printed() == list(range(1, desk.step() + 1))
 
 
+@pytest.mark.full
 def test_very_much_is_printed(training) -> None:
     with training() as desk:
         desk.do("print('\\n'.join(f'number {i}' for i in range(100_000)))")
@@ -541,6 +542,7 @@ def test_whatever_fails_the_terminal_comes_back(training) -> None:
         desk.finish()
 
 
+@pytest.mark.full
 def test_standard_error_that_leads_elsewhere_stays_there(training, tmp_path: Path) -> None:
     with training(shows=False):
         pass
@@ -559,6 +561,7 @@ def test_standard_error_that_leads_elsewhere_stays_there(training, tmp_path: Pat
     assert (tmp_path / "errors").read_text() == "an error\n"
 
 
+@pytest.mark.full
 def test_suspended_and_continued(training, tmp_path: Path) -> None:
     """Both processes stop and go on together, and the monitor is not taken for one that hangs."""
     with training(POLL_SECONDS=0.05, MAX_SILENT_POLLS=40, MAX_STOPPED_POLLS=10) as desk:

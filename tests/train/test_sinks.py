@@ -158,6 +158,7 @@ def test_a_resumed_run_goes_on_with_its_id_and_repeats_nothing(tmp_path: Path) -
     assert sink.kinds.count(("resume", 2)) == 1
 
 
+@pytest.mark.full
 def test_what_a_killed_process_had_not_sent_is_sent_after_the_resume(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(folder, [])  # no sink at all, so that nothing was sent
@@ -185,6 +186,7 @@ class Other(Kept):
     name = "other"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("at", ["open", "send"])
 def test_a_failing_sink_is_reported_once_and_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], at: str

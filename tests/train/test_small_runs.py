@@ -48,6 +48,7 @@ def test_limits_of_training_and_validation(tmp_path):
         assert reader.progress().total_steps == 6
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "k", [4, pytest.param(1, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full)]
 )

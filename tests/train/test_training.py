@@ -579,6 +579,7 @@ def all_finite(folder) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("log_every", [1, 4])
 def test_a_loss_that_is_nan(tmp_path, log_every):
     with pytest.raises(NonFiniteError) as caught:
@@ -605,7 +606,7 @@ def test_a_loss_that_is_nan(tmp_path, log_every):
     assert event.data["error"] == "NonFiniteError"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("act", [nan_loss, nan_gradient])
 @pytest.mark.parametrize("at", [4, 5, 6])
 def test_nan_is_never_in_a_checkpoint(tmp_path, act, at):
@@ -622,6 +623,7 @@ def test_nan_is_never_in_a_checkpoint(tmp_path, act, at):
     assert ended(folder) == ("finished", "finished")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("log_every", [1, 20])
 def test_a_batch_of_no_items_has_no_loss_and_counts_for_nothing(tmp_path, log_every):
     def padded(model, batch):
@@ -679,6 +681,7 @@ def stalled(rate: float = 0.1) -> Plateau:
     return Plateau(rate, "loss", "1 epoch", factor=0.5, threshold=100.0, threshold_mode="abs")
 
 
+@pytest.mark.full
 def test_plateaus_in_groups_are_updated_too_each_once(tmp_path):
     own, shared = stalled(), stalled()
     groups = optim.Groups([("*.weight", optim.Sgd(), own), ("*", optim.AdamW(), shared)])
@@ -691,6 +694,7 @@ def test_plateaus_in_groups_are_updated_too_each_once(tmp_path):
     assert groups.rates == {"*.weight": 0.05, "*": 0.05}
 
 
+@pytest.mark.full
 def test_a_plateau_gets_the_state_of_its_own_group(tmp_path):
     def run(learner_rate, epochs: int, **settings) -> Plateau:
         bias = stalled()
@@ -746,6 +750,7 @@ def test_a_plateau_of_a_metric_that_is_not_there(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_changed_plateau_is_reported_when_a_run_goes_on(tmp_path, capsys):
     training(tmp_path / "run").run(learner(schedule=Plateau(0.1, Loss(), 3)))
     again = Plateau(0.1, Loss(), 5)
@@ -1004,6 +1009,7 @@ def test_modes_and_gradients_after_validation_and_training(tmp_path):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", [optim.AdamW, bare(optim.AdamW)])
 def test_as_a_loop_written_by_hand(tmp_path, optimizer):
     model, twin = net(), net()
@@ -1063,7 +1069,7 @@ def loss_of(checkpoint) -> float:
     return sum(loss * n for loss, n in outputs) / sum(n for _, n in outputs)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("validate_every", "checkpoint_every"),
     [("4 steps", "6 steps"), ("3 steps", "1 epoch"), ("1 epoch", "2 steps"), ("2 epochs", "1 epoch")],

@@ -61,6 +61,7 @@ def test_a_change_of_one_result_is_seen_in_the_others_as_in_torch(name: str) -> 
     assert fused.fallback_reason(argument()) is None
 
 
+@pytest.mark.sample(5)
 @needs_compiler
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_through_results_that_share_memory(name: str) -> None:

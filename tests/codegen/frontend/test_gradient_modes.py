@@ -92,6 +92,7 @@ PLANNED = [
 ]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("body", FALLBACKS)
 def test_a_change_that_autograd_does_not_record_is_left_to_torch(body: str) -> None:
     fused = Function(writes(body), always_generate=True)
@@ -103,6 +104,7 @@ def test_a_change_that_autograd_does_not_record_is_left_to_torch(body: str) -> N
     assert FALLBACKS[body] in str(fused.fallback_reason(leaf()))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("body", PLANNED)
 def test_gradient_modes_and_data_within_a_plan(body: str) -> None:
     fused = Function(writes(body), always_generate=True)

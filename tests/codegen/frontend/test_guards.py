@@ -461,6 +461,7 @@ def test_a_fused_function_sees_another_helper_and_what_that_captures(monkeypatch
         assert fused(x).tolist() == [0.0, 2.0, 4.0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "capture",
     [

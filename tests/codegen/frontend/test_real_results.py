@@ -126,6 +126,7 @@ def calls(x: Tensor, y: Tensor) -> Iterator[tuple[Any, ...]]:
             yield getattr(aten, f"{name}_backward").default, (grad, each, [1] * 6)
 
 
+@pytest.mark.full
 def test_a_trace_has_the_strides_that_torchs_kernels_return() -> None:
     found = layouts(2, 4, 6, 6)
     seen = set()
@@ -139,6 +140,7 @@ def test_a_trace_has_the_strides_that_torchs_kernels_return() -> None:
     assert seen == STRIDES.keys()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shape", [(1, 4, 6, 6), (2, 1, 6, 6), (2, 3, 5), (3, 4), (2, 3, 4, 2, 3)], ids=str)
 def test_rolled_in_other_ranks(shape: tuple[int, ...]) -> None:
     for x in layouts(*shape).values():
@@ -167,6 +169,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.sample(4)
 @needs_compiler
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_fused_functions_of_channels_last_tensors(name: str) -> None:
@@ -193,6 +196,7 @@ def test_a_view_that_torch_refuses_is_refused() -> None:
         burnt.fuse(lambda x: x.roll(1, 0).view(-1))(x)
 
 
+@pytest.mark.sample(2)
 @needs_compiler
 @pytest.mark.parametrize(
     "fn",

@@ -47,6 +47,7 @@ def compiled_to_kernels(compiled: Callable[..., Any], fn: Callable[..., Any], *a
     return fused(*args)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compiled", PRINTERS)
 @pytest.mark.parametrize("float8", FORMATS, ids=str)
 def test_all_codes(compiled: Callable[..., Any], float8: torch.dtype) -> None:
@@ -60,6 +61,7 @@ def test_all_codes(compiled: Callable[..., Any], float8: torch.dtype) -> None:
             same_bits(a, b)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compiled", PRINTERS)
 @pytest.mark.parametrize("float8", FORMATS, ids=str)
 def test_numbers_around_every_tie(compiled: Callable[..., Any], float8: torch.dtype) -> None:

@@ -67,7 +67,7 @@ GATHERS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int | None]]
 }  # fmt: skip
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", GATHERS)
 def test_gathers(name: str) -> None:
     fn, args, kernels = GATHERS[name]

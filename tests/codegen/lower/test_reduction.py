@@ -69,7 +69,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(keep=("sum", "nanmean", "all", "std", "logsumexp", "count_nonzero"))
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_a_reduction_over_no_axes(name: str) -> None:
     """all and any reduce none, the others all. A warning, as of a lowering that fails, is an error here."""

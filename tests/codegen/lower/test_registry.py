@@ -109,6 +109,7 @@ OF_TWO = TESTS | {
 }  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @needs_compiler
 @pytest.mark.parametrize("target", ["c", "triton", "metal"])
 def test_every_target_has_the_operations_in_the_docstring(op: Any, target: str) -> None:

@@ -48,7 +48,7 @@ def every(x: Tensor, axis: int) -> list[Tensor]:
     ]  # fmt: skip
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 9), (33, 7), (70, 41), (3, 17, 20), (2, 3, 1)])
 def test_every_scan_along_every_axis(shape: tuple[int, ...]) -> None:
     def all_of(x):
@@ -62,7 +62,7 @@ def test_scans_on_several_threads(axis: int) -> None:
     same(lambda x, axis=axis: every(x, axis), values(517, 131))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool]
 )
@@ -122,6 +122,7 @@ FUSED = {
 }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", FUSED)
 def test_what_fuses_with_a_scan(name: str) -> None:
     fn, expected = FUSED[name]

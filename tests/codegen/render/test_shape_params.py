@@ -72,7 +72,7 @@ def test_the_third_shape_needs_no_compiler():
     assert count_compilations(lambda: [check(rows) for rows in (54, 55, 91, 77)]) == 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -100,6 +100,7 @@ def test_size_one_has_its_own_template():
         assert torch.equal(fused(y, x), x + y)
 
 
+@pytest.mark.full
 def test_a_function_forgets_its_oldest_plans(monkeypatch):
     monkeypatch.setattr(function, "_MAX_ENTRIES", 6)
     fused = Function(lambda x: x * 2)

@@ -259,6 +259,7 @@ ESTIMATED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ESTIMATED)
 def test_what_is_tried_spills_no_registers_and_what_is_left_out_is_heavy(name: str, tmp_path: Path) -> None:
     fn, *shapes = ESTIMATED[name]

@@ -73,6 +73,7 @@ def four_of_rows(x: Tensor) -> tuple[Tensor, ...]:
 # --- which sums -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("fn", "kinds"),
     [
@@ -124,7 +125,7 @@ def test_an_explanation_names_them() -> None:
 # --- what they come to ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 2), (5, 511), (7, 513), (3, 1024), (2, 2049), (20, 3001), (2, 70_001)])
 def test_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -196,7 +197,7 @@ def test_elements_that_drift(shape: tuple[int, ...]) -> None:
     check(fn, randn(*shape) * 1e15)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(12, 3000), (12, 40_000), (3000, 40), (70_000, 12)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_infinities_and_nan(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -271,6 +272,7 @@ def judged(seeds: range) -> None:
         judge(program(seed), functools.partial(Function, target=ALWAYS))
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_random_programs() -> None:
     judged(range(700, 704))

@@ -57,6 +57,7 @@ def test_reductions_of_the_same_rows_share_a_pass() -> None:
     assert text.count("x0[") == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "fn",
     [
@@ -127,7 +128,7 @@ def test_what_holds_under_a_test_alone_is_not_kept() -> None:
     check(lambda x: (torch.softmax(F.pad(x.exp(), (3, 4)), -1),), randn(40, 30), gradient=False)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("columns", [8, 9, 40, 64, 100, 1000, 1030])
 @pytest.mark.parametrize("rows", [1, 15, 17, 700])
 def test_columns_in_tiles(rows: int, columns: int) -> None:
@@ -139,6 +140,7 @@ def test_columns_in_tiles(rows: int, columns: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", [(40_000, 12), (2, 50_001), (130, 3, 500)])
 def test_few_long_reductions_are_split_among_threads(shape: tuple[int, ...]) -> None:
     x = randn(*shape)
@@ -176,7 +178,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 # --- what lies across -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool])
 @pytest.mark.parametrize("shape", [(64, 64), (65, 130), (33, 200), (3, 70, 129)])
 def test_transposes_by_squares(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -197,7 +199,7 @@ def test_transposes_by_squares(shape: tuple[int, ...], dtype: torch.dtype) -> No
 # --- sums next to rows -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(32, 8), (33, 9), (1000, 130), (5, 40, 72)])
 def test_a_norms_gradients_are_one_pass_and_a_small_one(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -238,6 +240,7 @@ def test_statistics_are_saved() -> None:
     assert "rsqrt" not in source_of(backward_of(function)).partition("void layer_norm_backward_0")[2]
 
 
+@pytest.mark.full
 def test_an_extreme_is_saved_where_its_backward_finds_it() -> None:
     """Not of sums that are recomputed, and may be rounded otherwise: nothing would equal it."""
 

@@ -251,6 +251,7 @@ class NotAgain:
         return int, ("x",)
 
 
+@pytest.mark.full
 def test_what_cannot_be_received_from_a_worker_is_an_error_of_its_batch_alone():
     def fail():
         raise WithArguments(7, "a.png")
@@ -345,6 +346,7 @@ def test_close_interrupts_a_long_item_and_what_waits_for_it(monkeypatch):
         next(batches)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["send", "receive"])
 def test_an_interrupt_between_two_messages_shifts_no_batch(name, monkeypatch):
     loader = Loader(Items(), 4, workers=1)

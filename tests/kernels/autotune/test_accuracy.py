@@ -47,6 +47,7 @@ CASES: dict[str, Callable[[], list[Any]]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_parts_make_up_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     args = CASES[name]()
@@ -104,6 +105,7 @@ def peak_of(call: Callable[[], object]) -> int:
     return most
 
 
+@pytest.mark.full
 def test_the_memory_of_a_reference_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 4 x 32 x 4096 x 4096 all scores five times, in float64, are 88 GB."""
     args = arguments(2, 8, 8, 256, 256)

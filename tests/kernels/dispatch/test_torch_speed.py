@@ -54,6 +54,7 @@ def test_which_fused_functions_are_torchs_calls() -> None:
     assert differing(decided, DECISIONS["fused functions"]["all"]) == []
 
 
+@pytest.mark.full
 def test_which_pooling_nodes_are_torchs_calls() -> None:
     decided = []
     for label, fn, args in pooling_calls():

@@ -256,6 +256,7 @@ def test_a_call_that_changes_an_argument_says_so(op: Op[..., Any]) -> None:
         assert op(torch.ones(2), torch.ones(2)).tolist() == [2, 3]  # nobody counts there
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("call", "found", "note"),
     [

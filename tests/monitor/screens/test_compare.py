@@ -85,6 +85,7 @@ async def test_only_differing_keys_are_listed(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("width", "is_shortened"), [(80, True), (200, False)])
 async def test_settings_take_the_width_there_is(tmp_path: Path, width: int, is_shortened: bool) -> None:
     values = [f"Warmup(steps={number}, then=Cosine(lr=0.003, steps=17, end=0.0))" for number in (1, 2)]
@@ -149,6 +150,7 @@ async def test_axes_smoothing_and_size(tmp_path: Path) -> None:
         assert not isinstance(app.screen, CompareScreen)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 async def test_eight_runs_have_room(tmp_path: Path, size: tuple[int, int]) -> None:
     make(tmp_path, 8)

@@ -89,6 +89,7 @@ def refused(match, *arguments, **options):
     return str(caught.value)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_file_comes_back_to_the_bit_in_a_fresh_model(scheme, tmp_path):
     model, x = quantized(scheme), torch.randn(2, 3, 8)
@@ -161,6 +162,7 @@ def test_a_model_on_meta_gets_its_memory_from_the_file(tmp_path):
     empty.to("cpu")  # nothing is left on meta
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "copied",
     [

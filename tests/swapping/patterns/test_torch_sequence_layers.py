@@ -85,7 +85,7 @@ def states(layer, kind, input):
     return (torch.randn(shape), torch.randn(shape)) if kind == "lstm" else torch.randn(shape)
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("input", "start"),
     [
@@ -165,6 +165,7 @@ SETTINGS = {
 WHICH = {"self": (X, X, X), "cross": (X, Y, Y), "three": (X, Y, Z)}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("which", WHICH)
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("batched", [True, False])
@@ -199,6 +200,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("first", [False, True])
 def test_masks(strict, masks, first):
@@ -277,6 +279,7 @@ ENCODER_MASKS = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("masks", ENCODER_MASKS)
 @pytest.mark.parametrize("settings", ENCODERS)
 def test_an_encoder_layer_in_inference(strict, settings, masks):

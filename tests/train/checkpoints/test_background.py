@@ -78,6 +78,7 @@ def failing(monkeypatch, steps, error=OSError) -> None:
 SETTINGS = {"checkpoint_every": "2 steps", "validate_every": "3 steps"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("setting", ["plain", "groups"])  # these with averages
 def test_the_files_are_those_of_a_training_that_waits(tmp_path, still_clock, setting):
     waited = run(tmp_path / "waited", setting, **SETTINGS)

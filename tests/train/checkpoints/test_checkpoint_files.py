@@ -93,6 +93,7 @@ def move_another_step(run: Path) -> None:
     at(run, 4).rename(at(run, 8))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -131,6 +132,7 @@ def test_a_changed_value_of_the_rest(run):
         train(run, resume=True, duration="10 steps")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("old", "new"),
     [(b'step\\": 8', b'step\\": 9'), (b"Constant(lr=0.01", b"Constant(lr=0.03"), (b"momentum", b"momentun")],
@@ -201,6 +203,7 @@ def test_one_after_the_other(run, rotated):
         burnt.load(run)
 
 
+@pytest.mark.full
 def test_not_without_end(run, monkeypatch):
     monkeypatch.setattr(loading, "stamp", lambda path: None)
     monkeypatch.setattr(loading, "model_file", lambda path: Path("nowhere"))
@@ -219,6 +222,7 @@ def test_other_errors_are_raised_at_once(run, monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_is_replaced_while_it_is_read(run, rotated, monkeypatch):
     """A new one of the same step: the header is that of the old file, the values are those of the new one."""
     rotated[0] = 0
@@ -283,7 +287,7 @@ def test_the_moment_between_two_renames(run):
 # --- power cuts
 
 
-@pytest.mark.sample
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("journal", ["log", "rollback journal"])
 def test_rows_are_there_before_their_checkpoint(tmp_path, monkeypatch, is_async, journal):

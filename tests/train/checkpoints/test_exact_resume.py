@@ -34,9 +34,9 @@ def saved_steps(folder: Path) -> list[int]:
     return [saved.position.step for saved in Checkpoints(folder / "checkpoints").saved()]
 
 
-@pytest.mark.sample(keep=("background", "float16", "manual", "groups", "closure"))
+@pytest.mark.sample(keep=("background", "manual", "float16"))
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("apart", [3, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("apart", [5, pytest.param(1, marks=pytest.mark.full)])
 def test_stopped_every_few_steps_it_ends_as_if_it_had_never_stopped(tmp_path, setting, apart):
     whole = run(tmp_path / "whole", setting)
     folder = tmp_path / "run"
@@ -83,6 +83,7 @@ FIRST = {"validate_first": True, "duration": "3 steps"}
 
 
 # Of three batches: in the validation, and when it is done; with averages; in the second of two sets.
+@pytest.mark.sample(keep=("validations",))
 @pytest.mark.parametrize(
     ("setting", "settings", "batch", "saved"),
     [
@@ -132,6 +133,7 @@ def test_a_run_that_is_to_stop_early_stops_there_also_when_it_was_interrupted_th
     assert num_steps(folder) == 28
 
 
+@pytest.mark.full
 def test_what_watched_another_run_starts_afresh(tmp_path):
     stopping, schedule = impatient(), SETTINGS["validations"]()["schedule"]
     first, second = (
@@ -142,6 +144,7 @@ def test_what_watched_another_run_starts_afresh(tmp_path):
     assert differences(first.state, second.state) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("first", "then"), [("2 epochs", "2 epochs"), ("1 epoch", "2 epochs")])
 def test_a_finished_run_resumed_goes_on_to_a_longer_duration_or_changes_nothing(tmp_path, first, then):
     whole = run(tmp_path / "whole", "plain", duration=then)
@@ -242,6 +245,7 @@ def test_other_precision_and_clipping_are_reported(tmp_path, capsys):
     assert "Warning: clip_norm= changed since the checkpoint: was 1.0, is now None." in out
 
 
+@pytest.mark.full
 def test_rows_of_a_crashed_attempt_are_seen_until_they_are_written_again(tmp_path):
     run(tmp_path / "whole", "plain")
     folder = tmp_path / "run"
@@ -255,6 +259,7 @@ def test_rows_of_a_crashed_attempt_are_seen_until_they_are_written_again(tmp_pat
     assert_equal_runs(folder, tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_a_training_stopped_by_bad_batches_goes_on_as_if_it_had_skipped_them(tmp_path):
     whole = run(tmp_path / "whole", "skip")
     folder = tmp_path / "run"
@@ -284,6 +289,7 @@ def test_on_a_full_disk_it_ends_with_an_error_and_resumes_exactly(tmp_path, sett
         assert_equal_runs(folder, tmp_path / "whole")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("setting", "at", "saved"), [("plain", 10, 9), ("accumulate", 9, 3)])
 def test_data_that_cannot_be_loaded_cost_no_step(tmp_path, setting, at, saved, capsys):
     whole = run(tmp_path / "whole", setting)
@@ -398,6 +404,7 @@ def test_a_process_that_was_killed_before_it_removed_a_checkpoint(tmp_path, monk
     assert saved_steps(tmp_path / "run") == saved_steps(tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_rows_of_the_step_that_it_resumes_from_are_not_written_twice(tmp_path):
     class CrashAfter:
         def __init__(self, at):

@@ -116,6 +116,7 @@ def ends_by(folder: Path, resumes: Resumes, callbacks=(), **settings) -> str:
     return str(caught.value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_it_ends_before_the_next_checkpoint(tmp_path, monkeypatch, capsys, is_async):
     text = ends_by(tmp_path / "run", Resumes(tmp_path / "run", monkeypatch), async_checkpoints=is_async)
@@ -129,7 +130,7 @@ def test_it_ends_before_the_next_checkpoint(tmp_path, monkeypatch, capsys, is_as
     assert writers(tmp_path / "run") == {2: 1.0, 4: 2.0, 6: 2.0}
 
 
-@pytest.mark.sample
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("place", ["files", "name", "removal"])
 def test_it_stood_still_while_it_wrote_a_checkpoint(tmp_path, monkeypatch, place, is_async):

@@ -307,6 +307,7 @@ def test_a_search_of_sizes_that_makes_no_sense(arguments, where):
         find_batch_size(learner(), [torch.ones(2, 4)])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("skip", "steps", "last"), [(0, 2, 2), (3, 2, 5), (6, 9, 8)])
 def test_the_profiler_writes_a_trace_and_a_table(tmp_path, skip, steps, last):
     training = SupervisedTraining(

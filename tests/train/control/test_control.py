@@ -295,6 +295,7 @@ def test_a_stopped_training_is_saved_and_resumes_as_if_it_had_never_stopped(tmp_
     assert os.listdir(tmp_path / "run" / "control") == []
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [1, 3, 5])
 def test_stopped_in_a_validation_it_leaves_it_and_validates_anew_when_resumed(tmp_path, whole, batch):
@@ -337,6 +338,7 @@ def test_a_checkpoint_is_saved_when_it_is_asked_for(tmp_path, whole):
     assert trial.losses == whole.losses
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_was_asked_for_stays_whatever_the_keepers_want(tmp_path, whole, capsys):
     # Asked for between two steps, where an automatic one is due too, and in a validation.
     at = {2: [("save", None)], 4: [("save", None)], (8, 2): [("save", None)], 10: [("stop", None)]}
@@ -460,6 +462,7 @@ def test_a_checkpoint_keeps_the_learning_rate_that_was_set(tmp_path, capsys):
     assert "set by an earlier command" not in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_changed_schedule_ends_the_learning_rate_that_was_set(tmp_path, capsys):
     Trial(tmp_path / "run", {3: [("lr", 0.5)], 6: [("stop", None)]}).run()
     resumed = Trial(
@@ -471,6 +474,7 @@ def test_a_changed_schedule_ends_the_learning_rate_that_was_set(tmp_path, capsys
     assert "set by an earlier command" not in output
 
 
+@pytest.mark.full
 def test_a_checkpoint_from_before_there_was_such_a_thing_is_resumed(tmp_path, whole, monkeypatch):
     document = loop.checkpoint_document
     with monkeypatch.context() as patch:
@@ -710,6 +714,7 @@ def test_the_clock_of_a_training_stands_still_meanwhile(monkeypatch):
     assert clock.seconds() == 3.5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_pause_and_saves(tmp_path, whole, number):
     def interrupt(trial: Trial) -> None:

@@ -223,6 +223,7 @@ def test_every_saves_whatever_the_other_interval(tmp_path, clock, capsys):
     )
 
 
+@pytest.mark.full
 def test_every_by_time_and_by_epochs(tmp_path, clock):
     result = run(tmp_path / "time", clock, duration="12 steps", checkpoint_every="99 epochs",
                  checkpoints=[Every("35 s")], validate_every="99 epochs")  # fmt: skip

@@ -68,6 +68,7 @@ def prepared(folder, model=None, **settings):
     return training, Learner(Spoilt(nn.Identity()) if model is None else model(), optim.Sgd(), 1e-2, step)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("inside", "layer", "text"),
     [
@@ -185,6 +186,7 @@ def test_learning_rates_that_earlier_attempts_were_given(tmp_path):
         assert report.start == (None if number < 9 else "step-00000008")
 
 
+@pytest.mark.full
 def test_what_the_clock_had_decided_is_repeated(tmp_path):
     def pass_a_day(training):
         training.trained = TrainingClock(training.trained.seconds() + 86400)
@@ -198,6 +200,7 @@ def test_what_the_clock_had_decided_is_repeated(tmp_path):
         assert (report.step.step, report.difference) == (number, None)
 
 
+@pytest.mark.full
 def test_training_forward_from_the_checkpoint_of_an_interruption_leaves_it(tmp_path):
     settings = {"checkpoint_every": "9 epochs", "validate_every": "9 epochs"}
     exact.run(tmp_path / "whole", "plain", **settings, duration="7 steps")

@@ -63,7 +63,7 @@ def train(folder, model, **settings):
     return training.run(Learner(model, optim.AdamW(), 0.01, step=step))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16", "bfloat16 whole"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(

@@ -244,6 +244,7 @@ def test_the_factor_of_a_command_survives_resumes(tmp_path):
     assert_same(Trial(tmp_path / "run", groups(), resume=True, init_seed=9, **settings), whole)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("commands", [[("lr", 0.5)], [("save", None), ("lr", 0.5)]])
 def test_a_rate_set_right_after_a_checkpoint_survives_a_resume(tmp_path, commands):
     settings = {"checkpoint_every": "1 step", "duration": "8 steps"}
@@ -264,6 +265,7 @@ def test_other_groups_are_refused_and_other_options_reported(tmp_path, capsys):
     )
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize(
     ("optimizer", "scheduled", "words"),
@@ -300,6 +302,7 @@ class Noting(optim.Sgd):
         return self.step(lr, model, given[0][1], clip_norm=clip_norm)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_the_metrics_are_of_the_first_evaluation(tmp_path, clip_norm):
     optimizer = Noting()

@@ -91,6 +91,7 @@ def by_hand(clip_norm=None) -> nn.Module:
     return model
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("clip_norm", [None, 0.05])
 def test_it_is_the_loop_by_hand(tmp_path, clip_norm):
     result, _ = train(tmp_path / "run", clip_norm=clip_norm, check=clip_norm is None)

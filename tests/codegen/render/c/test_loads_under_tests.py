@@ -60,6 +60,7 @@ def find_wrong(shapes: list[tuple[int, int]], dtype: torch.dtype, patch: pytest.
     return wrong
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32], ids=str)
 def test_adjacent_stores(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_wrong([(8, 3), (16, 2)], dtype, monkeypatch) == []

@@ -122,7 +122,7 @@ def check(name: str, dtype: torch.dtype, target: Target = METAL_SHIM) -> None:
     assert all(isinstance(step, Kernel) for step in steps) == (name not in SCATTERED)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_families(name: str) -> None:
     check(name, torch.float32)

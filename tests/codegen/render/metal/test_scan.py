@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal_kernel, "_MANY_ROWS", 30)
 
 
-@pytest.mark.sample(keep=("columns", "rows", "few long rows"))
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_scan_in_every_structure(name: str) -> None:
@@ -60,7 +60,7 @@ def test_every_scan_in_every_structure(name: str) -> None:
     same(fused, values(*shape), axis)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8, torch.bool]
 )
@@ -89,7 +89,7 @@ def test_sums_are_compensated(shape: tuple[int, ...]) -> None:
     assert float(((found - truth) / truth).abs().max()) <= 2**-21
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FUSED)
 def test_what_fuses_with_a_scan(name: str) -> None:
     fn, expected = FUSED[name]

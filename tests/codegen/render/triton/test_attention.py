@@ -19,6 +19,7 @@ from tests.codegen.render.triton.attention import DTYPES, VARIANTS, compiled
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kernel", ["forward", "keys", "queries"])
 @pytest.mark.parametrize(("target", "variant"), [("sm_90", "causal"), ("gfx942", "plain")])
 def test_a_sample(kernel: str, target: str, variant: str, tmp_path: Path) -> None:

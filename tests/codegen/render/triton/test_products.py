@@ -110,6 +110,7 @@ EVERY = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "target"), EVERY)
 def test_compiled_ahead(name: str, target: str, tmp_path: Path) -> None:
     fits_and_multiplies(name, torch.bfloat16, target, tmp_path)
@@ -151,6 +152,7 @@ def fits_and_multiplies(name: str, dtype: torch.dtype, target: str, tmp_path: Pa
             assert re.search(r"v_(mfma|wmma)_", found.assembly)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -264,6 +266,7 @@ EXPECTED_INSTRUCTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "target"), EXPECTED_INSTRUCTIONS)
 def test_float32_matmul_precision(
     name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,7 @@ def test_tiles_beside_a_query_at_a_time(name: str, small_tiles: None) -> None:
     )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_definition_and_torchs_call_beside_a_query_at_a_time(name: str) -> None:
     tensors, options = OPTIONS[name]
@@ -104,7 +105,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles:
             assert of_q[:, :, 1].ne(0).any()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("masked", [None, torch.float32], ids=["mask alike", "mask in float32"])
 @pytest.mark.parametrize(
@@ -134,6 +135,7 @@ def test_queries_whose_every_key_is_far_from_zero(
             torch.testing.assert_close(ours, right, rtol=bound, atol=bound * float(right.abs().max()))
 
 
+@pytest.mark.full
 def test_masks_whose_values_cannot_be_read() -> None:
     tensors, mask = heads_of_one_size(1, 6, 6), torch.zeros(6, 6, dtype=torch.float64)
     mask[2] = torch.finfo(torch.float64).min
@@ -227,6 +229,7 @@ ELEMENTWISE: dict[str, Any] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_what_is_elementwise_is_taken(name: str, small_tiles: None) -> None:
@@ -268,6 +271,7 @@ def test_a_score_of_other_scores_is_refused(name: str) -> None:
 # --- dropout ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
 def test_gradients_where_saved_tensors_have_hooks(
     compiled: bool, small_tiles: None, monkeypatch: pytest.MonkeyPatch
@@ -318,6 +322,7 @@ def test_dropout_is_drawn_from_torchs_generator() -> None:
 # --- other ways to call it --------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": (3, None)}, {"softcap": 2.0}], ids=str)
 def test_compiled_as_a_whole(options: dict[str, Any]) -> None:
     torch.compiler.reset()
@@ -328,6 +333,7 @@ def test_compiled_as_a_whole(options: dict[str, Any]) -> None:
         torch.testing.assert_close(ours, right)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # a trace is for the shapes it was made with
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "dropout"])
 def test_torch_jit_traces(name: str) -> None:

@@ -42,7 +42,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_linear_cross_entropy, "_PART_BYTES", 1 << 9)  # eight classes
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_many_chunks(reduction: str, smoothing: float, processor: str) -> None:
@@ -116,6 +116,7 @@ def test_no_row_counts() -> None:
     assert chunked(x, weight, target, bias, reduction="sum") == 0
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -139,6 +140,7 @@ def test_gradients_are_zeros_where_no_row_counts(reduction: str, dtype: torch.dt
                 assert all(t.grad is not None and t.grad.eq(0).all() for t in leaves), call
 
 
+@pytest.mark.full
 def test_16_bit_gradients_are_summed_in_32() -> None:
     """Of many chunks, each rounded: the error is that of one product."""
     x, weight, target, bias = (t.detach() for t in given(rows=4000))
@@ -209,6 +211,7 @@ def test_what_is_measured_sees_the_logits_of_the_library() -> None:
     assert peak_in_logits("library") > 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_logits_that_are_not_finite(reduction: str) -> None:
     """Parts that are -inf as a whole, next to others that are not; rows that are; NaN and inf."""
@@ -230,6 +233,7 @@ def test_logits_that_are_not_finite(reduction: str) -> None:
         torch.testing.assert_close(ours, right, equal_nan=True)
 
 
+@pytest.mark.full
 def test_scaled_losses_in_float16() -> None:
     """As a gradient scaler wants it: what is small next to the number of rows is not lost before that."""
     source = torch.Generator().manual_seed(2)

@@ -144,6 +144,7 @@ def test_sums_of_integers_are_numpys(k: int, zero: int | None, extreme: str) -> 
         assert np.array_equal(call().numpy(), sums.astype(np.float32)), name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("per_tensor", [True, False])
 @pytest.mark.parametrize("x_zero", [None, -128, 7])
 def test_zero_points_of_weights(x_zero: int | None, per_tensor: bool) -> None:

@@ -231,14 +231,14 @@ def check_scaled(target: str, case: tuple[Any, ...], folder: Path) -> None:
     check(of_scaled(target, *case), target, folder, unit)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", LINEARS, ids=str)
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_a_sample_of_linear(target: str, case: tuple[Any, ...], tmp_path: Path) -> None:
     check_linear(target, case, tmp_path)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", SCALED, ids=str)
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 def test_a_sample_of_scaled(target: str, case: tuple[Any, ...], tmp_path: Path) -> None:

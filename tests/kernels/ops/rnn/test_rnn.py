@@ -134,7 +134,7 @@ def candidates(kind: str, args: tuple[Any, ...], dtype: torch.dtype) -> dict[str
     return {"reference": op.reference, "registered": getattr(torch.ops.burnt, op.name).default, **found}
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @kinds
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 def test_every_candidate_in_every_shape(kind: str, shape: tuple[int, ...]) -> None:
@@ -143,7 +143,7 @@ def test_every_candidate_in_every_shape(kind: str, shape: tuple[int, ...]) -> No
         agree(kind, call, args, torch.float32)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @kinds
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "bare"])
 @pytest.mark.parametrize("start", [True, False], ids=["begun", "zeros"])
@@ -341,6 +341,7 @@ def test_batches_of_weights(kind: str) -> None:
 # --- several layers ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("batch", "grads", "of_amd_with_avx_512"),
     [(16, False, "library"), (16, True, "library"), (64, True, "steps"), (64, False, "library")],
