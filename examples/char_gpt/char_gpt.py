@@ -9,6 +9,7 @@ Without a file it reads Python's language reference as `help()` shows it, 460,00
 from __future__ import annotations
 
 import string
+import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -115,4 +116,4 @@ def main(settings: Settings) -> float:
 
 
 if __name__ == "__main__":
-    main(Settings())
+    main(Settings.from_assignments(sys.argv[1:]))

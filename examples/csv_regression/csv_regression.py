@@ -3,12 +3,12 @@
     python examples/csv_regression/csv_regression.py
     burnt train examples/csv_regression/csv_regression.py:main data=patients.csv
 
-Without a file it writes one: scikit-learn's diabetes data, ten measurements of each of 442 patients, and how
-far the disease has progressed a year later.
+Without data= it writes a file: scikit-learn's diabetes data, ten measurements of each of 442 patients.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +69,8 @@ class Settings(burnt.Config):
 
 
 def load(path: str) -> CsvDataset:
-    """Open the table; write scikit-learn's diabetes data first if there is no such file."""
-    if not Path(path).exists():
+    """Open the table; write scikit-learn's diabetes data first, unless another file is asked for."""
+    if path == Settings().data and not Path(path).exists():
         diabetes, header = load_diabetes(scaled=False), ",".join([*FEATURES, "target"])
         table = np.column_stack([diabetes.data, diabetes.target])
         np.savetxt(path, table, "%g", delimiter=",", header=header, comments="")
@@ -117,4 +117,4 @@ def main(settings: Settings) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(Settings())
+    main(Settings.from_assignments(sys.argv[1:]))

@@ -8,6 +8,7 @@ SAM (Foret et al., 2021) steps by the gradient at the nearby point where the los
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -101,8 +102,7 @@ def fit(config: LoopConfig, seed: int, folder: Path) -> float:
 
 def main(config: LoopConfig) -> dict[float, list[float]]:
     """Train with AdamW and with SAM around it; print and draw their accuracies over all seeds."""
-    found: dict[float, list[float]] = {}
-    lines = []
+    found, lines = dict[float, list[float]](), []
     for rho in (0.0, config.rho):
         folders = [config.folder / f"rho-{rho:g}-seed-{seed}" for seed in range(config.seeds)]
         found[rho] = [fit(config.override([f"rho={rho}"]), seed, at) for seed, at in enumerate(folders)]
@@ -117,4 +117,4 @@ def main(config: LoopConfig) -> dict[float, list[float]]:
 
 
 if __name__ == "__main__":
-    main(LoopConfig())
+    main(LoopConfig.from_assignments(sys.argv[1:]))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from contextlib import nullcontext
 
 import torch
@@ -91,9 +92,7 @@ def main(config: Settings) -> Net:
     torch.manual_seed(config.seed)  # so that all ranks build the same model
     model, optimizer = config.init().to(device), optim.AdamW(weight_decay=0.01)
     train, test = load_splits()
-    loader = Loader(
-        train, config.batch_size, shuffle=True, seed=config.seed
-    )  # in the same order on all ranks
+    loader = Loader(train, config.batch_size, shuffle=True, seed=config.seed)  # the same order on all ranks
     schedule, step, losses = optim.Cosine(config.lr, steps=config.epochs * len(loader)), 0, list[float]()
     with RunWriter.create(config.folder, config=config.to_dict()) if not rank else nullcontext() as run:
         for epoch in range(1, config.epochs + 1):
@@ -117,4 +116,4 @@ def main(config: Settings) -> Net:
 
 
 if __name__ == "__main__":
-    main(Settings())
+    main(Settings.from_assignments(sys.argv[1:]))

@@ -5,6 +5,7 @@ python examples/custom_metric/train.py          # or: burnt train examples/custo
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -116,4 +117,4 @@ def main(config: MetricConfig) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(MetricConfig())
+    main(MetricConfig.from_assignments(sys.argv[1:]))

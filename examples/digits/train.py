@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -173,4 +174,4 @@ def main(config: TrainConfig) -> float:
 
 
 if __name__ == "__main__":
-    main(TrainConfig())
+    main(TrainConfig.from_assignments(sys.argv[1:]))

@@ -215,4 +215,4 @@ def demonstrate(settings: Settings) -> float:
 
 
 if __name__ == "__main__":
-    demonstrate(Settings())
+    demonstrate(Settings.from_assignments(sys.argv[1:]))

@@ -8,6 +8,7 @@ Two optimizers, each for a part of the model, are stepped by the training step i
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from pathlib import Path
 
@@ -100,4 +101,4 @@ def main(config: GanConfig) -> Gan:
 
 
 if __name__ == "__main__":
-    main(GanConfig())
+    main(GanConfig.from_assignments(sys.argv[1:]))

@@ -3,13 +3,14 @@
     python examples/image_folder/image_folder.py
     burnt train examples/image_folder/image_folder.py:main data=FOLDER size=64 classes=5
 
-The folder has train, valid and test, each with a folder for each class. Without it, the program writes the
-1,797 digits that ship with scikit-learn as PNG files.
+The folder has train, valid and test, each with a folder for each class. Without data=, the program writes
+the 1,797 digits that ship with scikit-learn as PNG files.
 """
 
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
 import torch
@@ -77,13 +78,12 @@ def main(settings: Settings) -> float:
     """Train, draw what the augmentation does, predict the test pictures, and return the accuracy."""
     torch.manual_seed(settings.seed)
     folder = Path(settings.data)
-    if not folder.exists():
+    if settings.data == Settings().data and not folder.exists():
         write_digits(folder)
     resize = transforms.Resize((settings.size, settings.size))
     prepare = (transforms.ToFloat(), transforms.Normalize())
     move = transforms.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15))
-    light = transforms.ColorJitter(brightness=0.3, contrast=0.3)
-    augment = transforms.Compose(resize, move, light, *prepare)
+    augment = transforms.Compose(resize, move, transforms.ColorJitter(brightness=0.3, contrast=0.3), *prepare)
     train = ImageFolder(folder / "train")
     valid = ImageFolder(folder / "valid", classes=train.classes)
     loader = Loader(train, settings.batch_size, shuffle=True, seed=settings.seed, item_transform=augment)
@@ -110,11 +110,11 @@ def main(settings: Settings) -> float:
 
     file = result.folder / "test.csv"  # as: burnt predict runs/image_folder --data digits/test -o test.csv
     run_command(["predict", str(result.folder), "--data", str(folder / "test"), "-o", str(file), "--force"])
-    with file.open(newline="") as lines:
-        right = [row["path"].split("/")[0] == row["prediction"] for row in csv.DictReader(lines)]
+    predicted = csv.DictReader(file.read_text("utf-8").splitlines())
+    right = [row["path"].split("/")[0] == row["prediction"] for row in predicted]
     print(f"Test accuracy: {sum(right) / len(right):.4f} on {len(right)} pictures; {file}")
     return sum(right) / len(right)
 
 
 if __name__ == "__main__":
-    main(Settings())
+    main(Settings.from_assignments(sys.argv[1:]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pydoc_data.topics
+import sys
 from pathlib import Path
 
 import torch
@@ -116,4 +117,4 @@ def main(config: LoraConfig) -> dict[str, dict[str, float]]:
 
 
 if __name__ == "__main__":
-    main(LoraConfig())
+    main(LoraConfig.from_assignments(sys.argv[1:]))

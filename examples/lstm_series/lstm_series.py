@@ -8,6 +8,7 @@ sunspots.csv, next to this program, has the mean number of sunspots of each year
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -110,4 +111,4 @@ def main(settings: Settings) -> float:
 
 
 if __name__ == "__main__":
-    main(Settings())
+    main(Settings.from_assignments(sys.argv[1:]))

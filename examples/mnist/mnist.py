@@ -9,6 +9,8 @@ are missing are downloaded.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from PIL import Image, ImageDraw
 from sklearn.datasets import load_digits
@@ -110,4 +112,4 @@ def main(settings: Settings) -> float:
 
 
 if __name__ == "__main__":
-    main(Settings())
+    main(Settings.from_assignments(sys.argv[1:]))

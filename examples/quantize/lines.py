@@ -8,6 +8,7 @@ The data is on every machine that has Python. A fifth of the lines is the test s
 from __future__ import annotations
 
 import re
+import sys
 import sysconfig
 import time
 import zlib
@@ -147,4 +148,4 @@ def main(config: TrainConfig) -> float:
 
 
 if __name__ == "__main__":
-    main(TrainConfig())
+    main(TrainConfig.from_assignments(sys.argv[1:]))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 import zlib
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def write_docstrings(path: str) -> None:
 def main(settings: Settings) -> float:
     """Train, compare with scikit-learn on the test set, and return the accuracy."""
     torch.manual_seed(settings.seed)
-    if not Path(settings.data).exists():
+    if settings.data == Settings().data and not Path(settings.data).exists():
         write_docstrings(settings.data)
     table = data.CsvDataset(settings.data, label="label", types={"text": str})
 
@@ -116,4 +117,4 @@ def main(settings: Settings) -> float:
 
 
 if __name__ == "__main__":
-    main(Settings())
+    main(Settings.from_assignments(sys.argv[1:]))

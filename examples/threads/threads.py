@@ -1,7 +1,6 @@
 """Compute the parts of a batch on threads, and add their Gradients: several devices in one process.
 
-    burnt train examples/threads/threads.py:main threads=4
-    burnt train examples/threads/threads.py:main devices=cuda:0,cuda:1
+    burnt train examples/threads/threads.py:main threads=4            # or devices=cuda:0,cuda:1
 
 Gradients are values that each thread returns. No thread writes what another one reads, so there are no locks.
 """
@@ -11,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -89,7 +89,7 @@ def main(config: Settings) -> Net:
     """Train; print the accuracy on the test split and the time of a step."""
     torch.set_num_threads(1)  # of torch, in each of these threads
     devices = [torch.device(name) for name in config.devices.split(",")]
-    devices = devices if len(devices) > 1 else devices * config.threads
+    devices *= config.threads if len(devices) == 1 else 1
     torch.manual_seed(config.seed)
     model, optimizer = config.init().to(devices[0]), optim.AdamW(weight_decay=0.01)
     compute = Threads(model, devices)
@@ -117,4 +117,4 @@ def main(config: Settings) -> Net:
 
 
 if __name__ == "__main__":
-    main(Settings())
+    main(Settings.from_assignments(sys.argv[1:]))

@@ -10,6 +10,8 @@ Both commands at the same time, each in a terminal of its own.
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from sklearn.datasets import load_digits
 
@@ -79,4 +81,4 @@ def main(settings: Settings) -> ConvNet:
 
 
 if __name__ == "__main__":
-    main(Settings())
+    main(Settings.from_assignments(sys.argv[1:]))

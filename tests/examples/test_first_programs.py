@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from burnt.cli import main
+from burnt.errors import ConfigError
 from burnt.train import RunReader
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -70,6 +72,8 @@ def test_csv_regression(capfd: pytest.CaptureFixture[str]) -> None:
     assert abs(figure(r"mean +R2 +(\S+)", out)) < 0.05
     assert Path("runs/csv_regression/errors.svg").read_text().startswith("<svg")
     assert len(Path("diabetes.csv").read_text().splitlines()) == 443
+    assert main(["train", f"{EXAMPLES}/csv_regression/csv_regression.py:main", "data=diabetse.csv"]) == 1
+    assert "diabetse.csv" in capfd.readouterr().err  # not written in its place
     # The run keeps what the columns of the table become, so that a file can be predicted.
     assert main(["predict", "runs/csv_regression", "--data", "diabetes.csv", "-o", "predicted.csv"]) == 0
     assert Path("predicted.csv").read_text().splitlines()[0].endswith("target,prediction")
@@ -119,3 +123,17 @@ def test_lstm_series(capfd: pytest.CaptureFixture[str]) -> None:
     assert naive == pytest.approx(25.45, abs=0.01)  # as NumPy computes it from the file
     assert figure(r"error +(\S+)  LSTM", out) < 0.8 * naive
     assert Path("runs/lstm_series/forecast.svg").read_text().startswith("<svg")
+
+
+PROGRAMS = [
+    path
+    for path in sorted(EXAMPLES.rglob("*.py"))
+    if "(burnt.Config)" in (text := path.read_text("utf-8")) and "torchft" not in text  # of no release
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=[path.parent.name for path in PROGRAMS])
+def test_a_program_takes_settings_as_burnt_train_does(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [str(program), "foldre=x"])
+    with pytest.raises(ConfigError, match="did you mean 'folder'"):
+        runpy.run_path(str(program), run_name="__main__")
