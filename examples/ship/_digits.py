@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+if len(sys.argv) < 2:
+    sys.exit(f"usage: python {sys.argv[0]} RUN, the folder of a run of examples/digits")
 sys.path.insert(0, str(Path(__file__).parent.parent / "digits"))
 
 

@@ -14,6 +14,7 @@ ACCURACY = r"[Tt]est accuracy:? ([\d.]+)"
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("program", "pattern", "tolerance"),
     [
