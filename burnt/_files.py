@@ -59,6 +59,26 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     sync_folder(target.parent)
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in this block for a folder; the lock ends with the process that has it.
+
+    It does nothing on Windows, and on network file systems that do not lock folders.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # NFS refuses to lock what is not open to write
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _is_about(error: OSError, temporary: Path) -> bool:
     if not isinstance(error.filename, str | Path):
         return error.errno in _NO_SPACE

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from burnt._files import replacing, sync_folder
+from burnt._files import locked, replacing, sync_folder
 from burnt.errors import RecordError
 from burnt.record.formats.checksums import fill_checksums, with_checksums
 from burnt.record.formats.safetensors_file import DOCUMENT, with_document, write_stored
@@ -57,7 +57,25 @@ def write_folder(
         raise RecordError(
             "files cannot be that small", expected="shard_bytes of at least 1", found=shard_bytes
         )
-    old = set(find_weights(folder)) if folder.is_dir() else set()
+    is_new = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        with locked(folder):  # all processes of a training may save there at once
+            return _replace_weights(folder, _shards(tensors, shard_bytes), document, metadata)
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _replace_weights(
+    folder: Path,
+    shards: list[dict[str, StoredTensor]],
+    document: Mapping[str, Any] | None,
+    metadata: Mapping[str, str] | None,
+) -> list[Path]:
+    old = set(find_weights(folder))
     ours = {name for name in old if name in (_WHOLE, _INDEX) or _SHARD.fullmatch(name)}
     if old - ours:
         raise RecordError(
@@ -66,21 +84,12 @@ def write_folder(
             found=", ".join(sorted(old - ours)[:5]),
             hint="choose another folder or delete them: other programs might load these",
         )
-    is_new = not folder.exists()
-    folder.mkdir(exist_ok=True)
     texts = {**(metadata or {}), "format": "pt"}  # transformers requires it
-    shards = _shards(tensors, shard_bytes)
     names = [_WHOLE] if len(shards) == 1 else _new_names(len(shards), old)
-    try:
-        if len(shards) == 1:
-            _write_whole(folder, tensors, with_document(texts, document), old)
-        else:
-            _write_shards(folder, dict(zip(names, shards, strict=True)), document, texts)
-    except BaseException:
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
+    if len(shards) == 1:
+        _write_whole(folder, shards[0], with_document(texts, document), old)
+    else:
+        _write_shards(folder, dict(zip(names, shards, strict=True)), document, texts)
     for name in ours - {_INDEX, *names}:
         (folder / name).unlink(missing_ok=True)
     sync_folder(folder)

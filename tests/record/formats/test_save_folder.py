@@ -1,6 +1,7 @@
 """`Record.save_folder`: Hugging Face's layout, in one file or in shards."""
 
 import json
+import threading
 
 import pytest
 import safetensors
@@ -10,6 +11,8 @@ import burnt
 from burnt import nn
 from burnt.errors import RecordError
 from burnt.record import Record, load_weights, read_weights, sources
+from burnt.record.formats import folder
+from tests import forked
 from tests.messages import raises
 
 
@@ -161,3 +164,62 @@ def test_an_interrupt_leaves_the_folder_as_it_was(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         tied().into_record().save_folder(tmp_path, shard_bytes=100)
     assert list(contents(tmp_path)) == ["config.json"]
+
+
+def record_of(value):
+    return Record({f"w{i}": torch.full((50,), float(value)) for i in range(6)})
+
+
+def test_a_save_waits_for_another_one(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    waiting = threading.Event()
+    second = threading.Thread(target=lambda: record_of(2).save_folder(tmp_path, shard_bytes=300))
+    lock, write = fcntl.flock, folder.write_stored
+
+    def flock(handle, kind):
+        if threading.current_thread() is second:
+            waiting.set()
+        lock(handle, kind)
+
+    def write_stored(*arguments):
+        if threading.current_thread() is not second and second.ident is None:
+            second.start()
+            assert waiting.wait(20)
+        return write(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(folder, "write_stored", write_stored)
+    record_of(1).save_folder(tmp_path, shard_bytes=300)
+    second.join()
+    assert {float(tensor.mean()) for tensor in read_weights(tmp_path).tensors.values()} == {2.0}
+    assert len(list(tmp_path.glob("model*.safetensors"))) == 6
+
+
+_ALL_SAVE = """
+import os, sys, torch
+from burnt.record import Record, read_weights
+
+for trial in range(30):
+    folder, children = f"{sys.argv[1]}/{trial}", []
+    begin, go = os.pipe()
+    for rank in range(2):
+        if not (child := os.fork()):
+            record = Record({f"w{i}": torch.full((50,), float(rank)) for i in range(6)})
+            os.read(begin, 1)
+            for _ in range(3):
+                record.save_folder(folder, shard_bytes=300)
+                record.save(f"{folder}.safetensors")
+            os._exit(0)
+        children.append(child)
+    os.write(go, b"xx")
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    for path in (folder, f"{folder}.safetensors"):
+        tensors = read_weights(path).tensors
+        assert len(tensors) == 6 and len({float(tensor.mean()) for tensor in tensors.values()}) == 1
+"""
+
+
+@pytest.mark.full
+def test_all_processes_of_a_training_save_to_one_place(tmp_path):
+    done = forked.run(_ALL_SAVE, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
