@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from burnt.train.training import SupervisedTraining, TrainingResult
 
 
+@several.reporting()
 def resume(args: argparse.Namespace) -> int:
     """Resume a run; return the exit code 0."""
     if (code := several.start(args)) is not None:

@@ -30,6 +30,7 @@ _MAX_FILES = 2000
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
+@several.reporting()
 def run(args: argparse.Namespace) -> int:
     """Call a training function with its configuration."""
     if (code := several.start(args)) is not None:
