@@ -199,7 +199,7 @@ def _bytes_of(value: Any) -> Iterator[bytes]:
         yield f"{value.dtype} {value.shape}".encode()
         yield value.tobytes()
     elif isinstance(value, bytes | bytearray):
-        yield value
+        yield bytes(value)
     elif value is None or isinstance(value, str | int | float | complex):
         yield repr(value).encode()
     elif isinstance(value, Mapping):

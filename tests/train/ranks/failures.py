@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from burnt import data, nn
+from burnt.record import record_of
 from burnt.train import ClassificationOutput, Ranks
 from burnt.train.checkpoints.checkpoint import Checkpoints
 from burnt.train.metrics import Accuracy
@@ -206,8 +207,11 @@ def wait(groups: Sequence[Group]) -> None:
 def finish(folder: Path, case: Case) -> None:
     """Train to the end, and write the weights and values."""
     model, result = train(folder / "run", case)
+    if case.kind:
+        return  # a rank that has failed cannot help to gather them
+    weights = record_of(model).tensors
     if os.environ.get("RANK", "0") == "0":
-        torch.save(model.state_dict(), folder / "weights.pt")
+        torch.save({path: tensor.clone() for path, tensor in weights.items()}, folder / "weights.pt")
         values = {**dict(result.values), "step": result.position.step}
         (folder / "values.json").write_text(json.dumps(values))
 
