@@ -11,6 +11,7 @@ from tests import forked
 
 _WORKERS = """
 import os, sys, torch
+import burnt.nn, burnt.train  # once, and not by each of the forks
 torch.set_num_threads(1)
 size, program, *words = sys.argv[1:]
 sys.path[0] = os.path.dirname(program)

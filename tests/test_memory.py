@@ -405,6 +405,7 @@ assert resident() - before < 4 * 64
 """)
 
 
+@pytest.mark.full
 @NEEDS_GLIBC
 def test_torchs_tensors_and_openmp_threads() -> None:
     run(

@@ -148,6 +148,7 @@ def test_what_is_wrong_is_said_and_the_exit_code_is_1(setting: str, message: str
     assert f"rror: {message}" in captured.err
 
 
+@pytest.mark.full
 def test_several_functions_each_with_its_settings(capsys: Capture) -> None:
     assert check("nets.py:main", "hidden=5", "entered=5", "nets.py:other", "nets.py:careful", "--json") == 1
     captured = capsys.readouterr().out

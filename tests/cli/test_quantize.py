@@ -151,6 +151,7 @@ def test_calibration_takes_the_models_inputs_of_batches(capsys: Capture, here: P
     assert 0 < (loaded(x) - original(x)).norm() / original(x).norm() < 0.05
 
 
+@pytest.mark.full
 def test_auto_is_bounded_and_a_page_says_what_was_calibrated(capsys: Capture) -> None:
     words = ["plain.safetensors", "--model", "nets.py:plain", "--data", "nets.py:plain_inputs"]
     shown = printed(capsys, "quantize", *words, "--scheme", "auto", "--bound", "1e-9", "--device", "cpu")

@@ -369,6 +369,7 @@ def test_a_run_that_is_reproduced(desk, capsys):
     assert all(pair["equal"] for pair in found["circumstances"].values())
 
 
+@pytest.mark.full
 def test_a_fork_is_reproduced_from_its_parent(desk, capsys):
     train("epochs=2")
     assert main(["fork", "net@5", "lr=0.3"]) == 0

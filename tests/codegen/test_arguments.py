@@ -276,6 +276,7 @@ def test_defaults_that_are_not_given() -> None:
     check(fuse(fn), fn, randn(3), to=2.5)
 
 
+@pytest.mark.full
 def test_reports_take_what_a_call_takes() -> None:
     fn = lambda c, *, by: [c["x"] * by]  # noqa: E731
     x = randn(3).requires_grad_()
@@ -505,6 +506,7 @@ class OtherKinds(Kinds):
     by = 5.0
 
 
+@pytest.mark.full
 def test_static_methods_class_methods_and_methods() -> None:
     x = randn(4)
     for _ in range(2):

@@ -345,6 +345,7 @@ class Mixture(nn.Module):
         return hidden.mean(1, keepdim=True), batch["tokens"].sum(1), scale.log()
 
 
+@pytest.mark.full
 @needs_clang
 @needs_chromium
 def test_several_inputs_and_tables(browser, tmp_path):

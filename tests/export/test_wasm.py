@@ -126,6 +126,7 @@ def linear():
 @needs_clang
 @needs_node
 class TestCompileWasm:
+    @pytest.mark.full
     @pytest.mark.parametrize(
         "weights",
         [
@@ -171,6 +172,7 @@ class TestCompileWasm:
     def test_16_bits_halve_the_module(self, linear):
         assert len(compile_wasm(linear)) - len(compile_wasm(linear, "float16")) > 0.9 * 2 * 64 * 64
 
+    @pytest.mark.full
     def test_an_input_that_is_not_used_and_names_beyond_ascii(self, tmp_path):
         class Größe(nn.Module):
             def __init__(self):

@@ -115,6 +115,7 @@ def test_a_dtype_that_the_model_changes_names_all_that_it_may_come_from():
     )
 
 
+@pytest.mark.full
 def test_dtypes_that_may_fit_are_left_to_torch():
     x = torch.ones(3, 8)
     check(nn.Linear(8, 4), x.bfloat16())  # under autocast this runs
@@ -221,6 +222,7 @@ class OwnTransposed(nn.ConvTranspose1d):
         return F.conv_transpose1d(x, self.weight)
 
 
+@pytest.mark.full
 def test_classes_of_others_are_judged_only_where_they_fail():
     assert check(ChannelNorm(3), torch.empty(2, 3, 5, 5)).unchecked == ()
     assert "item()" in check(OtherMeaning(), torch.empty(2, 4)).unchecked[0]
@@ -628,6 +630,7 @@ def test_unusual_tensors_do_no_harm(make):
         assert "device" in check(Holder(held), torch.empty(2, 4), held, use=True).unchecked[0]
 
 
+@pytest.mark.full
 def test_a_large_model_is_checked_without_its_memory(in_process):
     model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(12)])
     assert num_params(model) * 4 > 200e6

@@ -72,6 +72,7 @@ class Net(nn.Module):
         return self.layer(x + self.function(N))
 
 
+@pytest.mark.full
 @needs_fork
 def test_nothing_is_left_in_caches():
     x, stored = torch.randn(3, N), []
@@ -122,6 +123,7 @@ def test_errors_come_back_whole():
         run_isolated(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+@pytest.mark.full
 @needs_fork
 def test_a_fork_that_waits_for_ever_is_given_up(monkeypatch):
     """As one does that waits for a lock which another thread held when it was forked."""

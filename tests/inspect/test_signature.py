@@ -60,6 +60,7 @@ def test_a_batch_axis_need_not_be_the_first() -> None:
     assert str(signature) == "x: float32[batch, 7] -> output: float32[7]"
 
 
+@pytest.mark.full
 def test_random_inputs_keep_to_the_ranges() -> None:
     tokens = torch.tensor([[3, 9], [4, 5]])
     signature = signature_of(nn.Embedding(10, 2), tokens)

@@ -117,6 +117,7 @@ def test_the_snapshot_says_what_ends_a_text(tmp_path: Path) -> None:
     assert Gpt2.from_pretrained(tmp_path / "copy").generation_config == json.loads(text)
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_batch_is_generated_as_each_prompt_alone(kind: str) -> None:

@@ -56,6 +56,7 @@ def test_a_model_is_loaded_in_eval_mode_without_computing_new_weights(snapshot: 
     assert torch.equal(model(TOKENS), expected(TOKENS))
 
 
+@pytest.mark.full
 def test_loading_imports_neither_compiler_nor_sympy(snapshot: Path) -> None:
     # Several calls on meta tensors would: seconds before the first weight is read.
     code = f"""

@@ -796,6 +796,7 @@ async def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
         assert "★" not in text
 
 
+@pytest.mark.full
 async def test_a_checkpoint_tells_first_what_it_is_judged_by(live: RunWriter) -> None:
     (live.folder / "checkpoints" / "step-8").mkdir(parents=True)
     values = {"train/loss": 0.1, "train/accuracy": 0.2, "valid/accuracy": 0.3, "valid/loss": 0.4}
@@ -831,6 +832,7 @@ _ODD = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.sample(keep=("all of it",))
 @pytest.mark.parametrize("what", [*_ODD, "all of it"])
 async def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(

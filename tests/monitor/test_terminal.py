@@ -327,6 +327,7 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path / "digits"
 
 
+@pytest.mark.full
 def test_sizes(finished: Path) -> None:
     with Emulator([*BURNT, "monitor", finished], columns=80, rows=24) as terminal:
         terminal.wait_for_screen("digits", "✓ finished", "loss", "accuracy", "q quit")
@@ -345,6 +346,7 @@ def test_sizes(finished: Path) -> None:
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;[0-9;]*)?m")
 
 
+@pytest.mark.full
 def test_no_colour(finished: Path) -> None:
     for value, coloured in ((None, True), ("1", False)):
         with Emulator([*BURNT, "monitor", finished], env={"NO_COLOR": value}) as terminal:

@@ -161,7 +161,7 @@ def test_summary_counts_its_parameters(case: Case) -> None:
     assert f"{sum(p.numel() for p in layer.parameters()):,}" in text
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(45)
 @pytest.mark.filterwarnings("ignore:dropout")
 @pytest.mark.parametrize("case", [case for case in CASES if case.misfit is not None], ids=str)
 def test_an_input_that_does_not_fit_is_a_shape_error(case: Case) -> None:

@@ -195,6 +195,7 @@ def test_whatever_torch_does_to_a_module(scheme: str) -> None:
         assert double(x.double() if shape else x).dtype == double[0].weight.dtype == torch.float64
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's Dynamo
 @pytest.mark.sample(keep=("int8-dynamic",))
 @pytest.mark.parametrize("scheme", [*SOME, WHOLE])

@@ -115,6 +115,7 @@ def test_what_is_beyond_a_sequence_does_not_matter(name: str) -> None:
     assert leaf.grad[0, :2].all()
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @every
 @pytest.mark.parametrize("start", [False, True], ids=["zeros", "hx"])

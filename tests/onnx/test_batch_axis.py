@@ -94,6 +94,7 @@ def test_an_axis_that_is_wrongly_named_the_batch_is_refused(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_a_batch_is_fixed_to_another_size_only_for_independent_items(tmp_path: Path) -> None:
     from burnt.export.c_source import c_source
     from burnt.export.page import write_page

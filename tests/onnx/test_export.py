@@ -156,6 +156,7 @@ def test_an_open_axis_ends_with_its_table(tmp_path: Path, run_file: Callable[...
         run_file(exported.path, {"x": torch.randn(2, 33, 3)})
 
 
+@pytest.mark.full
 def test_code_that_does_something_else_beyond_a_table_is_found(tmp_path: Path) -> None:
     model = _Positions(lambda x, table: x * 2 if x.shape[1] <= len(table) else x + 1)
     with pytest.raises(InputRuntimeError, match="something else") as caught:
@@ -182,6 +183,7 @@ class _Stateful(torch.nn.Module):
         return x + state[0]
 
 
+@pytest.mark.full
 def test_the_batch_of_a_state_is_opened(tmp_path: Path) -> None:
     example = (torch.randn(4, 3), torch.randn(1, 4, 3))
     exported = export(_Stateful(), example, tmp_path / "m.onnx", open_axes={"state": {1: "batch"}})
@@ -415,6 +417,7 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
         assert weight < exported.size < 1.3 * weight
 
 
+@pytest.mark.full
 def test_what_onnx_runtime_lacks_for_16_bits_is_said(tmp_path: Path) -> None:
     inside = Forward(lambda x: x)
     inside.linear = nn.Linear(3, 2).bfloat16()

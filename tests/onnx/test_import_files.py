@@ -30,7 +30,7 @@ MAKERS = (
 )
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", names())
 def test_a_file_equals_onnx_runtime(name, tmp_path):
     model = read(name)

@@ -233,6 +233,7 @@ def test_many_names_that_are_alike():
     assert [unique_name(hint, used) for hint in ("mul_3", "mul", "add")] == ["mul_3_2", "mul_50001", "add"]
 
 
+@pytest.mark.full
 def test_many_results_at_once():
     """Written Python tells them apart by numbers, and uses the names again afterwards."""
     nodes = [helper.make_node("Mul", ["x", "x"], [f"m{i}"]) for i in range(300)]

@@ -134,6 +134,7 @@ class WholeTensor(torch.nn.Module):
         return values, scale, zero_point, (values.float() - zero_point.float()) * scale
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_values_of_quantize_tensor_are_signed(tmp_path: Path, run_file: Callable[..., Any]) -> None:
     x = torch.randn(4, 5)
@@ -186,6 +187,7 @@ class Masked(torch.nn.Module):
         return F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
+@pytest.mark.full
 @torch.no_grad()
 @pytest.mark.parametrize("opset", [pytest.param(22, marks=pytest.mark.full), 23])
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def errors(name: str, scheme: str) -> dict[str, tuple[float, float]]:
     return {"layers": (layers[0], layers[1]), "outputs": (means[0], means[1])}
 
 
+@pytest.mark.full
 @pytest.mark.sample(keep=("Llama",))
 @pytest.mark.parametrize("name", architectures.NAMES)
 def test_layers(name: str) -> None:

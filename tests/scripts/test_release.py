@@ -52,6 +52,7 @@ def changed(wheel: Path, folder: Path, **files: bytes | None) -> Path:
     return target
 
 
+@pytest.mark.full
 def test_the_wheel_and_the_sdist_of_this_tree_pass(archives: tuple[Path, Path], tmp_path: Path) -> None:
     script.check_metadata(archives, burnt.__version__)
     script.check_contents(*archives, burnt.__version__, script.repository_files(draft=True))

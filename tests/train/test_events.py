@@ -258,6 +258,7 @@ class Chain:
         return {"number": self.number, "total": self.total}
 
 
+@pytest.mark.full
 def test_a_loader_resumes_by_its_own_state(tmp_path):
     stop = AtStep({2: lambda training: training.stop("enough")})
     settings = {"accumulate": 3, "checkpoints": [KeepLast(2)], "check": False, "metrics": [Loss()]}

@@ -290,6 +290,7 @@ def train_centred(
     return training.run(Learner(model, optim.Sgd(), 0.01)).model
 
 
+@pytest.mark.full
 def test_fields_of_the_trained_model_are_those_of_the_loaded_one(tmp_path: Path) -> None:
     x = torch.rand(3, 2)
     expected = train_centred(tmp_path / "run", "2 epochs").eval()(x)

@@ -249,6 +249,7 @@ def test_how_the_training_ended_is_told(tmp_path: Path) -> None:
     assert sink.ends == ["failed"]
 
 
+@pytest.mark.full
 def test_a_damaged_file_of_a_sink_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     train(folder, [Kept()])

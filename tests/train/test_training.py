@@ -1165,6 +1165,7 @@ def test_a_run_without_checkpoints_says_that_it_starts_anew(tmp_path, capsys):
     assert "no checkpoint" not in out
 
 
+@pytest.mark.full
 def test_a_seed_decides_what_is_drawn(tmp_path):
     losses = []
     for name in ("one", "other"):

@@ -30,6 +30,7 @@ def helped(x):
     return x * 2
 
 
+@pytest.mark.full
 def test_a_captured_tensor_that_is_read_in_several_places_is_one_input() -> None:
     targets, weight = torch.arange(7) % 5, randn(5, seed=1)
 

@@ -92,6 +92,7 @@ def test_what_is_too_large_is_nan_where_torch_has_it_so(monkeypatch: pytest.Monk
     assert result.tolist() == [0x7E, 0x7F, 0x7F, 0x7F, 0x38]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compiled", PRINTERS)
 def test_views_between_the_conversions(compiled: Callable[..., Any]) -> None:
     x = torch.randn(6, 8)

@@ -165,7 +165,7 @@ def test_avg_pool_of_16_bits_is_summed_in_32() -> None:
     torch.testing.assert_close(result, F.avg_pool2d(x.float(), 5, 1, 2).bfloat16(), rtol=0, atol=0)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("shape", "size"),
     [
@@ -224,6 +224,7 @@ def test_a_pool_and_what_follows_are_one_kernel() -> None:
     assert kinds(same(lambda x: F.max_pool1d(x, 3, 2, 1) * 2, values(2, 3, 50))) == ["elementwise"]
 
 
+@pytest.mark.full
 def test_pools_of_pools_and_of_costly_values_go_through_memory() -> None:
     plan = same(lambda x: F.max_pool2d(F.max_pool2d(x, 5, 1, 2), 5, 1, 2), values(2, 3, 9, 40))
     assert kinds(plan) == ["pooling", "pooling"]
@@ -274,6 +275,7 @@ def test_gradients_by_phases_of_the_stride(window: tuple[int, ...]) -> None:
     assert divides == (window[1] > 4)  # longer strides would need too much code
 
 
+@pytest.mark.full
 def test_a_row_is_prefetched_one_iteration_ahead() -> None:
     wide, narrow = (1, 2, 40, 200), (1, 2, 40, 100)
     for window in (3, 2, 1), (3, 1, 1), (2, 2), (5, 2, 2, 2):
@@ -290,6 +292,7 @@ def test_a_row_is_prefetched_one_iteration_ahead() -> None:
     assert "+ 399] + p" in line
 
 
+@pytest.mark.full
 def test_reductions_over_strided_rows_prefetch_the_next_row() -> None:
     by_channel = lambda x: x.square().mean((0, 2), keepdim=True) - x  # noqa: E731
     lines = source_of(same(by_channel, values(8, 40, 300))).splitlines()
@@ -405,6 +408,7 @@ def test_returned_indices_are_reused_by_the_gradient() -> None:
         assert kinds(backward) == ["elementwise"]
 
 
+@pytest.mark.full
 def test_two_pools_of_one_tensor_save_their_own_taps() -> None:
     def fn(x):
         return F.max_pool2d(x, 3, 1, 1) * F.max_pool2d(x, 2, 1, 1)[..., :-1, :-1] + F.max_pool2d(x, 3, 1, 1)

@@ -220,6 +220,7 @@ def test_sums_join_elementwise_kernels() -> None:
     assert not any(k.num_chunks for k in kernels(backward_of(function)))
 
 
+@pytest.mark.full
 def test_sums_of_squares_of_the_same_extents() -> None:
     check(layer_norm, randn(64, 64), randn(64, seed=1), randn(64, seed=2))
     check(lambda x, w: torch.softmax(x * w, -1), randn(48, 48, 48), randn(48, seed=1))

@@ -173,6 +173,7 @@ def test_the_global_states_of_a_worker_depend_on_the_batch_alone():
     assert len({number for batch in first for number in batch[0]}) == 30
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [0, "2 threads", 2])
 def test_an_item_that_fails_is_named_with_its_traceback(workers):
     def fail():
@@ -365,6 +366,7 @@ def test_an_interrupt_between_two_messages_shifts_no_batch(name, monkeypatch):
     assert [batch.index[0].item() for batch in loader.epoch(0)] == list(range(0, 30, 4))
 
 
+@pytest.mark.full
 def test_copies_and_forks_of_a_loader_have_workers_of_their_own():
     loader = Loader(range(8), 2, workers=1)
     list(loader)

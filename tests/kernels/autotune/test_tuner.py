@@ -155,6 +155,7 @@ def test_what_memory_held_before_is_no_number_of_an_op(wanted: bool) -> None:
     assert "off by" in str(truth.find_error(lambda x: x * 3.01))
 
 
+@pytest.mark.full
 def test_a_candidate_that_changes_its_argument_is_banned_and_spoils_nothing(op: Op[..., Any]) -> None:
     op.candidate("in place")(lambda x: x.mul_(3))
     op.candidate("next to it")(lambda x: x * 3)
@@ -544,6 +545,7 @@ print(*[why.partition(":")[0] for why in found], sep=",")
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("environment", [{"BURNT_CACHE": "{}/file"}, {}], ids=["a file", "no home"])
 def test_ops_run_where_there_can_be_no_folder(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")

@@ -613,6 +613,7 @@ def test_each_candidate_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
 _NORMS = [name for name, case in CASES.items() if case[0].name in ("layer_norm", "rms_norm", "group_norm")]
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", mark_full_except_sample(_NORMS, ONE_OF_EACH))
 def test_norms_with_16_bit_input_and_float32_parameters(name: str) -> None:

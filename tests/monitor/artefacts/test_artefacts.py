@@ -480,6 +480,7 @@ def test_remembered_artefacts_are_bounded_by_their_bytes(
     assert [size for _, size in pane._data_cache.values()] == [64 * 4] * 2
 
 
+@pytest.mark.full
 async def test_many_names_are_filtered_and_many_steps_are_jumped_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -553,6 +554,7 @@ async def test_a_long_text_in_a_table_is_shown_in_full(tmp_path: Path) -> None:
         assert set(text.split()) <= shown()  # a text alone is drawn
 
 
+@pytest.mark.full
 async def test_numbers_are_in_order_and_filtered(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "run") as run:
         run.log(1, 1, {"norm/layer10": 1.0, "norm/layer9": 1.0, "loss": 1.0})

@@ -106,6 +106,7 @@ async def test_settings_take_the_width_there_is(tmp_path: Path, width: int, is_s
             assert text_of(table).count("…") == 2
 
 
+@pytest.mark.full
 async def test_the_metric_is_chosen_by_key_and_by_name(tmp_path: Path) -> None:
     make(tmp_path)
     async with comparison(tmp_path) as (app, pilot, screen):
@@ -219,6 +220,7 @@ def test_runs_look_as_they_always_do_and_later_ones_have_other_lines() -> None:
     assert len(set(found)) == 4
 
 
+@pytest.mark.full
 async def test_zooming_reads_finer_points(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with RunWriter.create(tmp_path / name) as run:

@@ -305,6 +305,7 @@ def test_a_compiled_part_and_a_selection_are_loaded(tmp_path):
     assert [isinstance(layer, Quantized) for layer in fresh] == [False] * 5 + [True]
 
 
+@pytest.mark.full
 @pytest.mark.sample(keep=("int4-block32",))
 @pytest.mark.parametrize("scheme", ["int8", "int8-dynamic", "int4-block32"])
 def test_compiled_and_exported_models_give_equal_results(scheme):

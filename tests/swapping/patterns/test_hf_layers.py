@@ -269,6 +269,7 @@ def test_saved_and_loaded(always, tmp_path):
     close(again(TOKENS).logits, model(TOKENS).logits)
 
 
+@pytest.mark.full
 def test_a_compiler_sees_the_original(always):
     model = llama()
     twin = copy.deepcopy(model)

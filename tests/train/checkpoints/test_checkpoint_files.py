@@ -311,6 +311,7 @@ def test_rows_are_there_before_their_checkpoint(tmp_path, monkeypatch, is_async,
         assert steps[: int(name[5:])] == list(range(1, int(name[5:]) + 1))
 
 
+@pytest.mark.full
 def test_the_run_can_be_written_while_checkpoints_are_removed(tmp_path, monkeypatch):
     """It may take seconds, on a slow disk."""
     rmtree, removed = shutil.rmtree, []

@@ -237,6 +237,7 @@ def test_other_loaders_between_epochs_are_reported_and_in_an_epoch_refused(tmp_p
         run(tmp_path / "other", "plain", train=other, resume=True)
 
 
+@pytest.mark.full
 def test_other_precision_and_clipping_are_reported(tmp_path, capsys):
     run(tmp_path / "run", "plain", stop_at=5, clip_norm=1.0)
     run(tmp_path / "run", "plain", resume=True, precision="bfloat16", monitor="plain")
@@ -304,6 +305,7 @@ def test_data_that_cannot_be_loaded_cost_no_step(tmp_path, setting, at, saved, c
     assert differences(ended.state, whole.state) == []
 
 
+@pytest.mark.full
 def test_a_validation_that_fails_is_run_again(tmp_path):
     whole = run(tmp_path / "whole", "validations")
     folder = tmp_path / "run"

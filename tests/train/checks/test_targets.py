@@ -240,6 +240,7 @@ def test_what_a_loss_computes_itself_or_misses_is_a_warning(tmp_path: Path, name
     assert words is None or words in warnings[0]
 
 
+@pytest.mark.full
 def test_labels_of_any_batch_and_of_a_validation_set_are_looked_at(tmp_path: Path) -> None:
     first, second = split(TensorDataset(x=X, y=ONE_LARGE), 0.75, 0.25)
     right = Loader(TensorDataset(x=X, y=THIRDS), 16)

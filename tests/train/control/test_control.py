@@ -353,6 +353,7 @@ def test_a_checkpoint_that_was_asked_for_stays_whatever_the_keepers_want(tmp_pat
     assert_ends_as(second, whole)
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("settings", [{}, {"checkpoint_every": "3 steps", "validate_every": "2 steps"}])
 def test_a_checkpoint_of_the_middle_of_a_validation_is_from_before_it(tmp_path, settings):
@@ -447,6 +448,7 @@ def test_a_stopped_training_tells_how_to_go_on(tmp_path, capsys, command):
     assert (f"From the shell: burnt train --resume '{tmp_path / 'the run'}'" in output) == bool(command)
 
 
+@pytest.mark.full
 def test_a_checkpoint_keeps_the_learning_rate_that_was_set(tmp_path, capsys):
     Trial(tmp_path / "run", {3: [("lr", 0.5)], 6: [("stop", None)]}).run()
     resumed = Trial(
@@ -606,6 +608,7 @@ def test_commands_reach_a_training_in_another_process(tmp_path):
 # what is recorded for viewers
 
 
+@pytest.mark.full
 def test_why_a_training_failed_is_an_event(tmp_path):
     def fail(trial: Trial) -> None:
         raise ValueError("mine")

@@ -145,6 +145,7 @@ def test_the_best_weights_are_restored(tmp_path, capsys):
         ]
 
 
+@pytest.mark.full
 def test_without_restoring_the_last_weights_are_returned(tmp_path):
     result = Overshoot().run(tmp_path / "run")
     assert result.model.weight.item() == 2.5
@@ -163,6 +164,7 @@ def test_the_best_of_two_is_that_of_the_restored_weights(tmp_path):
     assert load(tmp_path / "run", model=nn.Linear(1, 1, bias=False)).weight.item() == 2.5
 
 
+@pytest.mark.full
 def test_the_best_averages_are_restored(tmp_path):
     ours = Overshoot(optim.Ema(optim.Sgd(), decay=0.5))
     stopping = EarlyStopping("loss", patience="9 epochs", restore_best=True)

@@ -160,6 +160,7 @@ def test_multiples_that_pass_in_a_validation_are_left_out(tmp_path, clock):
     assert measured_at(tmp_path / "run") == [2, 3, 5, 6, 8]
 
 
+@pytest.mark.full
 def test_an_interval_goes_on_after_a_resume(tmp_path, clock):
     whole = tmp_path / "whole"
     settings = {"duration": "12 steps", "validate_every": "45 s", "checkpoint_every": "1 step"}

@@ -88,6 +88,7 @@ def test_the_first_layer_that_is_not_finite_is_named(tmp_path, inside, layer, te
     assert report.step.samples == [4, 5, 6, 7]
 
 
+@pytest.mark.full
 def test_a_loss_that_is_not_finite_though_the_layers_are(tmp_path):
     def broken(model, batch):
         return StepOutput(loss=model(batch.x).mean() * float("inf"), targets=batch.y)
@@ -166,6 +167,7 @@ class Rates:
             raise exact.Crash
 
 
+@pytest.mark.full
 def test_learning_rates_that_earlier_attempts_were_given(tmp_path):
     def attempt(resume, rates, end=None):
         training, learner = prepared(

@@ -235,6 +235,7 @@ def test_relative_to_a_scheduled_rate_of_0_groups_keep_their_rates(tmp_path):
     assert trial.history()["learning_rate/*.bias|1", "train"] == [own_rate(step) for step in range(STEPS)]
 
 
+@pytest.mark.full
 def test_the_factor_of_a_command_survives_resumes(tmp_path):
     at, settings = {4: [("lr", 0.5)]}, {"duration": "8 steps"}
     whole = Trial(tmp_path / "whole", groups(), at=at, **settings)
@@ -253,6 +254,7 @@ def test_a_rate_set_right_after_a_checkpoint_survives_a_resume(tmp_path, command
     assert_same(Trial(tmp_path / "run", groups(), resume=True, init_seed=9, **settings), whole)
 
 
+@pytest.mark.full
 def test_other_groups_are_refused_and_other_options_reported(tmp_path, capsys):
     Trial(tmp_path / "run", optim.Groups([("0", optim.AdamW()), ("*", optim.Sgd())]), duration="4 steps")
     with refused(OptimError, "expected  5: AdamW; *: Sgd\n  found     0: AdamW; *: Sgd"):

@@ -168,6 +168,7 @@ def test_float16_scales_each_loss_and_skips_by_part(tmp_path):
         torch.testing.assert_close(p, q, rtol=0, atol=0.1)
 
 
+@pytest.mark.full
 def test_steps_that_are_not_finite_are_skipped(tmp_path):
     bad = data()
     bad.columns["x"][5] = float("nan")

@@ -125,6 +125,7 @@ def test_whole_bfloat16_takes_float32_into_norms(tmp_path, first):
     assert result.model[3].weight.dtype == torch.bfloat16
 
 
+@pytest.mark.full
 def test_a_whole_bfloat16_training_goes_on_and_loads(tmp_path):
     train(tmp_path / "run", precision="bfloat16 whole", duration="2 epochs", checkpoints=[KeepLast(1)])
     resumed, learner = train(
@@ -187,7 +188,7 @@ assert fp32_settings() == before
 """
 
 
-@pytest.mark.sample(keep=("nothing", "all backends"))
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tf32_is_set_for_the_run_and_the_setting_comes_back(tmp_path, name):
     # In a process of its own: test utilities of torch, once imported, forbid to change the settings.

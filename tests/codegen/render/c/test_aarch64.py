@@ -103,6 +103,7 @@ def test_loops_use_vector_instructions() -> None:
     assert instructions(lambda x: x * 3 + 1, torch.float64, "2d") >= 2
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, 16, 4))
 def test_random_programs(first: int) -> None:

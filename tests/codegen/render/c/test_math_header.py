@@ -172,7 +172,7 @@ def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert same.all(), (found[~same][:5], expected[~same][:5])
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", UNARY_ULP)
 def test_error_over_all_floats(library: Library, name: str) -> None:
     assert UNARY_ULP[name] <= 4

@@ -89,7 +89,7 @@ ONE_KERNEL: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ONE_KERNEL)
 def test_one_kernel(name: str) -> None:
     fn, args = ONE_KERNEL[name]
@@ -173,7 +173,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal_kernel, "_NUM_CHUNKS", 5)
 
 
-@pytest.mark.sample(keep=("short rows", "columns", "few rows of many"))
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_reductions(name: str) -> None:
@@ -270,6 +270,7 @@ def run(seeds: range, grammar: str = "plain") -> None:
         judge(candidate, metal)
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, 16, 8))
 def test_random_programs(first: int) -> None:

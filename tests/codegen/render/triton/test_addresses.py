@@ -285,6 +285,7 @@ def test_offsets_around_the_end_of_32_bits(name: str) -> None:
         assert any(check(e, loaded(case.above)).widest == 64 for e in launched(name, case.above))
 
 
+@pytest.mark.full
 def test_a_window_without_an_end_does_not_overflow() -> None:
     x = heads(900, 64, 2)
     for low, high in ((-(2**31) + 1, 1), (None, 2**31 - 1), (-(2**40), 2**40)):

@@ -141,6 +141,7 @@ def test_more_shared_memory_than_there_is_is_refused() -> None:
     assert done.stdout.endswith("as expected\n"), done.stderr
 
 
+@pytest.mark.full
 def test_it_says_why_it_cannot_be_installed() -> None:
     code = "from tests.null import driver; driver.install()"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}

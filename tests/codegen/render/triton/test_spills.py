@@ -44,6 +44,7 @@ def check(chosen: list[Entry], folder: Path) -> None:
     assert spilled == listed, "python -m tests.codegen.render.triton.spills"
 
 
+@pytest.mark.full
 def test_a_sample_matches_the_list(tmp_path: Path) -> None:
     assert set(SAMPLE) <= set(entries())
     assert set(SAMPLE) & set(LISTED)

@@ -271,6 +271,7 @@ def test_a_score_of_other_scores_is_refused(name: str) -> None:
 # --- dropout ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
 def test_gradients_where_saved_tensors_have_hooks(
@@ -322,6 +323,7 @@ def test_dropout_is_drawn_from_torchs_generator() -> None:
 # --- other ways to call it --------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": (3, None)}, {"softcap": 2.0}], ids=str)
 def test_compiled_as_a_whole(options: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from burnt.scheme import VALUES
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("value", VALUES)
 def test_one_kernel_with_a_prologue_and_an_epilogue(value: str) -> None:
     block = 16 if VALUES[value].bits < 8 else 0

@@ -27,6 +27,7 @@ def arguments(value: str, **changes: Any) -> tuple[Any, ...]:
     return tuple((call | changes).values())
 
 
+@pytest.mark.full
 def test_int8_is_the_reference_to_the_bit() -> None:
     zero, bias = torch.tensor(-9, dtype=torch.int8), torch.randn(32)
     zeros = torch.arange(-16, 16, dtype=torch.int8).view(32, 1)

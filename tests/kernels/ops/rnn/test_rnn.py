@@ -319,6 +319,7 @@ def test_an_empty_batch(kind: str, batch: int) -> None:
         torch.testing.assert_close(found, right)
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @kinds
 @pytest.mark.parametrize("lengths", [True, False])
@@ -427,6 +428,7 @@ def test_dropout_between_layers(kind: str) -> None:
     torch.testing.assert_close(everything, getattr(kernels, kind)(x, theirs.all_weights[:1])[0])
 
 
+@pytest.mark.full
 @pytest.mark.sample(1)
 @kinds
 @pytest.mark.parametrize("lengths", [None, [2, 6, 1, 6]], ids=["all", "lengths"])

@@ -124,6 +124,7 @@ def compare(name: str, dtype: torch.dtype, blocks: Any) -> None:
 SAMPLE = {"boolean mask", "packed, others", "dropout"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", [n if n in SAMPLE else pytest.param(n, marks=pytest.mark.full) for n in CASES]
 )

@@ -171,6 +171,7 @@ def test_16_bits(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, always(), last=True)
 
 
+@pytest.mark.full
 @pytest.mark.sample(1, full=10)
 @pytest.mark.parametrize("name", often(CASES))
 def test_which_functions_are_one_kernel(name: str) -> None:
@@ -209,6 +210,7 @@ def test_weight_gradient_is_deterministic(
     runs_alike(CASES[name].fn, args, target, monkeypatch)
 
 
+@pytest.mark.full
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnt.codegen.render.triton import matmul as triton_matmul
 

@@ -298,6 +298,7 @@ def dropped(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.dropout(F.linear(x, w, b), 0.3)
 
 
+@pytest.mark.full
 @pytest.mark.sample(1, full=4)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str

@@ -65,6 +65,7 @@ def test_programs_of_the_wider_grammar() -> None:
     run(range(10, 12), always(), "wider")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "config",
     [
@@ -79,6 +80,7 @@ def test_other_block_sizes(config: TileConfig) -> None:
     run(range(500, 504), chosen(config))
 
 
+@pytest.mark.full
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_layout, "INT32_INDEX_LIMIT", 10)
     run(range(600, 603))
