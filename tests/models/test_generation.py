@@ -118,7 +118,6 @@ def test_the_snapshot_says_what_ends_a_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_batch_is_generated_as_each_prompt_alone(kind: str) -> None:
     model = SMALL[kind]()

@@ -652,7 +652,6 @@ async def test_a_terminal_of_any_size_shows_what_fits(runs: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 async def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> None:
     async with opened(runs, size) as (app, pilot):
@@ -833,7 +832,6 @@ _ODD = {
 
 
 @pytest.mark.full
-@pytest.mark.sample(keep=("all of it",))
 @pytest.mark.parametrize("what", [*_ODD, "all of it"])
 async def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(
     runs: Path, what: str, capsys: pytest.CaptureFixture[str]

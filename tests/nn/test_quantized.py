@@ -197,7 +197,6 @@ def test_whatever_torch_does_to_a_module(scheme: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's Dynamo
-@pytest.mark.sample(keep=("int8-dynamic",))
 @pytest.mark.parametrize("scheme", [*SOME, WHOLE])
 def test_vmap_and_compile(scheme: str) -> None:
     for build, shape in FAST[:2]:

@@ -116,7 +116,6 @@ def test_what_is_beyond_a_sequence_does_not_matter(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @every
 @pytest.mark.parametrize("start", [False, True], ids=["zeros", "hx"])
 def test_a_compiled_training_step(name: str, start: bool) -> None:

@@ -92,7 +92,6 @@ def errors(name: str, scheme: str) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.full
-@pytest.mark.sample(keep=("Llama",))
 @pytest.mark.parametrize("name", architectures.NAMES)
 def test_layers(name: str) -> None:
     ratios = {}

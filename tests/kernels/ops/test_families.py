@@ -614,7 +614,6 @@ _NORMS = [name for name, case in CASES.items() if case[0].name in ("layer_norm",
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", mark_full_except_sample(_NORMS, ONE_OF_EACH))
 def test_norms_with_16_bit_input_and_float32_parameters(name: str) -> None:
     op, args, _ = CASES[name]

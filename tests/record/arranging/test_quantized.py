@@ -306,7 +306,6 @@ def test_a_compiled_part_and_a_selection_are_loaded(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.sample(keep=("int4-block32",))
 @pytest.mark.parametrize("scheme", ["int8", "int8-dynamic", "int4-block32"])
 def test_compiled_and_exported_models_give_equal_results(scheme):
     model, x = quantized(scheme), torch.randn(2, 3, 8)

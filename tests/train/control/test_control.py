@@ -296,7 +296,6 @@ def test_a_stopped_training_is_saved_and_resumes_as_if_it_had_never_stopped(tmp_
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [1, 3, 5])
 def test_stopped_in_a_validation_it_leaves_it_and_validates_anew_when_resumed(tmp_path, whole, batch):
     first = Trial(tmp_path / "run", {(4, batch): [("stop", None)]}).run()
@@ -354,7 +353,6 @@ def test_a_checkpoint_that_was_asked_for_stays_whatever_the_keepers_want(tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("settings", [{}, {"checkpoint_every": "3 steps", "validate_every": "2 steps"}])
 def test_a_checkpoint_of_the_middle_of_a_validation_is_from_before_it(tmp_path, settings):
     whole = Trial(tmp_path / "whole", **settings).run()

@@ -104,7 +104,6 @@ def test_loops_use_vector_instructions() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, 16, 4))
 def test_random_programs(first: int) -> None:
     for seed in range(first, first + 4):

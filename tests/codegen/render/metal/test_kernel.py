@@ -271,7 +271,6 @@ def run(seeds: range, grammar: str = "plain") -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(0, 16, 8))
 def test_random_programs(first: int) -> None:
     run(range(first, first + 8))

@@ -230,7 +230,6 @@ ELEMENTWISE: dict[str, Any] = {
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_what_is_elementwise_is_taken(name: str, small_tiles: None) -> None:
     score, (q, k, v) = ELEMENTWISE[name], heads(2, 23, 17)
@@ -272,7 +271,6 @@ def test_a_score_of_other_scores_is_refused(name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
 def test_gradients_where_saved_tensors_have_hooks(
     compiled: bool, small_tiles: None, monkeypatch: pytest.MonkeyPatch
@@ -324,7 +322,6 @@ def test_dropout_is_drawn_from_torchs_generator() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{}, {"causal": True, "window": (3, None)}, {"softcap": 2.0}], ids=str)
 def test_compiled_as_a_whole(options: dict[str, Any]) -> None:
     torch.compiler.reset()

@@ -117,7 +117,6 @@ def test_no_row_counts() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_gradients_are_zeros_where_no_row_counts(reduction: str, dtype: torch.dtype) -> None:

@@ -320,7 +320,6 @@ def test_an_empty_batch(kind: str, batch: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @kinds
 @pytest.mark.parametrize("lengths", [True, False])
 def test_opcheck(kind: str, lengths: bool) -> None:
@@ -429,7 +428,6 @@ def test_dropout_between_layers(kind: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.sample(1)
 @kinds
 @pytest.mark.parametrize("lengths", [None, [2, 6, 1, 6]], ids=["all", "lengths"])
 def test_under_torch_compile(kind: str, lengths: list[int] | None) -> None:
