@@ -268,7 +268,10 @@ def _named_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
 
 def _moved(value: Any, device: torch.device) -> Any:
     """Return a value on a device: the same object, unless it contains a tensor that is elsewhere."""
-    return move(value, device) if any(t.device != device for t in tensors_in(value)) else value
+    tensors = (
+        (value,) if isinstance(value, Tensor) else tensors_in(value)
+    )  # whose ids torch.compile would guard
+    return move(value, device) if any(tensor.device != device for tensor in tensors) else value
 
 
 def _modules_above(path: str) -> list[str]:

@@ -463,10 +463,16 @@ def test_in_parts_placed_by_hand_checkpoints_activations_and_swaps(tmp_path):
         losses = [evaluate(model, batch, step=step)["loss"] for model in (back, one)]
         assert abs(losses[0] - losses[1]) < 1e-12
 
-        os.environ["BURNT_SWAP_CACHE"] = "0"
         tokens = torch.randint(11, (4, 5))
         whole = parts.Net()
         placed = burnt.place(copy.deepcopy(whole), PLACES)
+        graphs = []
+        compiled = torch.compile(placed, backend=lambda graph, _: (graphs.append(graph), graph.forward)[1])
+        for _ in range(3):
+            compiled(torch.randint(11, (4, 5)))
+        assert len(graphs) == 1  # the hooks are traced, and guard no tensor's id
+
+        os.environ["BURNT_SWAP_CACHE"] = "0"
         report = burnt.swap(placed, only="Linear", verify=tokens)
         errors = [site.error for site in report.plan.sites if site.error is not None]
         assert errors and max(errors) < 1e-5, report
@@ -477,6 +483,35 @@ def test_in_parts_placed_by_hand_checkpoints_activations_and_swaps(tmp_path):
         for p, q in zip(placed.parameters(), whole.parameters(), strict=True):
             assert p.grad.device == p.device
             assert float((p.grad.cpu() - q.grad).abs().max()) < 1e-4
+        """,
+        tmp_path,
+    )
+
+
+@pytest.mark.full
+@with_second_device
+def test_in_parts_resumes_in_other_places(tmp_path):
+    run_on_two_devices(
+        """
+        from burnt.train import EarlyStopping
+        OTHER = {"head|norm": "cpu", "*": "twin"}
+        for optimizer, setting in [*((name, "plain") for name in parts.OPTIMIZERS), ("adamw", "accumulate")]:
+            name = f"{optimizer}-{setting}"
+            whole, _ = parts.train(folder / f"{name}-one", "cpu", optimizer, setting)
+            first, _ = parts.train(folder / name, PLACES, optimizer, setting, duration="6 steps")
+            resumed, _ = parts.train(folder / name, OTHER, optimizer, setting, resume=True)
+            assert parts.devices(resumed.model) != parts.devices(first.model)
+            assert parts.difference(resumed.model, whole.model) < 1e-12, name
+        for setting in ("float16", "bfloat16"):  # in the same places to the bit
+            whole, _ = parts.train(folder / f"{setting}-whole", PLACES, "adamw", setting)
+            parts.train(folder / setting, PLACES, "adamw", setting, duration="6 steps")
+            resumed, _ = parts.train(folder / setting, PLACES, "adamw", setting, resume=True)
+            assert parts.difference(resumed.model, whole.model) == 0
+        stopping = {"stopping": EarlyStopping("loss", patience="1 epoch", restore_best=True)}
+        one, _ = parts.train(folder / "best-one", "cpu", duration="6 epochs", **stopping)
+        two, _ = parts.train(folder / "best-two", PLACES, duration="6 epochs", **stopping)
+        assert one.reason == two.reason == "stopped early"
+        assert parts.difference(one.model, two.model) < 1e-12
         """,
         tmp_path,
     )
