@@ -13,29 +13,30 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 ACCURACY = r"[Tt]est accuracy:? ([\d.]+)"
 
 
+FIGURES = [
+    ("mnist/mnist.py", ACCURACY, 0.02),
+    ("csv_regression/csv_regression.py", r"burnt +R2 +(\S+)", 0.05),
+    ("image_folder/image_folder.py", ACCURACY + " on 397 pictures", 0.02),
+    ("text_classification/text_classification.py", ACCURACY, 0.04),  # docstrings of this Python
+    ("char_gpt/char_gpt.py", r"Loss on the last tenth: (\S+)", 0.05),
+    ("lstm_series/lstm_series.py", r"error +(\S+)  LSTM", 3.0),
+    ("digits/train.py", ACCURACY, 0.01),
+    ("import_onnx/finetune.py", r"(?:given|fine-tuned|int8) +(\S+)%", 0.6),
+    ("lora/train.py", r"(?:base|adapted) +code (\S+) +English (\S+)", 0.05),
+    ("custom_loop/train.py", r"SAM, \D*0.1\D*(0\.\d+)", 0.005),
+    ("custom_loop_with_ranks/custom_loop_with_ranks.py", ACCURACY, 0.01),
+    ("two_nodes/two_nodes.py", r"epoch 20/20 +valid .* accuracy (\S+)", 0.01),
+    ("threads/threads.py", ACCURACY, 0.01),
+    ("custom_metric/train.py", r"Test: .* accuracy ([\d.]+), .* coverage_at_0.005 (\S+)", 0.05),
+    ("custom_kernel/train.py", r"snake: root mean square error after the data (\S+)", 0.2),
+    ("quantize/lines.py", ACCURACY, 0.03),  # lines of this Python
+]
+"""A program, what it prints with its figures, and how far these may be from those of its page."""
+
+
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("program", "pattern", "tolerance"),
-    [
-        ("mnist/mnist.py", ACCURACY, 0.02),
-        ("csv_regression/csv_regression.py", r"burnt +R2 +(\S+)", 0.05),
-        ("image_folder/image_folder.py", ACCURACY + " on 397 pictures", 0.02),
-        ("text_classification/text_classification.py", ACCURACY, 0.04),  # docstrings of this Python
-        ("char_gpt/char_gpt.py", r"Loss on the last tenth: (\S+)", 0.05),
-        ("lstm_series/lstm_series.py", r"error +(\S+)  LSTM", 3.0),
-        ("digits/train.py", ACCURACY, 0.01),
-        ("import_onnx/finetune.py", r"(?:given|fine-tuned|int8) +(\S+)%", 0.6),
-        ("lora/train.py", r"(?:base|adapted) +code (\S+) +English (\S+)", 0.05),
-        ("custom_loop/train.py", r"SAM, \D*0.1\D*(0\.\d+)", 0.005),
-        ("custom_loop_with_ranks/custom_loop_with_ranks.py", ACCURACY, 0.01),
-        ("two_nodes/two_nodes.py", r"epoch 20/20 +valid .* accuracy (\S+)", 0.01),
-        ("threads/threads.py", ACCURACY, 0.01),
-        ("custom_metric/train.py", r"Test: .* accuracy ([\d.]+), .* coverage_at_0.005 (\S+)", 0.05),
-        ("custom_kernel/train.py", r"snake: root mean square error after the data (\S+)", 0.2),
-        ("quantize/lines.py", ACCURACY, 0.03),  # lines of this Python
-    ],
-)
+@pytest.mark.parametrize(("program", "pattern", "tolerance"), FIGURES, ids=[case[0] for case in FIGURES])
 def test_a_program_reaches_the_figures_of_its_page(
     program: str, pattern: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
