@@ -99,7 +99,8 @@ def find_batch_size(
         steps: the steps at each size, at least 2; the first one warms up and is not timed.
         memory_bytes: how much memory the steps may take; by default 90 % of what is free. On a CPU a size
             that would need more by the trend of the last two is not tried, since a process that is out of
-            memory is killed; on an accelerator the error of its allocator ends the search, too.
+            memory is killed; on an accelerator the error of its allocator ends the search, too. Of a model in
+            parts only the memory of its own device is measured, on which its outputs are.
         clip_norm: maximum global norm of the gradients.
         precision: the precision of the steps, as in `SupervisedTraining`.
         checkpoint_activations: modules whose activations are recomputed, as in `SupervisedTraining`.
