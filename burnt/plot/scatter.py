@@ -168,8 +168,8 @@ class Scatter:
                 if inside and not any(box.overlaps(other) for other in taken):
                     taken.append(box)
                     # What is to the left ends there, however wide its letters are.
-                    at = f'x="{start:.5g}"' if start > x else f'x="{box.right:.5g}" text-anchor="end"'
-                    parts.append(f'<text class="point" {at} y="{base:.5g}">{html.escape(name)}</text>')
+                    place = f'x="{start:.5g}"' if start > x else f'x="{box.right:.5g}" text-anchor="end"'
+                    parts.append(f'<text class="point" {place} y="{base:.5g}">{html.escape(name)}</text>')
                     break
         return "\n".join([*parts, "</svg>\n"])
 
