@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import fcntl
+import json
 import os
 import pty
 import re
@@ -75,6 +76,8 @@ class Emulator:
         columns, rows: the size.
         env: added to the environment; None removes a variable.
         cwd: the program's folder.
+        launch: starts the command, given the terminal, the environment and the folder; a new interpreter
+            by default.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Emulator:
         rows: int = 30,
         env: Mapping[str, str | None] | None = None,
         cwd: Path | None = None,
+        launch: Callable[..., Any] | None = None,
     ) -> None:
         self.screen = Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
@@ -93,13 +97,8 @@ class Emulator:
         self.master, slave = pty.openpty()
         self.resize(columns, rows)
         self.attributes = termios.tcgetattr(slave)
-        self.process = subprocess.Popen(
-            [sys.executable, "-S", "-c", _ENTER, os.ttyname(slave), *map(os.fspath, command)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment(env),
-            cwd=cwd,
+        self.process = (launch or _launch)(
+            os.ttyname(slave), [os.fspath(word) for word in command], environment(env), cwd
         )
         self._slave = slave  # kept, so that the terminal can be looked at when the program is gone
         self._closed = False
@@ -132,8 +131,10 @@ class Emulator:
 
     def text(self) -> str:
         """The screen, without trailing spaces and empty lines at the end."""
-        with self._changed:
-            return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+        with self._changed:  # pyte's `display` takes milliseconds
+            lines = [self.screen.buffer[y] for y in range(self.screen.lines)]
+            texts = ["".join(line[x].data for x in range(max(line, default=-1) + 1)) for line in lines]
+            return "\n".join(text.rstrip() for text in texts).rstrip()
 
     def raw(self) -> bytes:
         """Everything that was ever written to the terminal."""
@@ -204,6 +205,96 @@ class Emulator:
                 self._stream.feed(_KEYBOARD.sub(b"", self._unfed[:complete]))
                 del self._unfed[:complete]
                 self._changed.notify_all()
+
+
+def _launch(
+    terminal: str, command: Sequence[str], env: Mapping[str, str], cwd: Path | None
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", _ENTER, terminal, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env=env,
+        cwd=cwd,
+    )
+
+
+_SERVER = """
+import json, os, select, signal, sys
+{imports}
+answers = os.fdopen(os.dup(1), "w", buffering=1)
+requests = os.fdopen(os.dup(0), "rb", buffering=0)
+given = None
+while given is None and (line := requests.readline()):
+    if child := os.fork():
+        print(child, file=answers)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers)
+    else:
+        given = json.loads(line)
+if given is not None:
+    answers.close()
+    requests.close()
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    terminal = os.open(given["terminal"], os.O_RDWR)
+    for number in 0, 1, 2:
+        os.dup2(terminal, number)
+    os.close(terminal)
+    sys.stdin = sys.__stdin__ = open(0)
+    sys.stdout = sys.__stdout__ = open(1, "w")
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, errors="backslashreplace")
+    os.environ.clear()
+    os.environ.update(given["env"])
+    sys.argv = given["command"]
+    __file__, sys.path[0] = sys.argv[0], os.path.dirname(sys.argv[0])
+    exec(compile(open(__file__).read(), __file__, "exec"), globals())
+"""
+
+
+class Preloaded:
+    """Programs of Python, one after the other, in forks of a process that has done imports.
+
+    Args:
+        imports: the lines that it begins with.
+    """
+
+    pid: int
+    returncode: int | None
+
+    def __init__(self, imports: str) -> None:
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", _SERVER.replace("{imports}", imports)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=environment(),
+        )
+
+    def launch(
+        self, terminal: str, command: Sequence[str], env: Mapping[str, str], cwd: Path | None
+    ) -> Preloaded:
+        """Start a program, a file with arguments; what is returned waits for it as a Popen does."""
+        assert cwd is None
+        self.returncode = None
+        request = {"terminal": terminal, "command": command[1:], "env": env}
+        self.server.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
+        self.pid = int(self.server.stdout.readline())  # type: ignore[union-attr]
+        return self
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self.wait(0)
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code; None if it still runs after so many seconds."""
+        if self.returncode is None and select.select([self.server.stdout], [], [], seconds)[0]:
+            self.returncode = int(self.server.stdout.readline())  # type: ignore[union-attr]
+        return self.returncode
+
+    def end(self) -> None:
+        """End the process that has done the imports."""
+        self.server.communicate()
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from burnt.store import RunReader
-from tests.emulator import Emulator
+from tests.emulator import Emulator, Preloaded
 
 TRAINING = """\
 import ctypes, json, os, subprocess, sys, time, warnings
@@ -215,8 +215,15 @@ class Desk:
         return sorted(int(line.removeprefix("step ")) for line in lines if line.startswith("step "))
 
 
+@pytest.fixture(scope="module")
+def preloaded() -> Iterator[Preloaded]:
+    server = Preloaded(TRAINING[: TRAINING.index("\nfolder = ")])
+    yield server
+    server.end()
+
+
 @pytest.fixture
-def training(tmp_path):  # type: ignore[no-untyped-def]
+def training(tmp_path, preloaded):  # type: ignore[no-untyped-def]
     """Starts the training with a monitor that behaves in some way, and waits until it shows."""
     program, app = tmp_path / "training.py", tmp_path / "app.py"
     program.write_text(TRAINING)
@@ -226,7 +233,8 @@ def training(tmp_path):  # type: ignore[no-untyped-def]
     def start(mode: str = "well", *, shows: bool = True, **limits: float) -> Iterator[Desk]:
         command = [str(tmp_path / "nothing")] if mode == "nowhere" else [sys.executable, "-S", str(app), mode]
         env = {"APP": json.dumps(command), "LIMITS": json.dumps(limits), "PYTHONUNBUFFERED": None}
-        with Emulator([sys.executable, str(program), str(tmp_path / "run")], env=env) as terminal:
+        command = [sys.executable, program, tmp_path / "run"]
+        with Emulator(command, env=env, launch=preloaded.launch) as terminal:
             if shows:
                 terminal.wait_for_screen("MONITOR of run", "picture")
             yield Desk(terminal, tmp_path / "run")
