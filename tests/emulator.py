@@ -228,14 +228,14 @@ requests = os.fdopen(os.dup(0), "rb", buffering=0)
 given = None
 while given is None and (line := requests.readline()):
     if child := os.fork():
-        print(child, file=answers)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers)
     else:
         given = json.loads(line)
 if given is not None:
+    os.setsid()
+    print(os.getpid(), file=answers)  # only now, when its session can be killed
     answers.close()
     requests.close()
-    os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     terminal = os.open(given["terminal"], os.O_RDWR)
     for number in 0, 1, 2:
