@@ -271,13 +271,13 @@ class Nested(torch.nn.Module):
         return x
 
 
-def stream(folder: Path) -> Any:
+def stream(folder: Path, durations: tuple[str, ...] = ("9 steps", "2 epochs")) -> Any:
     """With transforms that draw, stopped and resumed in the middle of an epoch."""
 
     def noisy(item: Any, generator: torch.Generator) -> Any:
         return {**item, "x": item["x"] + torch.randn(6, generator=generator, dtype=torch.float64)}
 
-    for duration in ("9 steps", "2 epochs"):
+    for duration in durations:
         shards = data.Shards(range(3), rows)
         loader = data.StreamLoader(shards, 8, shuffle=10, item_transform=noisy, workers=1)
         limited = data.LimitedLoader(loader, 6)
@@ -364,6 +364,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
         folder, loader=torch.utils.data.DataLoader(table(), 8, shuffle=True, collate_fn=data.collate)
     ),
     "stream": stream,
+    "stream begun": lambda folder: stream(folder, ("9 steps",)),
     "stopping": lambda folder: train(
         folder,
         duration="40 epochs",

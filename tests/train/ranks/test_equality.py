@@ -1,6 +1,7 @@
 """A training on several ranks and on one does the same."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,13 @@ def test_one_process_replays_a_step_of_several(folder):
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_trainings(folder, size):
     check(folder, size, [name for name in [*programs.CASES, *SHARDED] if name not in FAST[size]])
+
+
+@pytest.mark.full
+def test_a_stream_is_resumed_on_another_number_of_ranks(tmp_path):
+    train(tmp_path, 2, ["stream-begun"])
+    shutil.copytree(tmp_path / "stream-begun-2", tmp_path / "stream-3")
+    check(tmp_path, 3, ["stream"])
 
 
 @pytest.mark.full
