@@ -425,7 +425,7 @@ class SyncBatchNorm(Module, torch.nn.SyncBatchNorm):
         sums: Tensor = torch.cat([wide.sum(axes) * weight, wide.new_full((1,), items * weight)])
         sums = _SumOverProcesses.apply(sums, group)  # type: ignore[no-untyped-call]
         count = sums[-1].detach()
-        if count <= 1:
+        if not count.is_meta and count <= 1:
             raise InputValueError(
                 "a single value for each channel over all processes has no variance",
                 where=f"SyncBatchNorm({self.num_features})",
