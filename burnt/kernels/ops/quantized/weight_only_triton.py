@@ -37,6 +37,7 @@ def multiply_vector(  # type: ignore[no-untyped-def]
     M,
     N,
     K,
+    stored,  # bytes of a row of values; as an argument it is known to be a multiple of 16
     x_stride,
     value_stride,
     scale_stride,
@@ -59,7 +60,6 @@ def multiply_vector(  # type: ignore[no-untyped-def]
     n = (pid // SPLIT * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     in_n = n < N
     group = tl.arange(0, GROUPS) * BYTES
-    stored = tl.cdiv(K, PER_BYTE)
     step: tl.constexpr = GROUPS * BYTES
     length = tl.cdiv(tl.cdiv(stored, step), SPLIT) * step
     row_values = values + (n * value_stride)[:, None, None]
@@ -134,6 +134,7 @@ def multiply_tiles(  # type: ignore[no-untyped-def]
     M,
     N,
     K,
+    stored,
     x_stride,
     value_stride,
     scale_stride,
@@ -159,7 +160,6 @@ def multiply_tiles(  # type: ignore[no-untyped-def]
     BYTES: tl.constexpr = BLOCK_K // PER_BYTE // GROUPS
     group = tl.arange(0, GROUPS)
     inside = group[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-    stored = tl.cdiv(K, PER_BYTE)
     row_values = values + (n * value_stride)[:, None, None]
     offset = tl.zeros([BLOCK_N, GROUPS], tl.float32)
     factor = tl.full([BLOCK_N, GROUPS], 1.0, tl.float32)
@@ -239,7 +239,7 @@ def launches(call: LinearArguments, config: Mapping[str, str]) -> tuple[list[Lau
     parts = x.new_empty(sizes.split, rows, columns, dtype=torch.float32) if sizes.split > 1 else out
     scale_stride = 0 if scale.shape[0] == 1 and columns != 1 else scale.shape[1]
     arguments: tuple[Any, ...] = (x, values, scale, zero_point, bias, parts, rows, columns, terms)
-    arguments += (x.stride(0), values.stride(0), scale_stride)
+    arguments += (values.shape[1], x.stride(0), values.stride(0), scale_stride)
     end = {"ACTIVATION": call.activation, "SPLIT": sizes.split}
     constants = {"BLOCK": block, "VALUE": call.value, "PER_BYTE": per_byte, **end}
     if isinstance(sizes, VectorConfig):

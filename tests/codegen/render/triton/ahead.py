@@ -25,6 +25,7 @@ from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import load
+from tests.codegen.render.triton.machine_code import MachineCode, disassembled
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -61,6 +62,7 @@ class Compiled:
         registers: per thread.
         spilled: bytes per thread spilled from registers.
         shared: bytes of shared memory per program.
+        cubin: the file of the machine code, for NVIDIA.
     """
 
     name: str
@@ -68,6 +70,13 @@ class Compiled:
     registers: int
     spilled: int
     shared: int
+    cubin: Path | None = None
+
+    @property
+    def code(self) -> MachineCode:
+        """The machine code, of a kernel for NVIDIA."""
+        assert self.cubin is not None
+        return disassembled(self.cubin)
 
     @property
     def doubles(self) -> list[str]:
@@ -189,7 +198,7 @@ def measured(kernel: Any, name: str, target: str, folder: Path) -> Compiled:
         output = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
         usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", output))
         spilled = int(usage["STACK"]) + int(usage["LOCAL"])
-        return Compiled(name, kernel.asm["ptx"], int(usage["REG"]), spilled, shared)
+        return Compiled(name, kernel.asm["ptx"], int(usage["REG"]), spilled, shared, file)
     assembly = kernel.asm["amdgcn"]
 
     def number(field: str) -> int:
