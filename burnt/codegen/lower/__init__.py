@@ -8,6 +8,7 @@ from burnt.codegen.lower import (  # noqa: F401 - they register their lowerings
     conv,
     elementwise,
     gather,
+    gelu,
     integers,
     pooling,
     random,

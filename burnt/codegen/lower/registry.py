@@ -125,7 +125,7 @@ def operand(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Callable[[I
 # The operations of `pointwise`, by their number of inputs.
 UNARY = (
     "identity neg abs sign relu not reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan "
-    "sinh cosh tanh asin acos atan asinh acosh atanh erf erfc sigmoid floor ceil trunc round"
+    "sinh cosh tanh asin acos atan asinh acosh atanh erf erfc sigmoid floor ceil trunc round fast_exp2"
 )
 _BINARY = (
     "add sub mul maximum minimum fmax fmin eq ne lt le gt ge and or xor div pow atan2 copysign fmod "
@@ -142,7 +142,8 @@ def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch
             maximum minimum fmax fmin``, and with a bool result ``eq ne lt le gt ge``. For integers:
             ``and or xor not``. For floats: ``div reciprocal sqrt rsqrt pow exp exp2 expm1 log log2 log10
             log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh atan2 erf erfc sigmoid floor
-            ceil trunc round copysign fmod``.
+            ceil trunc round copysign fmod fast_exp2``. `fast_exp2` is the exponential of a GPU, whose
+            results may be 0 where they are no normal float32.
         meta: a tensor of the result's shape and dtype.
         inputs: values, which are broadcast to that shape, and numbers.
         dtype: the dtype that the inputs are converted to; 16-bit floats are computed in float32.

@@ -316,6 +316,12 @@ def exp2(x):
 
 
 @triton.jit
+def fast_exp2(x):
+    """2^x within 2 ulp; 0 where that is no normal float32."""
+    return tl.exp2(x)
+
+
+@triton.jit
 def expm1(x):
     """e^x - 1."""
     if x.dtype == tl.float64:

@@ -41,8 +41,8 @@ _TL_FUNCTIONS = frozenset({"log", "log2", "cos", "abs"})
 _HELPER_ALIASES = {"div": "divide"}
 _HELPER_LIST = """
     maximum minimum fmax fmin neg copysign floor ceil trunc round sign relu sqrt rsqrt reciprocal exp exp2
-    expm1 sigmoid tanh sinh cosh log10 log1p asinh acosh atanh erf erfc sin tan asin acos atan atan2 pow fmod
-    remainder trunc_div floor_div div
+    fast_exp2 expm1 sigmoid tanh sinh cosh log10 log1p asinh acosh atanh erf erfc sin tan asin acos atan
+    atan2 pow fmod remainder trunc_div floor_div div
 """
 _HELPERS = frozenset(_HELPER_LIST.split())
 _MAX_LITERAL = 2

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.source import select_config
 from burnt.kernels.ops.quantized import weight_only_config, weight_only_triton
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
-from tests.codegen.render.triton.ahead import compiled_launch, limits_of
+from tests.codegen.render.triton.ahead import compiled, compiled_launch, limits_of, planned
 
 
 @pytest.mark.parametrize("target", ["sm_90", pytest.param("sm_100", marks=pytest.mark.full)])
@@ -29,4 +33,18 @@ def test_packed_weights_are_not_read_byte_by_byte(rows: int, block: int, target:
     found = compiled_launch(weight_only_triton.launches(call, config)[0][0], target, tmp_path)
     assert not found.code.count("LDG.E.U8", "LDG.E.S8")
     assert found.code.count("LDG.E.128", "LDGSTS.E.BYPASS.128", "LDGSTS.E.BYPASS.LTC128B.128")
+    assert not found.spilled
+
+
+def gelu_of_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def test_gelu_after_a_product_takes_few_instructions(tmp_path: Path) -> None:
+    x, w, b = (torch.empty(*shape).bfloat16() for shape in ((8192, 4096), (4096, 4096), (4096,)))
+    (kernel,) = (k for k in planned(gelu_of_linear, x, w, b, products=True) if k.matmul is not None)
+    config = select_config(structure_of(kernel), limits_of("sm_90"))
+    (found,) = compiled([print_kernel(kernel, config)], "sm_90", tmp_path)
+    elements = config.block_m * config.block_n / (32 * config.warps)
+    assert found.code.outside(found.code.loop_with("HGMMA")) <= 24 * elements
     assert not found.spilled
