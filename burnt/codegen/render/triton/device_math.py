@@ -108,11 +108,20 @@ def log_add_exp(a, b):
 
 
 @triton.jit
-def online_add_exp(total, maximum_so_far, x):
-    """Add e^x to a sum of exponentials relative to its maximum; make it relative to the larger of both."""
-    difference = tl.where(x == maximum_so_far, 0.0, x - maximum_so_far)
-    scale = exp(-tl.abs(difference))
-    return tl.where(difference > 0, total * scale + 1, total + scale)
+def online_maximum(maximum_so_far, x):
+    """The larger of a maximum and the numbers along the last axis of x, NaN if one is."""
+    return maximum(maximum_so_far, tl.reduce(x, len(maximum_so_far.shape), maximum))
+
+
+@triton.jit
+def online_add_exp(total, old_maximum, new_maximum, x):
+    """Add e^x, along the last axis of x, to a sum relative to its maximum; make it relative to the new one.
+
+    The exponents are at most 0: their rounding errors, which grow with them, hardly count in the sum.
+    """
+    base = tl.where(new_maximum == -float("inf"), 0.0, new_maximum)
+    terms = fast_exp2((x - tl.expand_dims(base, len(base.shape))) * 1.4426950408889634)
+    return total * fast_exp2((old_maximum - base) * 1.4426950408889634) + tl.sum(terms, len(base.shape))
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -33,7 +33,7 @@ from burnt.codegen.ir import (
     Store,
     Var,
 )
-from burnt.codegen.ir.expr import extreme
+from burnt.codegen.ir.expr import extreme, walk
 from burnt.codegen.render.triton.expr import TL_DTYPES, ExprPrinter, TileValue, literal
 from burnt.codegen.render.triton.layout import ColumnSpace, Layout
 from burnt.codegen.render.triton.matmul import matmul_structure, print_matmul
@@ -351,9 +351,14 @@ class _TilePrinter(ExprPrinter):
         shape = f"[ROWS, {block}]" if self.layout.row_loops else f"[{block}]"
         accumulators = [_Accumulator(step, self.needs_int64) for step in reductions]
         first = len(self.reductions)
-        for k, accumulator in enumerate(accumulators):
+        sums = [s for s in reductions if isinstance(s, OnlineReduction) and s.kind == "exp"]
+        by_group = {*sums, *(step.reference for step in sums)}  # a maximum for some neighbouring elements
+        if by_group:
+            self.constants["GROUP"] = self.group_size(sums)
+        for k, (step, accumulator) in enumerate(zip(reductions, accumulators, strict=True)):
+            own_shape = shape.replace("]", " // GROUP]") if step in by_group else shape
             for suffix, start, dtype in accumulator.blocks:
-                self.emit(f"a{first + k}{suffix} = tl.full({shape}, {start}, {TL_DTYPES[dtype]})")
+                self.emit(f"a{first + k}{suffix} = tl.full({own_shape}, {start}, {TL_DTYPES[dtype]})")
         online = {
             step: f"a{first + k}" for k, step in enumerate(reductions) if isinstance(step, OnlineReduction)
         }
@@ -377,11 +382,15 @@ class _TilePrinter(ExprPrinter):
         self.emit_columns(space, start, end)
         self.enter_tile(space)
         accumulator_names = {step: f"a{first + k}" for k, step in enumerate(reductions)}
+        # Before the other reduction includes these elements.
+        for reference in dict.fromkeys(step.reference for step in sums):
+            own = {online[step]: step for step in sums if step.reference == reference}
+            self.accumulate_exponentials(own, accumulator_names[reference], shape)
         for online_step, name in online.items():
-            # Before the other reduction includes these elements.
-            self.accumulate_online(online_step, name, accumulator_names[online_step.reference])
+            if online_step.kind == "squares":
+                self.accumulate_squares(online_step, name, accumulator_names[online_step.reference])
         for step, accumulator in zip(reductions, accumulators, strict=True):
-            if step not in online:
+            if step not in online and step not in by_group:
                 self.accumulate(
                     accumulator,
                     accumulator_names[step],
@@ -423,13 +432,30 @@ class _TilePrinter(ExprPrinter):
 
     # --- online reductions --------------------------------------------------------------------------------
 
-    def accumulate_online(self, step: OnlineReduction, name: str, beside: str) -> None:
-        """Add a tile to an online sum, relative to each lane's current value of the other reduction."""
+    def group_size(self, sums: Sequence[OnlineReduction]) -> int:
+        """Return how many neighbouring elements share a maximum: those that a thread reads at once."""
+        loads = [e for e in walk([step.body for step in sums]) if e.op == "load"]
+        nbytes = min((e.extra[0].dtype.itemsize for e in loads), default=4)
+        elements = self.constants[self.block] * self.constants.get("ROWS", 1)
+        return max(1, min(16 // nbytes, elements // (32 * self.config.warps), self.constants[self.block]))
+
+    def accumulate_exponentials(
+        self, sums: Mapping[str, OnlineReduction], reference: str, shape: str
+    ) -> None:
+        """Add a tile to sums of exponentials, relative to each group's maximum so far, and to the maximum."""
+        for number, (name, step) in enumerate(sums.items()):
+            beside = _Accumulator(step.reference, self.needs_int64)
+            (block,) = self.masked_blocks(beside, self.visit(step.body))
+            self.emit(f"group = tl.reshape({block}, {shape.replace(']', ' // GROUP, GROUP]')})")
+            if not number:
+                self.emit(f"larger = {self.helper('online_maximum')}({reference}, group)")
+            self.emit(f"{name} = {self.helper('online_add_exp')}({name}, {reference}, larger, group)")
+        self.emit(f"{reference} = larger")
+
+    def accumulate_squares(self, step: OnlineReduction, name: str, beside: str) -> None:
+        """Add a tile to squared deviations, relative to each lane's mean so far."""
         beside_accumulator = _Accumulator(step.reference, self.needs_int64)
         (block,) = self.masked_blocks(beside_accumulator, self.visit(step.body))
-        if step.kind == "exp":
-            self.emit(f"{name} = {self.helper('online_add_exp')}({name}, {beside}, {block})")
-            return
         updated = f"{self.helper('online_add_square')}({name}, {beside}, {name}_count, {block})"
         self.emit(f"{name} = tl.where({self.masks['C']}, {updated}, {name})")
         self.emit(f"{name}_count += 1")

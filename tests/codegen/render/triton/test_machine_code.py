@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.source import select_config
+from burnt.kernels.ops.loss.cross_entropy_rows import Terms, row_losses
 from burnt.kernels.ops.quantized import weight_only_config, weight_only_triton
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
 from tests.codegen.render.triton.ahead import compiled, compiled_launch, limits_of, planned
@@ -47,4 +48,17 @@ def test_gelu_after_a_product_takes_few_instructions(tmp_path: Path) -> None:
     (found,) = compiled([print_kernel(kernel, config)], "sm_90", tmp_path)
     elements = config.block_m * config.block_n / (32 * config.warps)
     assert found.code.outside(found.code.loop_with("HGMMA")) <= 24 * elements
+    assert not found.spilled
+
+
+def losses(logits: Tensor, target: Tensor) -> Tensor:
+    return row_losses.fn(logits, target, *Terms.of(-100, 0.0, 0.0))
+
+
+def test_cross_entropy_takes_few_instructions_for_an_element(tmp_path: Path) -> None:
+    logits, target = torch.empty(2048, 32768).bfloat16(), torch.zeros(2048).long()
+    (kernel,) = planned(losses, logits, target)
+    config = select_config(structure_of(kernel), limits_of("sm_90"))
+    (found,) = compiled([print_kernel(kernel, config)], "sm_90", tmp_path)
+    assert len(found.code.loop_with("MUFU.EX2")) <= 12 * config.cols / (32 * config.warps)
     assert not found.spilled

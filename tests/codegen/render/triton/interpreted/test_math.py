@@ -25,7 +25,8 @@ ULP = {
 def test_every_function_is_tested():
     inner = {"index_div", "index_mod", "multiply", "bitwise_or", "bitwise_and", "argmax", "argmin"}
     inner |= {"philox_word", "uniform", "random_below", "last_max", "last_min", "log_add_exp"}
-    inner |= {"online_add_exp", "online_add_square", "rescale_exp", "rescale_squares"}  # in test_online.py
+    inner |= {"fast_exp2", "online_maximum", "online_add_exp"}  # in test_online.py
+    inner |= {"online_add_square", "rescale_exp", "rescale_squares"}
     inner |= {"power"}  # in test_whole_numbers.py
     inner |= {"decode_e4m3", "decode_e5m2", "encode_e4m3", "encode_e5m2"}  # in test_quantized.py
     names = {n for n, f in vars(device_math).items() if hasattr(f, "fn") and not n.startswith("_")}
