@@ -20,6 +20,7 @@ from burnt.codegen.render.triton.layout import INT32_INDEX_LIMIT
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.matmul_template import tile_index
 from burnt.kernels.interface.launch import Launch, run_all
+from burnt.kernels.ops.quantized.quantize import FLOAT8
 from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall
 from burnt.kernels.ops.quantized.values_triton import activate, decode_float16, requantize
 
@@ -68,19 +69,16 @@ def _dot(x_MK, w_KN, sums, VALUE: tl.constexpr, FLOAT8: tl.constexpr, BLOCK_K: t
     if VALUE == "int8":
         return tl.dot(x_MK, w_KN, sums, out_dtype=tl.int32)
     elif FLOAT8:
-        TYPE: tl.constexpr = tl.float8e4nv if VALUE == "float8_e4m3" else tl.float8e5
         # Hopper's tensor cores add float8 products with 14 bits: after so many, add them in float32.
         IMPRECISE: tl.constexpr = BLOCK_K if BLOCK_K < 128 else 128
-        return tl.dot(
-            x_MK.to(TYPE, bitcast=True), w_KN.to(TYPE, bitcast=True), sums, max_num_imprecise_acc=IMPRECISE
-        )
+        return tl.dot(x_MK, w_KN, sums, max_num_imprecise_acc=IMPRECISE)
     else:
         return tl.dot(decode_float16(x_MK, VALUE), decode_float16(w_KN, VALUE), sums, input_precision="ieee")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def multiply(  # type: ignore[no-untyped-def]
-    x,  # [M, K], rows contiguous
+    x,  # [M, K], rows contiguous; of float8 numbers as such if FLOAT8, else their bytes
     values,  # [N, K], rows contiguous
     x_scale,
     scale,
@@ -120,8 +118,8 @@ def multiply(  # type: ignore[no-untyped-def]
     for begin in range(split * length, tl.minimum((split + 1) * length, K), BLOCK_K):
         k = begin + tl.arange(0, BLOCK_K)
         in_k = k < K
-        x_MK = tl.load(x_rows + k[None, :], mask=in_m[:, None] & in_k[None, :], other=0)
-        w_KN = tl.load(w_columns + k[:, None], mask=in_k[:, None] & in_n[None, :], other=0)
+        x_MK = tl.load(x_rows + k[None, :], mask=in_m[:, None] & in_k[None, :], other=0.0)
+        w_KN = tl.load(w_columns + k[:, None], mask=in_k[:, None] & in_n[None, :], other=0.0)
         sums = _dot(x_MK, w_KN, sums, VALUE, FLOAT8, BLOCK_K)
         if x_zero is not None:
             column_sums += tl.sum(w_KN.to(tl.int32), 0)
@@ -299,9 +297,12 @@ def linear_launches(
     target = x.new_empty(config.split, rows, columns, dtype=sum_dtype) if config.split > 1 else out
     scales, scale_strides, bias = _scales_and_bias(call)
     end = (bias, call.out_scale, call.out_zero_point)
+    multiplies_float8 = float8 and call.value != "int8"
+    if multiplies_float8:  # their type lets them go from memory to tensor cores without a detour
+        x, values = (t.view(FLOAT8[call.value]) for t in (x, values))
     arguments: tuple[Any, ...] = (x, values, *scales, call.x_zero_point, *end, target)
     arguments += (rows, columns, terms, x.stride(0), values.stride(0), *scale_strides)
-    constants = {"VALUE": call.value, "FLOAT8": float8 and call.value != "int8", "SPLIT": config.split}
+    constants = {"VALUE": call.value, "FLOAT8": multiplies_float8, "SPLIT": config.split}
     grid: tuple[int, ...] = (_count_tiles(rows, columns, config) * config.split,)
     constants |= _tile_constants(call, config)
     first = Launch(multiply, grid, arguments, constants, _options(config))

@@ -14,7 +14,8 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.source import select_config
 from burnt.kernels.ops.loss.cross_entropy_rows import Terms, row_losses
-from burnt.kernels.ops.quantized import weight_only_config, weight_only_triton
+from burnt.kernels.ops.quantized import scaled_gpu, scaled_triton, weight_only_config, weight_only_triton
+from burnt.kernels.ops.quantized.scaled import LinearCall
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
 from tests.codegen.render.triton.ahead import compiled, compiled_launch, limits_of, planned
 
@@ -61,4 +62,19 @@ def test_cross_entropy_takes_few_instructions_for_an_element(tmp_path: Path) -> 
     config = select_config(structure_of(kernel), limits_of("sm_90"))
     (found,) = compiled([print_kernel(kernel, config)], "sm_90", tmp_path)
     assert len(found.code.loop_with("MUFU.EX2")) <= 12 * config.cols / (32 * config.warps)
+    assert not found.spilled
+
+
+def test_float8_products_take_no_detour_and_stay_in_flight(tmp_path: Path) -> None:
+    x = torch.empty(4096, 4096, dtype=torch.uint8, device="meta")
+    scale = torch.empty(4096, device="meta")
+    call = LinearCall(x, x, scale, scale, value="float8_e4m3", dtype=torch.bfloat16)
+    config = scaled_gpu.select_config(4096, 4096, 4096, limits_of("sm_90"), "float8")
+    (launch,) = scaled_triton.linear_launches(call, config, float8=True)[0]
+    found = compiled_launch(launch, "sm_90", tmp_path)
+    loop = found.code.loop_with("QGMMA")
+    assert not loop.count("STS")
+    assert [one.operands.split()[-1] for one in loop.instructions if one.opcode == "WARPGROUP.DEPBAR.LE"][
+        -1
+    ] == "0x1"
     assert not found.spilled
