@@ -142,7 +142,7 @@ def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch
             maximum minimum fmax fmin``, and with a bool result ``eq ne lt le gt ge``. For integers:
             ``and or xor not``. For floats: ``div reciprocal sqrt rsqrt pow exp exp2 expm1 log log2 log10
             log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh atan2 erf erfc sigmoid floor
-            ceil trunc round copysign fmod fast_exp2``. `fast_exp2` is the exponential of a GPU, whose
+            ceil trunc round copysign fmod fast_exp2``. The last one is the exponential of a GPU, whose
             results may be 0 where they are no normal float32.
         meta: a tensor of the result's shape and dtype.
         inputs: values, which are broadcast to that shape, and numbers.

@@ -99,7 +99,7 @@ def test_a_lowering_that_returns_something_else_is_named(op: Any, lowering: Any,
 
 
 WORDS = [
-    word for words in re.findall(r"``([a-z0-9 \n]+)``", str(pointwise.__doc__)) for word in words.split()
+    word for words in re.findall(r"``([a-z0-9_ \n]+)``", str(pointwise.__doc__)) for word in words.split()
 ]
 INTEGERS = {"and", "or", "xor", "not"}
 TESTS = {"eq", "ne", "lt", "le", "gt", "ge"}
