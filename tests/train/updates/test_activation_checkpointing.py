@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import burnt.nn
 from burnt import Gradients, optim
@@ -112,7 +113,8 @@ def test_activations_are_freed_at_once():
                 Gradients.of(model(x).sum(), model)
                 gc.set_debug(gc.DEBUG_SAVEALL)
                 gc.collect()
-                assert not [found for found in gc.garbage if isinstance(found, torch.Tensor)]
+                kept = [found for found in gc.garbage if isinstance(found, torch.Tensor)]
+                assert not [found for found in kept if not isinstance(found, FakeTensor)]  # without memory
             finally:
                 gc.set_debug(0)
                 gc.garbage.clear()
