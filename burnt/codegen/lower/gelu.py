@@ -24,7 +24,7 @@ _LOG2_TAIL = (
 
 def _tail(a: Expr) -> Expr:
     """Return the probability of a standard normal variable above `a`, at least 0."""
-    log = const(_LOG2_TAIL[-1], a.dtype)
+    log: Expr = const(_LOG2_TAIL[-1], a.dtype)
     for coefficient in _LOG2_TAIL[-2::-1]:
         log = log * a + coefficient
     return log.apply("fast_exp2")
@@ -43,7 +43,7 @@ def _lower_gelu(meta: torch.Tensor, x: Value, **_: Any) -> Value:
 def _lower_gelu_backward(meta: torch.Tensor, gradient: Value, x: Value, **_: Any) -> Value:
     def element(gradient: Expr, x: Expr) -> Expr:
         tail = _tail(x.apply("abs"))
-        density = (x * x * (-0.5 * math.log2(math.e))).apply("fast_exp2") * (2 * math.pi) ** -0.5
+        density = (x * x * (-0.5 * math.log2(math.e))).apply("fast_exp2") * math.sqrt(0.5 / math.pi)
         return gradient * (x.lt(0).where(tail, -tail + 1) + x * density)
 
     return elementwise(meta, [gradient, x], element)

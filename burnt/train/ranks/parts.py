@@ -67,7 +67,10 @@ class PartLoader:
             return read_parts(loader, epoch, start, ranks.rank, ranks.size, **position)
 
         def batches() -> Iterator[Any]:
-            return loader.resume(epoch, start, **position) if position else loader.epoch(epoch, start)
+            read: Iterator[Any] = (
+                loader.resume(epoch, start, **position) if position else loader.epoch(epoch, start)
+            )
+            return read
 
         if loader.num_batches() is not None and (known := parts()) is not None:
             return known
@@ -75,7 +78,7 @@ class PartLoader:
         states = ranks.every(own if ranks.rank == 0 else None)
         if states[0] is not None:
             states[0].restore()
-        read = parts() or batches()
+        read: Any = parts() or batches()
         position_before = read.state() if hasattr(read, "state") else None
         first = next(read, None)
         if ranks.rank:
@@ -102,15 +105,14 @@ class _Slices(Iterator[Part]):
 
     def __next__(self) -> Part:
         batch = self._first.pop() if self._first else next(self._batches, None)
-        is_part = isinstance(batch, Part)
-        total = -1 if batch is None else batch.total if is_part else _size(batch)
+        total = -1 if batch is None else batch.total if isinstance(batch, Part) else _size(batch)
         numbers, squares = self._ranks.totals([total, total**2])
         if numbers**2 != squares * self._ranks.size:  # they are equal if all numbers are
             found = "no further one" if batch is None else f"one of {total} items"
             self._ranks.check_same({"the next batch of an iterable": found}, _SAME)
         if batch is None:
             raise StopIteration
-        if is_part:
+        if isinstance(batch, Part):
             return batch
         begin, end = (
             -(-total * edge // self._ranks.size) for edge in (self._ranks.rank, self._ranks.rank + 1)

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from burnt.data import move
+from burnt.data import Part, move
 from burnt.data.seeds import seed_global_states, seed_of
 from burnt.errors import RankError, UnsupportedError, clean
 from burnt.gradients import Gradients, summed_dtype
@@ -41,7 +41,7 @@ from burnt.train.learner import Learner
 from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.ranks.early import EarlySums, grouped
 from burnt.train.ranks.launch import Launched, PrefixStore
-from burnt.train.ranks.parts import Part, PartLoader, tensors_of
+from burnt.train.ranks.parts import PartLoader, tensors_of
 from burnt.train.step import StepOutput
 from burnt.train.updates.manual import Optimizers
 from burnt.train.updates.optimizer_step import WindowGradients
