@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -15,6 +14,10 @@ import burnt.nn, burnt.train  # once, and not by each of the forks
 torch.set_num_threads(1)
 size, program, *words = sys.argv[1:]
 sys.path[0] = os.path.dirname(program)
+# As a launcher has it: in a port that no other program can take meanwhile.
+store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store.port))
+os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
 children = []
 for rank in range(int(size)):
     if not (child := os.fork()):
@@ -40,14 +43,5 @@ def by_two(script: str, folder: Path, kind: str) -> None:
 
 def by_several(size: int, file: Path, *words: object) -> subprocess.CompletedProcess[str]:
     """Run a program as `program *words rank` in processes that a launcher seems to have started."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(forked.ROOT),
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(forked.ROOT)}
     return forked.run(_WORKERS, size, file, *words, env=environment, timeout=300)
