@@ -58,6 +58,7 @@ _QUEUE_ITEMS = 65_536  # samples are dropped when the queue is this long
 _RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 _SYNC_SECONDS = 60.0  # how long `sync` waits for a slow disk, and for one that fails
 _FAILING_SYNC_SECONDS = 2.0
+_LOG_TRIES = 20  # to move the log into run.db, 10 ms apart
 
 _SAMPLES = ("log", INTO_LOG, INTO_SYSTEM)  # the kinds of items that may be dropped
 _FOLDERS = ("checkpoints", "logs", "control")
@@ -637,7 +638,11 @@ class RunWriter:
             if os.path.exists(log := f"{self._path}-wal"):
                 with open(log, "rb+") as file:
                     os.fsync(file.fileno())
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            for _ in range(_LOG_TRIES):  # a reader is there for milliseconds
+                _, pages, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if moved == pages:
+                    break
+                time.sleep(0.01)
 
     def _disconnect(self, *, ended: bool) -> None:
         connection, self._connection = self._connection, None

@@ -453,7 +453,7 @@ def test_whatever_prints_goes_to_the_log(training) -> None:
         )
         desk.goes_on()
         desk.leave()
-        desk.do("ctypes.CDLL(None).puts(b'nine')")
+        desk.do("ctypes.CDLL(None).puts(b'nine'); ctypes.CDLL(None).fflush(None)")
         desk.finish()
     for word in ("one", "two", "three", "five", "seven", "eight"):
         assert f"{word}\n" in desk.output()
