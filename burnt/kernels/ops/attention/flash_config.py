@@ -16,25 +16,29 @@ KERNELS = ("forward", "dots", "keys", "queries")
 class FlashConfig:
     """Block sizes of a kernel: queries and keys per tile, warps, and pipeline stages of the loop over blocks.
 
-    >>> str(FlashConfig(128, 64, warps=8, stages=3)), FlashConfig.of("64x32 w4 s2")
-    ('128x64 w8 s3', FlashConfig(m=64, n=32, warps=4, stages=2))
+    `ahead`, of the forward kernel: the products of the next block of keys begin before this block's softmax.
+
+    >>> str(FlashConfig(128, 64, warps=8, stages=3, ahead=True)), FlashConfig.of("64x32 w4 s2")
+    ('128x64 w8 s3 a', FlashConfig(m=64, n=32, warps=4, stages=2, ahead=False))
     """
 
     m: int
     n: int
     warps: int = 4
     stages: int = 2
+    ahead: bool = False
 
     def __str__(self) -> str:
-        return f"{self.m}x{self.n} w{self.warps} s{self.stages}"
+        return f"{self.m}x{self.n} w{self.warps} s{self.stages}" + " a" * self.ahead
 
     @classmethod
     def of(cls, text: str) -> FlashConfig:
         """Parse block sizes from their `str`; raise a ValueError if the text is malformed."""
-        found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)", text)
+        found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)( a)?", text)
         if found is None:
             raise ValueError(f"block sizes {text!r}: expected a text such as '128x64 w8 s3'")
-        return cls(*map(int, found.groups()))
+        *sizes, ahead = found.groups()
+        return cls(*map(int, sizes), ahead is not None)
 
 
 # Block sizes of each kernel for head sizes (the larger of keys and values) up to 64, 128 and 256. Found by
@@ -45,7 +49,7 @@ class FlashConfig:
 _WIDTHS = (64, 128, 256)
 _Table = dict[str, str]
 _HOPPER: _Table = {  # and later: several warps share a matmul, which reads its operands from shared memory
-    "forward": "128x64 w8 s3, 128x64 w8 s3, 64x32 w8 s2",
+    "forward": "128x64 w8 s3 a, 128x64 w8 s3 a, 64x32 w8 s2",
     "keys": "64x128 w8 s2, 32x128 w8 s2, 16x32 w8 s2",
     "queries": "128x64 w8 s3, 128x64 w8 s2, 32x16 w4 s1",
 }
@@ -94,7 +98,7 @@ def select_config(
     `size` is the larger head size of keys and values, at most 256; `itemsize` the bytes per element.
 
     >>> select_config(128, 2, Limits(132, shared_memory=227 << 10))["forward"]
-    FlashConfig(m=128, n=64, warps=8, stages=3)
+    FlashConfig(m=128, n=64, warps=8, stages=3, ahead=True)
     """
     rdna = limits.is_rocm and limits.warp_size == 32
     if itemsize == 4:
@@ -128,7 +132,7 @@ def shared_memory_bytes(kernel: str, blocks: FlashConfig, width: int, itemsize: 
 def min_accumulator_elements(kernel: str, blocks: FlashConfig, width: int) -> int:
     """Return how many numbers a program holds at least: a tile of scores and the accumulators."""
     accumulators = blocks.n * 2 * width if kernel == "keys" else blocks.m * width
-    return accumulators + blocks.m * blocks.n
+    return accumulators + blocks.m * blocks.n * (2 if blocks.ahead else 1)
 
 
 def configs(
@@ -146,14 +150,17 @@ def configs(
     The other arguments are as in `select_config`.
 
     >>> configs(64, 2, Limits(132, shared_memory=227 << 10))[0]["forward"]
-    '128x64 w8 s3'
+    '128x64 w8 s3 a'
     """
     default = select_config(size, itemsize, limits, has_additive_mask=has_additive_mask, has_score=has_score)
     neighbours: list[list[dict[str, FlashConfig]]] = []
     for kernel in kernels:
         current = default[kernel]
         neighbours.append([])
-        for config in change_each_size(current, "n", "m", "warps", "stages"):
+        changed = change_each_size(current, "n", "m", "warps", "stages")
+        if kernel == "forward":
+            changed.insert(1, dataclasses.replace(current, ahead=not current.ahead))
+        for config in changed:
             width = next_power_of_two(size)
             threads = config.warps * limits.warp_size
             registers = min(limits.max_registers, limits.registers // threads) * threads

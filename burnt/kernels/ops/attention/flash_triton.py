@@ -145,10 +145,16 @@ def _compute_scores(  # type: ignore[no-untyped-def]
     score: tl.constexpr,
     MASK: tl.constexpr,
     EDGE: tl.constexpr,
+    SCALED_LATER: tl.constexpr = False,
 ):
-    """Return masked scores (MASK 1: boolean, 2: additive), in base-2 units unless LARGE_SCORES."""
+    """Return masked scores (MASK 1: boolean, 2: additive), in base-2 units unless LARGE_SCORES.
+
+    With SCALED_LATER they are not multiplied by the scale.
+    """
     LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
-    if not LARGE_SCORES:
+    if SCALED_LATER:
+        s = qk
+    elif not LARGE_SCORES:
         s = qk * (scale * _LOG2_E)
     else:
         s = qk * scale
@@ -263,76 +269,68 @@ def unit_score_grad(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _accumulate_forward(  # type: ignore[no-untyped-def]
-    acc,
-    row_sum,
-    row_max,
-    q_MD,
-    k,
-    v,
-    mask,
-    seed,
-    begin,
-    end,
-    b,
-    h,
-    head,
-    row,
-    rows,
-    keys,
-    begin_M,
-    end_M,
-    k_stride,
-    v_stride,
-    mask_strides,
-    d_size,
-    e_size,
-    scale,
-    dropout,
-    args,
+def _multiply_keys(  # type: ignore[no-untyped-def]
+    q_MD, k, start, stride, keys, d_size, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAD_D: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the products of a tile of queries with the block of keys at `start`."""
+    column = _as_index(start + tl.arange(0, BLOCK_N), WIDE)
+    k_ND = _load_tile(k, column, tl.arange(0, BLOCK_D), stride, keys, d_size, EDGE, PAD_D)
+    return tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_keys(  # type: ignore[no-untyped-def]
+    state,  # of the loop over keys: acc, row_sum, row_max
+    qk,
+    start,
+    tile,  # what all blocks of keys share
     score: tl.constexpr,
     MASK: tl.constexpr,
     DROPOUT: tl.constexpr,
+    POSITIVE: tl.constexpr,
     EDGE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
-    PAD_D: tl.constexpr,
     PAD_E: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Accumulate the keys from `begin` to `end` into the output of a tile of queries."""
+    """Add the block of keys at `start`, whose products with the queries are `qk`, to a tile's output."""
     LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
-    for start in range(begin, end, BLOCK_N):
-        column = start + tl.arange(0, BLOCK_N)
-        if WIDE:
-            column = column.to(tl.int64)
-        i, j = row[:, None], column[None, :]
-        k_ND = _load_tile(k, column, tl.arange(0, BLOCK_D), k_stride, keys, d_size, EDGE, PAD_D)
-        s = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
-        s = _compute_scores(
-            s, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args, score,
-            MASK, EDGE,
-        )  # fmt: skip
-        if EDGE:
-            s = tl.where((j >= begin_M[:, None]) & (j < end_M[:, None]), s, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(s, 1))
-        safe_max = new_max
-        if EDGE or MASK != 0 or score is not None:
-            # A query that has seen no key yet would subtract -inf from -inf.
-            safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = _exp_difference(s - safe_max[:, None], LARGE_SCORES)
-        rescale = _exp_difference(row_max - safe_max, LARGE_SCORES)
-        row_sum = row_sum * rescale + tl.sum(p, 1)
-        acc = acc * rescale[:, None]
-        if DROPOUT:
-            p = tl.where(_dropout_mask(seed, head, row, start, dropout, BLOCK_M, BLOCK_N), p, 0.0)
-        v_NE = _load_tile(v, column, tl.arange(0, BLOCK_E), v_stride, keys, e_size, EDGE, PAD_E)
-        acc = tl.dot(p.to(v_NE.dtype), v_NE, acc, input_precision=PRECISION)
-        row_max = new_max
-    return acc, row_sum, row_max
+    # The maximum of scores times a positive scale is theirs times the scale: fewer multiplications.
+    SCALED_LATER: tl.constexpr = POSITIVE and not LARGE_SCORES
+    acc, row_sum, row_max = state
+    v, mask, seed, b, h, head, row, rows, keys, begin_M, end_M = tile[:11]
+    v_stride, mask_strides, e_size, scale, dropout, args = tile[11:]
+    column = _as_index(start + tl.arange(0, BLOCK_N), WIDE)
+    i, j = row[:, None], column[None, :]
+    s = _compute_scores(
+        qk, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args, score, MASK,
+        EDGE, SCALED_LATER,
+    )  # fmt: skip
+    if EDGE:
+        s = tl.where((j >= begin_M[:, None]) & (j < end_M[:, None]), s, float("-inf"))
+    block_max = tl.max(s, 1)
+    if SCALED_LATER:
+        block_max *= scale * _LOG2_E
+    new_max = tl.maximum(row_max, block_max)
+    safe_max = new_max
+    if EDGE or MASK != 0 or score is not None:
+        # A query that has seen no key yet would subtract -inf from -inf.
+        safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+    if SCALED_LATER:
+        s *= scale * _LOG2_E
+    p = _exp_difference(s - safe_max[:, None], LARGE_SCORES)
+    rescale = _exp_difference(row_max - safe_max, LARGE_SCORES)
+    row_sum = row_sum * rescale + tl.sum(p, 1)
+    acc = acc * rescale[:, None]
+    if DROPOUT:
+        p = tl.where(_dropout_mask(seed, head, row, start, dropout, BLOCK_M, BLOCK_N), p, 0.0)
+    v_NE = _load_tile(v, column, tl.arange(0, BLOCK_E), v_stride, keys, e_size, EDGE, PAD_E)
+    acc = tl.dot(p.to(v_NE.dtype), v_NE, acc, input_precision=PRECISION)
+    return acc, row_sum, new_max
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -369,6 +367,8 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     HAS_HIGH: tl.constexpr,
     HAS_TABLES: tl.constexpr,
     DROPOUT: tl.constexpr,
+    POSITIVE: tl.constexpr,  # whether the scale is
+    AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -406,14 +406,52 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    tile = (
+        v, mask, seed, b, h, head, row, rows, keys, begin_M, end_M, v_strides[2], mask_strides, e_size, scale,
+        dropout, args,
+    )  # fmt: skip
+    state = acc, row_sum, row_max
     for part in tl.static_range(3):
         if part > 0 or HAS_LOW or HAS_TABLES:
-            acc, row_sum, row_max = _accumulate_forward(
-                acc, row_sum, row_max, q_MD, k, v, mask, seed, ranges[part], ranges[part + 1], b, h, head,
-                row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size,
-                scale, dropout, args, score, MASK, DROPOUT, part != 1, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
-                PAD_D, PAD_E, WIDE, PRECISION,
-            )  # fmt: skip
+            begin, end = ranges[part], ranges[part + 1]
+            if AHEAD and part == 1:
+                # Tensor cores multiply the next block while this one's exponentials are computed; after the
+                # last block, that one again.
+                last = tl.maximum(end - BLOCK_N, begin)
+                qk = _multiply_keys(
+                    q_MD, k, begin, k_strides[2], keys, d_size, True, BLOCK_N, BLOCK_D, PAD_D, WIDE, PRECISION
+                )
+                for start in range(begin, end, BLOCK_N):
+                    next_qk = _multiply_keys(
+                        q_MD, k, tl.minimum(start + BLOCK_N, last), k_strides[2], keys, d_size, False, BLOCK_N,
+                        BLOCK_D, PAD_D, WIDE, PRECISION,
+                    )  # fmt: skip
+                    state = _add_keys(
+                        state, qk, start, tile, score, MASK, DROPOUT, POSITIVE, False, BLOCK_M, BLOCK_N,
+                        BLOCK_E, PAD_E, WIDE, PRECISION,
+                    )  # fmt: skip
+                    qk = next_qk
+            else:
+                for start in range(begin, end, BLOCK_N):
+                    qk = _multiply_keys(
+                        q_MD,
+                        k,
+                        start,
+                        k_strides[2],
+                        keys,
+                        d_size,
+                        part != 1,
+                        BLOCK_N,
+                        BLOCK_D,
+                        PAD_D,
+                        WIDE,
+                        PRECISION,
+                    )
+                    state = _add_keys(
+                        state, qk, start, tile, score, MASK, DROPOUT, POSITIVE, part != 1, BLOCK_M, BLOCK_N, BLOCK_E,
+                        PAD_E, WIDE, PRECISION,
+                    )  # fmt: skip
+    acc, row_sum, row_max = state
     no_keys = row_sum == 0.0
     inv_sum = 1.0 / tl.where(no_keys, 1.0, row_sum)
     if DROPOUT:
@@ -856,7 +894,8 @@ def _make_launch(
     kernel: Any, num_programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], blocks: FlashConfig
 ) -> Launch:
     """Build a launch; all of its arguments decide whether indices need 64 bits."""
-    values = {**constants, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "WIDE": _needs_int64(arguments)}
+    values = {**constants, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "AHEAD": blocks.ahead}
+    values["WIDE"] = _needs_int64(arguments)
     used = {name: values[name] for name in _constant_names(kernel) if name in values}
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
     return Launch(kernel, (num_programs,), arguments, used, options)
@@ -1003,6 +1042,7 @@ def _common_arguments(
         float(problem.dropout), problem.args,
     )  # fmt: skip
     constants = {
+        "POSITIVE": problem.scale > 0,
         "GROUP": q.shape[1] // k.shape[1],
         "MASK": mask_kind,
         "HAS_LOW": low is not None,

@@ -13,10 +13,12 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.source import select_config
+from burnt.kernels.ops.attention import flash_config
 from burnt.kernels.ops.loss.cross_entropy_rows import Terms, row_losses
 from burnt.kernels.ops.quantized import scaled_gpu, scaled_triton, weight_only_config, weight_only_triton
 from burnt.kernels.ops.quantized.scaled import LinearCall
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
+from tests.codegen.render.triton import attention
 from tests.codegen.render.triton.ahead import compiled, compiled_launch, limits_of, planned
 
 
@@ -78,3 +80,24 @@ def test_float8_products_take_no_detour_and_stay_in_flight(tmp_path: Path) -> No
         -1
     ] == "0x1"
     assert not found.spilled
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("variant", ["plain", "causal"])
+def test_attention_computes_exponentials_while_scores_are_multiplied(
+    variant: str, size: int, tmp_path: Path
+) -> None:
+    blocks = flash_config.select_config(size, 2, limits_of("sm_90"))["forward"]
+    found = attention.compiled("forward", blocks, torch.bfloat16, size, variant, "sm_90", tmp_path)
+    assert not found.spilled
+    loop = found.code.loop_with("HGMMA")  # of the blocks that all queries see
+    total, overlapping, in_flight = 0, 0, False
+    for one in loop.instructions * 2:  # a loop may begin anywhere
+        if one.opcode.startswith("HGMMA"):
+            in_flight = True
+        elif one.opcode.startswith("WARPGROUP.DEPBAR"):
+            in_flight = False
+        elif one.opcode == "MUFU.EX2":
+            total, overlapping = total + 1, overlapping + in_flight
+    assert total == 2 * 34
+    assert overlapping >= 2 * 24
