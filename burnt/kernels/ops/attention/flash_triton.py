@@ -423,8 +423,8 @@ def forward_kernel(  # type: ignore[no-untyped-def]
                 )
                 for start in range(begin, end, BLOCK_N):
                     next_qk = _multiply_keys(
-                        q_MD, k, tl.minimum(start + BLOCK_N, last), k_strides[2], keys, d_size, False, BLOCK_N,
-                        BLOCK_D, PAD_D, WIDE, PRECISION,
+                        q_MD, k, tl.minimum(start + BLOCK_N, last), k_strides[2], keys, d_size, False,
+                        BLOCK_N, BLOCK_D, PAD_D, WIDE, PRECISION,
                     )  # fmt: skip
                     state = _add_keys(
                         state, qk, start, tile, score, MASK, DROPOUT, POSITIVE, False, BLOCK_M, BLOCK_N,
@@ -448,8 +448,8 @@ def forward_kernel(  # type: ignore[no-untyped-def]
                         PRECISION,
                     )
                     state = _add_keys(
-                        state, qk, start, tile, score, MASK, DROPOUT, POSITIVE, part != 1, BLOCK_M, BLOCK_N, BLOCK_E,
-                        PAD_E, WIDE, PRECISION,
+                        state, qk, start, tile, score, MASK, DROPOUT, POSITIVE, part != 1, BLOCK_M, BLOCK_N,
+                        BLOCK_E, PAD_E, WIDE, PRECISION,
                     )  # fmt: skip
     acc, row_sum, row_max = state
     no_keys = row_sum == 0.0
