@@ -71,7 +71,7 @@ def test_a_candidate_that_is_wrong_is_banned(op: Op[..., Any]) -> None:
         result[-1] *= 1.001
         return result
 
-    x = torch.randn(64)
+    x = torch.linspace(1, 2, 64)  # an error of a thousandth of 0 would be none
     with kernels.tuning("quick"):
         torch.testing.assert_close(op(x), x * 3)
     assert rows(op, x)["wrong"].status == "wrong"
