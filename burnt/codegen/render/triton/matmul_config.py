@@ -13,7 +13,7 @@ _NUM_MULTIPROCESSORS = 132  # of an H100; each runs one program of this size at 
 _MIN_TERMS_PER_SPLIT = 1024
 _MAX_SPLITS = 16
 _LARGE_SHARED = 128 << 10
-_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: p(\d+))?( d)?")
+_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: g(\d+))?(?: p(\d+))?( d)?")
 _STEPS = (
     {"block_n": -1}, {"block_m": -1}, {"block_k": 1}, {"block_k": -1}, {"warps": -1}, {"warps": 1},
     {"block_n": 1}, {"split": 1}, {"block_m": 1},
@@ -66,6 +66,7 @@ class MatmulConfig:
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k} w{self.warps} s{self.stages}"
         text += f" k{self.split}" if self.split > 1 else ""
+        text += f" g{self.group}" if self.group != 8 else ""
         text += f" p{self.programs}" if self.programs else ""
         return text + " d" * self.descriptors
 
@@ -79,10 +80,11 @@ class MatmulConfig:
         """Parse block sizes; raises ValueError if no matmul could have them."""
         match = _PATTERN.fullmatch(text)
         if match is not None:
-            *sizes, programs, descriptors = match.groups()
+            *sizes, group, programs, descriptors = match.groups()
             m, n, k, warps, stages, split = (int(size or 1) for size in sizes)
-            persistent = int(programs or 0)
-            config = cls(m, n, k, warps, stages, split, programs=persistent, descriptors=bool(descriptors))
+            config = cls(
+                m, n, k, warps, stages, split, int(group or 8), int(programs or 0), bool(descriptors)
+            )
             if config.is_possible:
                 return config
         raise ValueError(f"block sizes {text!r}: expected those of a matmul, such as '128x128x64 w8 s3'")
@@ -100,6 +102,7 @@ class MatmulConfig:
             and self.warps <= 32
             and 1 <= self.stages <= 8
             and self.split >= 1
+            and 1 <= self.group <= 64
             and self.programs < 1 << 16
         )
 
@@ -152,28 +155,37 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
         max_stages = 2 if limits.is_rocm else 3 if warps == 8 else 4
         for stages in range(max_stages, 1, -1):
             config = MatmulConfig(block_m, block_n, block_k, warps, stages, split)
-            if _shared_bytes(structure, config, limits) <= limits.shared_memory:
-                return config
+            if _shared_bytes(structure, config, limits) > limits.shared_memory:
+                continue
+            if limits.has_tma and structure.num_tma_operands == 2:
+                # Persistent programs load the next tile while they compute the end of this one.
+                is_persistent = split == 1 and num_tiles > limits.multiprocessors
+                programs = limits.multiprocessors if is_persistent else 0
+                return dataclasses.replace(config, programs=programs, descriptors=True)
+            return config
     return MatmulConfig(structure.min_rows, 16, block_k, 4, 2)
 
 
 def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) -> list[MatmulConfig]:
     """Return block sizes to measure: the selected ones, then those that differ in one size, then in two.
 
-    Those that differ in at most one size may also have persistent programs, load by descriptor, or both.
+    Those that differ in at most one size may also have persistent programs, load by descriptor, or both, or
+    neither.
     """
     selected = select_config(structure, limits)
     # Persistent programs pay off only if loads of the next tile overlap the epilogue of this one, which
     # takes asynchronous units.
-    persistent: dict[str, Any] = {"programs": limits.multiprocessors}
-    modes: list[dict[str, Any]] = [] if limits.is_rocm else [persistent]
+    persistent: dict[str, Any] = {"programs": limits.multiprocessors, "descriptors": False}
+    modes: list[dict[str, Any]] = [{"programs": 0, "descriptors": False}]
+    modes += [] if limits.is_rocm else [persistent]
     # With one operand by TMA and one computed in registers, 0.1 % of the elements are wrong on an H100 with
     # three or more stages (Triton 3.6): the next copy seems to arrive before the multiplication has ended.
     if limits.has_tma and structure.num_tma_operands == 2:
-        modes += [{"descriptors": True}, {**persistent, "descriptors": True}]
+        modes += [{**mode, "descriptors": True} for mode in modes]
     steps = [*_STEPS, {"stages": 1}, {"stages": -1}]
     pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
     changed = [scale_sizes(selected, step) for step in steps]
+    changed += [dataclasses.replace(selected, group=group) for group in (4, 16)]
     nearest = [selected, *(dataclasses.replace(selected, **mode) for mode in modes), *changed]
     nearest += [dataclasses.replace(config, **mode) for config in changed for mode in modes]
     configs = {selected: None}
