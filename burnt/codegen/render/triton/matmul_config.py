@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 from typing import Any
@@ -76,6 +77,7 @@ class MatmulConfig:
         return {"num_warps": self.warps, "num_stages": self.stages}
 
     @classmethod
+    @functools.cache
     def of(cls, text: str) -> MatmulConfig:
         """Parse block sizes; raises ValueError if no matmul could have them."""
         match = _PATTERN.fullmatch(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -32,13 +33,14 @@ class FlashConfig:
         return f"{self.m}x{self.n} w{self.warps} s{self.stages}" + " a" * self.ahead
 
     @classmethod
+    @functools.cache
     def of(cls, text: str) -> FlashConfig:
         """Parse block sizes from their `str`; raise a ValueError if the text is malformed."""
         found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)( a)?", text)
         if found is None:
             raise ValueError(f"block sizes {text!r}: expected a text such as '128x64 w8 s3'")
-        *sizes, ahead = found.groups()
-        return cls(*map(int, sizes), ahead is not None)
+        m, n, warps, stages = map(int, found.groups()[:4])
+        return cls(m, n, warps, stages, ahead=found[5] is not None)
 
 
 # Block sizes of each kernel for head sizes (the larger of keys and values) up to 64, 128 and 256. Found by

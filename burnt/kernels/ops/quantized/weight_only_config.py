@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -57,6 +58,7 @@ class VectorConfig:
         return {"num_warps": self.warps, "num_stages": 2}
 
     @classmethod
+    @functools.cache
     def of(cls, text: str) -> VectorConfig:
         """Parse block sizes; raise a ValueError if the text is malformed."""
         match = _PATTERN.fullmatch(text)
