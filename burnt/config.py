@@ -810,6 +810,9 @@ def _with_sorted_sets(plain: Any, value: Any) -> Any:
     if isinstance(value, Config):
         for info in _fields(type(value)):
             plain[info.encode_name] = _with_sorted_sets(plain[info.encode_name], getattr(value, info.name))
+    elif dataclasses.is_dataclass(value) and isinstance(plain, dict):
+        for name in plain:
+            plain[name] = _with_sorted_sets(plain[name], getattr(value, name))
     elif isinstance(value, dict):
         return dict(zip(plain, map(_with_sorted_sets, plain.values(), value.values()), strict=True))
     elif isinstance(value, _SEQUENCES):

@@ -34,7 +34,8 @@ def _tail(a: Expr) -> Expr:
 def _lower_gelu(meta: torch.Tensor, x: Value, **_: Any) -> Value:
     def element(x: Expr) -> Expr:
         a = x.apply("abs")
-        return x.apply("maximum", const(0, x.dtype)) - a * _tail(a)
+        # The bound is for infinity, times a tail of 0.
+        return x.apply("maximum", 0) - a.apply("minimum", 2.0**100) * _tail(a)
 
     return elementwise(meta, [x], element)
 

@@ -370,7 +370,7 @@ class Ranks:
                 return (
                     f"Warning: the ranks have drifted apart: {paths[0]}{others} of rank {rank} differ from "
                     "rank 0's, which checkpoints have. Does a callback change gradients or parameters by "
-                    "random numbers, or by what one rank alone knows?"
+                    "random numbers, or by what one rank alone knows? Devices of two kinds round differently."
                 )
         return None
 
@@ -432,7 +432,7 @@ class Ranks:
             self._early.begin(count)
 
     def sum(self, tensors: list[Tensor]) -> None:
-        """Sum tensors of one dtype over the ranks, in place; the same ones on all ranks, some 25 MB."""
+        """Sum tensors of one dtype, some 25 MB in all, over the ranks, in place."""
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         self._together(dist.all_reduce, flat)
         for tensor, total in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
@@ -444,11 +444,14 @@ class Ranks:
         """Add the gradients of a batch whose items depend on those of other ranks.
 
         Each rank differentiates its share of the batch's loss, and all of them do, whatever their number of
-        items. The shares are of the part's items, which all ranks know; `mean` divides by the counts.
+        items. The shares are of the part's items, which all ranks know; `mean` divides by the counts. In the
+        place of a mean over no items, which is NaN, the outputs are differentiated: they must reach all
+        parameters that the loss does.
         """
         total, count = self.part.total, output.count or 0
         share = loss * (count / total)
-        if not count:  # the mean over no items may be NaN, and so would be the gradients of all ranks
+        # The mean over no items may be NaN, and so would be the gradients of all ranks.
+        if not count and not math.isfinite(loss.detach()):
             reached = [tensor for tensor in tensors_of(output.outputs) if tensor.requires_grad]
             share = sum((tensor.sum() * 0 for tensor in reached), torch.zeros(())) if reached else loss * 0
         window.add(self._differentiated(share, params), total)
@@ -496,8 +499,7 @@ class Ranks:
         """Return the gradients of the mean loss over a batch, from those of each rank's part."""
         _refuse_sparse(gradients)
         owners = self.totals(_owned(gradients, params))
-        weight = 1 / self.size if self.is_joint else self.part.count / self.part.total
-        return self._reduced(gradients, params, owners, weight)
+        return self._reduced(gradients, params, owners, self.part.count / self.part.total)
 
     def joint_weight(self) -> float:
         """Return by what a loss is multiplied before its backward pass, if that needs the other ranks.

@@ -87,7 +87,7 @@ def _checkpointed_forward(module: torch.nn.Module, forward: Callable[..., Any]) 
             return forward(*args, **kwargs)
         again = _SameBuffers(module)
         return checkpoint(
-            lambda _, *args, **kwargs: forward(*args, **kwargs),
+            lambda _, /, *args, **kwargs: forward(*args, **kwargs),
             _on_other_devices(module, args, kwargs),
             *args,
             use_reentrant=False,

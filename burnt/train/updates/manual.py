@@ -289,8 +289,11 @@ class StepOptimizer:
         # Under autocast, a backward pass would cast once more than its forward pass did.
         recording = contextlib.nullcontext() if self._found is None else self._found.recording()
         with recording, without_autocast():
-            scaled = self._rules.scaled(loss if self._ranks is None else loss * self._ranks.joint_weight())
+            weight = 1.0 if self._ranks is None else self._ranks.joint_weight()
+            scaled = self._rules.scaled(loss if weight == 1 else loss * weight)
             gradients = Gradients.of(scaled, self._step.params, retain_graph=retain_graph)
+            if weight not in (0, 1):  # `mean_of_parts` weights all gradients, the user's own too
+                gradients = gradients.scale(1 / weight)
         if self._found is not None:
             self._found.reached.update(gradients)
         return gradients

@@ -53,6 +53,12 @@ def test_the_derivative_is_as_near_as_torchs(dtype):
     assert error <= 1.05 * torchs_error
 
 
+def test_a_gpus_formula_for_infinity():
+    x = torch.tensor([math.inf, -math.inf, math.nan])
+    for dtype in SIXTEEN:
+        assert Function(gelu)(x.to(dtype)).tolist()[:2] == [math.inf, 0]  # and not infinity times 0
+
+
 def test_nan_and_other_dtypes():
     x = torch.tensor([math.nan, 0.0, -0.0, 1.0, -1.0])
     assert Function(gelu)(x.bfloat16())[0].isnan()

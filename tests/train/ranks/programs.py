@@ -163,6 +163,19 @@ def ignored(folder: Path, *layers: torch.nn.Module) -> Any:
     return train(folder, network(*layers), step=step, validation_step=classify)
 
 
+def auxiliary(folder: Path) -> Any:
+    """The loss has a term of a layer that outputs do not reach; one rank has no item of the last batch."""
+    heads = torch.nn.ModuleList([network(nn.SyncBatchNorm(16)), network(nn.SyncBatchNorm(16))])
+
+    def step(model: torch.nn.Module, batch: Any) -> ClassificationOutput:
+        twice = torch.cat([batch.x, -batch.x])  # so that a last batch of one item has a variance
+        main, other = (head(twice)[: len(batch.x)] for head in model)
+        losses = [torch.nn.functional.cross_entropy(logits, batch.y) for logits in (main, other)]
+        return ClassificationOutput(losses[0] + 0.3 * losses[1], main, batch.y)
+
+    return train(folder, heads, step=step, loader=data.Loader(table(9), 8), validation_step=step)
+
+
 def gan(folder: Path, normalize: bool = False) -> Any:
     model = Gan()
     if normalize:
@@ -378,6 +391,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "gan norm": lambda folder: gan(folder, normalize=True),
     "tied": lambda folder: train(folder, Tied()),
     "ignored": ignored,
+    "auxiliary": auxiliary,
     "ignored norm": lambda folder: ignored(folder, nn.SyncBatchNorm(16), nn.Tanh()),
     "total": lambda folder: train(folder, metrics=[TorchMetric(torchmetrics.SumMetric(), labels, "total")]),
     "dtypes": lambda folder: train(folder, network(WithShorts())),
@@ -398,6 +412,7 @@ def main(folder: str, *names: str) -> None:
         SETTINGS["strategy"] = "auto"
         if name.endswith("-fsdp") and size != "1":
             SETTINGS["strategy"] = "fsdp"
+        torch.manual_seed(7)  # layers are made before `network` sets its seed
         model, result = CASES[name.removesuffix("-fsdp").replace("-", " ")](run)
         state = {path: tensor.clone() for path, tensor in record_of(model).tensors.items()}
         torch.save(state, f"{run}.rank{rank}.pt")

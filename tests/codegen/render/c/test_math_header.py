@@ -46,6 +46,7 @@ BINARY_ULP = {"atan2": 2.5, "pow": 0.6}
 EXACT_BINARY = ["copysign", "fmax", "fmin", "fmod", "maximum", "minimum", "remainder"]
 # Functions that only other functions of the prelude call.
 INNER = {
+    "fast_exp2_f32",  # exp2_f32 by another name
     "fma_f32", "fma_f64", "bits_f32", "bits_f64", "float_of_bits", "double_of_bits", "power_of_two",
     "scale_f32", "scale_by_sign", "expm1_poly", "exp_reduce", "half_exp", "log_reduce", "log_tail",
     "log_special", "log_scaled", "log1p_positive", "log1p_or_double", "reduce_angle", "sin_poly", "cos_poly",

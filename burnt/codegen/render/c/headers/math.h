@@ -199,7 +199,8 @@ static inline float exp2_f32(float x) {
     return __builtin_fabsf(x) > 151.0f ? limit : y;
 }
 
-#define fast_exp2_f32 exp2_f32 /* a GPU has a faster one */
+/* A GPU has a faster one. */
+static inline float fast_exp2_f32(float x) { return exp2_f32(x); }
 
 static inline float expm1_f32(float x) {
     int32_t n;
