@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ def run(folder, cases):
     kinds = {(case.size, case.size, case.dropout, case.strategy) for case in cases}
     whole = [Case("", "", 0, *kind) for kind in sorted(kinds)]
     whole = [case for case in whole if not (folder / case.name).exists()]
+    for case in cases:  # that another test of this module has run
+        shutil.rmtree(folder / case.name, ignore_errors=True)
     document = json.dumps([dataclasses.asdict(case) for case in [*whole, *cases]])
     program = Path(__file__).with_name("failures.py")
     done = forked.run(program.read_text(), folder, document, timeout=900)
