@@ -1,6 +1,6 @@
 """Train in replicas of which one may die and come back while the others go on, with torchft.
 
-    python examples/fault_tolerant/fault_tolerant.py
+    RUST_LOG=warn python examples/fault_tolerant/fault_tolerant.py
 
 starts two replicas, kills one in the middle, starts it again, and compares the models of both. By hand, each
 on its own machine:
