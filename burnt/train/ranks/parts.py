@@ -12,6 +12,7 @@ from burnt.data import Batch
 from burnt.data.batch import digest
 from burnt.data.loading.loader import Part, read_parts
 from burnt.errors import RankError
+from burnt.inspect.specs import tensors_in
 from burnt.train.checkpoints.rng import RandomStates
 
 _SAME = "an iterable of batches gives each rank the same ones; seed what draws its order"
@@ -79,7 +80,8 @@ class PartLoader:
         if states[0] is not None:
             states[0].restore()
         read: Any = parts() or batches()
-        position_before = read.state() if hasattr(read, "state") else None
+        state = getattr(read, "state", None)
+        position_before = state() if callable(state) else None
         first = next(read, None)
         if ranks.rank:
             own.restore()
@@ -121,32 +123,15 @@ class _Slices(Iterator[Part]):
         return Part(_sliced(batch, taken, total), end - begin, total)
 
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Return the tensors in a batch, or another structure of containers."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Batch):
-        yield from tensors_of(vars(value))
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_of(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_of(item)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from tensors_of(getattr(value, field.name))
-
-
 def _size(batch: Any) -> int:
     """Return the number of items: the size of the first axis of its tensors."""
-    sizes = {len(tensor) if tensor.dim() else None for tensor in tensors_of(batch)}
+    sizes = {len(tensor) if tensor.dim() else None for tensor in tensors_in(batch)}
     if len(sizes) == 1 and None not in sizes:
         return int(sizes.pop() or 0)
     raise RankError(
         "a batch cannot be divided among the ranks",
         expected="tensors with a common first axis, the items",
-        found=", ".join(str(list(tensor.shape)) for tensor in tensors_of(batch)) or type(batch).__name__,
+        found=", ".join(str(list(tensor.shape)) for tensor in tensors_in(batch)) or type(batch).__name__,
         hint="a burnt.data.Loader gives each rank its own items",
     )
 

@@ -30,6 +30,7 @@ from burnt.data import Part, move
 from burnt.data.seeds import seed_global_states, seed_of
 from burnt.errors import RankError, UnsupportedError, clean
 from burnt.gradients import Gradients, summed_dtype
+from burnt.inspect.specs import tensors_in
 from burnt.nn import SyncBatchNorm
 from burnt.optim import Optimizer, OptimizerRecord
 from burnt.record import Record, load_into, record_of
@@ -41,7 +42,7 @@ from burnt.train.learner import Learner
 from burnt.train.metrics.base import EpochMetric, Metric
 from burnt.train.ranks.early import EarlySums, grouped
 from burnt.train.ranks.launch import Launched, PrefixStore
-from burnt.train.ranks.parts import PartLoader, tensors_of
+from burnt.train.ranks.parts import PartLoader
 from burnt.train.step import StepOutput
 from burnt.train.updates.manual import Optimizers
 from burnt.train.updates.optimizer_step import WindowGradients
@@ -452,7 +453,7 @@ class Ranks:
         share = loss * (count / total)
         # The mean over no items may be NaN, and so would be the gradients of all ranks.
         if not count and not math.isfinite(loss.detach()):
-            reached = [tensor for tensor in tensors_of(output.outputs) if tensor.requires_grad]
+            reached = [tensor for tensor in tensors_in(output.outputs) if tensor.requires_grad]
             share = sum((tensor.sum() * 0 for tensor in reached), torch.zeros(())) if reached else loss * 0
         window.add(self._differentiated(share, params), total)
         self._joint_counts.append(count)
@@ -491,7 +492,7 @@ class Ranks:
             return None
         _refuse_sparse(local)
         if sums is not None:
-            paths = [path for path, owner in zip(_trainable(params), owners, strict=True) if owner]
+            paths = [path for path, owner in zip(trainable(params), owners, strict=True) if owner]
             return Gradients({path: (sums[path] / total).to(params[path].dtype) for path in paths})
         return self._reduced(local, params, owners, (window.count if self.is_joint else count) / total)
 
@@ -512,7 +513,7 @@ class Ranks:
         self, local: Gradients | None, params: Mapping[str, Tensor], owners: list[float], weight: float
     ) -> Gradients:
         """Return the sum over the ranks of gradients times their weight; of 16-bit ones in float32."""
-        named = [path for path, owner in zip(_trainable(params), owners, strict=True) if owner]
+        named = [path for path, owner in zip(trainable(params), owners, strict=True) if owner]
         found: dict[str, Tensor] = {}
         for path in named:
             value, wide = None if local is None else local.get(path), summed_dtype(params[path].dtype)
@@ -528,7 +529,7 @@ class Ranks:
         """Return the mean loss over the items of all ranks, from losses with their counts."""
         sums = [sum(float(loss) * count for loss, count in losses), float(sum(c for _, c in losses))]
         loss, count = self.totals(sums)
-        return torch.tensor(loss / max(count, 1.0), dtype=torch.float64)  # alike on ranks without losses
+        return torch.tensor(loss / max(count, 1.0), dtype=torch.float64)  # also on ranks without losses
 
     # metrics and states
 
@@ -645,7 +646,8 @@ def _digest(tensor: Tensor) -> int:
     return int(tensor.detach().contiguous().reshape(-1).view(as_integers).sum(dtype=torch.int64))
 
 
-def _trainable(params: Mapping[str, Tensor]) -> list[str]:
+def trainable(params: Mapping[str, Tensor]) -> list[str]:
+    """Return the paths of the parameters that are trained."""
     return [path for path, param in params.items() if param.requires_grad]
 
 
@@ -666,4 +668,4 @@ def _refuse_sparse(gradients: Gradients | None) -> None:
 
 def _owned(gradients: Gradients | None, params: Mapping[str, Tensor]) -> list[float]:
     """Return 1 for each trainable parameter that has a gradient here."""
-    return [float(gradients is not None and path in gradients) for path in _trainable(params)]
+    return [float(gradients is not None and path in gradients) for path in trainable(params)]

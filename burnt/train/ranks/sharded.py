@@ -22,7 +22,7 @@ from burnt.gradients import Gradients
 from burnt.optim import Optimizer, OptimizerRecord
 from burnt.record import Record, record_of
 from burnt.train.learner import Learner
-from burnt.train.ranks.ranks import Ranks, _trainable
+from burnt.train.ranks.ranks import Ranks, trainable
 
 
 class ShardedRanks(Ranks):
@@ -81,7 +81,7 @@ class ShardedRanks(Ranks):
     def _reduced(
         self, local: Gradients | None, params: Mapping[str, Tensor], owners: list[float], weight: float
     ) -> Gradients:
-        some = zip(_trainable(params), owners, strict=True)
+        some = zip(trainable(params), owners, strict=True)
         if (path := next((path for path, owner in some if 0 < owner < self.size), None)) is not None:
             raise UnsupportedError(
                 "a parameter has a gradient on some ranks only, and fully_shard sums those of all",
