@@ -421,36 +421,23 @@ def forward_kernel(  # type: ignore[no-untyped-def]
                 qk = _multiply_keys(
                     q_MD, k, begin, k_strides[2], keys, d_size, True, BLOCK_N, BLOCK_D, PAD_D, WIDE, PRECISION
                 )
-                for start in range(begin, end, BLOCK_N):
+            for key in range(begin, end, BLOCK_N):
+                if AHEAD and part == 1:
                     next_qk = _multiply_keys(
-                        q_MD, k, tl.minimum(start + BLOCK_N, last), k_strides[2], keys, d_size, False,
-                        BLOCK_N, BLOCK_D, PAD_D, WIDE, PRECISION,
+                        q_MD, k, tl.minimum(key + BLOCK_N, last), k_strides[2], keys, d_size, False, BLOCK_N,
+                        BLOCK_D, PAD_D, WIDE, PRECISION,
                     )  # fmt: skip
-                    state = _add_keys(
-                        state, qk, start, tile, score, MASK, DROPOUT, POSITIVE, False, BLOCK_M, BLOCK_N,
-                        BLOCK_E, PAD_E, WIDE, PRECISION,
-                    )  # fmt: skip
-                    qk = next_qk
-            else:
-                for start in range(begin, end, BLOCK_N):
+                else:
                     qk = _multiply_keys(
-                        q_MD,
-                        k,
-                        start,
-                        k_strides[2],
-                        keys,
-                        d_size,
-                        part != 1,
-                        BLOCK_N,
-                        BLOCK_D,
-                        PAD_D,
-                        WIDE,
+                        q_MD, k, key, k_strides[2], keys, d_size, part != 1, BLOCK_N, BLOCK_D, PAD_D, WIDE,
                         PRECISION,
-                    )
-                    state = _add_keys(
-                        state, qk, start, tile, score, MASK, DROPOUT, POSITIVE, part != 1, BLOCK_M, BLOCK_N,
-                        BLOCK_E, PAD_E, WIDE, PRECISION,
                     )  # fmt: skip
+                state = _add_keys(
+                    state, qk, key, tile, score, MASK, DROPOUT, POSITIVE, part != 1, BLOCK_M, BLOCK_N,
+                    BLOCK_E, PAD_E, WIDE, PRECISION,
+                )  # fmt: skip
+                if AHEAD and part == 1:
+                    qk = next_qk
     acc, row_sum, row_max = state
     no_keys = row_sum == 0.0
     inv_sum = 1.0 / tl.where(no_keys, 1.0, row_sum)

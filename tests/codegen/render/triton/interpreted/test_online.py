@@ -22,6 +22,8 @@ CONFIGS = {
     "one row": TileConfig(1, 8),
     "chunks": TileConfig(1, 8, chunks=4),
     "chunks of rows": TileConfig(4, 4, chunks=8),
+    "groups": TileConfig(2, 64, warps=1),  # of four elements, which have a maximum together
+    "chunks of groups": TileConfig(2, 32, warps=1, chunks=2),
     "whole": TileConfig(1, 1024),
 }
 
