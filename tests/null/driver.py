@@ -134,6 +134,7 @@ def _install_driver() -> None:
             self.get_current_stream = lambda device=None: 0
             self.get_current_device = lambda: 0
             self.set_current_device = lambda device: None
+            self.get_active_torch_device = lambda: torch.device("cpu")
 
         def get_current_target(self) -> GPUTarget:
             return GPUTarget("cuda", 90, 32)
@@ -149,6 +150,7 @@ def _install_driver() -> None:
     triton.knobs.compilation.listener = listen
     # What burnt asks of the current device: tensors on the CPU have the index None.
     torch.cuda.current_device = lambda: None  # type: ignore[assignment,return-value]
+    torch.cuda.is_current_stream_capturing = lambda: False
 
 
 def _send_to_triton() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from burnt.codegen.runtime.bound_launch import BoundLaunch
 
 
 class Launch(NamedTuple):
@@ -23,6 +26,12 @@ class Launch(NamedTuple):
     def __call__(self) -> None:
         """Launch the kernel."""
         self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
+
+    def bind(self) -> BoundLaunch:
+        """Return it for other tensors of the same dtypes and other floats, launched with less overhead."""
+        from burnt.codegen.runtime.bound_launch import BoundLaunch
+
+        return BoundLaunch(*self)
 
 
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:

@@ -1,0 +1,50 @@
+"""Generate straight-line Python functions: what the host does in a call, without loops, lists or lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class HostCode:
+    """The source of a function that is being generated, and the objects that it names."""
+
+    def __init__(self, parameters: Sequence[str]) -> None:
+        self.parameters = list(parameters)
+        self.first: dict[str, None] = {}  # lines at the top of the body, each once
+        self.lines: list[str] = []
+        self.objects: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+
+    def name(self, value: Any) -> str:
+        """Return an expression for an object: a literal, or a global name of the function."""
+        if value is None or type(value) in (int, bool, str):
+            return repr(value)
+        if type(value) is tuple and id(value) not in self._names:
+            return f"({''.join(self.name(v) + ', ' for v in value)})"
+        return self.alias(value, f"_{len(self._names)}")
+
+    def alias(self, value: Any, text: str) -> str:
+        """Let an expression stand for an object, unless one does already; return that which does."""
+        text = self._names.setdefault(id(value), text)
+        self.objects[text] = value  # which also keeps its id from being used again
+        return text
+
+    def call(self, function: Any, *arguments: str) -> str:
+        """Return a call of an object with these expressions."""
+        return f"{self.name(function)}({', '.join(arguments)})"
+
+    def address(self, tensor: str) -> str:
+        """Return the variable that holds the address of a tensor's variable, which is read once."""
+        line = f"{tensor}_address = {tensor}.data_ptr()"
+        if line not in self.lines:
+            self.lines.append(line)
+        return f"{tensor}_address"
+
+    def build(self, results: Sequence[str] = ()) -> Callable[..., Any]:
+        """Compile the function, which returns a tuple."""
+        body = [*self.first, *self.lines, f"return ({''.join(f'{r}, ' for r in results)})"]
+        source = f"def run({', '.join(self.parameters)}):\n    " + "\n    ".join(body)
+        exec(compile(source, "<burnt host code>", "exec"), self.objects)
+        function: Callable[..., Any] = self.objects["run"]
+        return function
