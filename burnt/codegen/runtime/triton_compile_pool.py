@@ -55,10 +55,10 @@ class Job(NamedTuple):
 
     text: str  # the source of its module
     name: str  # its name in the module
-    # For each tensor its dtype (``"float32"``), for each float None, for each integer its value; a list for a
-    # tuple of these.
+    # For each tensor its dtype (``"float32"``), for each number a value; a list for a tuple of these.
     arguments: list[Any]
-    constants: dict[str, Any]  # block sizes and flags; a function is given as a list of one name in `text`
+    # Block sizes, flags and lists of them; a function is given as ``{"name": ...}``, its name in `text`.
+    constants: dict[str, Any]
     options: dict[str, int]  # compile options such as num_warps
 
 
@@ -69,12 +69,12 @@ def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
         printed = print_kernel(kernel, config)
         Expr.clear_interned()
 
-    def describe(argument: Any) -> str | int | None:
+    def describe(argument: Any) -> str | float:
         if isinstance(argument, Buffer | Workspace):
             return str(argument.dtype).removeprefix("torch.")
         if isinstance(argument, FailedFlag):
             return "int64"
-        return None if isinstance(argument, ScalarArg) else int(argument)
+        return 1.5 if isinstance(argument, ScalarArg) else int(argument)
 
     sizes = printed.config
     return [
@@ -98,13 +98,13 @@ def job_of(
             return [describe(each) for each in argument]
         if isinstance(argument, torch.Tensor):
             return str(argument.dtype).removeprefix("torch.")
-        return None if isinstance(argument, float) else argument
+        return 1.5 if isinstance(argument, float) else argument
 
     def constant(value: Any) -> Any:
         if not hasattr(value, "fn"):
             return value
         imports.append(value)
-        return [value.fn.__name__]
+        return {"name": value.fn.__name__}
 
     given = dict(zip(kernel.arg_names, arguments, strict=False))
     constexpr_names = {kernel.arg_names[n] for n in kernel.constexprs}
@@ -415,11 +415,16 @@ def compile_job(job: Job) -> None:
             return tuple(map(argument, described))
         if isinstance(described, str):
             return _AlignedTensor(getattr(torch, described))
-        return 1.5 if described is None else described
+        return described
+
+    def constant(described: Any) -> Any:
+        if isinstance(described, dict):
+            return namespace[described["name"]]
+        return tuple(described) if isinstance(described, list) else described
 
     namespace = load(job.text)
     function = namespace[job.name]
-    constexprs = {name: namespace[c[0]] if isinstance(c, list) else c for name, c in job.constants.items()}
+    constexprs = {name: constant(c) for name, c in job.constants.items()}
     given = map(argument, job.arguments)
     # By name, because constants may be between them.
     arguments = {name: next(given) for name in function.arg_names if name not in constexprs}

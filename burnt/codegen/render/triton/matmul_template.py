@@ -1,6 +1,6 @@
 """The matmul in Triton, written once; its operands and its epilogue are passed in as functions.
 
-`left`, `right` and `epilogue` are functions that `print_matmul` prints for each kernel:
+`left`, `right` and `epilogue` are functions that `print_matmul` prints for each kernel, or written by hand:
 
     left(row, term, in_row, in_term, batch, args)             a tile of the left operand
     right(term, column, in_term, in_column, batch, args)      a tile of the right operand
@@ -15,9 +15,15 @@ takes a tile's first indices, and a further function makes the descriptor:
     describe(args, ROWS, COLUMNS)                             the tensor descriptor, for tiles of this size
     left(descriptor, row, term, batch, args, ROWS, COLUMNS)   a tile
 
+Operands that need constants, SETTINGS, take a tile's first indices too, and mask it themselves:
+
+    left(row, term, batch, args, SETTINGS, ROWS, COLUMNS)     a tile
+    epilogue(sums, row, column, in_row, in_column, batch, args, SETTINGS)
+
 Constants: BLOCK_M, BLOCK_N, BLOCK_K: the tile; GROUP: rows of tiles that are processed together; SPLIT_K:
 programs that share the terms of a tile; WIDTH: columns that the epilogue handles at a time; EVEN_K: BLOCK_K
-divides the number of terms; INT64_INDICES: indices have 64 bits.
+divides the number of terms; PRECISION: Triton's input precision, ``flex32``, or ``int8`` or ``float8``, the
+operands; INT64_INDICES: indices have 64 bits.
 """
 
 from __future__ import annotations
@@ -53,7 +59,7 @@ def _make_descriptor(args, describe: tl.constexpr, ROWS: tl.constexpr, COLUMNS: 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _run_epilogue(  # type: ignore[no-untyped-def]
+def run_epilogue(  # type: ignore[no-untyped-def]
     sums,
     row,
     start,
@@ -62,6 +68,7 @@ def _run_epilogue(  # type: ignore[no-untyped-def]
     batch,
     args,
     epilogue: tl.constexpr,
+    SETTINGS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -71,14 +78,91 @@ def _run_epilogue(  # type: ignore[no-untyped-def]
     """
     if BLOCK_N > WIDTH:
         first, second = tl.split(tl.permute(tl.reshape(sums, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1]))
-        _run_epilogue(first, row, start, in_row, columns, batch, args, epilogue, BLOCK_M, BLOCK_N // 2, WIDTH)
-        start += BLOCK_N // 2
-        _run_epilogue(
-            second, row, start, in_row, columns, batch, args, epilogue, BLOCK_M, BLOCK_N // 2, WIDTH
+        HALF: tl.constexpr = BLOCK_N // 2
+        run_epilogue(
+            first, row, start, in_row, columns, batch, args, epilogue, SETTINGS, BLOCK_M, HALF, WIDTH
+        )
+        start += HALF
+        run_epilogue(
+            second, row, start, in_row, columns, batch, args, epilogue, SETTINGS, BLOCK_M, HALF, WIDTH
         )
     else:
         column = start + tl.arange(0, BLOCK_N)[None, :]
-        epilogue(sums, row, column, in_row, column < columns, batch, args)
+        if SETTINGS is None:
+            epilogue(sums, row, column, in_row, column < columns, batch, args)
+        else:
+            epilogue(sums, row, column, in_row, column < columns, batch, args, SETTINGS)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _multiply(left, right, sums, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add the product of two tiles to int32 or float32 sums."""
+    if PRECISION == "flex32":
+        return tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), sums, input_precision="ieee")
+    elif PRECISION == "int8":
+        return tl.dot(left, right, sums, out_dtype=tl.int32)
+    elif PRECISION == "float8":
+        # Hopper's tensor cores add float8 products with 14 bits: after so many, add them in float32.
+        IMPRECISE: tl.constexpr = BLOCK_K if BLOCK_K < 128 else 128
+        return tl.dot(left, right, sums, max_num_imprecise_acc=IMPRECISE)
+    else:
+        return tl.dot(left, right, sums, input_precision=PRECISION)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def sum_products(  # type: ignore[no-untyped-def]
+    args,
+    descriptors,
+    first_row,
+    row,
+    in_row,
+    first_column,
+    column,
+    in_column,
+    begin,
+    end,
+    batch,
+    left: tl.constexpr,
+    right: tl.constexpr,
+    describe_left: tl.constexpr,
+    describe_right: tl.constexpr,
+    SETTINGS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INT64_INDICES: tl.constexpr,
+):
+    """Add the products of the terms from `begin` to `end`: the sums of a tile."""
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if PRECISION == "int8" else tl.float32)
+    for start in tl.range(begin, end, BLOCK_K):
+        term = start + tl.arange(0, BLOCK_K)
+        if INT64_INDICES:
+            term = term.to(tl.int64)
+        if EVEN_K:
+            in_k = tl.full([BLOCK_K], True, tl.int1)
+        else:
+            in_k = term < end
+        first = tl.cast(start, tl.int32)
+        if SETTINGS is not None:
+            left_tile = left(first_row, first, batch, args, SETTINGS, BLOCK_M, BLOCK_K)
+        elif describe_left is None:
+            left_tile = left(row, term[None, :], in_row, in_k[None, :], batch, args)
+        else:
+            left_tile = left(
+                descriptors[0], tl.cast(first_row, tl.int32), first, batch, args, BLOCK_M, BLOCK_K
+            )
+        if SETTINGS is not None:
+            right_tile = right(first, first_column, batch, args, SETTINGS, BLOCK_K, BLOCK_N)
+        elif describe_right is None:
+            right_tile = right(term[:, None], column, in_k[:, None], in_column, batch, args)
+        else:
+            right_tile = right(
+                descriptors[1], first, tl.cast(first_column, tl.int32), batch, args, BLOCK_K, BLOCK_N
+            )
+        sums = _multiply(left_tile, right_tile, sums, PRECISION, BLOCK_K)
+    return sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -96,6 +180,7 @@ def _compute_tile(  # type: ignore[no-untyped-def]
     epilogue: tl.constexpr,
     describe_left: tl.constexpr,
     describe_right: tl.constexpr,
+    SETTINGS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -109,53 +194,32 @@ def _compute_tile(  # type: ignore[no-untyped-def]
     """Compute tile `pid`; if SPLIT_K > 1, only a part of its sums, which is stored to `parts`."""
     split = pid % SPLIT_K
     m, n, batch = tile_index(pid // SPLIT_K, rows, columns, BLOCK_M, BLOCK_N, GROUP)
-    row = m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
-    column = n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    first_row, first_column = m * BLOCK_M, n * BLOCK_N
     if INT64_INDICES:
-        row, column, batch = row.to(tl.int64), column.to(tl.int64), batch.to(tl.int64)
+        first_row, first_column, batch = first_row.to(tl.int64), first_column.to(tl.int64), batch.to(tl.int64)
+    row = first_row + tl.arange(0, BLOCK_M)[:, None]
+    column = first_column + tl.arange(0, BLOCK_N)[None, :]
     in_row, in_column = row < rows, column < columns
     length = tl.cdiv(tl.cdiv(terms, BLOCK_K), SPLIT_K) * BLOCK_K
     begin, end = split * length, tl.minimum((split + 1) * length, terms)
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in tl.range(begin, end, BLOCK_K):
-        term = start + tl.arange(0, BLOCK_K)
-        if INT64_INDICES:
-            term = term.to(tl.int64)
-        if EVEN_K:
-            in_k = tl.full([BLOCK_K], True, tl.int1)
-        else:
-            in_k = term < end
-        first = tl.cast(start, tl.int32)
-        if describe_left is None:
-            left_tile = left(row, term[None, :], in_row, in_k[None, :], batch, args)
-        else:
-            left_tile = left(
-                descriptors[0], tl.cast(m * BLOCK_M, tl.int32), first, batch, args, BLOCK_M, BLOCK_K
-            )
-        if describe_right is None:
-            right_tile = right(term[:, None], column, in_k[:, None], in_column, batch, args)
-        else:
-            right_tile = right(
-                descriptors[1], first, tl.cast(n * BLOCK_N, tl.int32), batch, args, BLOCK_K, BLOCK_N
-            )
-        if PRECISION == "flex32":
-            sums = tl.dot(left_tile.to(tl.bfloat16), right_tile.to(tl.bfloat16), sums, input_precision="ieee")
-        else:
-            sums = tl.dot(left_tile, right_tile, sums, input_precision=PRECISION)
+    sums = sum_products(
+        args, descriptors, first_row, row, in_row, first_column, column, in_column, begin, end, batch,
+        left, right, describe_left, describe_right, SETTINGS,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION, INT64_INDICES,
+    )  # fmt: skip
     if SPLIT_K > 1:
         offset = ((split.to(tl.int64) * batches + batch) * rows + row) * columns + column
         tl.store(parts + offset, sums, mask=in_row & in_column)
     else:
-        left_column = n * BLOCK_N
-        if INT64_INDICES:
-            left_column = left_column.to(tl.int64)
-        _run_epilogue(sums, row, left_column, in_row, columns, batch, args, epilogue, BLOCK_M, BLOCK_N, WIDTH)
+        run_epilogue(
+            sums, row, first_column, in_row, columns, batch, args, epilogue, SETTINGS, BLOCK_M, BLOCK_N, WIDTH
+        )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def matmul(  # type: ignore[no-untyped-def]
     args,
-    parts,  # [SPLIT_K, batches, rows, columns] float32, where SPLIT_K > 1
+    parts,  # [SPLIT_K, batches, rows, columns] float32, or int32, where SPLIT_K > 1
     batches,
     rows,
     columns,
@@ -175,6 +239,7 @@ def matmul(  # type: ignore[no-untyped-def]
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
     INT64_INDICES: tl.constexpr,
+    SETTINGS: tl.constexpr = None,
 ):
     """Compute a tile per program, or, if PROGRAMS is not 0, every PROGRAMS-th tile: the first loads of the
     next tile then overlap the epilogue of this one.
@@ -186,7 +251,7 @@ def matmul(  # type: ignore[no-untyped-def]
     if PROGRAMS == 0:
         _compute_tile(
             tl.program_id(0), args, descriptors, parts, batches, rows, columns, terms, left, right, epilogue,
-            describe_left, describe_right,
+            describe_left, describe_right, SETTINGS,
             BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES,
         )  # fmt: skip
     else:
@@ -195,7 +260,7 @@ def matmul(  # type: ignore[no-untyped-def]
         for pid in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True):
             _compute_tile(
                 pid, args, descriptors, parts, batches, rows, columns, terms, left, right, epilogue,
-                describe_left, describe_right,
+                describe_left, describe_right, SETTINGS,
                 BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES,
             )  # fmt: skip
 
@@ -203,7 +268,7 @@ def matmul(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def reduce_split_k(  # type: ignore[no-untyped-def]
     args,
-    parts,  # [SPLIT_K, batches, rows, columns] float32
+    parts,  # [SPLIT_K, batches, rows, columns] float32 or int32
     batches,
     rows,
     columns,
@@ -212,20 +277,24 @@ def reduce_split_k(  # type: ignore[no-untyped-def]
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     INT64_INDICES: tl.constexpr,
+    SETTINGS: tl.constexpr = None,
 ):
     """Add the split-K parts of a tile, in order."""
     m, n, batch = tile_index(tl.program_id(0), rows, columns, HEIGHT, WIDTH, 1)
     row = m * HEIGHT + tl.arange(0, HEIGHT)[:, None]
-    column = n * WIDTH + tl.arange(0, WIDTH)[None, :]
+    first_column = n * WIDTH
     if INT64_INDICES:
-        row, column, batch = row.to(tl.int64), column.to(tl.int64), batch.to(tl.int64)
+        row, first_column, batch = row.to(tl.int64), first_column.to(tl.int64), batch.to(tl.int64)
+    column = first_column + tl.arange(0, WIDTH)[None, :]
     in_row, in_column = row < rows, column < columns
     offset = (batch.to(tl.int64) * rows + row) * columns + column
     split_stride = tl.full([], 1, tl.int64) * batches * rows * columns
-    sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    sums = tl.zeros([HEIGHT, WIDTH], parts.dtype.element_ty)
     for split in range(SPLIT_K):
-        sums += tl.load(parts + split * split_stride + offset, mask=in_row & in_column, other=0.0)
-    epilogue(sums, row, column, in_row, in_column, batch, args)
+        sums += tl.load(parts + split * split_stride + offset, mask=in_row & in_column, other=0)
+    run_epilogue(
+        sums, row, first_column, in_row, columns, batch, args, epilogue, SETTINGS, HEIGHT, WIDTH, WIDTH
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -174,10 +174,17 @@ def compiled_as_written(function: Any, arguments: Sequence[Any], target: str, fo
 def compiled_launch(launch: Any, target: str, folder: Path) -> Compiled:
     """Compile what a `Launch` of hand-written kernels launches, with tensors on the meta device."""
     with driven(TARGETS[target]):
-        given = [MockTensor(a.dtype) if isinstance(a, Tensor) else a for a in launch.arguments]
+        given = _mocked(launch.arguments)
         jit = triton.JITFunction(launch.kernel.fn)
         compiled_kernel = jit.warmup(*given, grid=(1,), **launch.constants, **launch.options)
         return measured(compiled_kernel, launch.kernel.fn.__name__, target, folder)
+
+
+def _mocked(argument: Any) -> Any:
+    """Replace the tensors of nested tuples by their dtypes."""
+    if isinstance(argument, tuple):
+        return tuple(map(_mocked, argument))
+    return MockTensor(argument.dtype) if isinstance(argument, Tensor) else argument
 
 
 def _argument(argument: Any) -> Any:

@@ -1,0 +1,94 @@
+"""Launches of the matmul template with operands and epilogues written by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from burnt.codegen.render.triton.layout import INT32_INDEX_LIMIT
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
+from burnt.codegen.render.triton.matmul_template import matmul, reduce_split_k
+from burnt.kernels.interface.launch import Launch
+
+_EPILOGUE_ELEMENTS = 32  # elements of a tile that a thread's epilogue handles at a time
+_SPLIT_K_ELEMENTS = 4096  # elements of a tile whose split-K partial sums are added
+
+
+def matmul_launches(
+    args: tuple[Any, ...],
+    out: Tensor,
+    sizes: tuple[int, int, int, int],
+    config: MatmulConfig,
+    left: Any,
+    right: Any,
+    epilogue: Any,
+    settings: tuple[Any, ...],
+    precision: str,
+    options: dict[str, Any],
+) -> list[Launch]:
+    """Return the launches of a product; `sizes` are the numbers of batches, rows, columns and terms.
+
+    `args`, the functions and `settings` are as in `matmul_template`; `out`, which the epilogue writes, gives
+    the device; `options` are Triton's.
+    """
+    batches, rows, columns, terms = sizes
+    tiles = config.split * batches * triton.cdiv(rows, config.block_m) * triton.cdiv(columns, config.block_n)
+    parts = partial_sums(out, config.split, sizes[:3], precision)
+    constants = {
+        "left": left, "right": right, "describe_left": None, "describe_right": None,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "GROUP": config.group, "PROGRAMS": config.programs,
+        "WIDTH": max(_EPILOGUE_ELEMENTS * 32 * config.warps // config.block_m, 16),
+        "EVEN_K": terms % config.block_k == 0, "PRECISION": precision,
+        **_constants(args, config.split, epilogue, settings),
+    }  # fmt: skip
+    grid = (min(config.programs or tiles, tiles),)
+    first = Launch(matmul, grid, (args, parts, *sizes), constants, config.options | options)
+    return [first, *reduce_launches(args, parts, sizes[:3], config.split, epilogue, settings, options)]
+
+
+def partial_sums(out: Tensor, split: int, sizes: tuple[int, ...], precision: str) -> Tensor:
+    """Return memory for the sums of `split` parts of the terms; `out` itself for one part."""
+    dtype = torch.int32 if precision == "int8" else torch.float32
+    return out.new_empty(split, *sizes, dtype=dtype) if split > 1 else out
+
+
+def reduce_launches(
+    args: tuple[Any, ...],
+    parts: Tensor,
+    sizes: tuple[int, ...],
+    split: int,
+    epilogue: Any,
+    settings: tuple[Any, ...],
+    options: dict[str, Any],
+) -> list[Launch]:
+    """Return the launch that adds the sums of several parts of the terms; none for one part."""
+    if split == 1:
+        return []
+    batches, rows, columns = sizes
+    width = min(triton.next_power_of_2(columns), 128)
+    height = _SPLIT_K_ELEMENTS // width
+    constants = {"HEIGHT": height, "WIDTH": width, **_constants(args, split, epilogue, settings)}
+    grid = (batches * triton.cdiv(rows, height) * triton.cdiv(columns, width),)
+    return [Launch(reduce_split_k, grid, (args, parts, *sizes), constants, options)]
+
+
+def _constants(args: tuple[Any, ...], split: int, epilogue: Any, settings: tuple[Any, ...]) -> dict[str, Any]:
+    wide = needs_int64(args)
+    return {"epilogue": epilogue, "SPLIT_K": split, "INT64_INDICES": wide, "SETTINGS": settings}
+
+
+def needs_int64(args: tuple[Any, ...]) -> bool:
+    """Whether an offset in a tensor among the arguments exceeds int32."""
+    return any(
+        needs_int64(a) if isinstance(a, tuple) else isinstance(a, Tensor) and _extent(a) > INT32_INDEX_LIMIT
+        for a in args
+    )
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return the offset of a tensor's last element."""
+    return sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
