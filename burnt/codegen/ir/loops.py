@@ -99,8 +99,14 @@ def merge_splits(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
 
 
 def merge_adjacent_loops(kernel: Kernel) -> None:
-    """Merge adjacent loops that every access of the kernel traverses with one stride."""
+    """Merge adjacent loops that every access of the kernel traverses with one stride.
+
+    The loops of each axis of a matmul are merged whatever their strides, as its kernel counts along each axis
+    anyway: an access that has one stride then needs no quotients.
+    """
     accesses = kernel.indices
+    matmul = kernel.matmul
+    axes = [] if matmul is None else [ix.variables() for ix in matmul.index[-2:]] + [set(matmul.inner)]
     mapping: dict[Var, IndexExpr] = {}
     merged_of: dict[tuple[Var, Var], Var] = {}
     nests = [kernel.outer, *(step.inner for step in kernel.steps)]
@@ -120,7 +126,10 @@ def merge_adjacent_loops(kernel: Kernel) -> None:
                 (result[-1], loop) in merged_of
                 or (
                     always_adjacent(result[-1], loop)
-                    and _have_one_stride(result[-1], loop, [merge_splits(ix, mapping) for ix in accesses])
+                    and (
+                        any({ends[result[-1]][1], ends[loop][0]} <= axis for axis in axes)
+                        or _have_one_stride(result[-1], loop, [merge_splits(ix, mapping) for ix in accesses])
+                    )
                 )
             ):
                 last = result.pop()

@@ -176,7 +176,7 @@ class ExprPrinter:
         if expr.op == "index":
             return self.index_text(expr.extra[0], guard)
         value = int(expr.extra[0])
-        return TileValue(self.size_arg(value), "", is_literal=abs(value) <= _MAX_LITERAL)
+        return TileValue(self.size_arg(value), "", is_literal=self.is_literal(value))
 
     def define(self, text: str, axes: str) -> TileValue:
         """Assign a text to a new variable and return it."""
@@ -408,18 +408,23 @@ class ExprPrinter:
         if index.const or not parts:
             parts.append(self.size_arg(index.const))
         text = " + ".join(parts).replace("+ -", "- ")
-        return TileValue(text, axes, is_literal=not index.terms and abs(index.const) <= _MAX_LITERAL)
+        return TileValue(text, axes, is_literal=not index.terms and self.is_literal(index.const))
 
-    def size_arg(self, value: int) -> str:
+    def size_arg(self, value: int, *, is_argument: bool = False) -> str:
         """Return an integer that comes from a shape, as an argument of the function, one for each value.
+
+        It is a literal instead if `is_literal`, unless `is_argument`.
 
         Adding a block to a value near 2^31 would overflow 32 bits, so it is widened; a larger one is 64-bit
         already.
         """
-        if abs(value) <= _MAX_LITERAL:
-            return str(value)
-        name = self.sizes.setdefault(value, f"n{len(self.sizes)}")
+        is_literal = self.is_literal(value) and not is_argument
+        name = str(value) if is_literal else self.sizes.setdefault(value, f"n{len(self.sizes)}")
         return f"({name} + tl.full([], 0, tl.int64))" if INT32_INDEX_LIMIT < abs(value) < 2**31 else name
+
+    def is_literal(self, value: int) -> bool:
+        """Whether an integer that comes from a shape is a number in the text, not an argument."""
+        return abs(value) <= _MAX_LITERAL
 
     def emit(self, text: str) -> None:
         """Append a line at the current loop depth."""

@@ -35,7 +35,7 @@ from burnt.codegen.schedule.matmul_column_sums import ROWS_PER_CHUNK
 _HALF_DTYPES = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 _EPILOGUE_ELEMENTS = 32  # elements of a tile that a thread's epilogue handles at a time
 _MAX_BATCH_AXES = 3  # a descriptor has 5 axes, two of them the tile's
-_SPLIT_K_TILE = 32, 128  # rows and columns of a tile whose split-K partial sums are added
+_SPLIT_K_TILE = 16, 32  # rows and columns of a tile whose split-K partial sums are added
 
 
 class _TmaOperand(NamedTuple):
@@ -68,6 +68,8 @@ class _MatmulLayout:
             step.reduction.stored_dtype,
             dot_precision(step.reduction.precision),
         )
+        # The sum is over taps and channels, or positions: indices are divided by their sizes.
+        self.is_convolution = len(step.reduction.extents) > 1
         self.column_sums = [s for s in kernel.stores if isinstance(s, PartialSum)]
         reductions = kernel.reductions.values()
         self.pool = next((s for s in reductions if isinstance(s.reduction, PooledMatmul)), None)
@@ -161,6 +163,7 @@ def matmul_structure(kernel: Kernel) -> MatmulStructure:
         len(tensors),
         sum(d is not None for d in tma_operands),
         is_exact=itemsize >= 4 and matmul.precision == "ieee",
+        is_convolution=matmul.is_convolution,
     )
 
 
@@ -185,7 +188,10 @@ def print_matmul(kernel: Kernel, config: MatmulConfig) -> TritonSource:
         epilogues.insert(0, _FunctionPrinter(printer, f"{kernel.name}_pooled_epilogue"))
         epilogues[0].emit_pooled_epilogue(matmul.pool)
     epilogues[-1].emit_epilogue()
-    sizes = [epilogues[-1].size_arg(n) for n in matmul.sizes()]
+    # Of a convolution, images are counted by the rows or the terms: their number is not a constant.
+    are_arguments = False, True, False, True
+    pairs = zip(matmul.sizes(), are_arguments, strict=True)
+    sizes = [epilogues[-1].size_arg(size, is_argument=argument) for size, argument in pairs]
     return printer.print_source([*operands, *epilogues], config, sizes)
 
 
@@ -249,7 +255,7 @@ class _MatmulPrinter:
             )
         ]
         if workspaces:
-            height, width = (ROWS_PER_CHUNK, _SPLIT_K_TILE[1] // 2) if matmul.column_sums else _SPLIT_K_TILE
+            height, width = (ROWS_PER_CHUNK, 64) if matmul.column_sums else _SPLIT_K_TILE
             call = (
                 f"reduce_split_k({args_text}, parts, {', '.join(sizes[:3])}, {epilogue}, {config.split}, "
                 "HEIGHT, WIDTH, "
@@ -285,6 +291,10 @@ class _FunctionPrinter(ExprPrinter):
 
     def block_shape(self, axes: str) -> str:
         return f"[{'row.shape[0]' if 'R' in axes else '1'}, {'column.shape[1]' if 'C' in axes else '1'}]"
+
+    def is_literal(self, value: int) -> bool:
+        # A division by a constant is a multiplication; by an argument, it is 20 instructions.
+        return self.matmul.is_convolution or super().is_literal(value)
 
     def widening_cast(self, buffer: Buffer) -> str:
         return "" if self.keeps_storage_dtype else super().widening_cast(buffer)

@@ -12,12 +12,13 @@ from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two, s
 
 _NUM_MULTIPROCESSORS = 132  # of an H100; each runs one program of this size at a time
 _MIN_TERMS_PER_SPLIT = 1024
-_MAX_SPLITS = 16
+_MAX_SPLITS = 128
+_MIN_USE = 0.8  # share of the device that a convolution with large tiles must use
 _LARGE_SHARED = 128 << 10
 _PATTERN = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: g(\d+))?(?: p(\d+))?( d)?")
 _STEPS = (
     {"block_n": -1}, {"block_m": -1}, {"block_k": 1}, {"block_k": -1}, {"warps": -1}, {"warps": 1},
-    {"block_n": 1}, {"split": 1}, {"block_m": 1},
+    {"block_n": 1}, {"split": 1}, {"split": -1}, {"block_m": 1},
 )  # fmt: skip
 
 
@@ -35,6 +36,7 @@ class MatmulStructure:
     num_tma_operands: int = 0  # operands that a tensor descriptor (TMA) can address
     min_rows: int = 16  # fewest rows that a tile may have
     is_exact: bool = False  # whether operands of 32 bits or more are multiplied without rounding (``ieee``)
+    is_convolution: bool = False  # whether its terms are of several axes: taps, channels, positions
 
     @property
     def work(self) -> int:
@@ -118,7 +120,9 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
     >>> str(select_config(MatmulStructure(1, 4096, 4096, 4096, itemsize=2)))
     '128x256x64 w8 s3'
     >>> str(select_config(MatmulStructure(1, 64, 64, 65536, itemsize=2)))
-    '64x64x64 w4 s4 k16'
+    '64x64x64 w4 s4 k64'
+    >>> str(select_config(MatmulStructure(1, 64, 576, 100_352, itemsize=2, is_convolution=True)))
+    '64x64x64 w4 s4 k44 g1'
     >>> str(select_config(MatmulStructure(1, 4096, 4096, 4096, itemsize=4, is_exact=True)))
     '128x128x16 w8 s3'
     """
@@ -129,7 +133,10 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
     block_k = min(
         16 if uses_scalar_units else 128 // structure.itemsize, max(next_power_of_two(structure.terms), 16)
     )
-    block_sizes = (128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)
+    block_sizes = [(128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)]
+    if structure.is_convolution:
+        # Rows are more than columns, or terms so many that they are split; threads have addresses to hold.
+        block_sizes[:3] = (128, 128), (128, 64)
     for block_m, block_n in block_sizes:
         if (
             block_m // 2 >= structure.rows
@@ -147,18 +154,24 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
             continue
         num_tiles = _num_tiles(structure, MatmulConfig(block_m, block_n, block_k))
         is_small = (block_m, block_n) == (64, 64) or block_m < 64
-        if num_tiles < _NUM_MULTIPROCESSORS and not is_small:
+        if num_tiles < _NUM_MULTIPROCESSORS and not is_small and not structure.is_convolution:
             continue
-        split_target = min(
-            _NUM_MULTIPROCESSORS // max(num_tiles, 1), structure.terms // _MIN_TERMS_PER_SPLIT, _MAX_SPLITS
+        has_eight_warps = block_m * block_n >= (
+            64 * 128 if uses_scalar_units or structure.is_convolution else 128 * 128
         )
-        split = 1 if split_target < 2 else next_power_of_two(split_target + 1) // 2
-        warps = 8 if block_m * block_n >= (64 * 128 if uses_scalar_units else 128 * 128) else 4
+        warps = 8 if has_eight_warps else 4
         max_stages = 2 if limits.is_rocm else 3 if warps == 8 else 4
+        group = 1 if structure.is_convolution else 8  # all weights fit into the L2 cache
         for stages in range(max_stages, 1, -1):
-            config = MatmulConfig(block_m, block_n, block_k, warps, stages, split)
+            config = MatmulConfig(block_m, block_n, block_k, warps, stages, group=group)
             if _shared_bytes(structure, config, limits) > limits.shared_memory:
                 continue
+            split = _select_split(structure, config, limits)
+            config = dataclasses.replace(config, split=split)
+            places = _count_places(structure, config, limits)
+            use = split * num_tiles / (-(-split * num_tiles // places) * places)
+            if structure.is_convolution and not is_small and use < _MIN_USE:
+                break
             if limits.has_tma and structure.num_tma_operands == 2:
                 # Persistent programs load the next tile while they compute the end of this one.
                 is_persistent = split == 1 and num_tiles > limits.multiprocessors
@@ -166,6 +179,27 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
                 return dataclasses.replace(config, programs=programs, descriptors=True)
             return config
     return MatmulConfig(structure.min_rows, 16, block_k, 4, 2)
+
+
+def _count_places(structure: MatmulStructure, config: MatmulConfig, limits: Limits) -> int:
+    """Return how many programs run at once, by an estimate of what a multiprocessor has room for."""
+    threads = config.warps * limits.warp_size
+    # A thread has about as many registers for addresses and operands as for sums.
+    by_registers = limits.registers // (threads * (16 + 2 * config.block_m * config.block_n // threads))
+    reserved = 0 if limits.is_rocm else 1 << 10  # bytes of shared memory per program
+    shared_memory = _shared_bytes(structure, config, limits) + reserved
+    return limits.multiprocessors * max(
+        min(by_registers, (limits.shared_memory + reserved) // shared_memory), 1
+    )
+
+
+def _select_split(structure: MatmulStructure, config: MatmulConfig, limits: Limits) -> int:
+    """Return how many programs share the terms of a tile: as many as run at once, if tiles are few."""
+    num_tiles = max(_num_tiles(structure, config), 1)
+    if 2 * num_tiles > limits.multiprocessors:
+        return 1
+    places = _count_places(structure, config, limits)
+    return max(min(places // num_tiles, structure.terms // _MIN_TERMS_PER_SPLIT, _MAX_SPLITS), 1)
 
 
 def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) -> list[MatmulConfig]:
@@ -191,7 +225,10 @@ def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) ->
     nearest = [selected, *(dataclasses.replace(selected, **mode) for mode in modes), *changed]
     nearest += [dataclasses.replace(config, **mode) for config in changed for mode in modes]
     configs = {selected: None}
-    for config in [*nearest, *(scale_sizes(selected, pair) for pair in pairs)]:
+    for candidate in [*nearest, *(scale_sizes(selected, pair) for pair in pairs)]:
+        config = candidate
+        if selected.split > 1 and config.split == selected.split:  # other tiles fill the device otherwise
+            config = dataclasses.replace(config, split=_select_split(structure, config, limits))
         fits = (
             config.block_m >= structure.min_rows
             and min(config.block_n, config.block_k) >= 16

@@ -34,11 +34,17 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
 def tile_index(  # type: ignore[no-untyped-def]
-    pid, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
+    pid, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, batches=1
 ):
-    """The tile of a program. GROUP rows of tiles are processed together, to share operands in L2."""
+    """The tile of a program. GROUP rows of tiles are processed together, to share operands in L2.
+
+    If GROUP is 1, so are the batches of a tile, and where their number and that of columns are constants,
+    nothing is divided by a run-time number.
+    """
     num_m = tl.cdiv(rows, BLOCK_M)
     num_n = tl.cdiv(columns, BLOCK_N)
+    if GROUP == 1:
+        return pid // batches // num_n, pid // batches % num_n, pid % batches
     per_batch = num_m * num_n
     batch = pid // per_batch
     pid = pid % per_batch
@@ -193,7 +199,7 @@ def _compute_tile(  # type: ignore[no-untyped-def]
 ):
     """Compute tile `pid`; if SPLIT_K > 1, only a part of its sums, which is stored to `parts`."""
     split = pid % SPLIT_K
-    m, n, batch = tile_index(pid // SPLIT_K, rows, columns, BLOCK_M, BLOCK_N, GROUP)
+    m, n, batch = tile_index(pid // SPLIT_K, rows, columns, BLOCK_M, BLOCK_N, GROUP, batches)
     first_row, first_column = m * BLOCK_M, n * BLOCK_N
     if INT64_INDICES:
         first_row, first_column, batch = first_row.to(tl.int64), first_column.to(tl.int64), batch.to(tl.int64)
@@ -280,7 +286,7 @@ def reduce_split_k(  # type: ignore[no-untyped-def]
     SETTINGS: tl.constexpr = None,
 ):
     """Add the split-K parts of a tile, in order."""
-    m, n, batch = tile_index(tl.program_id(0), rows, columns, HEIGHT, WIDTH, 1)
+    m, n, batch = tile_index(tl.program_id(0), rows, columns, HEIGHT, WIDTH, 1, batches)
     row = m * HEIGHT + tl.arange(0, HEIGHT)[:, None]
     first_column = n * WIDTH
     if INT64_INDICES:
@@ -290,7 +296,7 @@ def reduce_split_k(  # type: ignore[no-untyped-def]
     offset = (batch.to(tl.int64) * rows + row) * columns + column
     split_stride = tl.full([], 1, tl.int64) * batches * rows * columns
     sums = tl.zeros([HEIGHT, WIDTH], parts.dtype.element_ty)
-    for split in range(SPLIT_K):
+    for split in tl.range(0, SPLIT_K, loop_unroll_factor=8):  # loads in flight
         sums += tl.load(parts + split * split_stride + offset, mask=in_row & in_column, other=0)
     run_epilogue(
         sums, row, first_column, in_row, columns, batch, args, epilogue, SETTINGS, HEIGHT, WIDTH, WIDTH

@@ -350,7 +350,8 @@ def test_exact_operands_have_a_small_block_k_without_matrix_units() -> None:
 
 
 def test_few_tiles_use_split_k() -> None:
-    assert select_config(MatmulStructure(1, 64, 64, 65_536, 2)).split == 16
+    assert select_config(MatmulStructure(1, 64, 64, 65_536, 2)).split == 64  # 1,024 terms each
+    assert select_config(MatmulStructure(1, 64, 576, 65_536, 2)).split == 44  # of 9 tiles: 396 programs
     assert select_config(MatmulStructure(1, 4096, 4096, 65_536, 2)).split == 1
 
 
