@@ -14,7 +14,7 @@ from burnt.codegen.render.triton.matmul_template import matmul, reduce_split_k
 from burnt.kernels.interface.launch import Launch
 
 _EPILOGUE_ELEMENTS = 32  # elements of a tile that a thread's epilogue handles at a time
-_SPLIT_K_ELEMENTS = 4096  # elements of a tile whose split-K partial sums are added
+_SPLIT_K_ELEMENTS = 1024  # elements of a tile whose split-K partial sums are added
 
 
 def matmul_launches(

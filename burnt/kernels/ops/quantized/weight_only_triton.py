@@ -1,50 +1,46 @@
-"""`quantized_linear` in Triton: a matrix-vector kernel, and one of tiles that are decoded when they are read.
+"""`quantized_linear` in Triton: a matrix-vector kernel, and a product that decodes the weight as it is read.
 
-Both may split the terms over programs; a third kernel then adds their sums. N and K are the rows and columns
-of the weight, M the rows of x. Products are added in float32.
+The weight is the left operand of the product, which tensor cores read from registers. Both may split the
+terms over programs. N and K are the rows and columns of the weight, M the rows of x. Products are added in
+float32.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
-from burnt.codegen.render.triton.matmul_template import tile_index
 from burnt.kernels.interface.launch import Launch, run_all
+from burnt.kernels.ops.matmul_triton import matmul_launches, partial_sums, reduce_launches
 from burnt.kernels.ops.quantized.values_triton import activate, decode
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
 from burnt.kernels.ops.quantized.weight_only_config import VectorConfig
 from burnt.scheme import VALUES
 
-_PARTS_BLOCK = 256  # elements per program that adds split sums
-
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
+def _store(sums, n, m, in_n, in_m, batch, args, SETTINGS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scale sums of whole rows of the weight, add the bias, apply the activation, and store them."""
+    _, _, scale, _, bias, out, N, _, _, _, _, _, scale_stride = args
+    if SETTINGS[2] == 0:
+        sums *= tl.load(scale + n * scale_stride, mask=in_n, other=0.0).to(tl.float32)
+    if bias is not None:
+        sums += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)
+    tl.store(out + m * N + n, activate(sums, SETTINGS[3]).to(out.dtype.element_ty), mask=in_n & in_m)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def multiply_vector(  # type: ignore[no-untyped-def]
-    x,  # [M, K], rows contiguous
-    values,  # [N, bytes], rows contiguous
-    scale,  # [N or 1, blocks or 1]
-    zero,  # as scale, int8, or None
-    bias,  # [N] or None
-    out,  # [M, N]; [SPLIT, M, N] float32 where SPLIT > 1
-    M,
-    N,
-    K,
-    stored,  # bytes of a row of values; as an argument it is known to be a multiple of 16
-    x_stride,
-    value_stride,
-    scale_stride,
-    BLOCK: tl.constexpr,
-    VALUE: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
+    args,  # as in `launches`
+    parts,  # [SPLIT, N, M] float32 where SPLIT > 1
+    SETTINGS: tl.constexpr,
     SPLIT: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -54,6 +50,10 @@ def multiply_vector(  # type: ignore[no-untyped-def]
 
     A group shares a scale and is what a thread reads at once: its products are added without communication.
     """
+    x, values, scale, zero, _, _, N, M, K, stored, x_stride, value_stride, scale_stride = args
+    VALUE: tl.constexpr = SETTINGS[0]
+    PER_BYTE: tl.constexpr = SETTINGS[1]
+    BLOCK: tl.constexpr = SETTINGS[2]
     pid = tl.program_id(0)
     m = tl.program_id(1).to(tl.int64)
     split = pid % SPLIT
@@ -94,15 +94,12 @@ def multiply_vector(  # type: ignore[no-untyped-def]
         if BLOCK:
             partial *= tl.load(scale + place, mask=in_block, other=0.0).to(tl.float32)
         sums += partial
-    total = tl.sum(sums, 1)
-    if BLOCK == 0:
-        total *= tl.load(scale + n * scale_stride, mask=in_n, other=0.0).to(tl.float32)
+    total = tl.sum(sums, 1)[:, None]
+    n, in_n = n[:, None], in_n[:, None]
     if SPLIT > 1:
-        tl.store(out + (split.to(tl.int64) * M + m) * N + n, total, mask=in_n)
+        tl.store(parts + (split.to(tl.int64) * N + n) * M + m, total, mask=in_n)
     else:
-        if bias is not None:
-            total += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)
-        tl.store(out + m * N + n, activate(total, ACTIVATION).to(out.dtype.element_ty), mask=in_n)
+        _store(total, n, m, in_n, True, 0, args, SETTINGS)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -124,103 +121,42 @@ def _decode_tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def multiply_tiles(  # type: ignore[no-untyped-def]
-    x,  # parameters without a comment are as in `multiply_vector`
-    values,
-    scale,
-    zero,
-    bias,
-    out,
-    M,
-    N,
-    K,
-    stored,
-    x_stride,
-    value_stride,
-    scale_stride,
-    BLOCK: tl.constexpr,
-    VALUE: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,  # rows of tiles that are processed together
-    PRECISION: tl.constexpr,
+def _load_weight(  # type: ignore[no-untyped-def]
+    row, term, batch, args, SETTINGS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Multiply a tile. The weight is the left operand, which tensor cores read from registers."""
-    pid = tl.program_id(0)
-    split = pid % SPLIT
-    tile_n, tile_m, _ = tile_index(pid // SPLIT, N, M, BLOCK_N, BLOCK_M, GROUP)
-    n = (tile_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    m = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    in_n, in_m = n < N, m < M
-    GROUPS: tl.constexpr = BLOCK_K // BLOCK if BLOCK > 0 and BLOCK < BLOCK_K else 1
-    BYTES: tl.constexpr = BLOCK_K // PER_BYTE // GROUPS
-    group = tl.arange(0, GROUPS)
-    inside = group[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
-    row_values = values + (n * value_stride)[:, None, None]
-    offset = tl.zeros([BLOCK_N, GROUPS], tl.float32)
-    factor = tl.full([BLOCK_N, GROUPS], 1.0, tl.float32)
-    if zero is not None and BLOCK == 0:
+    """A tile of the decoded weight ``[ROWS, COLUMNS]``, with the scales of blocks."""
+    x, values, scale, zero, _, _, N, _, K, stored, _, value_stride, scale_stride = args
+    PER_BYTE: tl.constexpr = SETTINGS[1]
+    BLOCK: tl.constexpr = SETTINGS[2]
+    GROUPS: tl.constexpr = COLUMNS // BLOCK if BLOCK > 0 and BLOCK < COLUMNS else 1
+    BYTES: tl.constexpr = COLUMNS // PER_BYTE // GROUPS
+    n, group = (row + tl.arange(0, ROWS)).to(tl.int64), tl.arange(0, GROUPS)
+    in_n = n < N
+    byte = term // PER_BYTE + group[:, None] * BYTES + tl.arange(0, BYTES)[None, :]
+    is_stored = in_n[:, None, None] & (byte < stored)[None, :, :]
+    packed = tl.load(values + (n * value_stride)[:, None, None] + byte[None, :, :], mask=is_stored, other=0)
+    offset = tl.zeros([ROWS, GROUPS], tl.float32)
+    factor = tl.full([ROWS, GROUPS], 1.0, tl.float32)
+    if BLOCK:
+        first = term + group * (BYTES * PER_BYTE)
+        in_block = in_n[:, None] & (first < K)[None, :]
+        place = (n * scale_stride)[:, None] + (first // BLOCK)[None, :]
+        factor = tl.load(scale + place, mask=in_block, other=0.0).to(tl.float32)
+        if zero is not None:
+            offset = tl.load(zero + place, mask=in_block, other=0).to(tl.float32)
+    elif zero is not None:
         offset += tl.load(zero + n * scale_stride, mask=in_n, other=0).to(tl.float32)[:, None]
-    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    length = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
-    for begin in range(split * length, tl.minimum((split + 1) * length, K), BLOCK_K):
-        byte = begin // PER_BYTE + inside
-        is_stored = in_n[:, None, None] & (byte < stored)[None, :, :]
-        packed = tl.load(row_values + byte[None, :, :], mask=is_stored, other=0)
-        if BLOCK:
-            first = begin + group * (BYTES * PER_BYTE)
-            in_block = in_n[:, None] & (first < K)[None, :]
-            place = (n * scale_stride)[:, None] + (first // BLOCK)[None, :]
-            factor = tl.load(scale + place, mask=in_block, other=0.0).to(tl.float32)
-            if zero is not None:
-                offset = tl.load(zero + place, mask=in_block, other=0).to(tl.float32)
-        w_NK = _decode_tile(packed, offset, factor, VALUE, PER_BYTE, BLOCK_N, BLOCK_K)
-        k = begin + tl.arange(0, BLOCK_K)
-        x_KM = tl.load(
-            x + (m * x_stride)[None, :] + k[:, None], mask=(k < K)[:, None] & in_m[None, :], other=0.0
-        )
-        if PRECISION == "flex32":
-            sums = tl.dot(w_NK.to(tl.bfloat16), x_KM.to(tl.bfloat16), sums, input_precision="ieee")
-        else:
-            sums = tl.dot(w_NK.to(x_KM.dtype), x_KM, sums, input_precision=PRECISION)
-    if BLOCK == 0:
-        sums *= tl.load(scale + n * scale_stride, mask=in_n, other=0.0).to(tl.float32)[:, None]
-    in_out = in_n[:, None] & in_m[None, :]
-    if SPLIT > 1:
-        place = (split.to(tl.int64) * M + m[None, :]) * N + n[:, None]
-        tl.store(out + place, sums, mask=in_out)
-    else:
-        if bias is not None:
-            sums += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)[:, None]
-        result = activate(sums, ACTIVATION).to(out.dtype.element_ty)
-        tl.store(out + m[None, :] * N + n[:, None], result, mask=in_out)
+    return _decode_tile(packed, offset, factor, SETTINGS[0], PER_BYTE, ROWS, COLUMNS).to(x.dtype.element_ty)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def add_parts(  # type: ignore[no-untyped-def]
-    parts,  # [SPLIT, M, N] float32
-    bias,  # [N] or None
-    out,  # [M, N]
-    M,
-    N,
-    ACTIVATION: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SIZE: tl.constexpr,
+def _load_x(  # type: ignore[no-untyped-def]
+    term, column, batch, args, SETTINGS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Add the sums of split terms, in order, then the bias, and apply the activation."""
-    count = tl.full([], 1, tl.int64) * M * N
-    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    is_inside = place < count
-    total = tl.zeros([SIZE], tl.float32)
-    for split in range(SPLIT):
-        total += tl.load(parts + split * count + place, mask=is_inside, other=0.0)
-    if bias is not None:
-        total += tl.load(bias + place % N, mask=is_inside, other=0.0).to(tl.float32)
-    tl.store(out + place, activate(total, ACTIVATION).to(out.dtype.element_ty), mask=is_inside)
+    """A tile of x, transposed: ``[ROWS, COLUMNS]`` of K and M."""
+    x, _, _, _, _, _, _, M, K, _, x_stride, _, _ = args
+    k, m = (term + tl.arange(0, ROWS))[:, None], (column + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
+    return tl.load(x + m * x_stride + k, mask=(k < K) & (m < M), other=0.0)
 
 
 def launches(call: LinearArguments, config: Mapping[str, str]) -> tuple[list[Launch], Tensor]:
@@ -234,29 +170,25 @@ def launches(call: LinearArguments, config: Mapping[str, str]) -> tuple[list[Lau
     (rows, terms), columns = x.shape, values.shape[0]
     per_byte = VALUES[call.value].per_byte
     ((kind, text),) = config.items()
-    sizes = VectorConfig.of(text) if kind == "vector" else MatmulConfig.of(text)
     out = x.new_empty(rows, columns)
-    parts = x.new_empty(sizes.split, rows, columns, dtype=torch.float32) if sizes.split > 1 else out
     scale_stride = 0 if scale.shape[0] == 1 and columns != 1 else scale.shape[1]
-    arguments: tuple[Any, ...] = (x, values, scale, zero_point, bias, parts, rows, columns, terms)
-    arguments += (values.shape[1], x.stride(0), values.stride(0), scale_stride)
-    end = {"ACTIVATION": call.activation, "SPLIT": sizes.split}
-    constants = {"BLOCK": block, "VALUE": call.value, "PER_BYTE": per_byte, **end}
-    if isinstance(sizes, VectorConfig):
-        group = min(16, block // per_byte, sizes.bytes) if block else min(16, sizes.bytes)
-        constants |= {"ROWS": sizes.rows, "GROUPS": sizes.bytes // group, "BYTES": group}
-        grid: tuple[int, ...] = (triton.cdiv(columns, sizes.rows) * sizes.split, rows)
-        first = Launch(multiply_vector, grid, arguments, constants, sizes.options)
-    else:
-        constants |= {"BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "BLOCK_K": sizes.block_k}
-        constants |= {"GROUP": sizes.group, "PRECISION": dot_precision(precision())}
-        grid = (triton.cdiv(rows, sizes.block_m) * triton.cdiv(columns, sizes.block_n) * sizes.split,)
-        first = Launch(multiply_tiles, grid, arguments, constants, sizes.options)
-    if sizes.split == 1:
-        return [first], out
-    grid = (triton.cdiv(rows * columns, _PARTS_BLOCK),)
-    constants = {**end, "SIZE": _PARTS_BLOCK}
-    return [first, Launch(add_parts, grid, (parts, bias, out, rows, columns), constants, {})], out
+    args: tuple[Any, ...] = (x, values, scale, zero_point, bias, out, columns, rows, terms)
+    # As an argument, the bytes of a row are known to be a multiple of 16.
+    args += (values.shape[1], x.stride(0), values.stride(0), scale_stride)
+    settings = call.value, per_byte, block, call.activation
+    if kind == "tiles":
+        sizes = MatmulConfig.of(text)
+        sizes = dataclasses.replace(sizes, block_m=sizes.block_n, block_n=sizes.block_m)
+        shape, loads, mode = (1, columns, rows, terms), (_load_weight, _load_x), dot_precision(precision())
+        return matmul_launches(args, out, shape, sizes, *loads, _store, settings, mode, {}), out
+    vector = VectorConfig.of(text)
+    parts = partial_sums(out, vector.split, (columns, rows), "ieee")
+    group = min(16, block // per_byte, vector.bytes) if block else min(16, vector.bytes)
+    constants = {"SETTINGS": settings, "SPLIT": vector.split, "ROWS": vector.rows}
+    constants |= {"GROUPS": vector.bytes // group, "BYTES": group}
+    grid = triton.cdiv(columns, vector.rows) * vector.split, rows
+    first = Launch(multiply_vector, grid, (args, parts), constants, vector.options)
+    return [first, *reduce_launches(args, parts, (1, columns, rows), vector.split, _store, settings, {})], out
 
 
 def quantized_linear_triton(x: Tensor, *rest: Any, config: Mapping[str, str]) -> Tensor:

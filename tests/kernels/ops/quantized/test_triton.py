@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
+import triton
+
 from burnt import kernels
 from burnt.codegen.precision import multiplying
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
 from burnt.codegen.render.triton.tile_config import Limits
-from burnt.codegen.runtime.triton_compile_pool import compile_job, job_of
+from burnt.codegen.runtime.triton_compile_pool import Job, compile_job, job_of
 from burnt.kernels.ops.quantized import scaled_gpu, scaled_triton, weight_only_config, weight_only_triton
 from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall
 from burnt.kernels.ops.quantized.scaled_gpu import (
@@ -270,11 +273,16 @@ def test_the_matrix_vector_kernel_reads_16_bytes_at_once(tmp_path: Path) -> None
         assert "ld.global.v4.b32" in kernel.assembly
 
 
-def test_jobs_of_the_compile_pool_leave_out_absent_tensors() -> None:
-    """They compile what is launched, where None is a constant."""
-    (launch, *_) = of_linear("sm_90", *LINEARS[0])
-    job = job_of(launch.kernel, launch.arguments, launch.constants, launch.options)
-    assert job.constants["zero"] is None
-    assert job.arguments[:4] == ["bfloat16", "uint8", "float16", "bfloat16"]
-    with driven(TARGETS["sm_90"]):
-        compile_job(job)
+def test_jobs_of_the_compile_pool_compile_what_is_launched(tmp_path: Path) -> None:
+    """Absent tensors are constants, so are functions and settings."""
+    found: list[bool] = []
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
+    try:
+        for launch in of_linear("sm_90", *LINEARS[4]):
+            job = job_of(launch.kernel, launch.arguments, launch.constants, launch.options)
+            with driven(TARGETS["sm_90"]):
+                compile_job(Job(*json.loads(json.dumps(job))))
+            compiled_launch(launch, "sm_90", tmp_path)
+    finally:
+        triton.knobs.compilation.listener = None
+    assert found[1::2] == [True, True]
