@@ -517,6 +517,11 @@ float32_matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_preci
 """`torch.get_float32_matmul_precision`, without its Python frame."""
 
 
+def current_device() -> Callable[[], int]:
+    """Return the fastest function that returns the current CUDA device, of a process that has used one."""
+    return getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # type: ignore[no-any-return]
+
+
 def build_tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """Return a function that tests whether as many objects are tensors equivalent to these.
 

@@ -398,4 +398,4 @@ def _run_alone(
     with PLANNING_LOCK, torch.no_grad():
         traced = Traced(module, module, {}, (), layouts)
         plan = CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)
-        return plan(tensors, [], seed)
+        return list(plan(tensors, [], seed))

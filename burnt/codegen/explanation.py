@@ -17,6 +17,7 @@ from burnt.codegen.frontend.containers import flatten
 from burnt.codegen.function import CacheEntry, Function
 from burnt.codegen.ir import Buffer, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
+from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.targets import find_target
 from burnt.codegen.schedule.scheduler import VIEW_OPS, Plan, TorchCall
@@ -173,7 +174,7 @@ def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> E
     return dataclasses.replace(_explain_plan(entry.forward, None), backward=backward)
 
 
-def _refuse_to_run(slot_tensors: Sequence[Any], numbers: Sequence[float]) -> None:
+def _refuse_to_run(code: HostCode, tensors: Sequence[str], numbers: Sequence[str]) -> None:
     raise AssertionError("kernels generated for explain(target=...) do not run")
 
 

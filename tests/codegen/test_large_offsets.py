@@ -44,7 +44,7 @@ def planned(seed: int, target: Target) -> tuple[list[Kernel], Sequence[Buffer], 
 
     def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
         found.append((list(kernels), buffers, numbers))
-        return BuiltKernels(dict.fromkeys(kernels, ""), dict.fromkeys(kernels, lambda memory, numbers: None))
+        return BuiltKernels(dict.fromkeys(kernels, ""), dict.fromkeys(kernels, lambda *_: None))
 
     fn, args = program(seed, "far").built()
     tensors = [a for a in args if isinstance(a, Tensor)]

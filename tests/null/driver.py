@@ -173,6 +173,5 @@ def _send_to_triton() -> None:
     triton_backend._build_triton = build
     null = dataclasses.replace(targets.TRITON, build=build)
     targets.BY_DEVICE["cpu"] = null
-    triton_launch._allocate_workspace = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8)
     layer._loop_module = lambda x: loop_triton
     foreach.HostPasses = foreach_triton.DevicePasses  # type: ignore[misc]

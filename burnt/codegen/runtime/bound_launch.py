@@ -16,6 +16,7 @@ import torch
 import triton
 from triton.runtime import driver
 
+from burnt import _torch
 from burnt.codegen.runtime.host_code import HostCode
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -157,6 +158,24 @@ class BoundLaunch:
             f"    {code.call(kernel.run.launch, *map(code.name, recorded))}",
         ]
         return code.build()
+
+
+def add_launch(code: HostCode, bound: BoundLaunch, arguments: Sequence[str]) -> None:
+    """Append a launch on the current stream of the device of `code`, which becomes the current device."""
+    stream = "0"
+    if not IS_INTERPRETED:
+        index = code.name(code.device.index)
+        again = f"    return {code.call(_run_on_device, 'run', index, *code.parameters)}"
+        code.first[f"if {code.call(_torch.current_device())} != {index}:"] = None
+        code.first[again] = None
+        code.first[f"stream = {code.call(driver.active.get_current_stream, index)}"] = None
+        stream = "stream"
+    code.lines.append(f"{code.name(bound)}.call({', '.join([stream, *arguments])})")
+
+
+def _run_on_device(function: Callable[..., Any], device: int, *arguments: Any) -> Any:
+    with torch.cuda.device(device):
+        return function(*arguments)
 
 
 _VARIES = object()

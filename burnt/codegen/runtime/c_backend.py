@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
-
-import torch
+from collections.abc import Sequence
 
 from burnt.codegen.eager_policy import why_torch_is_faster
-from burnt.codegen.ir import Buffer, Check, Kernel
+from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
 from burnt.codegen.runtime import c_compiler, c_library
+from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, raise_failed_check, size_templates
 from burnt.codegen.schedule.capabilities import OnlineThresholds
 
@@ -35,11 +34,21 @@ def _build_c(
         call = c_library.launcher(
             library[kernel.name], pointers=pointers, floats=len(number_positions), sizes=values
         )
-        if pointers == len(buffers):
-            return lambda slot_tensors, numbers: call(
-                *[0 if t is None else t.data_ptr() for t in slot_tensors], *numbers
-            )
-        return _launcher_with_checks(call, kernel.checks)
+        words = ctypes.c_int64 * max(len(kernel.checks), 1)
+        used = kernel.buffers_read | kernel.buffers_written
+
+        def append(code: HostCode, tensors: Sequence[str], numbers: Sequence[str]) -> None:
+            pairs = zip(buffers, tensors, strict=True)
+            arguments = [code.address(tensor) if buffer in used else "0" for buffer, tensor in pairs]
+            if pointers == len(buffers):
+                code.lines.append(code.call(call, *arguments, *numbers))
+                return
+            code.lines.append(f"failed = {code.call(words)}")
+            arguments.append(code.call(ctypes.addressof, "failed"))
+            code.lines.append(code.call(call, *arguments, *numbers))
+            code.lines.append(code.call(raise_failed_check, code.name(kernel.checks), "failed"))
+
+        return append
 
     texts = {kernel: _extract_function(source, kernel.name) for kernel in kernels}
     return BuiltKernels(texts, {kernel: launch(kernel) for kernel in kernels})
@@ -49,17 +58,6 @@ def _extract_function(source: str, name: str) -> str:
     """Return one function of generated C, from its ``void`` to its closing brace."""
     start = source.index(f"void {name}(")
     return source[start : source.index("\n}\n", start) + 2]
-
-
-def _launcher_with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launcher:
-    words = ctypes.c_int64 * max(len(checks), 1)
-
-    def launch(slot_tensors: Sequence[torch.Tensor | None], numbers: Sequence[float]) -> None:
-        failed = words()
-        call(*[0 if t is None else t.data_ptr() for t in slot_tensors], ctypes.addressof(failed), *numbers)
-        raise_failed_check(checks, failed)
-
-    return launch
 
 
 def _parametrize_sizes(template: str, first: int) -> tuple[str, tuple[int, ...]]:

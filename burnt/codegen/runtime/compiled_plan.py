@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
+import itertools
 import math
 import os
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,6 +24,7 @@ from burnt.codegen.frontend.overlap import Footprint, may_overlap
 from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
+from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.schedule.saved_tensors import SavedTensors
 from burnt.codegen.schedule.scheduler import Plan, TorchCall
@@ -85,10 +88,9 @@ class CompiledPlan:
         self.build_kernels()
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
-        self.new_outputs = [self.allocation(b) for b in computed if b not in call_outputs]
         written = {b for k in self.kernels for b in k.buffers_written} | call_outputs
         self.unwritten = [(self.slots[b], self.allocation(b)) for b in computed if b not in written]
-        self.prepared_steps = [] if self.single_launcher is not None else self.prepare_steps()
+        self.prepared_steps = self.prepare_steps()
         Expr.clear_interned()
 
     def build_kernels(self) -> None:
@@ -97,10 +99,6 @@ class CompiledPlan:
         if self.kernels:
             built = self.target.build(self.kernels, list(self.slots), self.plan.number_positions)
         self.texts, self.launchers = built.texts, built.launchers
-        # A plan of one kernel is the common case: it is launched without the loop over steps.
-        self.single_launcher = (
-            self.launchers[self.kernels[0]] if len(self.plan.steps) == 1 and self.kernels else None
-        )
 
     def with_target(self, target: Target) -> CompiledPlan:
         """Return this plan and its backward plans with kernels compiled for another target.
@@ -109,6 +107,7 @@ class CompiledPlan:
         other block sizes.
         """
         other = copy.copy(self)
+        other.__dict__.pop("run", None)
         other.target = target
         Expr.restore_interned([expr for kernel in self.kernels for expr in kernel.exprs])
         other.build_kernels()
@@ -128,9 +127,9 @@ class CompiledPlan:
             new = [b for b in outputs if b not in allocated]
             allocated.update(outputs)
             allocate = [(self.slots[b], self.allocation(b)) for b in new]
-            inputs = {} if isinstance(step, Kernel) else step.inputs
-            slots = {node: self.slots[buffer] for node, buffer in inputs.items()}
-            prepared_steps.append(_PreparedStep(step, _buffers_of(step), allocate, slots))
+            results = [] if isinstance(step, Kernel) else step.outputs
+            allocations = [None if b is None else self.allocation(b) for b in results]
+            prepared_steps.append(_PreparedStep(step, _buffers_of(step), allocate, allocations))
         # Release a buffer after the last step that uses it, unless it is a result.
         used_later = {r for r in self.results if r is not None}
         for prepared in reversed(prepared_steps):
@@ -157,36 +156,65 @@ class CompiledPlan:
 
     def __call__(
         self, tensors: Sequence[Tensor], numbers: Sequence[float], seed: Tensor | None = None
-    ) -> list[Any]:
-        """Run the plan and return its results as a flat list.
+    ) -> Sequence[Any]:
+        """Run the plan and return its results, without containers.
 
         It takes its inputs in order without the seed, the numbers in the order of `Plan.number_positions`,
         and a seed from `draw_seed`; by default a new one.
         """
-        slot_tensors: list[Any] = list(tensors)
-        if self.plan.seed is not None:
-            slot_tensors.append(self.draw_seed() if seed is None else seed)
-        if self.single_launcher is not None:
-            for shape, strides, dtype in self.new_outputs:
-                slot_tensors.append(torch.empty_strided(shape, strides, dtype=dtype, device=self.device))
-            self.single_launcher(slot_tensors, numbers)
-        else:
-            slot_tensors = self.initial_tensors(slot_tensors)
-            for prepared in self.prepared_steps:
-                self.run_step(prepared, slot_tensors, numbers)
-                for slot in prepared.release:
-                    slot_tensors[slot] = None
-        results = [
-            slot_tensors[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
-        ]
-        return self.write_back(tensors, results) if self.mutated else results
+        if self.plan.seed is None:
+            return self.run(*tensors, *numbers)
+        return self.run(*tensors, self.draw_seed() if seed is None else seed, *numbers)
 
-    def write_back(self, tensors: Sequence[Tensor], results: list[Any]) -> list[Any]:
-        """Copy the new values of arguments changed in place into them; return the other results."""
+    @functools.cached_property
+    def run(self) -> Callable[..., tuple[Any, ...]]:
+        """The plan as a generated function of its inputs, the seed included, and numbers."""
+        return self.generate()
+
+    def generate(self, mark: Callable[[], None] | None = None) -> Callable[..., tuple[Any, ...]]:
+        """Generate the function that runs the plan; it calls `mark` first and after each step."""
+        inputs = [f"t{i}" for i in range(len(self.plan.inputs))]
+        numbers = [f"n{i}" for i in range(len(self.plan.number_positions))]
+        code = HostCode([*inputs, *numbers], self.device)
+        variables = [*inputs, *["None"] * (len(self.slots) - len(inputs))]
+        marks = [] if mark is None else [code.call(mark)]
+
+        def allocate(allocations: Sequence[tuple[int, _Allocation]]) -> None:
+            for slot, allocation in allocations:
+                variables[slot] = f"t{slot}"
+                code.empty(variables[slot], *allocation)
+
+        allocate(self.unwritten)  # tensors without elements
+        code.lines += marks
+        for prepared in self.prepared_steps:
+            allocate(prepared.allocate)
+            step = prepared.step
+            if isinstance(step, Kernel):
+                self.launchers[step](code, variables, numbers)
+            else:
+                call = functools.partial(_call_torch, step, self.stand_ins, prepared.outputs, self.device)
+                given = [variables[self.slots[buffer]] for buffer in step.inputs.values()]
+                slots = [None if b is None else self.slots[b] for b in step.outputs]
+                for slot in slots:
+                    if slot is not None:
+                        variables[slot] = f"t{slot}"
+                targets = "".join("_, " if slot is None else f"t{slot}, " for slot in slots)
+                called = code.call(call, f"[{', '.join(given)}]", *numbers)
+                code.lines.append(f"{targets}= {called}" if targets else called)
+            code.lines += marks
+            if prepared is not self.prepared_steps[-1]:
+                for slot in prepared.release:
+                    if slot >= len(inputs):  # which the caller holds
+                        code.lines.append(f"{variables[slot]} = None")
+                        variables[slot] = "None"
+        results = [
+            code.name(c) if r is None else variables[r]
+            for r, c in zip(self.results, self.constants, strict=True)
+        ]
         count = len(results) - len(self.mutated)
-        for position, result in zip(self.mutated, results[count:], strict=True):
-            tensors[position].copy_(result)
-        return results[:count]
+        # The new values of arguments that are changed in place.
+        code.lines += [f"t{i}.copy_({t})" for i, t in zip(self.mutated, results[count:], strict=True)]
+        return code.build(results[:count])
 
     def mutates_overlap(self, tensors: Sequence[Tensor]) -> bool:
         """Whether an argument that is changed in place may overlap another of the plan's inputs.
@@ -200,71 +228,26 @@ class CompiledPlan:
         """Whether a number is too large for a dtype, as 1e9 for float16: eager torch raises then."""
         return any(limit < abs(numbers[i]) < math.inf for i, limit in self.number_limits)
 
-    def initial_tensors(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the tensor of each slot before the first step: inputs, and tensors that no step writes.
-
-        The latter have no elements. The other slots are None.
-        """
-        slot_tensors = [*inputs, *[None] * (len(self.slots) - len(inputs))]
-        for slot, (shape, strides, dtype) in self.unwritten:
-            slot_tensors[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
-        return slot_tensors
-
-    def run_step(self, prepared: _PreparedStep, slot_tensors: list[Any], numbers: Sequence[float]) -> None:
-        """Run one step: allocate its outputs, then launch the kernel or call torch's op."""
-        for slot, (shape, strides, dtype) in prepared.allocate:
-            slot_tensors[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
-        step = prepared.step
-        if isinstance(step, Kernel):
-            self.launchers[step](slot_tensors, numbers)
-            return
-
-        def argument(value: Any) -> Any:
-            if isinstance(value, torch.fx.Node):
-                return slot_tensors[prepared.slots[value]]
-            if isinstance(value, float) and value in self.stand_ins:
-                return numbers[self.stand_ins[value]]
-            return value
-
-        args, kwargs = torch.fx.node.map_aggregate((step.node.args, step.node.kwargs), argument)
-        # The trace contains autocast's casts already.
-        with _torch.without_autocast() if _torch.is_autocast() else contextlib.nullcontext():
-            outputs = step.node.target(*args, **kwargs)  # type: ignore[operator]
-        outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-        for buffer, tensor in zip(step.outputs, outputs, strict=True):
-            if buffer is not None:
-                if tensor.stride() != buffer.strides:
-                    shape, strides, dtype = self.allocation(buffer)
-                    if _has_strides(tensor, strides):
-                        slot_tensors[self.slots[buffer]] = tensor.as_strided(shape, strides)
-                        continue
-                    tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device).copy_(
-                        tensor
-                    )
-                slot_tensors[self.slots[buffer]] = tensor
-
     def time_steps(
         self, tensors: Sequence[Tensor], numbers: Sequence[float], budget: float = 0.2
     ) -> list[float]:
         """Return the seconds of each step: the median of 3 to 101 runs, as many as fit `budget` seconds."""
-        prepared_steps = self.prepared_steps or self.prepare_steps()
-        if not prepared_steps:
-            return []  # all results are arguments or constants
-        samples: list[list[float]] = [[] for _ in prepared_steps]
+        times: list[float] = []
+
+        def mark() -> None:
+            self.synchronise()
+            times.append(time.perf_counter())
+
         if self.plan.seed is not None:
             tensors = [*tensors, cast("Tensor", self.draw_seed())]
+        run = self.generate(mark)
+        samples: list[list[float]] = []
         begin = time.perf_counter()
-        while len(samples[0]) < 3 or (time.perf_counter() - begin < budget and len(samples[0]) < 101):
-            slot_tensors = self.initial_tensors(tensors)
-            for prepared, seconds in zip(prepared_steps, samples, strict=True):
-                self.synchronise()
-                start = time.perf_counter()
-                self.run_step(prepared, slot_tensors, numbers)
-                self.synchronise()
-                seconds.append(time.perf_counter() - start)
-                for slot in prepared.release:
-                    slot_tensors[slot] = None
-        return [statistics.median(s) for s in samples]
+        while len(samples) < 3 or (time.perf_counter() - begin < budget and len(samples) < 101):
+            times.clear()
+            run(*tensors, *numbers)
+            samples.append([after - before for before, after in itertools.pairwise(times)])
+        return [statistics.median(seconds) for seconds in zip(*samples, strict=True)]
 
     def synchronise(self) -> None:
         """Wait for the device."""
@@ -278,9 +261,45 @@ class _PreparedStep:
 
     step: Kernel | TorchCall  # the kernel or call
     buffers: dict[Buffer, None]  # all that it reads or writes
-    allocate: list[tuple[int, _Allocation]]  # slots of its new outputs, and what to allocate
-    slots: dict[torch.fx.Node, int]  # of the tensors that a call takes, by their nodes
+    allocate: list[tuple[int, _Allocation]]  # slots of a kernel's new outputs, and what to allocate
+    outputs: list[_Allocation | None]  # shape, strides and dtype of a call's results
     release: list[int] = dataclasses.field(default_factory=list)  # slots that no later step uses
+
+
+def _call_torch(
+    step: TorchCall,
+    stand_ins: dict[float, int],
+    allocations: Sequence[_Allocation | None],
+    device: torch.device,
+    tensors: Sequence[Tensor],
+    *numbers: float,
+) -> list[Any]:
+    """Call torch's op, and return its results with the strides that the plan expects."""
+    values = dict(zip(step.inputs, tensors, strict=True))
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return values[value]
+        if isinstance(value, float) and value in stand_ins:
+            return numbers[stand_ins[value]]
+        return value
+
+    args, kwargs = torch.fx.node.map_aggregate((step.node.args, step.node.kwargs), argument)
+    # The trace contains autocast's casts already.
+    with _torch.without_autocast() if _torch.is_autocast() else contextlib.nullcontext():
+        outputs = step.node.target(*args, **kwargs)  # type: ignore[operator]
+    outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+    for i, allocation in enumerate(allocations):
+        # The strides of a buffer whose result has another shape are those of its elements.
+        buffer = step.outputs[i]
+        if allocation is not None and buffer is not None and outputs[i].stride() != buffer.strides:
+            shape, strides, dtype = allocation
+            if _has_strides(outputs[i], strides):
+                outputs[i] = outputs[i].as_strided(shape, strides)
+            else:
+                new = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                outputs[i] = new.copy_(outputs[i])
+    return outputs
 
 
 def _has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+_CPU = torch.device("cpu")
+
 
 class HostCode:
-    """The source of a function that is being generated, and the objects that it names."""
+    """The source of a function that is being generated, and the objects that it names.
 
-    def __init__(self, parameters: Sequence[str]) -> None:
-        self.parameters = list(parameters)
+    `device` is the one of the tensors that its parameters are.
+    """
+
+    def __init__(self, parameters: Sequence[str], device: torch.device = _CPU) -> None:
+        self.parameters, self.device = list(parameters), device
         self.first: dict[str, None] = {}  # lines at the top of the body, each once
         self.lines: list[str] = []
         self.objects: dict[str, Any] = {}
@@ -34,6 +41,12 @@ class HostCode:
         """Return a call of an object with these expressions."""
         return f"{self.name(function)}({', '.join(arguments)})"
 
+    def empty(self, variable: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> None:
+        """Allocate a tensor and assign it to a variable."""
+        arguments = self.name(tuple(shape)), self.name(tuple(strides)), f"dtype={self.name(dtype)}"
+        device = f"device={self.name(self.device)}"
+        self.lines.append(f"{variable} = {self.call(torch.empty_strided, *arguments, device)}")
+
     def address(self, tensor: str) -> str:
         """Return the variable that holds the address of a tensor's variable, which is read once."""
         line = f"{tensor}_address = {tensor}.data_ptr()"
@@ -46,5 +59,6 @@ class HostCode:
         body = [*self.first, *self.lines, f"return ({''.join(f'{r}, ' for r in results)})"]
         source = f"def run({', '.join(self.parameters)}):\n    " + "\n    ".join(body)
         exec(compile(source, "<burnt host code>", "exec"), self.objects)
-        function: Callable[..., Any] = self.objects["run"]
+        # A function that does not name itself is freed, with what it names, without the garbage collector.
+        function: Callable[..., Any] = self.objects["run"] if self.first else self.objects.pop("run")
         return function

@@ -11,7 +11,14 @@ import torch
 
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
-from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, raise_failed_check, size_templates
+from burnt.codegen.runtime.target import (
+    BuiltKernels,
+    Launcher,
+    Target,
+    launcher_of,
+    raise_failed_check,
+    size_templates,
+)
 from burnt.codegen.schedule.capabilities import OnlineThresholds
 
 if TYPE_CHECKING:
@@ -82,7 +89,7 @@ def build_metal(
                 # Wait for the device, so that the error is raised by this call and not by a later one.
                 raise_failed_check(kernel.checks, temporaries["failed"].tolist())
 
-        return run
+        return launcher_of(run)
 
     whole = {kernel: "\n".join(texts[d] for d in dispatches) for kernel, dispatches in printed.items()}
     return BuiltKernels(whole, {kernel: launch(kernel, dispatches) for kernel, dispatches in printed.items()})

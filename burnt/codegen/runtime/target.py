@@ -10,10 +10,22 @@ import torch
 from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.render.shape_params import SizeTemplates
+from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.schedule.capabilities import Capabilities
 from burnt.codegen.schedule.scheduler import Plan, schedule
 
-Launcher = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
+Launcher = Callable[[HostCode, Sequence[str], Sequence[str]], None]
+"""Appends what launches a kernel to a function, in which these variables are the tensors of all buffers, in
+order (``None`` for a buffer that is not allocated at that step), and these the run-time numbers."""
+
+
+def launcher_of(function: Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]) -> Launcher:
+    """Return the launcher that calls a function with the tensors of all buffers and the run-time numbers."""
+
+    def append(code: HostCode, tensors: Sequence[str], numbers: Sequence[str]) -> None:
+        code.lines.append(code.call(function, f"[{', '.join(tensors)}]", f"[{', '.join(numbers)}]"))
+
+    return append
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +33,6 @@ class BuiltKernels:
     """Compiled kernels."""
 
     texts: dict[Kernel, str]  # the generated code of each kernel
-    # For each kernel, a callable of the tensors of all buffers in order (None for a buffer that is not
-    # allocated at that step) and the run-time numbers.
     launchers: dict[Kernel, Launcher]
 
 

@@ -1,36 +1,34 @@
-"""Turn generated Triton code into callables that launch it with little Python overhead.
+"""Load generated Triton code, and launch its functions from a plan's generated host code.
 
-A plan's shapes and strides are fixed, so grids and sizes are computed once. The alignment of tensors may
-change from call to call. Triton specializes kernels on it, so a compiled kernel is cached for each alignment.
+A plan's shapes and strides are fixed, so grids and sizes are computed once.
 """
 
 from __future__ import annotations
 
-import contextvars
+import ctypes
 import dataclasses
 import functools
 import hashlib
 import linecache
-import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
-import triton
 
 from burnt.codegen.ir import Buffer, Check, Kernel, walk
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.source import (
     AnyConfig,
-    DeviceFunction,
     FailedFlag,
     ScalarArg,
     TritonSource,
     Workspace,
     select_config,
 )
+from burnt.codegen.runtime.bound_launch import IS_INTERPRETED, BoundLaunch, Pointer, add_launch
+from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, raise_failed_check
 
 _NO_BLOCK_SIZES: Mapping[str, AnyConfig] = MappingProxyType({})
@@ -45,8 +43,8 @@ def build(
 ) -> BuiltKernels:
     """Generate Triton code for kernels and return their launchers; Triton compiles them at the first launch.
 
-    Launchers take the tensors of `buffers` and the numbers of `number_positions`, in order. `choose` selects
-    a kernel's block sizes, unless `blocks` has some for its name.
+    Launchers take variables for `buffers` and for the numbers of `number_positions`, in order. `choose`
+    selects a kernel's block sizes, unless `blocks` has some for its name.
     """
     slots = {buffer: i for i, buffer in enumerate(buffers)}
     scalar_positions = {number: i for i, number in enumerate(number_positions)}
@@ -79,34 +77,49 @@ def load(text: str) -> dict[str, Any]:
 def make_launcher(
     kernel: Kernel, printed: TritonSource, slots: dict[Buffer, int], scalar_positions: dict[int, int]
 ) -> Launcher:
-    """Return the launcher of a kernel, which takes the tensors of all buffers and all run-time numbers."""
-    namespace = load(printed.text)
-    calls = [
-        _FunctionCall(namespace[f.name], f, printed.config, slots, scalar_positions)
-        for f in printed.functions
-    ]
-    checks = kernel.checks
-    if len(calls) == 1 and not checks:
-        (only,) = calls
-        return lambda slot_tensors, values: only(slot_tensors, values, {})
-    failed: dict[torch.device, torch.Tensor] = {}
+    """Return the launcher of a kernel, given the positions of all buffers and of all run-time numbers."""
+    namespace, checks = load(printed.text), kernel.checks
+    stand_ins: dict[type, Callable[[Any], Any]] = {
+        Buffer: lambda b: Pointer.of(torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device="meta")),
+        Workspace: lambda w: Pointer(w.dtype, w.size * w.dtype.itemsize),
+        FailedFlag: lambda _: Pointer(torch.int64, len(checks) * 8),
+        ScalarArg: lambda _: 0.5,
+        int: lambda size: size,
+    }
 
-    def launch(slot_tensors: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
-        named_tensors: dict[str, torch.Tensor] = {}
+    def append(code: HostCode, tensors: Sequence[str], numbers: Sequence[str]) -> None:
+        variables: dict[Any, str] = {}
         if checks:
-            device = next(t.device for t in slot_tensors if t is not None)
-            if device not in failed:
-                # The device writes to pinned host memory, so that it can be read without synchronizing.
-                words = torch.zeros(len(checks), dtype=torch.int64)
-                failed[device] = words if device.type == "cpu" else words.pin_memory()
-            named_tensors["failed"] = failed[device]
-            _raise_and_reset(checks, failed[device])
-        for call in calls:
-            call(slot_tensors, values, named_tensors)
+            # The device writes to pinned host memory, so that it can be read without synchronizing.
+            failed = torch.zeros(len(checks), dtype=torch.int64, pin_memory=code.device.type != "cpu")
+            variables[FailedFlag()] = code.name(failed)
+        for function in printed.functions:
+            for a in function.arguments:
+                if isinstance(a, Workspace) and a not in variables:
+                    variables[a] = f"{a.name}_{len(code.lines)}"
+                    code.empty(variables[a], (a.size,), (1,), a.dtype)
+            arguments = []
+            for a in function.arguments:
+                if isinstance(a, ScalarArg):
+                    arguments.append(numbers[scalar_positions[a.position]])
+                elif not isinstance(a, int):
+                    tensor = tensors[slots[a]] if isinstance(a, Buffer) else variables[a]
+                    arguments.append(tensor if IS_INTERPRETED else code.address(tensor))
+            bound = BoundLaunch(
+                namespace[function.name],
+                (function.programs,),
+                tuple(stand_ins[type(a)](a) for a in function.arguments),
+                function.constants,
+                printed.config.options,
+            )
+            add_launch(code, bound, arguments)
         if checks:
-            _raise_and_reset(checks, failed[device])
+            words = (ctypes.c_int64 * len(checks)).from_address(failed.data_ptr())
+            any_failed = " or ".join(f"{code.name(words)}[{i}]" for i in range(len(checks)))
+            code.lines.append(f"if {any_failed}:")
+            code.lines.append(f"    {code.call(_raise_and_reset, code.name(checks), code.name(failed))}")
 
-    return launch
+    return append
 
 
 def _choose_by_alignment(
@@ -117,16 +130,17 @@ def _choose_by_alignment(
     read_buffers = {e.extra[0] for e in walk([kernel.matmul.body]) if e.op == "load"}
     read_slots = [slots[buffer] for buffer in read_buffers]
 
-    def launch(slot_tensors: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
-        is_aligned = not any(slot_tensors[slot].data_ptr() & 15 for slot in read_slots)  # type: ignore[union-attr]
-        (with_descriptors if is_aligned else without_descriptors)(slot_tensors, values)
+    def append(code: HostCode, tensors: Sequence[str], numbers: Sequence[str]) -> None:
+        addresses = " | ".join([code.address(tensors[slot]) for slot in read_slots])
+        start = len(code.lines)
+        blocks = []
+        for launcher in (without_descriptors, with_descriptors):
+            launcher(code, tensors, numbers)
+            blocks.append([f"    {line}" for line in code.lines[start:]])
+            del code.lines[start:]
+        code.lines += [f"if ({addresses}) & 15:", *blocks[0], "else:", *blocks[1]]
 
-    return launch
-
-
-def _allocate_workspace(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Allocate memory for a kernel's tensor descriptors, on the current stream, like the launch."""
-    return torch.empty(size, dtype=torch.int8, device="cuda")
+    return append
 
 
 def _raise_and_reset(checks: Sequence[Check], failed: torch.Tensor) -> None:
@@ -136,74 +150,5 @@ def _raise_and_reset(checks: Sequence[Check], failed: torch.Tensor) -> None:
     the first call after a synchronization.
     """
     words = failed.tolist()
-    if any(words):
-        failed.zero_()
-        raise_failed_check(checks, words)
-
-
-class _FunctionCall:
-    """A Triton function with everything that is the same in every call."""
-
-    def __init__(
-        self,
-        function: Any,
-        printed: DeviceFunction,
-        config: AnyConfig,
-        slots: dict[Buffer, int],
-        scalar_positions: dict[int, int],
-    ) -> None:
-        self.function = function
-        self.buffers = [slots[a] for a in printed.arguments if isinstance(a, Buffer)]
-        self.workspaces = [a for a in printed.arguments if isinstance(a, Workspace)]
-        self.may_fail = any(isinstance(a, FailedFlag) for a in printed.arguments)
-        self.numbers = [scalar_positions[a.position] for a in printed.arguments if isinstance(a, ScalarArg)]
-        self.sizes = [a for a in printed.arguments if isinstance(a, int)]
-        self.constants = printed.constants
-        self.trailing = [*self.sizes, *printed.constants.values()]
-        self.grid = (printed.programs, 1, 1)
-        self.options = config.options
-        self.uses_descriptors = isinstance(config, MatmulConfig) and config.descriptors
-        self.compiled: dict[Any, Any] = {}
-        self.is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-
-    def __call__(
-        self, slot_tensors: Sequence[Any], values: Sequence[float], named_tensors: dict[str, torch.Tensor]
-    ) -> None:
-        tensors = [slot_tensors[slot] for slot in self.buffers]
-        # A function that reduces partial results only may take no buffers of its own.
-        device = next(t.device for t in slot_tensors if t is not None)
-        for work in self.workspaces:
-            if work.name not in named_tensors:
-                named_tensors[work.name] = torch.empty(work.size, dtype=work.dtype, device=device)
-            tensors.append(named_tensors[work.name])
-        if self.may_fail:
-            tensors.append(named_tensors["failed"])
-        numbers = [values[position] for position in self.numbers]
-        if self.is_interpreted:
-            self.function[self.grid](*tensors, *numbers, *self.sizes, **self.constants)
-        elif device.index == torch.cuda.current_device():
-            self.launch(tensors, numbers, device.index)
-        else:
-            with torch.cuda.device(device):
-                self.launch(tensors, numbers, device.index)
-
-    def launch(self, tensors: list[torch.Tensor], numbers: list[float], device: int) -> None:
-        """Launch on the current device and stream."""
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        unaligned = 0
-        for address in addresses:
-            unaligned |= address
-        key = (device, *[address & 15 for address in addresses]) if unaligned & 15 else device
-        compiled = self.compiled.get(key)
-        if compiled is None:
-            launchable = self.function.warmup(
-                *tensors, *numbers, *self.sizes, grid=self.grid, **self.constants, **self.options
-            )
-            compiled = self.compiled[key] = launchable[self.grid]
-        if self.uses_descriptors:
-            # Triton's allocator is a context variable, which the user's code may have set: use a copy.
-            context = contextvars.copy_context()
-            context.run(triton.set_allocator, _allocate_workspace)
-            context.run(lambda: compiled(*addresses, *numbers, *self.trailing))
-        else:
-            compiled(*addresses, *numbers, *self.trailing)
+    failed.zero_()
+    raise_failed_check(checks, words)

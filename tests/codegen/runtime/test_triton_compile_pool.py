@@ -31,6 +31,8 @@ from burnt.codegen.render.triton.tile_config import (
     why_too_large,
 )
 from burnt.codegen.runtime import triton_compile_pool
+from burnt.codegen.runtime.bound_launch import BoundLaunch, Pointer
+from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.triton_backend import TRITON, with_block_sizes
 from burnt.codegen.runtime.triton_compile_pool import Job, Pool, choices_of, jobs_of, limits_of
 from burnt.errors import CompileError
@@ -84,29 +86,17 @@ def test_a_launch_finds_what_was_compiled(pool: Pool, blocks: TileConfig | None)
                 names = [kernel.name for kernel in plan.kernels]
                 plan = planned.on(with_block_sizes(dict.fromkeys(names, str(blocks)))).plan(*given)
                 assert plan is not None
-            memory = [torch.empty(0)] * len(plan.slots)
-            for buffer, slot in plan.slots.items():
-                memory[slot] = torch.empty(buffer.shape, dtype=buffer.dtype)
             for launch in plan.launchers.values():
-                for call in _calls(launch):
-                    tensors = [memory[s] for s in call.buffers] + _works(call)
+                code = HostCode([])
+                launch(code, ["t"] * len(plan.slots), ["n"] * len(plan.plan.number_positions))
+                for bound in [o for o in code.objects.values() if isinstance(o, BoundLaunch)]:
                     # There is no device that it could be loaded to.
                     with pytest.raises(AttributeError, match="launcher_cls"):
-                        call.launch(tensors, [1.5] * len(call.numbers), 0)
+                        bound.call(0, *[0 if isinstance(kind, Pointer) else 1.5 for kind in bound.varying])
     finally:
         triton.knobs.compilation.listener = None
     assert found
     assert all(found)
-
-
-def _calls(launch):  # type: ignore[no-untyped-def]
-    cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
-    return cells["calls"].cell_contents if "calls" in cells else [cells["only"].cell_contents]
-
-
-def _works(call):  # type: ignore[no-untyped-def]
-    works = [torch.empty(w.size, dtype=w.dtype) for w in call.workspaces]
-    return [*works, *[torch.zeros(1, dtype=torch.int64)] * call.may_fail]
 
 
 VARIANTS = {

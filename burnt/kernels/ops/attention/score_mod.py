@@ -32,7 +32,7 @@ from burnt.codegen.render.c import prelude
 from burnt.codegen.render.triton.expr import NO_GUARD, TL_DTYPES, ExprPrinter, TileValue
 from burnt.codegen.runtime import c_compiler, c_library
 from burnt.codegen.runtime.c_compiler import find_compiler
-from burnt.codegen.runtime.target import BuiltKernels
+from burnt.codegen.runtime.target import BuiltKernels, launcher_of
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.device import processor
@@ -566,7 +566,7 @@ class _TritonScore:
             self.captured = tuple(by_buffer[b] for b in used)  # type: ignore[misc]
             self.text, self._launched = text, not numbers
 
-        return BuiltKernels(dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launch))
+        return BuiltKernels(dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launcher_of(launch)))
 
     def _print_kernels(self, kernels: Sequence[Kernel]) -> tuple[str | None, list[Buffer]]:
         steps = [step for kernel in kernels for step in kernel.steps]

@@ -28,7 +28,7 @@ from burnt.codegen.render.c.kernel import print_kernels
 from burnt.codegen.render.shape_params import with_constant_sizes
 from burnt.codegen.runtime import c_compiler
 from burnt.codegen.runtime.c_backend import C
-from burnt.codegen.runtime.target import BuiltKernels, Launcher, raise_failed_check
+from burnt.codegen.runtime.target import BuiltKernels, Launcher, launcher_of, raise_failed_check
 from tests.codegen.render.compiled_once import compiled_once, folder_of
 
 __all__ = ["AARCH64", "build_program", "needs_aarch64"]
@@ -115,7 +115,7 @@ def _build(
             _run(program, kernels.index(kernel), pointers, numbers)
             raise_failed_check(kernel.checks, failed.tolist())
 
-        return launch
+        return launcher_of(launch)
 
     return BuiltKernels(dict.fromkeys(kernels, source), {kernel: launcher(kernel) for kernel in kernels})
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Expr, IndexExpr, Kernel, Store, Var, index_value, load
 from burnt.codegen.runtime.c_backend import C
+from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.schedule.scheduler import TorchCall
 from tests.codegen.philox_reference import words
 from tests.codegen.render.metal import shim
@@ -83,6 +84,8 @@ def test_counters_beyond_32_bits() -> None:
     )
     kernel = Kernel("far", (i,), [Store(y, (), IndexExpr.of(i), value, (i,))])
     result = torch.empty(8)
-    METAL_SHIM.build([kernel], [seed, y], ()).launchers[kernel]([torch.tensor([99]), result], ())
+    code = HostCode(["seed", "y"])
+    METAL_SHIM.build([kernel], [seed, y], ()).launchers[kernel](code, code.parameters, ())
+    code.build()(torch.tensor([99]), result)
     expected = (words(99, 5, 8, first) >> np.uint64(8)).astype(np.float32) * 2.0**-24
     assert np.array_equal(result.numpy(), expected)

@@ -125,7 +125,7 @@ def planned(
 
     def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
         all_kernels.extend(kernels)
-        return BuiltKernels(dict.fromkeys(kernels, ""), dict.fromkeys(kernels, lambda memory, numbers: None))
+        return BuiltKernels(dict.fromkeys(kernels, ""), dict.fromkeys(kernels, lambda *_: None))
 
     inputs = [
         a.detach().requires_grad_() if gradients and isinstance(a, Tensor) and a.is_floating_point() else a

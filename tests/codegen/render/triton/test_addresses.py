@@ -340,7 +340,7 @@ def planned(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Kernel]:
 
     def build(kernels: Sequence[Kernel], *_: object) -> BuiltKernels:
         found.extend(kernels)
-        return BuiltKernels(dict.fromkeys(kernels, ""), dict.fromkeys(kernels, lambda memory, numbers: None))
+        return BuiltKernels(dict.fromkeys(kernels, ""), dict.fromkeys(kernels, lambda *_: None))
 
     target = dataclasses.replace(
         TRITON, build=build, why_unavailable=lambda: None, why_torch_matmul=lambda node: None
