@@ -12,7 +12,7 @@ from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant
 from burnt.codegen.runtime import c_compiler, c_library
 from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, raise_failed_check, size_templates
-from burnt.codegen.schedule.capabilities import OnlineThresholds
+from burnt.codegen.schedule.capabilities import OnlineThresholds, PartialSumLimits
 
 
 def _build_c(
@@ -93,8 +93,9 @@ def _why_no_compiler() -> str | None:
 _SCRATCH_BYTES = 1 << 19
 
 
-# Enough chunks for this many threads, and few compared with the rows that are summed.
-_MAX_CHUNKS = 64
+# Enough chunks for this many threads, and few compared with the rows that are summed. The partial sums of one
+# chunk fit a core's L2 cache.
+_PARTIAL_SUMS = PartialSumLimits(max_chunks=64, min_chunk_rows=16, min_columns=0, max_columns=1 << 15)
 
 
 # Speed of one online pass relative to two passes, measured with one thread. Sums of exponentials: 1.2 times
@@ -111,7 +112,7 @@ C = Target(
     _build_c,
     _why_no_compiler,
     scratch_bytes=_SCRATCH_BYTES,
-    max_chunks=_MAX_CHUNKS,
+    partial_sums=_PARTIAL_SUMS,
     splits_passes=True,
     has_fast_float64=True,
     online_thresholds=_ONLINE_THRESHOLDS,

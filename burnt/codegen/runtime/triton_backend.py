@@ -12,7 +12,7 @@ import torch
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.lower.matmul import why_library_call
 from burnt.codegen.runtime.target import BuiltKernels, Target
-from burnt.codegen.schedule.capabilities import OnlineThresholds
+from burnt.codegen.schedule.capabilities import OnlineThresholds, PartialSumLimits
 
 
 def _build_triton(
@@ -76,11 +76,16 @@ def _why_no_triton() -> str | None:
     return None
 
 
+# About two programs for each multiprocessor, whose partial sums are in registers.
+_PARTIAL_SUMS = PartialSumLimits(max_chunks=256, min_chunk_rows=4, min_columns=32, max_columns=8192)
+
+
 # All thresholds are 0: the printer goes back to two passes for a row that fits one block.
 TRITON = Target(
     "triton",
     _build_triton,
     _why_no_triton,
+    partial_sums=_PARTIAL_SUMS,
     online_thresholds=OnlineThresholds(),
     why_torch_matmul=why_library_call,
     show=_show_triton,

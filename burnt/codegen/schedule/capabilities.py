@@ -19,13 +19,22 @@ class OnlineThresholds(NamedTuple):
     column_tile_bytes: int = 0
 
 
+class PartialSumLimits(NamedTuple):
+    """When column sums are computed by the kernel that processes the same rows, chunk by chunk."""
+
+    max_chunks: int  # chunks of rows; each has a partial sum of every column
+    min_chunk_rows: int  # with fewer rows per chunk, partial sums are a large part of the memory traffic
+    min_columns: int  # of a row
+    max_columns: int  # for which the partial sums of a chunk fit where they are added up
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """What kernels can do."""
 
     # Maximum bytes of local buffers per iteration of a kernel's outer loops; 0 for none.
     scratch_bytes: int = 0
-    max_chunks: int = 0  # maximum number of chunks for partial sums over the outer loops; 0 if unsupported
+    partial_sums: PartialSumLimits | None = None  # over the outer loops; None if unsupported
     # Whether a pass over one row can be split across all threads. If not, reductions of few long rows get
     # kernels of their own.
     splits_passes: bool = False

@@ -98,8 +98,8 @@ class KernelBuilder:
         for buffer, value in pending:
             if math.prod(buffer.shape):
                 self.add_store(buffer, value, built)
-        combine_partial_sums(built, self.target.max_chunks, self.new_temporary)
         fuse_column_sums(built, self.new_temporary)
+        combine_partial_sums(built, self.target.partial_sums, self.new_temporary)
         num_kernels = Counter(reduction for k in (*earlier_kernels, *built) for reduction, _ in k.reductions)
         computed_twice = {reduction for reduction, count in num_kernels.items() if count > 1}
         for kernel in built:

@@ -29,40 +29,40 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.ir.kernel import replace_reductions
-
-_MIN_CHUNK_ROWS = 16  # with fewer rows per chunk, partial sums are a large part of the memory traffic
-_MAX_COLUMNS = 1 << 15  # partial sums of one chunk that fit a core's L2 cache
+from burnt.codegen.schedule.capabilities import PartialSumLimits
 
 
-def combine_partial_sums(kernels: list[Kernel], max_chunks: int, new_buffer: Callable[..., Buffer]) -> None:
-    """Fuse column sums into kernels that process the same rows, if there may be chunks.
+def combine_partial_sums(
+    kernels: list[Kernel], limits: PartialSumLimits | None, new_buffer: Callable[..., Buffer]
+) -> None:
+    """Fuse column sums into kernels that process the same rows, within a target's limits.
 
     The kernels of a plan, in order, are changed in place; `new_buffer` is `KernelBuilder.new_temporary`.
     """
-    if not max_chunks:
+    if limits is None:
         return
     for sums in list(kernels):
-        if not _is_column_sum(sums):
+        if not _is_column_sum(sums, limits):
             continue
         for rows in kernels:
             if rows is sums or not _can_fuse(sums, rows, kernels):
                 continue
-            loop_map = _map_loops(rows, sums)
+            loop_map = _map_loops(rows, sums, limits)
             if loop_map is None:
                 continue
-            _fuse(sums, rows, loop_map, max_chunks, new_buffer)
+            _fuse(sums, rows, loop_map, limits, new_buffer)
             kernels.remove(sums)
             kernels.insert(kernels.index(rows) + 1, sums)
             break
 
 
-def _is_column_sum(kernel: Kernel) -> bool:
+def _is_column_sum(kernel: Kernel, limits: PartialSumLimits) -> bool:
     """Whether a kernel only computes sums over the same loops and stores what follows from each sum."""
     reductions = kernel.reductions.values()
     return (
         kernel.kind == "reduction"
         and len({step.inner for step in reductions}) == 1
-        and math.prod(v.extent for v in kernel.outer) <= _MAX_COLUMNS
+        and limits.min_columns <= math.prod(v.extent for v in kernel.outer) <= limits.max_columns
         and all(
             step.reduction.kind == "sum" and step.reduction.dtype.is_floating_point for step in reductions
         )
@@ -84,14 +84,16 @@ def _can_fuse(sums: Kernel, rows: Kernel, kernels: Sequence[Kernel]) -> bool:
     return not any(k.buffers_written.keys() & sums.buffers_read.keys() for k in between)
 
 
-def _map_loops(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
+def _map_loops(rows: Kernel, sums: Kernel, limits: PartialSumLimits) -> dict[Var, IndexExpr] | None:
     """Return the sums' loops in terms of the other kernel's; None if they do not match.
 
     An elementwise kernel's loops are divided into rows and columns for that.
     """
     reduction = next(iter(sums.reductions.values()))
     over, columns = [v.extent for v in reduction.inner], [v.extent for v in sums.outer]
-    if math.prod(over) < 2 * _MIN_CHUNK_ROWS or rows.scratch or rows.kind == "scan":
+    if math.prod(over) < 2 * limits.min_chunk_rows or rows.scratch or rows.kind in ("scan", "matmul"):
+        return None
+    if any(math.prod(v.extent for v in step.inner) > limits.max_columns for step in rows.steps):
         return None
     if rows.kind == "elementwise":
         if [v.extent for v in rows.outer] != over + columns:
@@ -115,12 +117,12 @@ def _fuse(
     sums: Kernel,
     rows: Kernel,
     loops: dict[Var, IndexExpr],
-    max_chunks: int,
+    limits: PartialSumLimits,
     new_buffer: Callable[..., Buffer],
 ) -> None:
     """Add partial sums to the kernel of the rows, and make the sums' kernel add them up."""
     iterations = math.prod(v.extent for v in rows.outer)
-    rows.num_chunks = rows.num_chunks or min(max_chunks, iterations // _MIN_CHUNK_ROWS)
+    rows.num_chunks = rows.num_chunks or min(limits.max_chunks, iterations // limits.min_chunk_rows)
     sizes = tuple(v.extent for v in sums.outer)
     index = tuple(map(IndexExpr.of, sums.outer))
     inner = tuple(next(iter(loops[v].terms)) for v in sums.outer)

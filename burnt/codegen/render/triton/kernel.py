@@ -27,6 +27,7 @@ from burnt.codegen.ir import (
     Index,
     Kernel,
     OnlineReduction,
+    PartialSum,
     Reduction,
     ReductionStep,
     ScanStep,
@@ -34,7 +35,7 @@ from burnt.codegen.ir import (
     Var,
 )
 from burnt.codegen.ir.expr import extreme, walk
-from burnt.codegen.render.triton.expr import TL_DTYPES, ExprPrinter, TileValue, literal
+from burnt.codegen.render.triton.expr import NO_GUARD, TL_DTYPES, ExprPrinter, TileValue, literal
 from burnt.codegen.render.triton.layout import ColumnSpace, Layout
 from burnt.codegen.render.triton.matmul import matmul_structure, print_matmul
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
@@ -63,6 +64,8 @@ def print_kernel(kernel: Kernel, config: AnyConfig) -> TritonSource:
     if isinstance(config, MatmulConfig):
         return print_matmul(kernel, config)
     layout = Layout(kernel)
+    if kernel.num_chunks:  # a program holds whole rows
+        config = dataclasses.replace(config, cols=next_power_of_two(layout.structure().cols), chunks=1)
     groups = layout.group_steps(config)
     if config.chunks > 1 and layout.can_chunk:
         chunked_groups, remaining = [], []
@@ -139,6 +142,7 @@ class _TilePrinter(ExprPrinter):
         self.row_name = self.column_name = ""
         self.column_names: dict[int, str] = {}
         self.partial_reductions: dict[tuple[Reduction, Index], tuple[int, ReductionStep]] = {}
+        self.partial_sums: dict[PartialSum, str] = {}
         self.num_loops = 0
 
     # --- the function -------------------------------------------------------------------------------------
@@ -157,6 +161,8 @@ class _TilePrinter(ExprPrinter):
     def function(self) -> DeviceFunction:
         layout = self.layout
         rows = math.prod(v.extent for v in layout.row_loops)
+        if layout.kernel.num_chunks:
+            rows = layout.kernel.num_chunks * self.constants["ROWS"]
         programs = math.prod(v.extent for v in layout.program_loops) * -(
             -rows // self.constants.get("ROWS", 1)
         )
@@ -179,22 +185,71 @@ class _TilePrinter(ExprPrinter):
         layout = self.layout
         self.partial_reductions = {(step.reduction, step.index): (i, step) for i, step in enumerate(earlier)}
         self.is_chunked = self.config.chunks > 1 and any(step.inner for group in groups for step in group)
+        if layout.kernel.num_chunks:
+            self.emit_chunk_of_rows(groups)
+            return
         self.emit_program_indices()
         for group in [[step for steps in groups for step in steps]] if layout.column_loops else groups:
             space = layout.space_of(group[0])
             if space is not None and (self.is_chunked or space.total > self.config.cols):
                 self.emit_loop(space, group)
                 continue
-            if space is not None:
-                if space.index not in self.column_names:
-                    self.emit_columns(space, "", self.size_arg(space.total))
-                self.enter_tile(space)
-            for step in group:
-                if isinstance(step, ReductionStep):
-                    self.emit_reduction(step)
-                elif isinstance(step, ScanStep):
-                    self.emit_scan(step, [])
-            self.store_all(group)
+            self.emit_tile(space, group)
+
+    def emit_tile(self, space: ColumnSpace | None, group: Sequence[ReductionStep | ScanStep | Store]) -> None:
+        """Emit steps whose columns are all in one tile."""
+        if space is not None:
+            if space.index not in self.column_names:
+                self.emit_columns(space, "", self.size_arg(space.total))
+            self.enter_tile(space)
+        for step in group:
+            if isinstance(step, ReductionStep):
+                self.emit_reduction(step)
+            elif isinstance(step, ScanStep):
+                self.emit_scan(step, [])
+        self.store_all(group)
+
+    def emit_chunk_of_rows(self, groups: Sequence[Sequence[ReductionStep | ScanStep | Store]]) -> None:
+        """Emit a loop over the rows of one chunk, of which the program stores partial sums."""
+        layout, row_vars = self.layout, set(self.layout.row_loops)
+        rows, chunks = math.prod(v.extent for v in row_vars), layout.kernel.num_chunks
+        self.constants |= {"CHUNKS": chunks, "ROWS": min(self.config.rows, next_power_of_two(rows))}
+        self.emit("chunk = tl.program_id(0)" + ".to(tl.int64)" * self.needs_int64)
+        for space in layout.spaces.values():
+            self.emit_columns(space, "", self.size_arg(space.total))
+            self.enter_tile(space)
+            self.hoist([step.body for step in layout.steps if layout.space_of(step) is space], row_vars)
+        sums = [step for step in layout.steps if isinstance(step, PartialSum)]
+        for step in sums:
+            name = self.partial_sums[step] = f"p{len(self.partial_sums)}"
+            shape = f"[ROWS, {self.tile_width(layout.spaces[math.prod(v.extent for v in step.inner)])}]"
+            self.emit(f"{name} = tl.full({shape}, 0, {TL_DTYPES[step.body.dtype]})")
+        self.emit(f"length = tl.cdiv(tl.cdiv({self.size_arg(rows)}, ROWS), CHUNKS) * ROWS")
+        self.emit(f"end = tl.minimum((chunk + 1) * length, {self.size_arg(rows)})")
+        self.emit("for start in tl.range(chunk * length, end, ROWS, num_stages=2):")
+        self.depth += 1
+        before = dict(self.memo), dict(self.loop_values)
+        self.emit_flat_index("row", "start + tl.arange(0, ROWS)[:, None]", layout.row_loops, "R", "end")
+        for group in groups:
+            self.emit_tile(layout.space_of(group[0]), group)
+        self.depth -= 1
+        self.memo, self.loop_values = before
+        for step in sums:
+            name, buffer = self.partial_sums[step], step.buffer
+            self.buffers[buffer] = None
+            self.enter_tile(layout.spaces[math.prod(v.extent for v in step.inner)])
+            offset = f"chunk * {self.size_arg(math.prod(buffer.shape[1:]))}"
+            index = self.index_text(step.offset, NO_GUARD).text
+            self.emit(f"{name} = tl.sum({name}, 0, keep_dims=True)")
+            self.emit(f"tl.store({buffer.name} + {offset} + {index}, {name}, mask={self.masks['C']})")
+
+    def store(self, step: Store, value: TileValue) -> None:
+        """Emit the store of a block, or add it to a partial sum."""
+        if not isinstance(step, PartialSum):
+            super().store(step, value)
+            return
+        name, masks = self.partial_sums[step], f"{self.masks['R']} & {self.masks['C']}"
+        self.emit(f"{name} = {name} + tl.where({masks}, {self.as_typed(value, step.body.dtype)}, 0)")
 
     def emit_program_indices(self) -> None:
         """Split the program id into the indices of rows and columns, the fastest-varying first."""

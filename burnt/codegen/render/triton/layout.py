@@ -56,7 +56,7 @@ class Layout:
         self.has_inner_loop = any(
             isinstance(step, ReductionStep | ScanStep) or step.inner for step in kernel.steps
         )
-        column_major_loop = self._find_column_major_loop()
+        column_major_loop = None if kernel.num_chunks else self._find_column_major_loop()
         self.is_column_major = column_major_loop is not None
         outer = kernel.outer
         self.spaces: dict[int, ColumnSpace] = {}
@@ -113,7 +113,8 @@ class Layout:
     def can_chunk(self) -> bool:
         """Whether several programs may share a row: all steps have equally many inner iterations."""
         return (
-            any(isinstance(step, ReductionStep) for step in self.steps)
+            not self.kernel.num_chunks
+            and any(isinstance(step, ReductionStep) for step in self.steps)
             and len(self.spaces) == 1
             and all(step.inner for step in self.steps if isinstance(step, ReductionStep))
         )
@@ -138,6 +139,7 @@ class Layout:
             num_tensors=len(tensors),
             itemsize=min((b.dtype.itemsize for b in tensors), default=4),
             can_chunk=self.can_chunk,
+            row_chunks=self.kernel.num_chunks,
         )
 
     def group_steps(self, config: TileConfig) -> list[list[ReductionStep | ScanStep | Store]]:

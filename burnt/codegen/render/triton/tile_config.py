@@ -42,6 +42,7 @@ class TileStructure:
     num_tensors: int  # tensors that are read or written along the columns
     itemsize: int  # bytes of the smallest element that is read or written along the columns
     can_chunk: bool  # whether several programs may share a row
+    row_chunks: int = 0  # programs among which the rows are divided, as each sums columns; 0 if they are not
 
     @property
     def work(self) -> int:
@@ -126,6 +127,9 @@ def select_config(structure: TileStructure) -> TileConfig:
         return TileConfig(
             height, width, _num_warps(height * width), chunks=_num_chunks(structure, height, width)
         )
+    if structure.row_chunks:
+        height = min(next_power_of_two(-(-structure.rows // structure.row_chunks)), max(4096 // cols, 1))
+        return TileConfig(height, cols, _num_warps(height * cols))
     max_cols = _MAX_ROW_ELEMENTS
     for count in (2, 4):
         max_cols = max_cols // 2 if structure.num_tensors > count else max_cols
@@ -210,6 +214,9 @@ def _clamp_config(structure: TileStructure, config: TileConfig) -> TileConfig | 
         min(config.rows, next_power_of_two(structure.rows)),
         min(config.cols, next_power_of_two(structure.cols)),
     )
+    if structure.row_chunks:
+        cols = next_power_of_two(structure.cols)
+        rows = min(rows, next_power_of_two(-(-structure.rows // structure.row_chunks)))
     is_chunked = config.chunks > 1
     has_idle_programs = is_chunked and (
         not structure.can_chunk or config.chunks > _MAX_CHUNKS or cols * config.chunks > structure.cols
@@ -271,5 +278,7 @@ def _shared_bytes(structure: TileStructure, config: TileConfig) -> int:
 
 
 def _num_programs(structure: TileStructure, config: TileConfig) -> int:
+    if structure.row_chunks:
+        return structure.row_chunks
     programs = structure.programs * -(-structure.rows // config.rows)
     return programs * (config.chunks if structure.has_inner_loop else -(-structure.cols // config.cols))

@@ -108,3 +108,14 @@ def test_attention_computes_exponentials_while_scores_are_multiplied(
             total, overlapping = total + 1, overlapping + in_flight
     assert total == 2 * 34
     assert overlapping >= 2 * 24
+
+
+@pytest.mark.parametrize("width", [128, 4096, 8192])
+def test_a_norm_reads_its_rows_once_for_all_gradients(width: int, tmp_path: Path) -> None:
+    x, weight, bias = (torch.empty(*shape).bfloat16() for shape in ((8192, width), (width,), (width,)))
+    kernels = planned(lambda x, w, b: F.layer_norm(x, w.shape, w, b), x, weight, bias, gradients=True)
+    rows, sums = (kernel for kernel in kernels if "backward" in kernel.name)
+    assert not {b.shape for b in sums.buffers_read} & {x.shape}
+    (found,) = compiled([print_kernel(rows, select_config(structure_of(rows)))], "sm_90", tmp_path)
+    assert found.code.loop_with("LDGSTS").count("STG")  # the next rows are read while these are computed
+    assert not found.spilled
