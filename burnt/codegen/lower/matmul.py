@@ -28,6 +28,7 @@ from burnt.codegen.precision import precision
 MATMUL_LOWERINGS: dict[Any, Callable[..., Any]] = {}
 MM_OPS = aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default
 """The ops that multiply ``[*, rows, terms]`` by ``[*, terms, columns]``."""
+_CONVOLUTIONS = aten.convolution.default, aten.convolution_backward.default
 _OPERAND_POSITIONS: dict[Any, tuple[int, ...]] = {}
 MIN_MATMUL_SIZE = 16
 """Minimum number of rows, columns and terms: the size of a tensor core's tile."""
@@ -121,7 +122,7 @@ def is_depthwise(node: Node) -> bool:
 
 def why_always_library_call(node: Node) -> str | None:
     """Return why a matmul should be a library call whatever could be fused with it, or None."""
-    if node.target not in (aten.convolution.default, aten.convolution_backward.default):
+    if node.target not in _CONVOLUTIONS:
         return None
     if is_depthwise(node):
         return None
@@ -179,8 +180,26 @@ def _lower_addmm(
     )
 
 
-def is_cheap_operand(element: Expr) -> bool:
-    """Whether an operand's element may be recomputed every time that a tile of it is read."""
+def count_taps(node: Node) -> int:
+    """Return how many times a convolution reads an element of its operands; 1 for a matmul.
+
+    The taps of a depthwise convolution share what they compute.
+    """
+    if node.target not in _CONVOLUTIONS:
+        return 1
+    shape = operands_of(node)[-1].meta["val"].shape
+    return 1 if shape[1] == 1 else math.prod(shape[2:])
+
+
+def is_cheap_operand(element: Expr, num_taps: int = 1) -> bool:
+    """Whether an operand's element may be recomputed every time that a tile of it is read.
+
+    Not if each of several taps would: reading it from memory takes less, and copies that run on their own.
+    """
+    if num_taps > 1:
+        while element.op == "masked":
+            element = element.args[1]
+        return element.op == "load"
     nodes = list(walk([element]))
     loads = [e for e in nodes if e.op == "load"]
     full_loads = [e for e in loads if len(variables([e])) > 1]  # that differ in each row and column

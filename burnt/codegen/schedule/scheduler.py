@@ -37,6 +37,7 @@ from burnt.codegen.lower.elementwise import FLOAT8_FORMATS, find_float8_nodes
 from burnt.codegen.lower.matmul import (
     MATMUL_LOWERINGS,
     MM_OPS,
+    count_taps,
     expensive_row_parts,
     is_cheap_operand,
     operands_of,
@@ -115,6 +116,7 @@ class _Scheduler:
 
     def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], target: Capabilities) -> None:
         self.traced, self.target = traced, target
+        (self.results,) = next(iter(reversed(traced.graph.graph.nodes))).args
         self.builder = KernelBuilder(target)
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}  # the value of each node, as in `torch.fx.Interpreter`
@@ -154,8 +156,7 @@ class _Scheduler:
                 self.env[node] = self.lower_node(node)
                 if node in equality_sensitive and isinstance(self.env[node], Value):
                     self.materialize(self.env[node], node)
-        (results,) = nodes[-1].args
-        outputs = [self.output_for(node, i) for i, node in enumerate(results)]
+        outputs = [self.output_for(node, i) for i, node in enumerate(self.results)]
         self.flush_pending()
         inputs = [*self.inputs, *([self.seed] if self.seed is not None else [])]
         return Plan(
@@ -222,7 +223,7 @@ class _Scheduler:
         return self.add_call(node)
 
     def lower_matmul(self, node: torch.fx.Node) -> Any:
-        """Lower a matmul to a kernel. Expensive operands are materialized: each tile reads them again."""
+        """Lower a matmul to a kernel. Expensive operands are materialized: tiles and taps read them again."""
         assert self.target.why_torch_matmul is not None
         reason = self.target.why_torch_matmul(node)
         if reason is not None:
@@ -230,11 +231,11 @@ class _Scheduler:
         hoisted: dict[torch.fx.Node, Value] = {}
         for operand, axis in zip(operands_of(node), (-1, -2), strict=False):
             value = self.env[operand]
-            if is_cheap_operand(value.at(new_index(value.shape))):
+            is_stored = operand in self.results  # anyway, so it is read back
+            if not is_stored and is_cheap_operand(value.at(new_index(value.shape)), count_taps(node)):
                 continue
-            cheap = (
-                self.hoist_row_statistics(value, len(value.shape) + axis) if node.target in MM_OPS else None
-            )
+            can_hoist = node.target in MM_OPS and not is_stored
+            cheap = self.hoist_row_statistics(value, len(value.shape) + axis) if can_hoist else None
             if cheap is not None:
                 hoisted[operand] = cheap
             else:

@@ -232,7 +232,9 @@ class _MatmulPrinter:
             [*(p.name for p in functions[:2]), epilogue, *(str(p.descriptor_function) for p in functions[:2])]
         )
         blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
-        width = max(_EPILOGUE_ELEMENTS * 32 * config.warps // config.block_m, 16)
+        # A convolution's residual takes as many registers again, and three programs fit with few.
+        elements = _EPILOGUE_ELEMENTS // 2 if matmul.is_convolution else _EPILOGUE_ELEMENTS
+        width = max(elements * 32 * config.warps // config.block_m, 16)
         constants = (
             f"{config.group}, {config.split}, {config.programs}, {width}, {terms % config.block_k == 0}"
         )

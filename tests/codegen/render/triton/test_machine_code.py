@@ -20,7 +20,7 @@ from burnt.kernels.ops.quantized import scaled_gpu, scaled_triton, weight_only_c
 from burnt.kernels.ops.quantized.scaled import LinearCall
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
 from tests.codegen.render.triton import attention
-from tests.codegen.render.triton.ahead import compiled, compiled_launch, limits_of, planned
+from tests.codegen.render.triton.ahead import Compiled, compiled, compiled_launch, limits_of, planned
 
 
 @pytest.mark.parametrize("target", ["sm_90", pytest.param("sm_100", marks=pytest.mark.full)])
@@ -59,6 +59,44 @@ def test_gelu_after_a_product_takes_few_instructions(tmp_path: Path) -> None:
         assert not found.spilled
     assert found.code.outside(found.code.loop_with("HGMMA")) <= 24 * elements
     assert selected.programs == 132
+
+
+def residual_block(x: Tensor, w: Tensor, s: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    scale, shift = (t.view(-1, 1, 1) for t in (s, b))
+    return torch.relu(F.conv2d(x, w, padding=1) * scale + shift + r)
+
+
+def programs_at_once(found: Compiled, warps: int) -> int:
+    """How many programs an H100 runs at once: 132 multiprocessors with 64 K registers and 228 KiB each."""
+    registers = -(-found.registers // 8) * 8 * 32 * warps
+    return 132 * min((64 << 10) // registers, (228 << 10) // (found.shared + 1024), 64 // warps)
+
+
+@pytest.mark.parametrize(("size", "channels"), [(56, 64), (28, 128)])
+def test_convolutions_multiply_more_than_they_compute_addresses(
+    size: int, channels: int, tmp_path: Path
+) -> None:
+    x, w = torch.empty(32, channels, size, size), torch.empty(channels, channels, 3, 3)
+    x, w = (t.bfloat16().to(memory_format=torch.channels_last) for t in (x, w))
+    by_channel = torch.empty(channels).bfloat16()
+    kernels = planned(residual_block, x, w, by_channel, by_channel, x, products=True, gradients=True)
+    most = {"itself": 165, "gradient of the input": 200, "gradient of the weight": 260}  # instructions
+    products = [kernel for kernel in kernels if kernel.matmul is not None]
+    for kernel, (name, limit) in zip(products, most.items(), strict=True):
+        config = select_config(structure_of(kernel), limits_of("sm_90"))
+        source = print_kernel(kernel, config)
+        functions = compiled([source], "sm_90", tmp_path)
+        assert not sum(found.spilled for found in functions), name
+        assert not sum(found.code.count("I2F", "MUFU.RCP") for found in functions), name
+        loop = functions[0].code.loop_with("HGMMA")
+        assert len(loop) <= limit, name
+        assert loop.count("LDGSTS"), name
+        assert not loop.count("STS"), name
+        waits = [one.operands.split()[-1] for one in loop.instructions if one.opcode == "WARPGROUP.DEPBAR.LE"]
+        assert waits == ["0x1"], name
+        places = programs_at_once(functions[0], config.warps)
+        programs = source.functions[0].programs
+        assert programs / (-(-programs // places) * places) >= 0.8, name
 
 
 def losses(logits: Tensor, target: Tensor) -> Tensor:

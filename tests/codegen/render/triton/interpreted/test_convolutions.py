@@ -87,15 +87,22 @@ CASES = {
     ),
     "unbatched": Case(lambda x, w: F.conv2d(x, w, padding=1), [X[1:], W], ONE, TWO),
     "residual block": Case(
-        folded, [X, W, (24,), (24,), (2, 24, 9, 7)], ONE, [*TWO, "reduction", "elementwise"]
+        folded, [X, W, (24,), (24,), (2, 24, 9, 7)], ONE, ["elementwise", *TWO, "reduction"]
     ),
     "gelu of patches": Case(
         lambda x, w, b: F.gelu(F.conv2d(x, w, b, stride=4)), [(2, 3, 16, 16), (32, 3, 4, 4), (32,)],
         ONE, ["elementwise", "library"],
     ),
     "an input that is computed on the way": Case(
-        lambda x, w, s: F.conv2d((x * s.view(-1, 1, 1)).relu(), w, padding=1), [X, W, (16,)], ONE,
+        lambda x, w, s: F.conv2d((x * s.view(-1, 1, 1)).relu(), w, padding=1), [X, W, (16,)],
+        ["elementwise", "matmul"], ["elementwise", "matmul", "matmul", "reduction"],
+    ),
+    "an input that is computed once": Case(
+        lambda x, w, s: F.conv2d((x * s.view(-1, 1, 1)).relu(), w), [X, (24, 16, 1, 1), (16,)], ONE,
         ["matmul", "matmul", "reduction"],
+    ),
+    "a padded input": Case(
+        lambda x, w: F.conv2d(F.pad(x, (1, 0, 2, 1)), w), [X, W], ONE, ["matmul", "elementwise", "matmul"],
     ),
     "an expensive input": Case(
         lambda x, w: F.conv2d(F.silu(x), w, padding=1), [X, W], ["elementwise", "matmul"],
@@ -107,7 +114,7 @@ CASES = {
     ),
     "transposed": Case(
         lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1).relu(),
-        [(2, 16, 5, 6), (16, 18, 3, 3), (18,)], ONE, [*TWO, "reduction"],
+        [(2, 16, 5, 6), (16, 18, 3, 3), (18,)], ONE, ["elementwise", *TWO, "reduction"],
     ),
     "transposed in groups": Case(
         lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, groups=2), [(2, 32, 5, 6), (32, 18, 4, 4)],

@@ -80,6 +80,9 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], list[str],
     "a factor computed on the way": (
         lambda a, b, s: (a * s.relu()) @ b, [A, B, (50,)], ["matmul"], None
     ),
+    "a factor that is a result": (
+        lambda a, b: (lambda x: (x, x @ b))(a.relu()), [A, B], ["elementwise", "matmul"], None
+    ),
     "a factor that is one beyond its edge": (lambda a, b: (1 - a) @ (b + 1), [A, B], ["matmul"], None),
     "a factor that is dear": (lambda a, b: torch.exp(a) @ b, [A, B], ["elementwise", "matmul"], None),
     "a factor that is folded": (
