@@ -228,6 +228,27 @@ def test_arguments_that_do_not_fit_raise_and_are_not_logged() -> None:
         logger.removeHandler(kept)
 
 
+def test_tensors_are_compared_in_all_but_addresses_and_elements() -> None:
+    like = torch.nn.Parameter(torch.ones(4, 4))
+    x = torch.ones(4, 4)
+    is_like = _torch.tensor_guard([like, x])
+    assert is_like([torch.nn.Parameter(torch.zeros(4, 4)), torch.zeros(20)[4:].view(4, 4)])
+    assert not is_like([like]), "the number of tensors is no longer compared"
+    others = [
+        None, x.double(), torch.ones(4, 5), x.t(), x.to("meta"), x.to_sparse(), torch.nn.Parameter(x), like,
+        torch._neg_view(x), torch._efficientzerotensor((4, 4)), torch.ones(4, 4).requires_grad_(),
+    ]  # fmt: skip
+    for other in others:
+        assert not is_like([like, other]), "TensorGuards no longer tells tensors apart that kernels must"
+    for change in (lambda p: p.t(), lambda p: p.view(2, 8), lambda p: p.double()):
+        like.data = change(like.data)
+        assert not is_like([like, x]), "a change by .data is no longer seen"
+        like.data = torch.ones(4, 4)
+        assert is_like([like, x])
+    with torch.inference_mode():
+        assert not is_like([like, x])
+
+
 def test_changes_in_place_are_counted() -> None:
     x = torch.ones(3)
     before = _torch.version_of(x)

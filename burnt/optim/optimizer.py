@@ -22,7 +22,7 @@ from burnt.config import DerivedConfig, derive_config, field_values
 from burnt.errors import OptimError, did_you_mean, quantity
 from burnt.gradients import Gradients
 from burnt.kernels import StepResult
-from burnt.kernels.optim.foreach import measure_gradients
+from burnt.kernels.optim.foreach import BoundParams, measure_gradients
 from burnt.kernels.optim.formula import Update
 from burnt.kernels.optim.request import CLIP_EPS
 from burnt.kernels.optim.steps import update_step
@@ -71,6 +71,9 @@ class OptimizerRecord:
         if not document or "optimizer" not in document:
             raise OptimError("this file holds no optimizer", where=os.fspath(path))
         return cls(document["optimizer"], document["options"], tensors)
+
+
+_MOST_BOUND = 16  # sets of parameters that have gradients, whose steps need not be checked again
 
 
 Model = torch.nn.Module | Mapping[str, torch.nn.Parameter]
@@ -267,6 +270,8 @@ class Optimizer:
         self._bound_to: object = None
         self._params: dict[str, torch.nn.Parameter] = {}
         self._state: dict[str, dict[str, Any]] = {}
+        # The parameters that have gradients in a step, and their states, by their paths.
+        self._bound: dict[tuple[str, ...], tuple[BoundParams, list[dict[str, Any]]]] = {}
         self._inner: torch.optim.Optimizer | None = None
         self._pending_state: Mapping[str, Tensor] = {}
         self._is_in_parts = False  # whether the parameters are on several devices
@@ -371,9 +376,14 @@ class Optimizer:
             "ema": None if averages is None else [averages[path] for path in grads],
             "ema_decay": options.ema_decay,
         }
-        states = [self._state_of(path) for path in grads]
-        params = [self._params[path] for path in grads]
-        return self._advance(StepInputs(params, list(grads.values()), states, settings))
+        paths = tuple(grads)
+        if paths not in self._bound:
+            while len(self._bound) >= _MOST_BOUND:
+                del self._bound[next(iter(self._bound))]
+            states = [self._state_of(path) for path in paths]
+            self._bound[paths] = BoundParams(self._params[path] for path in paths), states
+        params, states = self._bound[paths]
+        return self._advance(StepInputs(params, [g for _, g in grads.items()], states, settings))
 
     def _advance_by_device(self, lr: float, grads: Mapping[str, Tensor], options: StepOptions) -> StepResult:
         """Perform a step of a model in parts: the parameters of each device by its own kernels."""
@@ -529,9 +539,10 @@ class Optimizer:
         }
 
     def _state_of(self, path: str) -> dict[str, Any]:
-        if not self._state.get(path):
-            self._state[path] = self._initial_state(self._params[path].detach())
-        return self._state[path]
+        state = self._state.setdefault(path, {})
+        if not state:
+            state |= self._initial_state(self._params[path].detach())
+        return state
 
     def _advance(self, inputs: StepInputs) -> StepResult:
         """Perform a step with `burnt.kernels`, by the formula `_update` unless a class overrides it."""
@@ -608,6 +619,7 @@ class Optimizer:
             placed = torch.empty_like(like, device=parameter.device, requires_grad=False)
             states.setdefault(path, {})[name] = placed.copy_(value)  # with the strides of the first step's
         self._params, self._state, self._inner, self._pending_state = params, states, None, {}
+        self._bound = {}
         self._is_in_parts = len({parameter.device for parameter in params.values()}) > 1
 
     def _check_params(self, params: Mapping[str, torch.nn.Parameter]) -> None:

@@ -7,8 +7,11 @@ per step. On the host it is known at once whether the step is skipped; on a GPU 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -18,21 +21,54 @@ from burnt import _torch
 from burnt.codegen.runtime.targets import target_of
 from burnt.errors import InputRuntimeError, InputUnsupportedError
 from burnt.kernels.interface.checks import describe
+from burnt.kernels.interface.launch import on_device_of
 from burnt.kernels.optim import foreach_c
 from burnt.kernels.optim.formula import Options, Update
 from burnt.kernels.optim.request import CLIP_EPS, Request, StepResult
 
 if TYPE_CHECKING:
-    from burnt.kernels.optim.foreach_triton import DevicePasses
+    from burnt.kernels.optim.foreach_triton import DevicePasses, Tables
 
 Passes: TypeAlias = "HostPasses | DevicePasses"
 _FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})  # device types with fused steps in torch
 
 
+class BoundParams(list[Tensor]):
+    """The parameters of an optimizer, with what its last step found out: a next one need not check again.
+
+    The tensors of the state are the optimizer's own, so that nothing about them changes while they are the
+    same objects. Of parameters, gradients and averages everything is compared but their addresses, which
+    `DevicePasses` does.
+    """
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__(params)
+        self._is_like: Callable[[Sequence[Tensor]], bool] | None = None
+        self._states: list[Tensor | None] = []
+        self.strided: list[int] = []  # indices of gradients with other strides than their parameters
+        self.tables: dict[int, Tables] = {}
+
+    def matches(self, tensors: Sequence[Tensor], states: Sequence[Tensor | None]) -> bool:
+        """Whether the tensors of a step are as in the step that was remembered."""
+        return (
+            self._is_like is not None
+            and self._is_like(tensors)
+            and len(states) == len(self._states)
+            and all(map(operator.is_, states, self._states))
+        )
+
+    def remember(self, tensors: Sequence[Tensor], states: list[Tensor | None], strided: list[int]) -> None:
+        """Remember the tensors of a step that passed all checks."""
+        self._is_like, self._states = _torch.tensor_guard(tensors), states
+        self.strided, self.tables = strided, {}
+
+
 class HostPasses:
     """The passes of burnt's kernels over the tensors of one step, on the CPU."""
 
-    def __init__(self, request: Request, grads: Sequence[Tensor]) -> None:
+    def __init__(
+        self, request: Request, grads: Sequence[Tensor], tables: dict[int, Tables] | None = None
+    ) -> None:
         self._grad_factor, self._is_skipped = 1.0, False
         norm_tensor = None
         if request.needs_norm:
@@ -93,24 +129,32 @@ def run_step(
     request: Request,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
-    states: Sequence[Sequence[Tensor]],
+    states: Mapping[str, Sequence[Tensor | None]],
     burnt_step: Callable[[Passes, Sequence[Tensor]], None] | None,
     torch_step: Callable[[list[Tensor]], None],
-    steps: Sequence[Tensor] = (),
-    wide_steps: Sequence[Tensor] = (),
+    steps: Sequence[Sequence[Tensor]] = (),
+    wide_steps: Sequence[Sequence[Tensor]] = (),
 ) -> StepResult:
-    """Run a step by burnt's kernels or, if they do not support the arguments, by torch.
+    """Check a step, and run it by burnt's kernels or, if they do not support the arguments, by torch.
 
-    `states` has one list of tensors per kind; `steps` are step counters and other scalars, `wide_steps` those
-    in float64. `burnt_step` gets gradients with the strides of their parameters (None if there is no kernel),
-    `torch_step` gets them unscaled and clipped.
+    `states` has lists of tensors by the name of one; `steps` has lists of step counters and other
+    scalars, `wide_steps` those in float64. `burnt_step` gets gradients with the strides of their parameters
+    (None if there is no kernel), `torch_step` gets them unscaled and clipped.
     """
+    tensors = [*params, *grads, *(request.ema or ())]
+    own = [*chain.from_iterable((*states.values(), *steps, *wide_steps))]
+    bound = params if isinstance(params, BoundParams) else None
+    is_known = bound is not None and bound.matches(tensors, own)
+    if not is_known and params is not grads:
+        _check_lists(request, params, {"grad": grads, **states})
+        for column in (*steps, *wide_steps):
+            _check_steps(request, params, column)
     reason = (
         "it has no kernel"
         if burnt_step is None
         else "requested"
         if request.candidate == "torch"
-        else _fallback_reason(params, grads, states, steps, wide_steps, request)
+        else _fallback_reason(params, grads, states, steps, wide_steps, request, is_known)
     )
     if reason is not None and request.candidate == "burnt":
         raise InputUnsupportedError(
@@ -122,9 +166,15 @@ def run_step(
     with torch.no_grad():
         if reason is not None or burnt_step is None:
             return _run_torch_step(request, params, grads, torch_step, str(reason))
-        aligned_grads = [_match_strides(g, p) for g, p in zip(grads, params, strict=True)]
-        passes = _make_passes(request, aligned_grads)
-        burnt_step(passes, aligned_grads)
+        aligned = list(grads)
+        for i in bound.strided if bound is not None and is_known else range(len(aligned)):
+            aligned[i] = _match_strides(grads[i], params[i])
+        if bound is not None and not is_known:
+            strided = [i for i, (old, new) in enumerate(zip(grads, aligned, strict=True)) if old is not new]
+            bound.remember(tensors, own, strided)
+        with on_device_of(aligned[0]) if aligned else contextlib.nullcontext():
+            passes = _make_passes(request, aligned, bound.tables if bound is not None and is_known else None)
+            burnt_step(passes, aligned)
         return passes.result
 
 
@@ -133,15 +183,15 @@ def measure_gradients(
 ) -> StepResult:
     """Return what a step with these gradients would return; nothing is changed."""
     request = Request("measure_gradients", grad_scale, max_norm, None, 0.0, None)
-    return run_step(request, grads, grads, [], lambda passes, grads: None, lambda grads: None)
+    return run_step(request, grads, grads, {}, lambda passes, grads: None, lambda grads: None)
 
 
-def _make_passes(request: Request, grads: Sequence[Tensor]) -> Passes:
+def _make_passes(request: Request, grads: Sequence[Tensor], tables: dict[int, Tables] | None) -> Passes:
     if grads and grads[0].is_cuda:
         from burnt.kernels.optim.foreach_triton import DevicePasses
 
-        return DevicePasses(request, grads)
-    return HostPasses(request, grads)
+        return DevicePasses(request, grads, tables)
+    return HostPasses(request, grads, tables)
 
 
 def _run_torch_step(
@@ -194,12 +244,16 @@ def can_fuse(*columns: Sequence[Tensor | None]) -> bool:
 def _fallback_reason(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
-    states: Sequence[Sequence[Tensor]],
-    steps: Sequence[Tensor],
-    wide_steps: Sequence[Tensor],
+    states: Mapping[str, Sequence[Tensor | None]],
+    steps: Sequence[Sequence[Tensor]],
+    wide_steps: Sequence[Sequence[Tensor]],
     request: Request,
+    is_known: bool,
 ) -> str | None:
-    """Return why burnt's kernels do not support these arguments; None if they do."""
+    """Return why burnt's kernels do not support these arguments; None if they do.
+
+    Those of a step that `is_known` were checked before.
+    """
     if torch.compiler.is_compiling() or not _torch.is_plain_call():
         return "the step is traced, compiled or transformed"
     if not params:
@@ -210,7 +264,9 @@ def _fallback_reason(
         return target
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured, and it would keep the present addresses of the gradients"
-    others = [*states, *(() if request.ema is None else (request.ema,))]
+    if is_known:
+        return None
+    others = [*states.values(), *(() if request.ema is None else (request.ema,))]
     for i, p in enumerate(params):
         if p.device != device:
             return f"parameters on {device} and on {p.device}"
@@ -222,10 +278,11 @@ def _fallback_reason(
         if not dense and not _is_dense(p):
             return "a parameter that is a view with gaps between its elements"
         for column in others:
-            if not (dense and column[i].is_contiguous()) and column[i].stride() != p.stride():
+            state = column[i]
+            if state is not None and not (dense and state.is_contiguous()) and state.stride() != p.stride():
                 return "a state with other strides than its parameter"
     for dtype, scalars in ((torch.float32, steps), (torch.float64, wide_steps)):
-        for scalar in scalars:
+        for scalar in chain.from_iterable(scalars):
             if scalar.dtype != dtype or scalar.device != device:
                 return f"a step counter that is {describe(scalar)}"
     return None
@@ -258,20 +315,21 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
 # --- checks -----------------------------------------------------------------------------------------------
 
 
-def check_lists(request: Request, params: Sequence[Tensor], **lists: Sequence[Tensor | None] | None) -> None:
+def _check_lists(
+    request: Request, params: Sequence[Tensor], lists: dict[str, Sequence[Tensor | None]]
+) -> None:
     """Check that each list has one tensor per parameter, of its shape, dtype and device."""
-    where = request.where
+    where, lists = request.where, {f"{name}s": column for name, column in lists.items()}
     if request.ema is not None:
         lists["ema"] = request.ema
     for name, column in lists.items():
-        if column is not None and len(column) != len(params):
+        if len(column) != len(params):
             raise InputRuntimeError(
                 f"{name} of {request.name} has the wrong length",
                 where=where,
                 expected=f"{len(params)} tensors, one for each of params",
                 found=f"{len(column)} tensors",
             )
-    present = [(name, column) for name, column in lists.items() if column is not None]
     for i, p in enumerate(params):
         shape, dtype, device = p.shape, p.dtype, p.device
         if not dtype.is_floating_point:
@@ -282,7 +340,7 @@ def check_lists(request: Request, params: Sequence[Tensor], **lists: Sequence[Te
                 found=f"params[{i}]: {describe(p)}",
                 hint="pass torch.view_as_real of all tensors" if dtype.is_complex else None,
             )
-        for name, column in present:
+        for name, column in lists.items():
             tensor = column[i]
             if tensor is None:
                 continue
@@ -302,7 +360,7 @@ def check_lists(request: Request, params: Sequence[Tensor], **lists: Sequence[Te
                 )
 
 
-def check_steps(request: Request, params: Sequence[Tensor], steps: Sequence[Tensor]) -> None:
+def _check_steps(request: Request, params: Sequence[Tensor], steps: Sequence[Tensor]) -> None:
     """Check that there is one step counter per parameter."""
     invalid = next((i for i, s in enumerate(steps) if s.numel() != 1 or not s.is_floating_point()), None)
     if len(steps) != len(params) or invalid is not None:

@@ -1,11 +1,11 @@
 """Optimizer kernels over lists of tensors in Triton: one launch per step, whatever the number of tensors.
 
-As in `burnt.kernels.optim.foreach_c`, a table has one row per tensor, with its element count, scalars and
-addresses; each program processes one block of one tensor. What a formula computes per tensor, such as bias
-corrections, is computed before in float64 by a kernel with one thread per tensor, which writes the scalars of
-the state, too. For the norm, squares are summed per chunk, and the chunks in
-a fixed order by one program, so that the result is deterministic. The norm, the factor for the gradients and
-whether the step is skipped stay on the device, where the update kernels read them: there is no
+As in `burnt.kernels.optim.foreach_c`, each program processes one block of one tensor. Each list of tensors is
+a table of addresses on the device, so that only the tables whose addresses are new are uploaded. What a
+formula computes per tensor, such as bias corrections, is computed before in float64 by a kernel with one
+thread per tensor, which writes the scalars of the state, too. For the norm, squares are summed per chunk, and
+the chunks in a fixed order by one program, so that the result is deterministic. The norm, the factor for the
+gradients and whether the step is skipped stay on the device, where the update kernels read them: there is no
 synchronization. Elements are computed in float32.
 """
 
@@ -14,10 +14,11 @@ from __future__ import annotations
 import functools
 import math
 import struct
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from operator import or_
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,7 +27,8 @@ from torch import Tensor
 
 from burnt.codegen.render.triton.device_math import divide, sqrt
 from burnt.codegen.runtime import triton_launch
-from burnt.kernels.optim.foreach_c import increment_versions, scalar_bits, scalar_type
+from burnt.codegen.runtime.bound_launch import IS_INTERPRETED, BoundLaunch
+from burnt.kernels.optim.foreach_c import increment_versions, scalar_type
 from burnt.kernels.optim.formula import Options, Scope, Term, Trace, Update, fold, trace
 from burnt.kernels.optim.request import Request, StepResult
 
@@ -36,27 +38,20 @@ _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
-def locate_block(table, block_rows, COLUMNS: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return a program's tensor, its row, and the index of the program's first element in it."""
+def locate_block(sizes, owners, ALIGNED: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a program's tensor, its number of elements, and the index of the program's first one."""
     block = tl.program_id(0).to(tl.int64)
-    tensor = tl.load(block_rows + block).to(tl.int64)
-    row = table + tensor * COLUMNS
-    return tensor, row, (block - tl.load(row + 1)) * SIZE
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def load_count(row, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load the number of elements of a row's tensor."""
-    count = tl.load(row)
+    tensor = tl.load(owners + block).to(tl.int64)
+    count = tl.load(sizes + 2 * tensor)
     if ALIGNED:
         count = tl.multiple_of(count, 16)
-    return count
+    return tensor, count, (block - tl.load(sizes + 2 * tensor + 1)) * SIZE
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def load_pointer(row, index, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Load the pointer in a column of a row."""
-    pointer = tl.load(row + index).to(tl.pointer_type(ELEMENT))
+def load_pointer(table, tensor, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load the pointer to a tensor's elements."""
+    pointer = tl.load(table + tensor).to(tl.pointer_type(ELEMENT))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
@@ -70,22 +65,21 @@ def lerp(a, b, weight):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def squares(  # type: ignore[no-untyped-def]
-    table,
-    block_rows,
+    sizes,
+    owners,
+    grads,
     scale,  # [1]
     sums,  # [chunks]
     nonfinite,  # [chunks], int32: whether an element is NaN or infinite
     HAS_SCALE: tl.constexpr,
-    COLUMNS: tl.constexpr,
     ELEMENT: tl.constexpr,
     ALIGNED: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Compute the sum of squares of a chunk, and whether all its elements are finite."""
-    _, row, start = locate_block(table, block_rows, COLUMNS, SIZE)
-    count = load_count(row, ALIGNED)
-    x_ = load_pointer(row, 2, ELEMENT, ALIGNED)
+    tensor, count, start = locate_block(sizes, owners, ALIGNED, SIZE)
+    x_ = load_pointer(grads, tensor, ELEMENT, ALIGNED)
     factor = tl.full([], 1.0, tl.float32)
     if HAS_SCALE:
         factor = divide(factor, tl.load(scale))
@@ -107,7 +101,7 @@ def finish(  # type: ignore[no-untyped-def]
     sums,
     nonfinite,
     scale,
-    outcome,  # [4]: norm, factor for the gradients, 1 if the step is skipped, increment of step counters
+    outcome,  # [4]: norm, factor for the gradients, 1 if the step is skipped, the same as a bool
     chunks,
     max_norm,
     HAS_SCALE: tl.constexpr,
@@ -133,20 +127,112 @@ def finish(  # type: ignore[no-untyped-def]
     tl.store(outcome, norm)
     tl.store(outcome + 1, factor)
     tl.store(outcome + 2, skipped)
-    tl.store(outcome + 3, 1.0 - skipped)
+    tl.store((outcome + 3).to(tl.pointer_type(tl.int8), bitcast=True), skipped.to(tl.int8))
+
+
+class Table(NamedTuple):
+    """A list of tensors, or of numbers, as the kernels read it."""
+
+    numbers: Tensor  # [tensors], int64: addresses, or the bits of doubles
+    unaligned: frozenset[int]  # indices of the tensors that do not begin at a multiple of 16 bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Tensors that share a launch: of one dtype, and all or none `aligned`, to be read as 16-byte vectors."""
+
+    element: Any
+    aligned: bool
+    sizes: Tensor  # [tensors, 2], int64: number of elements, index of the first block
+    owners: Tensor  # [blocks], int32: the index of each block's tensor
+
+
+class Tables:
+    """What the launches of a step need; the next step takes it over if its state and layouts are the same."""
+
+    def __init__(self, device: torch.device, stream: int, *, is_kept: bool) -> None:
+        self.device, self.stream, self._is_kept = device, stream, is_kept
+        self._launches: dict[Any, BoundLaunch] = {}
+        self._states: dict[str, Table] = {}
+        self._groups: dict[tuple[int, frozenset[int]], list[Group]] = {}
+
+    def get(self, name: str, column: Sequence[Any]) -> Table:
+        """Return the table of a list. Of the optimizer's own state, no address is read again."""
+        if (table := self._states.get(name)) is not None:
+            return table
+        if not isinstance(column[0], Tensor):
+            return _upload(array("d", column).tobytes(), self.device, self.stream)
+        table = _upload(array("q", map(Tensor.data_ptr, column)).tobytes(), self.device, self.stream)
+        if name not in _FRESH:
+            self._states[name] = table
+        return table
+
+    def groups(self, tensors: Sequence[Tensor], size: int, *tables: Table) -> list[Group]:
+        """Group tensors by launch, with blocks of `size` elements. `tables` have their addresses."""
+        unaligned = frozenset[int]().union(*(table.unaligned for table in tables))
+        if (found := self._groups.get((size, unaligned))) is None:
+            found = self._groups[size, unaligned] = []
+            counts = torch.tensor([t.numel() for t in tensors])
+            keys = [(t.dtype, t.numel() % 16 == 0 and i not in unaligned) for i, t in enumerate(tensors)]
+            for dtype, aligned in dict.fromkeys(keys):
+                blocks = (counts + size - 1) // size * torch.tensor([key == (dtype, aligned) for key in keys])
+                owners = torch.repeat_interleave(torch.arange(len(tensors), dtype=torch.int32), blocks)
+                sizes = torch.stack([counts, blocks.cumsum(0) - blocks], 1)
+                if len(owners):
+                    placed = (_to_device(t, self.device) for t in (sizes, owners))
+                    found.append(Group(_TRITON_DTYPES[dtype], aligned, *placed))
+        return found
+
+    def launch(self, key: Any, kernel: Any, blocks: int, *arguments: Any) -> None:
+        """Launch a kernel. `key` stands for the kernel and all arguments but tensors and floats."""
+        if not self._is_kept:
+            kernel[(blocks,)](*arguments)
+            return
+        if (bound := self._launches.get(key)) is None:
+            bound = self._launches[key] = BoundLaunch(kernel, (blocks,), arguments, {}, {})
+        varying = [a for a in arguments if isinstance(a, Tensor | float)]
+        if not IS_INTERPRETED:
+            varying = [a.data_ptr() if isinstance(a, Tensor) else a for a in varying]
+        bound.call(self.stream, *varying)
+
+
+# Lists whose tensors are not the optimizer's own: the next step may have other addresses.
+_FRESH = frozenset({"param", "grad", "update", "ema", "trust_ratio"})
+
+
+@functools.lru_cache(maxsize=256)
+def _upload(numbers: bytes, device: torch.device, stream: int) -> Table:
+    """Upload a table. Addresses recur, as an allocator reuses memory, so the last tables are cached."""
+    values = array("q", numbers)
+    unaligned = [i for i, x in enumerate(values) if x & 15] if functools.reduce(or_, values) & 15 else ()
+    return Table(_to_device(torch.frombuffer(values, dtype=torch.int64), device), frozenset(unaligned))
+
+
+def _to_device(table: Tensor, device: torch.device) -> Tensor:
+    """Copy a table on the current stream, which torch has wait before it reuses the pinned memory."""
+    return (table.pin_memory() if device.type == "cuda" else table).to(device, non_blocking=True)
 
 
 class DevicePasses:
     """As `burnt.kernels.optim.foreach.HostPasses`, on a GPU."""
 
-    def __init__(self, request: Request, grads: Sequence[Tensor]) -> None:
+    def __init__(
+        self, request: Request, grads: Sequence[Tensor], tables: dict[int, Tables] | None = None
+    ) -> None:
         device = grads[0].device
-        self._outcome = torch.empty(4, device=device) if request.needs_norm else None
-        norm, skipped = None, torch.zeros((), dtype=torch.bool, device=device)
-        if self._outcome is not None:
-            self._compute_norm(request, grads, self._outcome)
-            norm, skipped = self._outcome[0].clone(), self._outcome[2] != 0
-        self.result = StepResult(norm, skipped, "burnt")
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        kept = {} if tables is None else tables
+        if stream not in kept:
+            kept[stream] = Tables(device, stream, is_kept=tables is not None)
+        self._tables = kept[stream]
+        self._grads = self._tables.get("grad", grads)
+        self._outcome: Tensor | None = None
+        if not request.needs_norm:
+            self.result = StepResult(None, torch.zeros((), dtype=torch.bool, device=device), "burnt")
+            return
+        self._outcome = torch.empty(4, device=device)
+        self._compute_norm(request, grads, self._outcome)
+        self.result = StepResult(self._outcome[0], self._outcome.view(torch.bool)[12], "burnt")
 
     def is_skipped(self, *, wait: bool) -> bool:
         """Whether the step is skipped; without `wait` False, and no synchronization."""
@@ -165,48 +251,50 @@ class DevicePasses:
         kernels = compile_update(traced)
         per_tensor = [number for term in kernels.wide for number in _split(fold(term, options))]
         per_element = [fold(term, options) for term in kernels.narrow]
-        has_norm = self._outcome is not None
-        for (dtype, aligned), indices in _group_by_launch(list(elements.values())).items():
-            columns = [[column[i] for i in indices] for column in elements.values()]
-            bits = [[scalar_bits(scalars[name][i]) for i in indices] for name in traced.scalars]
-            table, block_rows, blocks = _build_tables(columns, bits, BLOCK)
-            width = 2 + len(bits) + len(columns)
-            outcome = table if self._outcome is None else self._outcome
-            prepared = outcome
-            if kernels.prepare is not None:
-                prepared = torch.empty(len(indices), max(len(kernels.prepared), 1), device=table.device)
-                kernels.prepare[(-(-len(indices) // 128),)](
-                    table, outcome, prepared, len(indices), *per_tensor, has_norm, width, 128
-                )
-            if blocks:
-                kernels.update[(blocks,)](
-                    table, block_rows, outcome, prepared, *per_element, has_norm, width,
-                    _TRITON_DTYPES[dtype], aligned, BLOCK,
-                )  # fmt: skip
+        columns = [
+            self._grads if name == "grad" else self._tables.get(name, column)
+            for name, column in elements.items()
+        ]
+        tensors, has_norm = next(iter(elements.values())), self._outcome is not None
+        outcome = prepared = columns[0].numbers if self._outcome is None else self._outcome
+        if kernels.prepare is not None:
+            prepared = torch.empty(len(tensors), max(len(kernels.prepared), 1), device=self._tables.device)
+            self._tables.launch(
+                (traced, has_norm), kernels.prepare, -(-len(tensors) // 128),
+                *(self._tables.get(name, scalars[name]).numbers for name in traced.scalars),
+                outcome, prepared, len(tensors), *per_tensor, has_norm, 128,
+            )  # fmt: skip
+        for group in self._tables.groups(tensors, BLOCK, *columns):
+            self._tables.launch(
+                (traced, has_norm, group), kernels.update, len(group.owners),
+                group.sizes, group.owners, *(column.numbers for column in columns), outcome, prepared,
+                *per_element, has_norm, group.element, group.aligned, BLOCK,
+            )  # fmt: skip
         increment_versions(traced, elements, scalars)
 
     def _compute_norm(self, request: Request, grads: Sequence[Tensor], outcome: Tensor) -> None:
-        has_scale = request.grad_scale is not None
-        scale = outcome
-        if request.grad_scale is not None:
-            scale = torch.as_tensor(request.grad_scale, dtype=torch.float32, device=outcome.device).reshape(1)
-        launches = []
-        for key, indices in _group_by_launch([grads]).items():
-            launches.append((key, _build_tables([[grads[i] for i in indices]], [], CHUNK)))
-        chunks = sum(blocks for _, (_, _, blocks) in launches)
+        scale, has_scale, first = outcome, request.grad_scale is not None, 0
+        if isinstance(request.grad_scale, Tensor):
+            scale = request.grad_scale.to(outcome.device, torch.float32).reshape(1)
+        elif request.grad_scale is not None:
+            scale = torch.full((1,), request.grad_scale, device=outcome.device)
+        groups = self._tables.groups(grads, CHUNK, self._grads)
+        chunks = sum(len(group.owners) for group in groups)
         sums = torch.empty(chunks, device=outcome.device)
         nonfinite = torch.empty(chunks, dtype=torch.int32, device=outcome.device)
-        first_chunk = 0
-        for (dtype, aligned), (table, block_rows, blocks) in launches:
-            if blocks:
-                squares[(blocks,)](
-                    table, block_rows, scale, sums[first_chunk:], nonfinite[first_chunk:], has_scale, 3,
-                    _TRITON_DTYPES[dtype], aligned, CHUNK, BLOCK,
-                )  # fmt: skip
-            first_chunk += blocks
-        is_clipped = request.max_norm is not None and request.max_norm != math.inf
-        max_norm = float(request.max_norm) if request.max_norm is not None and is_clipped else 0.0
-        finish[(1,)](sums, nonfinite, scale, outcome, chunks, max_norm, has_scale, is_clipped, 1024)
+        for group in groups:
+            self._tables.launch(
+                (has_scale, group), squares, len(group.owners), group.sizes, group.owners,
+                self._grads.numbers, scale, sums[first:] if first else sums,
+                nonfinite[first:] if first else nonfinite, has_scale, group.element, group.aligned, CHUNK,
+                BLOCK,
+            )  # fmt: skip
+            first += len(group.owners)
+        limit = math.inf if request.max_norm is None else float(request.max_norm)
+        self._tables.launch(
+            (chunks, has_scale, limit < math.inf), finish, 1, sums, nonfinite, scale, outcome, chunks,
+            limit, has_scale, limit < math.inf, 1024,
+        )  # fmt: skip
 
 
 _OPERATIONS = {
@@ -227,7 +315,7 @@ import triton
 import triton.language as tl
 
 from burnt.codegen.render.triton.device_math import divide, maximum, pow, sign, sqrt
-from burnt.kernels.optim.foreach_triton import lerp, load_count, load_pointer, locate_block
+from burnt.kernels.optim.foreach_triton import lerp, load_pointer, locate_block
 
 """
 
@@ -278,8 +366,8 @@ def compile_update(traced: Trace) -> Kernels:
 def _print_prepare(traced: Trace, wide: Sequence[Term], prepared: Sequence[Term]) -> str:
     names = {term: f"w{i}" for i, term in enumerate(wide)}
     body = [f"w{i} = tl.cast(w{i}_high, tl.float64) + w{i}_low" for i in range(len(wide))]
-    for i, scalar in enumerate(traced.scalars):
-        bits = f"tl.load(row + {2 + i}, mask=inside, other=0)"
+    for scalar in traced.scalars:
+        bits = f"tl.load({scalar}_table + tensor, mask=inside, other=0)"
         if scalar in traced.update.values:
             body.append(f"{scalar} = {bits}.to(tl.float64, bitcast=True)")
         else:
@@ -298,12 +386,12 @@ def _print_prepare(traced: Trace, wide: Sequence[Term], prepared: Sequence[Term]
     return f"""
 @triton.jit
 def prepare(
-    table, outcome, prepared, tensors, {"".join(f"w{i}_high, w{i}_low, " for i in range(len(wide)))}
-    HAS_NORM: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr,
+    {"".join(f"{scalar}_table, " for scalar in traced.scalars)}outcome, prepared, tensors,
+    {"".join(f"w{i}_high, w{i}_low, " for i in range(len(wide)))}
+    HAS_NORM: tl.constexpr, SIZE: tl.constexpr,
 ):
     tensor = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = tensor < tensors
-    row = table + tensor.to(tl.int64) * COLUMNS
     {newline.join(body)}
 """
 
@@ -314,8 +402,8 @@ def _print_update(traced: Trace, narrow: Sequence[Term], prepared: Sequence[Term
     for i, term in enumerate(prepared):
         names[term] = f"p{i}"
         body.append(f"p{i} = tl.load(prepared + tensor * {len(prepared)} + {i})")
-    for i, element in enumerate(traced.elements, 2 + len(traced.scalars)):
-        body.append(f"{element}_ = load_pointer(row, {i}, ELEMENT, ALIGNED) + index")
+    for element in traced.elements:
+        body.append(f"{element}_ = load_pointer({element}_table, tensor, ELEMENT, ALIGNED) + index")
         if element in traced.used:
             body.append(f"{element} = tl.load({element}_, mask=inside, other=0.0).to(tl.float32)")
     body += ["grad_factor = 1.0", "if HAS_NORM:", "    grad_factor = tl.load(outcome + 1)"]
@@ -328,13 +416,13 @@ def _print_update(traced: Trace, narrow: Sequence[Term], prepared: Sequence[Term
     return f"""
 @triton.jit
 def {traced.update.name}(
-    table, block_rows, outcome, prepared, {"".join(f"n{i}, " for i in range(len(narrow)))}
-    HAS_NORM: tl.constexpr, COLUMNS: tl.constexpr, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr,
-    SIZE: tl.constexpr,
+    sizes, owners, {"".join(f"{element}_table, " for element in traced.elements)}outcome, prepared,
+    {"".join(f"n{i}, " for i in range(len(narrow)))}
+    HAS_NORM: tl.constexpr, ELEMENT: tl.constexpr, ALIGNED: tl.constexpr, SIZE: tl.constexpr,
 ):
-    tensor, row, start = locate_block(table, block_rows, COLUMNS, SIZE)
+    tensor, count, start = locate_block(sizes, owners, ALIGNED, SIZE)
     index = start + tl.arange(0, SIZE)
-    inside = index < load_count(row, ALIGNED)
+    inside = index < count
     {newline.join(body)}
 """
 
@@ -352,37 +440,3 @@ def _name(term: Term, names: Mapping[Term, str], dtype: str = "") -> str:
     if term in names:
         return names[term]
     return f"tl.full([], {term.args[0]!r}, {dtype})" if term.op == "literal" else str(term.args[0])
-
-
-def _group_by_launch(columns: Sequence[Sequence[Tensor]]) -> dict[tuple[torch.dtype, bool], list[int]]:
-    """Group the indices of tensors by launch: by dtype, and whether they consist of whole 16-byte vectors."""
-    groups: dict[tuple[torch.dtype, bool], list[int]] = {}
-    for i, tensors in enumerate(zip(*columns, strict=True)):
-        aligned = tensors[0].numel() % 16 == 0 and not any(t.data_ptr() % 16 for t in tensors)
-        groups.setdefault((tensors[0].dtype, aligned), []).append(i)
-    return groups
-
-
-def _build_tables(
-    columns: Sequence[Sequence[Tensor]], scalars: Sequence[Sequence[int]], size: int
-) -> tuple[Tensor, Tensor, int]:
-    """Return the table, the index of each block's tensor, and the number of blocks."""
-    device = columns[0][0].device
-    counts = tuple(t.numel() for t in columns[0])
-    block_rows, firsts = _block_rows(counts, size, device)
-    addresses = [[t.data_ptr() for t in column] for column in columns]
-    rows = tuple(chain(*zip(counts, firsts, *scalars, *addresses, strict=True)))
-    return _upload(rows, device), block_rows, len(block_rows)
-
-
-@functools.lru_cache(maxsize=16)
-def _upload(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Upload a table. If all addresses equal an earlier step's, as is usual, it is cached."""
-    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
-
-
-@functools.lru_cache(maxsize=64)
-def _block_rows(counts: tuple[int, ...], size: int, device: torch.device) -> tuple[Tensor, list[int]]:
-    blocks = torch.tensor([-(-count // size) for count in counts], dtype=torch.int64)
-    block_rows = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), blocks)
-    return block_rows.to(device), (blocks.cumsum(0) - blocks).tolist()

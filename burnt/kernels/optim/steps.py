@@ -27,7 +27,7 @@ from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.interface.checks import describe
 from burnt.kernels.ops.matmul import matmul
-from burnt.kernels.optim.foreach import Passes, can_fuse, check_lists, check_steps, run_step, tensor_norms
+from burnt.kernels.optim.foreach import Passes, can_fuse, run_step, tensor_norms
 from burnt.kernels.optim.formula import (
     ADAM,
     LAMB,
@@ -184,7 +184,6 @@ def sgd_step(
         )
     request.check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
     buffers = momentum_buffers if momentum else None
-    check_lists(request, params, grads=grads, momentum_buffers=buffers)
 
     def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
         elements: dict[str, Sequence[Tensor]] = {"param": params, "grad": grads}
@@ -219,9 +218,7 @@ def sgd_step(
             maximize=False,
         )  # fmt: skip
 
-    states = (
-        [] if buffers is None else [[p if b is None else b for p, b in zip(params, buffers, strict=True)]]
-    )
+    states = {} if buffers is None else {"momentum_buffer": buffers}
     return run_step(request, params, grads, states, burnt_step, torch_step)
 
 
@@ -240,9 +237,6 @@ def update_step(
     of ``beta1`` and ``beta2``, and the limits that all steps have.
     """
     request = Request(name, **{limit: options.pop(limit) for limit in LIMITS if limit in options})
-    check_lists(request, params, grads=grads, **states)
-    for steps in scalars.values():
-        check_steps(request, params, steps)
     return _run_update(request, update, params, grads, states, scalars, options)
 
 
@@ -265,10 +259,9 @@ def _run_update(
     def eager_step(grads: list[Tensor]) -> None:
         apply_eagerly(update, {"param": params, "grad": grads, **states}, numbers, scalars)
 
-    wide = [t for name, column in scalars.items() if name in update.wide for t in column]
-    narrow = [t for name, column in scalars.items() if name not in update.wide for t in column]
-    columns = list(states.values())
-    return run_step(request, params, grads, columns, burnt_step, torch_step or eager_step, narrow, wide)
+    wide = [column for name, column in scalars.items() if name in update.wide]
+    narrow = [column for name, column in scalars.items() if name not in update.wide]
+    return run_step(request, params, grads, states, burnt_step, torch_step or eager_step, narrow, wide)
 
 
 def lamb_step(
@@ -291,8 +284,6 @@ def lamb_step(
     """
     request = Request("Lamb", **limits)
     request.check_numbers(*betas, lr=lr, eps=eps, weight_decay=weight_decay)
-    check_lists(request, params, grads=grads, exp_avgs=exp_avgs, exp_avg_sqs=exp_avg_sqs)
-    check_steps(request, params, steps)
     options = number_options(
         lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, ema_weight=1 - request.ema_decay
     )
@@ -312,7 +303,7 @@ def lamb_step(
     def torch_step(grads: list[Tensor]) -> None:
         take(apply_eagerly, grads)
 
-    return run_step(request, params, grads, list(states.values()), burnt_step, torch_step, steps=steps)
+    return run_step(request, params, grads, states, burnt_step, torch_step, [steps])
 
 
 def _trust_ratios(params: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
@@ -351,8 +342,6 @@ def _adam_step(
     states = {"exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
     if max_exp_avg_sqs is not None:
         states["max_exp_avg_sq"] = max_exp_avg_sqs
-    check_lists(request, params, grads=grads, **{f"{name}s": column for name, column in states.items()})
-    check_steps(request, params, steps)
     amsgrad = max_exp_avg_sqs is not None
 
     def torch_step(grads: list[Tensor]) -> None:
@@ -394,8 +383,6 @@ def adafactor_step(
     """
     request = Request("Adafactor", **limits)
     request.check_numbers(lr=lr, weight_decay=weight_decay)
-    check_lists(request, params, grads=grads, variances=variances)
-    check_steps(request, params, steps)
 
     def torch_step(grads: list[Tensor]) -> None:
         torch._foreach_add_(list(steps), torch.ones((), device=steps[0].device))  # faster than a number
@@ -430,7 +417,7 @@ def adafactor_step(
         torch._foreach_mul_(updates, list(factors.unbind()))
         torch._foreach_sub_(list(params), updates)
 
-    return run_step(request, params, grads, [], None, torch_step, steps=steps)
+    return run_step(request, params, grads, {"variance": variances}, None, torch_step, [steps])
 
 
 def _average(state: Tensor, value: Tensor, weight: Tensor) -> Tensor:
@@ -540,7 +527,6 @@ def muon_step(
             expected="a number from 0 to 99",
             found=str(ns_steps),
         )
-    check_lists(request, params, grads=grads, momentum_buffers=momentum_buffers)
     for i, p in enumerate(params):
         if p.dim() != 2:
             raise InputRuntimeError(
@@ -576,7 +562,7 @@ def muon_step(
             update = orthogonalize_update(gradient.lerp(buffer, momentum) if nesterov else buffer)
             p.mul_(1 - lr * weight_decay).add_(update.to(p.dtype), alpha=-rate)
 
-    return run_step(request, params, grads, [momentum_buffers], burnt_step, torch_step)
+    return run_step(request, params, grads, {"momentum_buffer": momentum_buffers}, burnt_step, torch_step)
 
 
 def _lr_factor(matrix: Tensor, kind: str | None) -> float:

@@ -184,9 +184,9 @@ def test_bad_input() -> None:
     with pytest.raises(InputRuntimeError) as caught:
         update_step("Lion", updates.LION, p, g, {"exp_avg": [torch.ones(3)]}, {}, **options)
     assert str(caught.value) == (
-        "exp_avg of Lion does not match the parameters\n"
+        "exp_avgs of Lion does not match the parameters\n"
         "  in        burnt.optim.Lion\n"
-        "  expected  exp_avg[0]: float32 (2,) on cpu, like params[0]\n"
+        "  expected  exp_avgs[0]: float32 (2,) on cpu, like params[0]\n"
         "  found     float32 (3,) on cpu"
     )
     with pytest.raises(InputRuntimeError, match="steps of Adagrad does not match the parameters"):

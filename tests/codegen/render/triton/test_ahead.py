@@ -244,22 +244,22 @@ def optimizer_kernels(element: tl.dtype, selected: Sequence[Update]) -> dict[str
 
     def kernel_of_update(update: Update) -> tuple[str, tuple[Any, list[Any]]]:
         kernels = foreach_triton.compile_update(traced(update))
-        columns = 2 + len(update.scalars) + len(update.values) + len(update.elements) + 2
+        tables = [table] * len(traced(update).elements)
         numbers = [0.5] * len(kernels.narrow)
-        arguments = [table, owners, outcome, outcome, *numbers, True, columns, element, True, size]
+        arguments = [table, owners, *tables, outcome, outcome, *numbers, True, element, True, size]
         return update.name, (kernels.update, arguments)
 
     return {
         "squares": (
             foreach_triton.squares,
-            [table, owners, outcome, outcome, torch.int32, True, 3, element, True, chunk, size],
+            [table, owners, table, outcome, outcome, torch.int32, True, element, True, chunk, size],
         ),
         "finish": (
             foreach_triton.finish,
             [outcome, torch.int32, outcome, outcome, 1000, 1.5, True, True, 1024],
         ),
         **dict(map(kernel_of_update, selected)),
-        "prepare": (nadam.prepare, [table, outcome, outcome, 300, *wide, True, 10, 128]),
+        "prepare": (nadam.prepare, [table, table, outcome, outcome, 300, *wide, True, 128]),
     }
 
 

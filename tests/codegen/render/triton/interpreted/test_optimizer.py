@@ -1,10 +1,13 @@
 """Optimizer steps in Triton compared with those in C, or with torch's where results are equal."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
+from burnt import optim
+from burnt.errors import InputRuntimeError
 from burnt.kernels.optim import foreach, foreach_triton
 from burnt.kernels.optim import steps as optim_steps
 from burnt.kernels.optim.foreach_triton import DevicePasses
@@ -265,3 +268,73 @@ def test_lamb(triton, dtype):
         kept.append((p, m, v, steps))
     for theirs, ours in zip(*kept, strict=True):
         same(ours, theirs, dtype)
+
+
+TRAINED = {
+    "adamw": (lambda: optim.AdamW(amsgrad=True), partial(torch.optim.AdamW, amsgrad=True)),
+    "sgd": (
+        lambda: optim.Sgd(momentum=0.9, dampening=0.5, weight_decay=0.1),
+        partial(torch.optim.SGD, momentum=0.9, dampening=0.5, weight_decay=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_an_optimizer_whose_tensors_change(triton, kind):
+    """What an optimizer found out in a step is used in the next for the same tensors only."""
+    triton(True)
+    make, make_torch = TRAINED[kind]
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (16, 16), "b": (31, 17), "c": (7,), "d": (16, 2)}
+    params = {name: torch.nn.Parameter(torch.randn(s, generator=generator)) for name, s in shapes.items()}
+    theirs = {name: torch.nn.Parameter(p.detach().clone()) for name, p in params.items()}
+    ours, reference = make(), make_torch(theirs.values(), lr=0.05)
+
+    def step(by="burnt", without=(), change=lambda grads: grads):
+        for _ in range(3):  # checked, as in the step before, and with its tables
+            grads = {n: torch.randn(p.shape, generator=generator) for n, p in params.items()}
+            for name, p in theirs.items():
+                p.grad = None if name in without else grads[name].clone()
+            torch.nn.utils.clip_grad_norm_(theirs.values(), 0.5)
+            reference.step()
+            grads = change({name: grad for name, grad in grads.items() if name not in without})
+            assert ours.step(0.05, params, grads, clip_norm=0.5).by.startswith(by)
+            for name, p in params.items():
+                torch.testing.assert_close(p, theirs[name], rtol=1e-5, atol=1e-6)
+
+    step()
+    keep = [p.data for p in params.values()]  # so that their memory is not what is allocated next
+    for p in params.values():
+        p.data = p.data.clone()
+    step()
+    params["b"].data = torch.cat([torch.zeros(1), params["b"].data.flatten()])[1:].view(31, 17)  # unaligned
+    step()
+    step(without="b")
+    step()
+    step(
+        change=lambda grads: {
+            name: torch.cat([torch.zeros(1), g.flatten()])[1:].view_as(g) for name, g in grads.items()
+        }
+    )
+    step(change=lambda grads: {name: g.t().contiguous().t() for name, g in grads.items()})
+    step(change=lambda grads: {name: torch._neg_view(-g) for name, g in grads.items()})
+    params["a"].requires_grad_(False)
+    step()
+    transposed = params["a"].data.t().contiguous().t()  # of the same shape
+    params["a"].data, keep = transposed, [*keep, params["a"].data]
+    step(by="torch: a state with other strides")
+    params["a"].data = params["a"].data.contiguous()
+    step()
+    for state in ours._state.values():
+        for name, value in state.items():
+            state[name] = value.clone()
+            value.fill_(math.nan)
+    step()
+    ours.load_record(ours.into_record())
+    step()
+    with pytest.raises(InputRuntimeError, match=r"grads of .* does not match the parameters"):
+        ours.step(0.05, params, {"c": torch.zeros(7).bfloat16()}, clip_norm=0.5)
+    params, theirs = dict(params), dict(theirs)
+    params["e"], theirs["e"] = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    reference.add_param_group({"params": [theirs["e"]]})
+    step()
