@@ -55,9 +55,10 @@ class Job(NamedTuple):
 
     text: str  # the source of its module
     name: str  # its name in the module
-    # For each tensor its dtype (``"float32"``), for each number a value; a list for a tuple of these.
+    # For each tensor its dtype (``"float32"``), for each number a value; a list for a tuple of these, and for
+    # a named tuple ``{"name": ..., "parts": ...}``, the name of its class in `text` and that list.
     arguments: list[Any]
-    # Block sizes, flags and lists of them; a function is given as ``{"name": ...}``, its name in `text`.
+    # Block sizes, flags and tuples of them, as above; a function is given as ``{"name": ...}``.
     constants: dict[str, Any]
     options: dict[str, int]  # compile options such as num_warps
 
@@ -95,12 +96,20 @@ def job_of(
 
     def describe(argument: Any) -> Any:
         if isinstance(argument, tuple):
-            return [describe(each) for each in argument]
+            return bundle(argument, [describe(each) for each in argument])
         if isinstance(argument, torch.Tensor):
             return str(argument.dtype).removeprefix("torch.")
         return 1.5 if isinstance(argument, float) else argument
 
+    def bundle(value: tuple[Any, ...], parts: list[Any]) -> Any:
+        if not hasattr(value, "_fields"):
+            return parts
+        imports.append(type(value))
+        return {"name": type(value).__name__, "parts": parts}
+
     def constant(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return bundle(value, list(value))
         if not hasattr(value, "fn"):
             return value
         imports.append(value)
@@ -112,7 +121,7 @@ def job_of(
     known = {name: value for name, value in given.items() if name in constexpr_names} | dict(constants)
     described_constants = {name: constant(value) for name, value in known.items()}
     return Job(
-        "".join(f"from {f.fn.__module__} import {f.fn.__name__}\n" for f in imports),
+        "".join(f"from {f.__module__} import {f.__name__}\n" for f in dict.fromkeys(imports)),
         kernel.fn.__name__,
         [describe(value) for name, value in given.items() if name not in constexpr_names],
         described_constants,
@@ -411,6 +420,8 @@ def compile_job(job: Job) -> None:
     from burnt.codegen.runtime.triton_launch import load
 
     def argument(described: Any) -> Any:
+        if isinstance(described, dict):
+            return namespace[described["name"]](*map(argument, described["parts"]))
         if isinstance(described, list):
             return tuple(map(argument, described))
         if isinstance(described, str):
@@ -419,7 +430,8 @@ def compile_job(job: Job) -> None:
 
     def constant(described: Any) -> Any:
         if isinstance(described, dict):
-            return namespace[described["name"]]
+            named = namespace[described["name"]]
+            return named(*described["parts"]) if "parts" in described else named
         return tuple(described) if isinstance(described, list) else described
 
     namespace = load(job.text)

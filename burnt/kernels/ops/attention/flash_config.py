@@ -32,6 +32,11 @@ class FlashConfig:
     def __str__(self) -> str:
         return f"{self.m}x{self.n} w{self.warps} s{self.stages}" + " a" * self.ahead
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Triton's compile options."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
     @classmethod
     @functools.cache
     def of(cls, text: str) -> FlashConfig:

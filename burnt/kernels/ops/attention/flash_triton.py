@@ -15,6 +15,8 @@ derivative are parameters of the kernels:
 
 `i` and `j` broadcast to the tile, in either orientation.
 
+Arguments are in bundles: `call` is a `Call`, `head` a `Head`, `tile` a `Tile`, and C are `Constants`.
+
 Legend: M is a tile's queries, N its keys, D the head size of queries and keys, E that of values; a suffix
 gives a tensor's axes, as in `k_ND`. The blocks BLOCK_D and BLOCK_E are powers of two; PAD_D and PAD_E say
 that they exceed the head sizes. `row` and `column` are the indices of a tile's queries and keys; `rows` and
@@ -28,7 +30,6 @@ sum, the logarithm would be lost.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,6 +42,91 @@ from burnt.kernels.interface.launch import Launch, run_all
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+# --- bundles of arguments ---------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """Arguments of all kernels, as launched."""
+
+    q: Any  # [B, H, L, D]
+    k: Any  # [B, H / GROUP, S, D]
+    v: Any  # [B, H / GROUP, S, E]
+    out: Any  # [B, H, L, E]; in the backward, its gradient
+    lse: Any  # [B, H, L] float32, or [B, H, 2 * L] if LARGE_SCORES
+    mask: Any  # [B, H, L, S], uint8 if MASK is 1, floats if it is 2
+    begin_table: Any  # [B, L] int32, if HAS_TABLES: the keys that each query sees;
+    end_table: Any  # for `backward_keys` [B, S], the queries that see each key
+    seed: Any
+    q_strides: Any
+    k_strides: Any
+    v_strides: Any
+    out_strides: Any
+    mask_strides: Any
+    table_stride: Any
+    heads: Any
+    rows: Any
+    keys: Any
+    d_size: Any
+    e_size: Any
+    low: Any
+    high: Any
+    scale: Any
+    dropout: Any
+    args: Any  # of the score function
+
+
+class Head(NamedTuple):
+    """A head of a call: pointers to its elements, and numbers in the types that kernels need."""
+
+    call: Any
+    b: Any
+    h: Any
+    number: Any  # b * heads + h
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    lse: Any
+    mask: Any
+    begin_table: Any
+    end_table: Any
+    rows: Any
+    keys: Any
+    scale: Any
+    dropout: Any
+
+
+class Tile(NamedTuple):
+    """The queries, or keys, of a program: the first, all, and the interval that each sees or is seen by."""
+
+    start: Any
+    index: Any
+    begin: Any
+    end: Any
+
+
+class Constants(NamedTuple):
+    """Constants of all kernels; the legend has the rest."""
+
+    GROUP: int  # query heads per key head
+    MASK: int  # 1: boolean, 2: additive
+    HAS_LOW: bool
+    HAS_HIGH: bool
+    HAS_TABLES: bool
+    DROPOUT: bool
+    LARGE_SCORES: bool
+    SCALED_LATER: bool  # scores are scaled after the maximum
+    BLOCK_D: int
+    BLOCK_E: int
+    PAD_D: bool
+    PAD_E: bool
+    PRECISION: str
+    WIDE: bool = False
+    BLOCK_M: int = 0
+    BLOCK_N: int = 0
+    AHEAD: bool = False
 
 
 # --- shared by all kernels --------------------------------------------------------------------------------
@@ -56,117 +142,116 @@ def _as_index(size, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_tile(  # type: ignore[no-untyped-def]
-    base, row, column, stride, rows, columns, CHECK_ROWS: tl.constexpr, CHECK_COLUMNS: tl.constexpr
-):
-    """Load a tile of a matrix; with CHECK_ROWS or CHECK_COLUMNS, elements outside of the matrix are zero."""
-    pointers = base + row[:, None] * stride + column[None, :]
-    if CHECK_ROWS:
-        if CHECK_COLUMNS:
-            return tl.load(pointers, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0.0)
-        else:
-            return tl.load(pointers, mask=(row < rows)[:, None], other=0.0)
-    else:
-        if CHECK_COLUMNS:
-            return tl.load(pointers, mask=(column < columns)[None, :], other=0.0)
-        else:
-            return tl.load(pointers)
+def _head_of(call, b, h, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return query head `h` of batch element `b`, with its keys."""
+    b, h = b.to(tl.int64), h.to(tl.int64)
+    rows, keys = _as_index(call.rows, C.WIDE), _as_index(call.keys, C.WIDE)
+    number, kv_head = b * call.heads + h, h // C.GROUP
+    return Head(
+        call, b, h, number,
+        call.q + b * call.q_strides[0] + h * call.q_strides[1],
+        call.k + b * call.k_strides[0] + kv_head * call.k_strides[1],
+        call.v + b * call.v_strides[0] + kv_head * call.v_strides[1],
+        call.out + b * call.out_strides[0] + h * call.out_strides[1],
+        call.lse + number * (2 * rows if C.LARGE_SCORES else rows),
+        call.mask + b * call.mask_strides[0] + h * call.mask_strides[1],
+        call.begin_table + b * call.table_stride, call.end_table + b * call.table_stride,
+        rows, keys, tl.full([], call.scale, tl.float32), tl.full([], call.dropout, tl.float32),
+    )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _visible_interval(  # type: ignore[no-untyped-def]
-    i,
-    begin_table,
-    end_table,
-    low,
-    high,
-    size,
-    HAS_LOW: tl.constexpr,
-    HAS_HIGH: tl.constexpr,
-    HAS_TABLES: tl.constexpr,
+def _load_tile(  # type: ignore[no-untyped-def]
+    base, row, stride, rows, columns, BLOCK: tl.constexpr, CHECK_ROWS: tl.constexpr, PAD: tl.constexpr
 ):
+    """Load rows of a matrix; with CHECK_ROWS or PAD, elements outside of the matrix are zero."""
+    column = tl.arange(0, BLOCK)
+    in_bounds = tl.full([1, 1], True, tl.int1)
+    if CHECK_ROWS:
+        in_bounds &= (row < rows)[:, None]
+    if PAD:
+        in_bounds &= (column < columns)[None, :]
+    return tl.load(base + row[:, None] * stride + column[None, :], mask=in_bounds, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _load_row(base, row, rows, other, CHECK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load a number per row; with CHECK, those past the last row are `other`."""
+    if CHECK:
+        return tl.load(base + row, mask=row < rows, other=other)
+    else:
+        return tl.load(base + row)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _visible_interval(head, i, size, C: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the interval that `i` sees: from the tables, or ``[i + low, i + high)`` if there are limits."""
-    if HAS_TABLES:
-        return tl.load(begin_table + i), tl.load(end_table + i)
+    if C.HAS_TABLES:
+        return tl.load(head.begin_table + i), tl.load(head.end_table + i)
     else:
         begin = i * 0
         end = begin + size
-        if HAS_LOW:
-            begin = tl.minimum(tl.maximum(i + low, 0), size)
-        if HAS_HIGH:
-            end = tl.minimum(tl.maximum(i + high, 0), size)
+        if C.HAS_LOW:
+            begin = tl.minimum(tl.maximum(i + head.call.low, 0), size)
+        if C.HAS_HIGH:
+            end = tl.minimum(tl.maximum(i + head.call.high, 0), size)
         return begin, end
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _block_ranges(  # type: ignore[no-untyped-def]
-    start,
-    rows,
-    begin_table,
-    end_table,
-    low,
-    high,
-    size,
-    HAS_LOW: tl.constexpr,
-    HAS_HIGH: tl.constexpr,
-    HAS_TABLES: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _visible_tile(  # type: ignore[no-untyped-def]
+    head, start, rows, size, TILE: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr
 ):
-    """Return where a tile's loop begins, the range of blocks that need no test, and where the loop ends."""
-    last = tl.minimum(start + TILE, rows) - 1
-    begin, inner_end = _visible_interval(
-        start, begin_table, end_table, low, high, size, HAS_LOW, HAS_HIGH, HAS_TABLES
-    )
-    inner_begin, end = _visible_interval(
-        last, begin_table, end_table, low, high, size, HAS_LOW, HAS_HIGH, HAS_TABLES
-    )
+    """Return the tile at `start`, and where the three parts of its loop over blocks begin and end.
+
+    The second part is the range of blocks that need no test.
+    """
+    index = start + tl.arange(0, TILE)
+    begin, inner_end = _visible_interval(head, start, size, C)
+    inner_begin, end = _visible_interval(head, tl.minimum(start + TILE, rows) - 1, size, C)
     begin = begin // BLOCK * BLOCK
     end = tl.maximum((end + BLOCK - 1) // BLOCK * BLOCK, begin)
     inner_begin = tl.minimum((inner_begin + BLOCK - 1) // BLOCK * BLOCK, end)
     inner_end = tl.minimum(tl.maximum(inner_end // BLOCK * BLOCK, inner_begin), end)
-    return begin, inner_begin, inner_end, end
+    first, past = _visible_interval(head, tl.minimum(index, rows - 1), size, C)
+    return Tile(start, _as_index(index, C.WIDE), first, past), (begin, inner_begin, inner_end, end)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _query_tile(call, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the program's head, tile of queries and `_visible_tile`'s ranges.
+
+    The last tiles, which see most keys, start first.
+    """
+    num_tiles = tl.cdiv(_as_index(call.rows, C.WIDE), C.BLOCK_M)
+    program = tl.program_id(0)
+    number = program // num_tiles
+    head = _head_of(call, number // call.heads, number % call.heads, C)
+    start = (num_tiles - 1 - program % num_tiles) * C.BLOCK_M
+    tile, ranges = _visible_tile(head, start, head.rows, head.keys, C.BLOCK_M, C.BLOCK_N, C)
+    return head, tile, ranges
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _compute_scores(  # type: ignore[no-untyped-def]
-    qk,
-    scale,
-    mask,
-    b,
-    h,
-    i,
-    j,
-    valid_i,
-    valid_j,
-    i_stride,
-    j_stride,
-    args,
-    score: tl.constexpr,
-    MASK: tl.constexpr,
-    EDGE: tl.constexpr,
-    SCALED_LATER: tl.constexpr = False,
+    qk, head, i, j, score: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr, SCALED_LATER: tl.constexpr
 ):
-    """Return masked scores (MASK 1: boolean, 2: additive), in base-2 units unless LARGE_SCORES.
-
-    With SCALED_LATER they are not multiplied by the scale.
-    """
-    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
+    """Return masked scores, in base-2 units unless LARGE_SCORES; with SCALED_LATER, not yet scaled."""
     if SCALED_LATER:
         s = qk
-    elif not LARGE_SCORES:
-        s = qk * (scale * _LOG2_E)
+    elif not C.LARGE_SCORES:
+        s = qk * (head.scale * _LOG2_E)
     else:
-        s = qk * scale
+        s = qk * head.scale
         if score is not None:
-            s = score(s, b, h, i, j, args)
-    if MASK != 0:
-        pointers = mask + i * i_stride + j * j_stride
+            s = score(s, head.b, head.h, i, j, head.call.args)
+    if C.MASK != 0:
+        in_bounds = i < head.rows
         if EDGE:
-            mask_value = tl.load(pointers, mask=valid_i & valid_j, other=0)
-        else:
-            mask_value = tl.load(pointers, mask=valid_i, other=0)
-        if MASK == 1:
+            in_bounds &= j < head.keys
+        pointers = head.mask + i * head.call.mask_strides[2] + j * head.call.mask_strides[3]
+        mask_value = tl.load(pointers, mask=in_bounds, other=0)
+        if C.MASK == 1:
             s = tl.where(mask_value != 0, s, float("-inf"))
         else:
             s += mask_value.to(tl.float32)
@@ -174,37 +259,31 @@ def _compute_scores(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _exp_difference(difference, LARGE_SCORES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _exp_difference(difference, C: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the exponential of a difference of scores."""
-    if LARGE_SCORES:
+    if C.LARGE_SCORES:
         return tl.exp2(difference * _LOG2_E)
     else:
         return tl.exp2(difference)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _softmax_weights(s, row_max, log_sum, LARGE_SCORES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the softmax weights of scores; without LARGE_SCORES, `row_max` is the whole logsumexp."""
-    if LARGE_SCORES:
-        return tl.exp2((s - row_max) * _LOG2_E - log_sum)
+def _softmax_weights(s, lse, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the softmax weights of scores, given what `_load_lse` returns."""
+    if C.LARGE_SCORES:
+        return tl.exp2((s - lse[0]) * _LOG2_E - lse[1])
     else:
-        return tl.exp2(s - row_max)
+        return tl.exp2(s - lse[0])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_lse(lse, row, rows, EDGE: tl.constexpr, LARGE_SCORES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_lse(head, row, C: tl.constexpr, CHECK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Load row maxima and logarithms of sums; without LARGE_SCORES, their sum as both."""
-    if EDGE:
-        row_max = tl.load(lse + row, mask=row < rows, other=float("inf"))
+    row_max = _load_row(head.lse, row, head.rows, float("inf"), CHECK)
+    if C.LARGE_SCORES:
+        return row_max, _load_row(head.lse + head.rows, row, head.rows, 0.0, CHECK)
     else:
-        row_max = tl.load(lse + row)
-    log_sum = row_max
-    if LARGE_SCORES:
-        if EDGE:
-            log_sum = tl.load(lse + rows + row, mask=row < rows, other=0.0)
-        else:
-            log_sum = tl.load(lse + rows + row)
-    return row_max, log_sum
+        return row_max, row_max
 
 
 @triton.jit
@@ -213,17 +292,32 @@ def _keep_words(word, dropout):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _dropout_mask(  # type: ignore[no-untyped-def]
-    seed, head, query, start, dropout, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def _dropout_mask(head, query, start, C: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the dropout mask of a tile ``[M, N]``, as `reference.dropout_mask` defines it."""
-    group = (start // 4 + tl.arange(0, BLOCK_N // 4)).to(tl.uint32)[None, :]
+    group = (start // 4 + tl.arange(0, C.BLOCK_N // 4)).to(tl.uint32)[None, :]
     row = query.to(tl.uint32)[:, None]
     zero = group * 0 + row * 0
-    words = tl.philox(tl.load(seed).to(tl.uint64), zero + group, zero + row, zero + head.to(tl.uint32), zero)
-    even = tl.join(_keep_words(words[0], dropout), _keep_words(words[2], dropout))
-    odd = tl.join(_keep_words(words[1], dropout), _keep_words(words[3], dropout))
-    return tl.reshape(tl.join(even, odd), [BLOCK_M, BLOCK_N]) != 0
+    seed = tl.load(head.call.seed).to(tl.uint64)
+    words = tl.philox(seed, zero + group, zero + row, zero + head.number.to(tl.uint32), zero)
+    even = tl.join(_keep_words(words[0], head.dropout), _keep_words(words[2], head.dropout))
+    odd = tl.join(_keep_words(words[1], head.dropout), _keep_words(words[3], head.dropout))
+    return tl.reshape(tl.join(even, odd), [C.BLOCK_M, C.BLOCK_N]) != 0
+
+
+@triton.jit
+def _keep_scale(head):  # type: ignore[no-untyped-def]
+    """Return what dropout multiplies the weights that it keeps by."""
+    return tl.where(head.dropout < 1.0, 1.0 / (1.0 - head.dropout), 0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_tile(  # type: ignore[no-untyped-def]
+    base, values, row, stride, rows, columns, BLOCK: tl.constexpr
+):
+    """Store rows of a matrix."""
+    column = tl.arange(0, BLOCK)[None, :]
+    in_bounds = (row < rows)[:, None] & (column < columns)
+    tl.store(base + row[:, None] * stride + column, values.to(base.dtype.element_ty), mask=in_bounds)
 
 
 # --- score functions --------------------------------------------------------------------------------------
@@ -269,195 +363,96 @@ def unit_score_grad(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _multiply_keys(  # type: ignore[no-untyped-def]
-    q_MD, k, start, stride, keys, d_size, EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PAD_D: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+def _multiply_keys(q_MD, head, start, C: tl.constexpr, EDGE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the products of a tile of queries with the block of keys at `start`."""
-    column = _as_index(start + tl.arange(0, BLOCK_N), WIDE)
-    k_ND = _load_tile(k, column, tl.arange(0, BLOCK_D), stride, keys, d_size, EDGE, PAD_D)
-    return tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+    column = _as_index(start + tl.arange(0, C.BLOCK_N), C.WIDE)
+    call = head.call
+    k_ND = _load_tile(head.k, column, call.k_strides[2], head.keys, call.d_size, C.BLOCK_D, EDGE, C.PAD_D)
+    return tl.dot(q_MD, tl.trans(k_ND), input_precision=C.PRECISION)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_keys(  # type: ignore[no-untyped-def]
     state,  # of the loop over keys: acc, row_sum, row_max
     qk,
+    head,
+    tile,
     start,
-    tile,  # what all blocks of keys share
     score: tl.constexpr,
-    MASK: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    POSITIVE: tl.constexpr,
+    C: tl.constexpr,
     EDGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PAD_E: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Add the block of keys at `start`, whose products with the queries are `qk`, to a tile's output."""
-    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
-    # The maximum of scores times a positive scale is theirs times the scale: fewer multiplications.
-    SCALED_LATER: tl.constexpr = POSITIVE and not LARGE_SCORES
     acc, row_sum, row_max = state
-    v, mask, seed, b, h, head, row, rows, keys, begin_M, end_M = tile[:11]
-    v_stride, mask_strides, e_size, scale, dropout, args = tile[11:]
-    column = _as_index(start + tl.arange(0, BLOCK_N), WIDE)
-    i, j = row[:, None], column[None, :]
-    s = _compute_scores(
-        qk, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args, score, MASK,
-        EDGE, SCALED_LATER,
-    )  # fmt: skip
+    call = head.call
+    column = _as_index(start + tl.arange(0, C.BLOCK_N), C.WIDE)
+    i, j = tile.index[:, None], column[None, :]
+    s = _compute_scores(qk, head, i, j, score, C, EDGE, C.SCALED_LATER)
     if EDGE:
-        s = tl.where((j >= begin_M[:, None]) & (j < end_M[:, None]), s, float("-inf"))
+        s = tl.where((j >= tile.begin[:, None]) & (j < tile.end[:, None]), s, float("-inf"))
     block_max = tl.max(s, 1)
-    if SCALED_LATER:
-        block_max *= scale * _LOG2_E
+    if C.SCALED_LATER:
+        # The maximum of scores times a positive scale is theirs times the scale: fewer multiplications.
+        block_max *= head.scale * _LOG2_E
     new_max = tl.maximum(row_max, block_max)
     safe_max = new_max
-    if EDGE or MASK != 0 or score is not None:
+    if EDGE or C.MASK != 0 or score is not None:
         # A query that has seen no key yet would subtract -inf from -inf.
         safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
-    if SCALED_LATER:
-        s *= scale * _LOG2_E
-    p = _exp_difference(s - safe_max[:, None], LARGE_SCORES)
-    rescale = _exp_difference(row_max - safe_max, LARGE_SCORES)
+    if C.SCALED_LATER:
+        s *= head.scale * _LOG2_E
+    p = _exp_difference(s - safe_max[:, None], C)
+    rescale = _exp_difference(row_max - safe_max, C)
     row_sum = row_sum * rescale + tl.sum(p, 1)
     acc = acc * rescale[:, None]
-    if DROPOUT:
-        p = tl.where(_dropout_mask(seed, head, row, start, dropout, BLOCK_M, BLOCK_N), p, 0.0)
-    v_NE = _load_tile(v, column, tl.arange(0, BLOCK_E), v_stride, keys, e_size, EDGE, PAD_E)
-    acc = tl.dot(p.to(v_NE.dtype), v_NE, acc, input_precision=PRECISION)
+    if C.DROPOUT:
+        p = tl.where(_dropout_mask(head, tile.index, start, C), p, 0.0)
+    v_NE = _load_tile(head.v, column, call.v_strides[2], head.keys, call.e_size, C.BLOCK_E, EDGE, C.PAD_E)
+    acc = tl.dot(p.to(v_NE.dtype), v_NE, acc, input_precision=C.PRECISION)
     return acc, row_sum, new_max
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def forward_kernel(  # type: ignore[no-untyped-def]
-    q,  # [B, H, L, D]
-    k,  # [B, H / GROUP, S, D]
-    v,  # [B, H / GROUP, S, E]
-    mask,  # [B, H, L, S], uint8 if MASK is 1, floats if it is 2
-    begin_table,  # [B, L] int32, if HAS_TABLES: the keys that each query sees
-    end_table,
-    seed,
-    out,  # [B, H, L, E]
-    lse,  # [B, H, L] float32, or [B, H, 2 * L] if LARGE_SCORES
-    q_strides,
-    k_strides,
-    v_strides,
-    out_strides,
-    mask_strides,
-    table_stride,
-    heads,
-    rows,
-    keys,
-    d_size,
-    e_size,
-    low,
-    high,
-    scale,
-    dropout,
-    args,
-    score: tl.constexpr,
-    GROUP: tl.constexpr,
-    MASK: tl.constexpr,
-    HAS_LOW: tl.constexpr,
-    HAS_HIGH: tl.constexpr,
-    HAS_TABLES: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    POSITIVE: tl.constexpr,  # whether the scale is
-    AHEAD: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PAD_D: tl.constexpr,
-    PAD_E: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Compute a tile of one head's queries per program; the last tiles, which see most keys, start first."""
-    rows, keys = _as_index(rows, WIDE), _as_index(keys, WIDE)
-    num_tiles = tl.cdiv(rows, BLOCK_M)
-    program = tl.program_id(0)
-    start = (num_tiles - 1 - program % num_tiles) * BLOCK_M
-    head = program // num_tiles
-    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    scale, dropout = tl.full([], scale, tl.float32), tl.full([], dropout, tl.float32)
-    q += b * q_strides[0] + h * q_strides[1]
-    k += b * k_strides[0] + h // GROUP * k_strides[1]
-    v += b * v_strides[0] + h // GROUP * v_strides[1]
-    out += b * out_strides[0] + h * out_strides[1]
-    mask += b * mask_strides[0] + h * mask_strides[1]
-    begin_table += b * table_stride
-    end_table += b * table_stride
-    row = start + tl.arange(0, BLOCK_M)
-    ranges = _block_ranges(
-        start, rows, begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES, BLOCK_M, BLOCK_N
+def forward_kernel(call, score: tl.constexpr, C: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Compute `out` and `lse` of a tile of one head's queries per program."""
+    head, tile, ranges = _query_tile(call, C)
+    row, rows = tile.index, head.rows
+    q_MD = _load_tile(head.q, row, call.q_strides[2], rows, call.d_size, C.BLOCK_D, True, C.PAD_D)
+    state = (
+        tl.full([C.BLOCK_M, C.BLOCK_E], 0.0, tl.float32),
+        tl.full([C.BLOCK_M], 0.0, tl.float32),
+        tl.full([C.BLOCK_M], float("-inf"), tl.float32),
     )
-    begin_M, end_M = _visible_interval(
-        tl.minimum(row, rows - 1), begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES
-    )
-    if WIDE:
-        row = row.to(tl.int64)
-    q_MD = _load_tile(q, row, tl.arange(0, BLOCK_D), q_strides[2], rows, d_size, True, PAD_D)
-    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    tile = (
-        v, mask, seed, b, h, head, row, rows, keys, begin_M, end_M, v_strides[2], mask_strides, e_size, scale,
-        dropout, args,
-    )  # fmt: skip
-    state = acc, row_sum, row_max
     for part in tl.static_range(3):
-        if part > 0 or HAS_LOW or HAS_TABLES:
+        if part > 0 or C.HAS_LOW or C.HAS_TABLES:
             begin, end = ranges[part], ranges[part + 1]
-            if AHEAD and part == 1:
+            if C.AHEAD and part == 1:
                 # Tensor cores multiply the next block while this one's exponentials are computed; after the
                 # last block, that one again.
-                last = tl.maximum(end - BLOCK_N, begin)
-                qk = _multiply_keys(
-                    q_MD, k, begin, k_strides[2], keys, d_size, True, BLOCK_N, BLOCK_D, PAD_D, WIDE, PRECISION
-                )
-            for key in range(begin, end, BLOCK_N):
-                if AHEAD and part == 1:
-                    next_qk = _multiply_keys(
-                        q_MD, k, tl.minimum(key + BLOCK_N, last), k_strides[2], keys, d_size, False, BLOCK_N,
-                        BLOCK_D, PAD_D, WIDE, PRECISION,
-                    )  # fmt: skip
+                last = tl.maximum(end - C.BLOCK_N, begin)
+                qk = _multiply_keys(q_MD, head, begin, C, True)
+            for key in range(begin, end, C.BLOCK_N):
+                if C.AHEAD and part == 1:
+                    next_qk = _multiply_keys(q_MD, head, tl.minimum(key + C.BLOCK_N, last), C, False)
                 else:
-                    qk = _multiply_keys(
-                        q_MD, k, key, k_strides[2], keys, d_size, part != 1, BLOCK_N, BLOCK_D, PAD_D, WIDE,
-                        PRECISION,
-                    )  # fmt: skip
-                state = _add_keys(
-                    state, qk, key, tile, score, MASK, DROPOUT, POSITIVE, part != 1, BLOCK_M, BLOCK_N,
-                    BLOCK_E, PAD_E, WIDE, PRECISION,
-                )  # fmt: skip
-                if AHEAD and part == 1:
+                    qk = _multiply_keys(q_MD, head, key, C, part != 1)
+                state = _add_keys(state, qk, head, tile, key, score, C, part != 1)
+                if C.AHEAD and part == 1:
                     qk = next_qk
     acc, row_sum, row_max = state
     no_keys = row_sum == 0.0
     inv_sum = 1.0 / tl.where(no_keys, 1.0, row_sum)
-    if DROPOUT:
-        inv_sum = tl.where(dropout < 1.0, inv_sum / (1.0 - dropout), 0.0)
+    if C.DROPOUT:
+        inv_sum *= _keep_scale(head)
     out_ME = tl.where(no_keys[:, None], 0.0, acc * inv_sum[:, None])
-    column = tl.arange(0, BLOCK_E)
-    pointers = out + row[:, None] * out_strides[2] + column[None, :]
-    tl.store(
-        pointers, out_ME.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < e_size)[None, :]
-    )
+    _store_tile(head.out, out_ME, row, call.out_strides[2], rows, call.e_size, C.BLOCK_E)
     # For a query that sees no key, an infinite row maximum makes its weights zero in the backward.
     log_sum = tl.log2(tl.where(no_keys, 1.0, row_sum))
-    if score is not None or MASK == 2:
-        lse += head.to(tl.int64) * 2 * rows
-        tl.store(lse + rows + row, log_sum, mask=row < rows)
+    if C.LARGE_SCORES:
+        tl.store(head.lse + rows + row, log_sum, mask=row < rows)
     else:
-        lse += head.to(tl.int64) * rows
         row_max += log_sum
-    tl.store(lse + row, tl.where(no_keys, float("inf"), row_max), mask=row < rows)
+    tl.store(head.lse + row, tl.where(no_keys, float("inf"), row_max), mask=row < rows)
 
 
 # --- backward ---------------------------------------------------------------------------------------------
@@ -482,369 +477,162 @@ def backward_dots(  # type: ignore[no-untyped-def]
     head = tl.program_id(0) // num_tiles
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     row = (tl.program_id(0) % num_tiles * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    column = tl.arange(0, BLOCK_E)
-    in_bounds = (row < rows)[:, None] & (column < e_size)[None, :]
     grad_out += b * grad_out_strides[0] + h * grad_out_strides[1]
     out += b * out_strides[0] + h * out_strides[1]
-    grad_out_ME = tl.load(
-        grad_out + row[:, None] * grad_out_strides[2] + column[None, :], mask=in_bounds, other=0.0
-    )
-    out_ME = tl.load(out + row[:, None] * out_strides[2] + column[None, :], mask=in_bounds, other=0.0)
+    grad_out_ME = _load_tile(grad_out, row, grad_out_strides[2], rows, e_size, BLOCK_E, True, True)
+    out_ME = _load_tile(out, row, out_strides[2], rows, e_size, BLOCK_E, True, True)
     delta_M = tl.sum(grad_out_ME.to(tl.float32) * out_ME.to(tl.float32), 1)
     tl.store(delta + head.to(tl.int64) * rows + row, delta_M, mask=row < rows)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _accumulate_dk_dv(  # type: ignore[no-untyped-def]
-    dk,
-    dv,
+def _add_queries(  # type: ignore[no-untyped-def]
+    state,  # of the loop over queries: dk, dv
     k_ND,
     v_NE,
-    q,
-    grad_out,
-    mask,
-    seed,
-    lse,
-    delta,
-    begin,
-    end,
-    b,
-    h,
     head,
-    key_start,
-    column,
-    rows,
-    keys,
-    begin_N,
-    end_N,
-    q_stride,
-    grad_out_stride,
-    mask_strides,
-    d_size,
-    e_size,
-    scale,
-    dropout,
-    args,
+    delta,
+    tile,
+    start,
     score: tl.constexpr,
     score_grad: tl.constexpr,
-    MASK: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    C: tl.constexpr,
     EDGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PAD_D: tl.constexpr,
-    PAD_E: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """Accumulate the queries from `begin` to `end` into the gradients of a block of keys and values."""
-    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
-    for start in range(begin, end, BLOCK_M):
-        row = start + tl.arange(0, BLOCK_M)
-        if WIDE:
-            row = row.to(tl.int64)
-        i, j = row[None, :], column[:, None]
-        q_MD = _load_tile(q, row, tl.arange(0, BLOCK_D), q_stride, rows, d_size, EDGE, PAD_D)
-        qk = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
-        s = _compute_scores(
-            qk, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args,
-            score, MASK, True,
-        )  # fmt: skip
-        row_max_M, log_sum_M = _load_lse(lse, row, rows, EDGE, LARGE_SCORES)
-        if EDGE:
-            delta_M = tl.load(delta + row, mask=row < rows, other=0.0)
-        else:
-            delta_M = tl.load(delta + row)
-        p = _softmax_weights(s, row_max_M[None, :], log_sum_M[None, :], LARGE_SCORES)
-        if EDGE:
-            p = tl.where((i >= begin_N[:, None]) & (i < end_N[:, None]), p, 0.0)
-        grad_out_ME = _load_tile(
-            grad_out, row, tl.arange(0, BLOCK_E), grad_out_stride, rows, e_size, EDGE, PAD_E
-        )
-        dp = tl.dot(v_NE, tl.trans(grad_out_ME), input_precision=PRECISION)
-        dropped = p
-        if DROPOUT:
-            keep = tl.trans(_dropout_mask(seed, head, row, key_start, dropout, BLOCK_M, BLOCK_N))
-            keep_scale = tl.where(dropout < 1.0, 1.0 / (1.0 - dropout), 0.0)
-            dropped = tl.where(keep, p * keep_scale, 0.0)
-            dp = tl.where(keep, dp * keep_scale, 0.0)
-        dv = tl.dot(dropped.to(grad_out_ME.dtype), grad_out_ME, dv, input_precision=PRECISION)
-        ds = p * (dp - delta_M[None, :])
-        if score is not None:
-            ds = tl.where(p > 0.0, ds * score_grad(qk * scale, b, h, i, j, args), 0.0)
-        dk = tl.dot(ds.to(q_MD.dtype), q_MD, dk, input_precision=PRECISION)
+    """Add the block of queries at `start` to the gradients of a tile of keys and values."""
+    dk, dv = state
+    call = head.call
+    row = _as_index(start + tl.arange(0, C.BLOCK_M), C.WIDE)
+    i, j = row[None, :], tile.index[:, None]
+    q_MD = _load_tile(head.q, row, call.q_strides[2], head.rows, call.d_size, C.BLOCK_D, EDGE, C.PAD_D)
+    qk = tl.dot(k_ND, tl.trans(q_MD), input_precision=C.PRECISION)
+    s = _compute_scores(qk, head, i, j, score, C, True, False)
+    row_max_M, log_sum_M = _load_lse(head, row, C, EDGE)
+    delta_M = _load_row(delta + head.number * head.rows, row, head.rows, 0.0, EDGE)
+    p = _softmax_weights(s, (row_max_M[None, :], log_sum_M[None, :]), C)
+    if EDGE:
+        p = tl.where((i >= tile.begin[:, None]) & (i < tile.end[:, None]), p, 0.0)
+    grad_out_ME = _load_tile(
+        head.out, row, call.out_strides[2], head.rows, call.e_size, C.BLOCK_E, EDGE, C.PAD_E
+    )
+    dp = tl.dot(v_NE, tl.trans(grad_out_ME), input_precision=C.PRECISION)
+    dropped = p
+    if C.DROPOUT:
+        keep = tl.trans(_dropout_mask(head, row, tile.start, C))
+        dropped = tl.where(keep, p * _keep_scale(head), 0.0)
+        dp = tl.where(keep, dp * _keep_scale(head), 0.0)
+    dv = tl.dot(dropped.to(grad_out_ME.dtype), grad_out_ME, dv, input_precision=C.PRECISION)
+    ds = p * (dp - delta_M[None, :])
+    if score is not None:
+        ds = tl.where(p > 0.0, ds * score_grad(qk * head.scale, head.b, head.h, i, j, call.args), 0.0)
+    dk = tl.dot(ds.to(q_MD.dtype), q_MD, dk, input_precision=C.PRECISION)
     return dk, dv
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def backward_keys(  # type: ignore[no-untyped-def]
-    q,  # as in the forward
-    k,
-    v,
-    mask,
-    begin_table,  # [B, S] int32, if HAS_TABLES: the queries that see each key
-    end_table,
-    seed,
-    grad_out,  # [B, H, L, E]
-    lse,  # as of the forward
+    call,
     delta,
     dk,  # [B, H / GROUP, S, D]
     dv,
-    q_strides,
-    k_strides,
-    v_strides,
-    grad_out_strides,
-    mask_strides,
     dk_strides,
     dv_strides,
-    table_stride,
-    heads,
-    rows,
-    keys,
-    d_size,
-    e_size,
-    low,
-    high,
-    scale,
-    dropout,
-    args,
     score: tl.constexpr,
     score_grad: tl.constexpr,
-    GROUP: tl.constexpr,
-    MASK: tl.constexpr,
-    HAS_LOW: tl.constexpr,
-    HAS_HIGH: tl.constexpr,
-    HAS_TABLES: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PAD_D: tl.constexpr,
-    PAD_E: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    C: tl.constexpr,
 ):
     """Compute dk and dv of one block per program, summed over the query heads that share the key head."""
-    rows, keys = _as_index(rows, WIDE), _as_index(keys, WIDE)
-    num_tiles = tl.cdiv(keys, BLOCK_N)
-    start = tl.program_id(0) % num_tiles * BLOCK_N
+    call = Call(*call)  # in loops, Triton 3.6 forgets constants of nested tuples that a kernel is given
+    num_tiles = tl.cdiv(_as_index(call.keys, C.WIDE), C.BLOCK_N)
+    kv_heads = call.heads // C.GROUP
     kv_program = tl.program_id(0) // num_tiles
-    b, kv_head = (kv_program // (heads // GROUP)).to(tl.int64), (kv_program % (heads // GROUP)).to(tl.int64)
-    scale, dropout = tl.full([], scale, tl.float32), tl.full([], dropout, tl.float32)
-    k += b * k_strides[0] + kv_head * k_strides[1]
-    v += b * v_strides[0] + kv_head * v_strides[1]
+    b, kv_head = (kv_program // kv_heads).to(tl.int64), (kv_program % kv_heads).to(tl.int64)
+    head = _head_of(call, b, kv_head * C.GROUP, C)
+    start = tl.program_id(0) % num_tiles * C.BLOCK_N
+    tile, ranges = _visible_tile(head, start, head.keys, head.rows, C.BLOCK_N, C.BLOCK_M, C)
+    column, keys = tile.index, head.keys
+    k_ND = _load_tile(head.k, column, call.k_strides[2], keys, call.d_size, C.BLOCK_D, True, C.PAD_D)
+    v_NE = _load_tile(head.v, column, call.v_strides[2], keys, call.e_size, C.BLOCK_E, True, C.PAD_E)
+    state = (
+        tl.full([C.BLOCK_N, C.BLOCK_D], 0.0, tl.float32),
+        tl.full([C.BLOCK_N, C.BLOCK_E], 0.0, tl.float32),
+    )
+    for group_index in range(C.GROUP):
+        query_head = _head_of(call, b, kv_head * C.GROUP + group_index, C)
+        for part in tl.static_range(3):
+            if part > 0 or C.HAS_LOW or C.HAS_TABLES:
+                for query in range(ranges[part], ranges[part + 1], C.BLOCK_M):
+                    state = _add_queries(
+                        state, k_ND, v_NE, query_head, delta, tile, query, score, score_grad, C, part != 1
+                    )
+    dk_ND, dv_NE = state
     dk += b * dk_strides[0] + kv_head * dk_strides[1]
     dv += b * dv_strides[0] + kv_head * dv_strides[1]
-    begin_table += b * table_stride
-    end_table += b * table_stride
-    column = start + tl.arange(0, BLOCK_N)
-    ranges = _block_ranges(
-        start, keys, begin_table, end_table, low, high, rows, HAS_LOW, HAS_HIGH, HAS_TABLES, BLOCK_N, BLOCK_M
-    )
-    begin_N, end_N = _visible_interval(
-        tl.minimum(column, keys - 1), begin_table, end_table, low, high, rows, HAS_LOW, HAS_HIGH, HAS_TABLES
-    )
-    if WIDE:
-        column = column.to(tl.int64)
-    k_ND = _load_tile(k, column, tl.arange(0, BLOCK_D), k_strides[2], keys, d_size, True, PAD_D)
-    v_NE = _load_tile(v, column, tl.arange(0, BLOCK_E), v_strides[2], keys, e_size, True, PAD_E)
-    dk_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    dv_acc = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
-    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
-    for group_index in range(GROUP):
-        h = kv_head * GROUP + group_index
-        head = b * heads + h
-        q_h = q + b * q_strides[0] + h * q_strides[1]
-        grad_out_h = grad_out + b * grad_out_strides[0] + h * grad_out_strides[1]
-        mask_h = mask + b * mask_strides[0] + h * mask_strides[1]
-        lse_h, delta_h = lse + head * (2 * rows if LARGE_SCORES else rows), delta + head * rows
-        for part in tl.static_range(3):
-            if part > 0 or HAS_LOW or HAS_TABLES:
-                dk_acc, dv_acc = _accumulate_dk_dv(
-                    dk_acc, dv_acc, k_ND, v_NE, q_h, grad_out_h, mask_h, seed, lse_h, delta_h, ranges[part],
-                    ranges[part + 1], b, h, head, start, column, rows, keys, begin_N, end_N, q_strides[2],
-                    grad_out_strides[2], mask_strides, d_size, e_size, scale, dropout, args, score,
-                    score_grad, MASK, DROPOUT, part != 1, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E,
-                    WIDE, PRECISION,
-                )  # fmt: skip
-    in_bounds = (column < keys)[:, None]
-    d, e = tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_E)[None, :]
-    pointers = dk + column[:, None] * dk_strides[2] + d
-    tl.store(pointers, (dk_acc * scale).to(dk.dtype.element_ty), mask=in_bounds & (d < d_size))
-    pointers = dv + column[:, None] * dv_strides[2] + e
-    tl.store(pointers, dv_acc.to(dv.dtype.element_ty), mask=in_bounds & (e < e_size))
+    _store_tile(dk, dk_ND * head.scale, column, dk_strides[2], keys, call.d_size, C.BLOCK_D)
+    _store_tile(dv, dv_NE, column, dv_strides[2], keys, call.e_size, C.BLOCK_E)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _accumulate_dq(  # type: ignore[no-untyped-def]
+def _add_key_gradients(  # type: ignore[no-untyped-def]
     dq,
     q_MD,
     grad_out_ME,
-    k,
-    v,
-    mask,
-    seed,
-    row_max_M,
-    log_sum_M,
+    lse,  # of `_load_lse`, [M, 1] each
     delta_M,
-    begin,
-    end,
-    b,
-    h,
     head,
-    row,
-    rows,
-    keys,
-    begin_M,
-    end_M,
-    k_stride,
-    v_stride,
-    mask_strides,
-    d_size,
-    e_size,
-    scale,
-    dropout,
-    args,
+    tile,
+    start,
     score: tl.constexpr,
     score_grad: tl.constexpr,
-    MASK: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    C: tl.constexpr,
     EDGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PAD_D: tl.constexpr,
-    PAD_E: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
-    """Accumulate the keys from `begin` to `end` into the gradient of a tile of queries."""
-    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
-    for start in range(begin, end, BLOCK_N):
-        column = start + tl.arange(0, BLOCK_N)
-        if WIDE:
-            column = column.to(tl.int64)
-        i, j = row[:, None], column[None, :]
-        k_ND = _load_tile(k, column, tl.arange(0, BLOCK_D), k_stride, keys, d_size, EDGE, PAD_D)
-        v_NE = _load_tile(v, column, tl.arange(0, BLOCK_E), v_stride, keys, e_size, EDGE, PAD_E)
-        qk = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
-        s = _compute_scores(
-            qk, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args,
-            score, MASK, EDGE,
-        )  # fmt: skip
-        p = _softmax_weights(s, row_max_M[:, None], log_sum_M[:, None], LARGE_SCORES)
-        if EDGE:
-            p = tl.where((j >= begin_M[:, None]) & (j < end_M[:, None]), p, 0.0)
-        dp = tl.dot(grad_out_ME, tl.trans(v_NE), input_precision=PRECISION)
-        if DROPOUT:
-            keep_scale = tl.where(dropout < 1.0, 1.0 / (1.0 - dropout), 0.0)
-            dp = tl.where(
-                _dropout_mask(seed, head, row, start, dropout, BLOCK_M, BLOCK_N), dp * keep_scale, 0.0
-            )
-        ds = p * (dp - delta_M[:, None])
-        if score is not None:
-            ds = tl.where(p > 0.0, ds * score_grad(qk * scale, b, h, i, j, args), 0.0)
-        dq = tl.dot(ds.to(k_ND.dtype), k_ND, dq, input_precision=PRECISION)
-    return dq
+    """Add the block of keys at `start` to the gradient of a tile of queries."""
+    call = head.call
+    column = _as_index(start + tl.arange(0, C.BLOCK_N), C.WIDE)
+    i, j = tile.index[:, None], column[None, :]
+    k_ND = _load_tile(head.k, column, call.k_strides[2], head.keys, call.d_size, C.BLOCK_D, EDGE, C.PAD_D)
+    v_NE = _load_tile(head.v, column, call.v_strides[2], head.keys, call.e_size, C.BLOCK_E, EDGE, C.PAD_E)
+    qk = tl.dot(q_MD, tl.trans(k_ND), input_precision=C.PRECISION)
+    p = _softmax_weights(_compute_scores(qk, head, i, j, score, C, EDGE, False), lse, C)
+    if EDGE:
+        p = tl.where((j >= tile.begin[:, None]) & (j < tile.end[:, None]), p, 0.0)
+    dp = tl.dot(grad_out_ME, tl.trans(v_NE), input_precision=C.PRECISION)
+    if C.DROPOUT:
+        dp = tl.where(_dropout_mask(head, tile.index, start, C), dp * _keep_scale(head), 0.0)
+    ds = p * (dp - delta_M[:, None])
+    if score is not None:
+        ds = tl.where(p > 0.0, ds * score_grad(qk * head.scale, head.b, head.h, i, j, call.args), 0.0)
+    return tl.dot(ds.to(k_ND.dtype), k_ND, dq, input_precision=C.PRECISION)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def backward_queries(  # type: ignore[no-untyped-def]
-    q,  # as in the forward
-    k,
-    v,
-    mask,
-    begin_table,
-    end_table,
-    seed,
-    grad_out,  # [B, H, L, E]
-    lse,  # as of the forward
+    call,
     delta,
     dq,  # [B, H, L, D]
-    q_strides,
-    k_strides,
-    v_strides,
-    grad_out_strides,
-    mask_strides,
     dq_strides,
-    table_stride,
-    heads,
-    rows,
-    keys,
-    d_size,
-    e_size,
-    low,
-    high,
-    scale,
-    dropout,
-    args,
     score: tl.constexpr,
     score_grad: tl.constexpr,
-    GROUP: tl.constexpr,
-    MASK: tl.constexpr,
-    HAS_LOW: tl.constexpr,
-    HAS_HIGH: tl.constexpr,
-    HAS_TABLES: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    PAD_D: tl.constexpr,
-    PAD_E: tl.constexpr,
-    WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    C: tl.constexpr,
 ):
     """Compute the gradient of a tile of one head's queries per program."""
-    rows, keys = _as_index(rows, WIDE), _as_index(keys, WIDE)
-    num_tiles = tl.cdiv(rows, BLOCK_M)
-    program = tl.program_id(0)
-    start = (num_tiles - 1 - program % num_tiles) * BLOCK_M
-    head = (program // num_tiles).to(tl.int64)
-    b, h = head // heads, head % heads
-    scale, dropout = tl.full([], scale, tl.float32), tl.full([], dropout, tl.float32)
-    q += b * q_strides[0] + h * q_strides[1]
-    k += b * k_strides[0] + h // GROUP * k_strides[1]
-    v += b * v_strides[0] + h // GROUP * v_strides[1]
-    grad_out += b * grad_out_strides[0] + h * grad_out_strides[1]
-    dq += b * dq_strides[0] + h * dq_strides[1]
-    mask += b * mask_strides[0] + h * mask_strides[1]
-    begin_table += b * table_stride
-    end_table += b * table_stride
-    row = start + tl.arange(0, BLOCK_M)
-    ranges = _block_ranges(
-        start, rows, begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES, BLOCK_M, BLOCK_N
-    )
-    begin_M, end_M = _visible_interval(
-        tl.minimum(row, rows - 1), begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES
-    )
-    if WIDE:
-        row = row.to(tl.int64)
-    q_MD = _load_tile(q, row, tl.arange(0, BLOCK_D), q_strides[2], rows, d_size, True, PAD_D)
-    grad_out_ME = _load_tile(
-        grad_out, row, tl.arange(0, BLOCK_E), grad_out_strides[2], rows, e_size, True, PAD_E
-    )
-    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
-    row_max_M, log_sum_M = _load_lse(
-        lse + head * (2 * rows if LARGE_SCORES else rows), row, rows, True, LARGE_SCORES
-    )
-    delta_M = tl.load(delta + head * rows + row, mask=row < rows, other=0.0)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    head, tile, ranges = _query_tile(call, C)
+    row, rows = tile.index, head.rows
+    q_MD = _load_tile(head.q, row, call.q_strides[2], rows, call.d_size, C.BLOCK_D, True, C.PAD_D)
+    grad_out_ME = _load_tile(head.out, row, call.out_strides[2], rows, call.e_size, C.BLOCK_E, True, C.PAD_E)
+    row_max_M, log_sum_M = _load_lse(head, row, C, True)
+    lse = row_max_M[:, None], log_sum_M[:, None]
+    delta_M = _load_row(delta + head.number * rows, row, rows, 0.0, True)
+    acc = tl.full([C.BLOCK_M, C.BLOCK_D], 0.0, tl.float32)
     for part in tl.static_range(3):
-        if part > 0 or HAS_LOW or HAS_TABLES:
-            acc = _accumulate_dq(
-                acc, q_MD, grad_out_ME, k, v, mask, seed, row_max_M, log_sum_M, delta_M, ranges[part],
-                ranges[part + 1], b, h, head, row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2],
-                mask_strides, d_size, e_size, scale, dropout, args, score, score_grad, MASK, DROPOUT,
-                part != 1, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
-            )  # fmt: skip
-    d = tl.arange(0, BLOCK_D)[None, :]
-    pointers = dq + row[:, None] * dq_strides[2] + d
-    tl.store(pointers, (acc * scale).to(dq.dtype.element_ty), mask=(row < rows)[:, None] & (d < d_size))
+        if part > 0 or C.HAS_LOW or C.HAS_TABLES:
+            for key in range(ranges[part], ranges[part + 1], C.BLOCK_N):
+                acc = _add_key_gradients(
+                    acc, q_MD, grad_out_ME, lse, delta_M, head, tile, key, score, score_grad, C, part != 1
+                )
+    dq += head.b * dq_strides[0] + head.h * dq_strides[1]
+    _store_tile(dq, acc * head.scale, row, dq_strides[2], rows, call.d_size, C.BLOCK_D)
 
 
 # --- launches ---------------------------------------------------------------------------------------------
@@ -878,19 +666,13 @@ class Problem(NamedTuple):
 
 
 def _make_launch(
-    kernel: Any, num_programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], blocks: FlashConfig
-) -> Launch:
+    kernel: Any, num_programs: int, call: Call, others: tuple[Any, ...], constants: dict[str, Any],
+    blocks: FlashConfig,
+) -> Launch:  # fmt: skip
     """Build a launch; all of its arguments decide whether indices need 64 bits."""
-    values = {**constants, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "AHEAD": blocks.ahead}
-    values["WIDE"] = _needs_int64(arguments)
-    used = {name: values[name] for name in _constant_names(kernel) if name in values}
-    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-    return Launch(kernel, (num_programs,), arguments, used, options)
-
-
-@functools.cache
-def _constant_names(kernel: Any) -> tuple[str, ...]:
-    return tuple(name for name in kernel.arg_names if name.isupper())
+    wide = _needs_int64((*call, *others))
+    sizes = constants["C"]._replace(WIDE=wide, BLOCK_M=blocks.m, BLOCK_N=blocks.n, AHEAD=blocks.ahead)
+    return Launch(kernel, (num_programs,), (call, *others), {**constants, "C": sizes}, blocks.options)
 
 
 def forward(
@@ -908,12 +690,10 @@ def forward(
     batch, heads, rows, _ = q.shape
     out = q.new_empty(batch, rows, heads, v.shape[3]).transpose(1, 2)
     lse = q.new_empty(batch, heads, 2 * rows if problem.has_large_scores else rows, dtype=torch.float32)
-    (tensors, strides, numbers), constants = _common_arguments(q, k, v, problem, over_keys=False)
-    arguments = (
-        *tensors, out, lse, *strides[:3], _strides(out), *strides[3:], *numbers, problem.score
-    )  # fmt: skip
+    call, constants = _arguments(q, k, v, out, lse, problem)
+    del constants["score_grad"]
     num_programs = triton.cdiv(rows, blocks["forward"].m) * batch * heads
-    run([_make_launch(forward_kernel, num_programs, arguments, constants, blocks["forward"])], q)
+    run([_make_launch(forward_kernel, num_programs, call, (), constants, blocks["forward"])], q)
     return out, lse
 
 
@@ -939,33 +719,27 @@ def backward(
     delta = lse.new_empty(batch, heads, rows)
     dq = dk = dv = None
     config = blocks["dots"]
-    arguments: tuple[Any, ...] = (grad_out, out, delta, _strides(grad_out), _strides(out))
-    arguments += (heads, rows, value_size)
+    arguments = (grad_out, out, delta, _strides(grad_out), _strides(out), heads, rows, value_size)
+    constants = {"BLOCK_M": config.m, "BLOCK_E": _padded_size(value_size)}
     num_programs = triton.cdiv(rows, config.m) * batch * heads
-    launches = [
-        _make_launch(backward_dots, num_programs, arguments, {"BLOCK_E": _padded_size(value_size)}, config)
-    ]
-    functions = (problem.score, problem.score_grad)
+    launches = [Launch(backward_dots, (num_programs,), arguments, constants, config.options)]
+    results: tuple[Any, ...]
     if needs_grad[1]:
         # Stored as [B, S, K, D], like the keys, which are often parts of one packed tensor.
         dk = k.new_empty(batch, keys, k.shape[1], head_size).transpose(1, 2)
         dv = v.new_empty(batch, keys, k.shape[1], value_size).transpose(1, 2)
-        (tensors, strides, numbers), constants = _common_arguments(q, k, v, problem, over_keys=True)
-        arguments = (
-            *tensors, grad_out, lse, delta, dk, dv, *strides[:3], _strides(grad_out), strides[3],
-            _strides(dk), _strides(dv), strides[4], *numbers, *functions,
-        )  # fmt: skip
+        call, constants = _arguments(q, k, v, grad_out, lse, problem, over_keys=True)
         num_programs = triton.cdiv(keys, blocks["keys"].n) * batch * k.shape[1]
-        launches.append(_make_launch(backward_keys, num_programs, arguments, constants, blocks["keys"]))
+        results = delta, dk, dv, _strides(dk), _strides(dv)
+        launches.append(_make_launch(backward_keys, num_programs, call, results, constants, blocks["keys"]))
     if needs_grad[0]:
         dq = q.new_empty(batch, rows, heads, head_size).transpose(1, 2)
-        (tensors, strides, numbers), constants = _common_arguments(q, k, v, problem, over_keys=False)
-        arguments = (
-            *tensors, grad_out, lse, delta, dq, *strides[:3], _strides(grad_out), strides[3], _strides(dq),
-            strides[4], *numbers, *functions,
-        )  # fmt: skip
+        call, constants = _arguments(q, k, v, grad_out, lse, problem)
         num_programs = triton.cdiv(rows, blocks["queries"].m) * batch * heads
-        launches.append(_make_launch(backward_queries, num_programs, arguments, constants, blocks["queries"]))
+        results = delta, dq, _strides(dq)
+        launches.append(
+            _make_launch(backward_queries, num_programs, call, results, constants, blocks["queries"])
+        )
     run(launches, q)
     return dq, dk, dv
 
@@ -997,10 +771,10 @@ def launches(
     return {names[launch.kernel]: launch for launch in found}
 
 
-def _common_arguments(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, over_keys: bool
-) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], dict[str, Any]]:
-    """Return what all kernels take: tensors, strides and numbers, and the constants that depend on them.
+def _arguments(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, problem: Problem, *, over_keys: bool = False
+) -> tuple[Call, dict[str, Any]]:
+    """Return the arguments that all kernels take, and the constants but for block sizes.
 
     `over_keys`: programs own blocks of keys, and need the interval of queries that see each key.
     """
@@ -1021,28 +795,30 @@ def _common_arguments(
     table_stride = 0 if problem.tables is None or len(tables[0]) == 1 else tables[0].stride(0)
     size, value_size = q.shape[3], v.shape[3]
     block_d, block_e = _padded_size(size), _padded_size(value_size)
-    tensors = (q, k, v, mask, *tables, q if problem.seed is None else problem.seed)
-    strides = (_strides(q), _strides(k), _strides(v), mask_strides, table_stride)
     # Convert to float: Triton would compile an int parameter for a whole number.
-    numbers = (
-        q.shape[1], q.shape[2], k.shape[2], size, value_size, low or 0, high or 0, float(problem.scale),
-        float(problem.dropout), problem.args,
+    call = Call(
+        q, k, v, out, lse, mask, *tables, q if problem.seed is None else problem.seed, _strides(q),
+        _strides(k), _strides(v), _strides(out), mask_strides, table_stride, q.shape[1], q.shape[2],
+        k.shape[2], size, value_size, low or 0, high or 0, float(problem.scale), float(problem.dropout),
+        problem.args,
     )  # fmt: skip
-    constants = {
-        "POSITIVE": problem.scale > 0,
-        "GROUP": q.shape[1] // k.shape[1],
-        "MASK": mask_kind,
-        "HAS_LOW": low is not None,
-        "HAS_HIGH": high is not None,
-        "HAS_TABLES": problem.tables is not None,
-        "DROPOUT": problem.seed is not None,
-        "BLOCK_D": block_d,
-        "BLOCK_E": block_e,
-        "PAD_D": block_d != size,
-        "PAD_E": block_e != value_size,
-        "PRECISION": problem.precision if q.dtype == torch.float32 else "ieee",
-    }
-    return (tensors, strides, numbers), constants
+    is_large = problem.has_large_scores
+    constants = Constants(
+        GROUP=q.shape[1] // k.shape[1],
+        MASK=mask_kind,
+        HAS_LOW=low is not None,
+        HAS_HIGH=high is not None,
+        HAS_TABLES=problem.tables is not None,
+        DROPOUT=problem.seed is not None,
+        LARGE_SCORES=is_large,
+        SCALED_LATER=problem.scale > 0 and not is_large,
+        BLOCK_D=block_d,
+        BLOCK_E=block_e,
+        PAD_D=block_d != size,
+        PAD_E=block_e != value_size,
+        PRECISION=problem.precision if q.dtype == torch.float32 else "ieee",
+    )
+    return call, {"score": problem.score, "score_grad": problem.score_grad, "C": constants}
 
 
 def _strides(tensor: Tensor) -> tuple[int, int, int]:

@@ -84,6 +84,14 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
+def _leaf_names(name: str, value: Any) -> list[str]:
+    """Return a name for each of `_leaves`: of the argument, or of the named tuple's field."""
+    if isinstance(value, tuple | list):
+        names = getattr(value, "_fields", [name] * len(value))
+        return [leaf for field, each in zip(names, value, strict=True) for leaf in _leaf_names(field, each)]
+    return [name]
+
+
 @functools.cache
 def translated(launched: Launched, target: str = "sm_90") -> Translated:
     """Return a launch's kernel as TTIR."""
@@ -110,9 +118,15 @@ def translated(launched: Launched, target: str = "sm_90") -> Translated:
     assert signature_match is not None
     names = re.findall(r"%([\w.$'-]+):", signature_match[1])
     tensors_and_numbers = [
-        (argument, kind, value)
+        (name, kind, value)
         for argument in signature
-        for kind, value in zip(_leaves(signature[argument]), _leaves(bound[argument]), strict=True)
+        if signature[argument] != "constexpr"
+        for name, kind, value in zip(
+            _leaf_names(argument, bound[argument]),
+            _leaves(signature[argument]),
+            _leaves(bound[argument]),
+            strict=True,
+        )
         if kind != "constexpr"
     ]
     integers, pointers = {}, {}

@@ -51,13 +51,15 @@ def compiled(
     options["seed"] = torch.empty((), dtype=torch.int64, device="meta") if "dropout" in options else None
     problem = kernels.Problem(size**-0.5, **options)
     launch = kernels.launches(x, x, x, problem, dict.fromkeys(KERNELS, blocks), gradients=True)[kernel]
-    arguments = [tuple(map(_mocked, a)) if isinstance(a, tuple) else _mocked(a) for a in launch.arguments]
     with driven(TARGETS[target]):
         compiled_kernel = triton.JITFunction(launch.kernel.fn).warmup(
-            *arguments, grid=(1,), **launch.constants, **launch.options
+            *map(_mocked, launch.arguments), grid=(1,), **launch.constants, **launch.options
         )
         return measured(compiled_kernel, f"{kernel}_{variant}", target, folder)
 
 
 def _mocked(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        parts = list(map(_mocked, argument))
+        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
     return MockTensor(argument.dtype) if isinstance(argument, torch.Tensor) else argument

@@ -187,8 +187,8 @@ def test_strides_that_32_bits_do_not_hold() -> None:
     given = torch.empty_strided((1, 1, 5, 16), (0, 0, 1 << 30, 1), dtype=torch.bfloat16, device="meta")
     near = torch.empty(1, 1, 5, 16, dtype=torch.bfloat16, device="meta")
     problem = Problem(1.0)
-    assert launches(given, near, near, problem, SMALL)["forward"].constants["WIDE"]
-    assert not launches(near, near, near, problem, SMALL)["forward"].constants["WIDE"]
+    assert launches(given, near, near, problem, SMALL)["forward"].constants["C"].WIDE
+    assert not launches(near, near, near, problem, SMALL)["forward"].constants["C"].WIDE
     tensors, options = options_of("causal")
     exact = results(attention_by_hand, [t.double() for t in tensors], options)
     with pytest.MonkeyPatch.context() as patch:
