@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -91,7 +91,7 @@ class BoundLaunch:
             self.varying.append(value)
             return _VARIES
 
-        return tuple(map(slot, arguments))
+        return _rebuild(arguments, map(slot, arguments))
 
     def _interpret(self, stream: int, *values: Any) -> None:
         self.function[self.grid](*_fill(self.arguments, iter(values)), **self.constants)
@@ -155,7 +155,7 @@ class BoundLaunch:
             f"if {' or '.join(special)}:",
             f"    {code.call(self._launch, *code.parameters)}",
             "else:",
-            f"    {code.call(kernel.run.launch, *map(code.name, recorded))}",
+            f"    {code.call(kernel.run.launch, *map(code.name, _without_names(recorded)))}",
         ]
         return code.build()
 
@@ -183,9 +183,22 @@ _VARIES = object()
 
 def _fill(arguments: tuple[Any, ...], values: Iterator[Any]) -> tuple[Any, ...]:
     """Replace `_VARIES` by values, in order."""
-    return tuple(
-        _fill(a, values) if isinstance(a, tuple) else next(values) if a is _VARIES else a for a in arguments
+    return _rebuild(
+        arguments,
+        (
+            _fill(a, values) if isinstance(a, tuple) else next(values) if a is _VARIES else a
+            for a in arguments
+        ),
     )
+
+
+def _without_names(arguments: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(_without_names(a) if isinstance(a, tuple) else a for a in arguments)
+
+
+def _rebuild(arguments: tuple[Any, ...], parts: Iterable[Any]) -> tuple[Any, ...]:
+    """Return a tuple of the same class, which kernels know the fields by, with other parts."""
+    return type(arguments)(*parts) if hasattr(arguments, "_fields") else tuple(parts)
 
 
 _workspaces: dict[tuple[Any, int], torch.Tensor] = {}

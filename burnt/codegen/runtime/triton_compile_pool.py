@@ -120,10 +120,11 @@ def job_of(
     constexpr_names |= {name for name, value in given.items() if value is None}
     known = {name: value for name, value in given.items() if name in constexpr_names} | dict(constants)
     described_constants = {name: constant(value) for name, value in known.items()}
+    described = [describe(value) for name, value in given.items() if name not in constexpr_names]
     return Job(
         "".join(f"from {f.__module__} import {f.__name__}\n" for f in dict.fromkeys(imports)),
         kernel.fn.__name__,
-        [describe(value) for name, value in given.items() if name not in constexpr_names],
+        described,
         described_constants,
         dict(options),
     )
