@@ -122,7 +122,7 @@ def job_of(
     described_constants = {name: constant(value) for name, value in known.items()}
     described = [describe(value) for name, value in given.items() if name not in constexpr_names]
     return Job(
-        "".join(f"from {f.__module__} import {f.__name__}\n" for f in dict.fromkeys(imports)),
+        "".join(dict.fromkeys(f"from {each.__module__} import {each.__name__}\n" for each in imports)),
         kernel.fn.__name__,
         described,
         described_constants,

@@ -41,9 +41,6 @@ from torch import Tensor
 from burnt.kernels.interface.launch import Launch, run_all
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
-
-
 # --- bundles of arguments ---------------------------------------------------------------------------------
 
 
@@ -127,6 +124,8 @@ class Constants(NamedTuple):
     BLOCK_M: int = 0
     BLOCK_N: int = 0
     AHEAD: bool = False
+    # Not a constant of the module: that would make keys of Triton's cache depend on what was compiled before.
+    LOG2_E: float = 1.4426950408889634
 
 
 # --- shared by all kernels --------------------------------------------------------------------------------
@@ -240,7 +239,7 @@ def _compute_scores(  # type: ignore[no-untyped-def]
     if SCALED_LATER:
         s = qk
     elif not C.LARGE_SCORES:
-        s = qk * (head.scale * _LOG2_E)
+        s = qk * (head.scale * C.LOG2_E)
     else:
         s = qk * head.scale
         if score is not None:
@@ -262,7 +261,7 @@ def _compute_scores(  # type: ignore[no-untyped-def]
 def _exp_difference(difference, C: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the exponential of a difference of scores."""
     if C.LARGE_SCORES:
-        return tl.exp2(difference * _LOG2_E)
+        return tl.exp2(difference * C.LOG2_E)
     else:
         return tl.exp2(difference)
 
@@ -271,7 +270,7 @@ def _exp_difference(difference, C: tl.constexpr):  # type: ignore[no-untyped-def
 def _softmax_weights(s, lse, C: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the softmax weights of scores, given what `_load_lse` returns."""
     if C.LARGE_SCORES:
-        return tl.exp2((s - lse[0]) * _LOG2_E - lse[1])
+        return tl.exp2((s - lse[0]) * C.LOG2_E - lse[1])
     else:
         return tl.exp2(s - lse[0])
 
@@ -393,14 +392,14 @@ def _add_keys(  # type: ignore[no-untyped-def]
     block_max = tl.max(s, 1)
     if C.SCALED_LATER:
         # The maximum of scores times a positive scale is theirs times the scale: fewer multiplications.
-        block_max *= head.scale * _LOG2_E
+        block_max *= head.scale * C.LOG2_E
     new_max = tl.maximum(row_max, block_max)
     safe_max = new_max
     if EDGE or C.MASK != 0 or score is not None:
         # A query that has seen no key yet would subtract -inf from -inf.
         safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
     if C.SCALED_LATER:
-        s *= head.scale * _LOG2_E
+        s *= head.scale * C.LOG2_E
     p = _exp_difference(s - safe_max[:, None], C)
     rescale = _exp_difference(row_max - safe_max, C)
     row_sum = row_sum * rescale + tl.sum(p, 1)
