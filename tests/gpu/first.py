@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
+from burnt.kernels.ops.matmul_gpu import run_launches
 
 __all__ = ["CASES", "Case", "NotApplicableError", "Result", "check", "run"]
 
@@ -283,7 +284,7 @@ def quantized_linear(
     from burnt.kernels.ops.quantized.weight_only import LinearArguments
     from burnt.kernels.ops.quantized.weight_only_config import select_config
     from burnt.kernels.ops.quantized.weight_only_gpu import linear_sizes
-    from burnt.kernels.ops.quantized.weight_only_triton import quantized_linear_triton
+    from burnt.kernels.ops.quantized.weight_only_triton import launches
 
     torch.manual_seed(0)
     values, scale, zero_point = quantized_example(device, 1000, 1056, value, block, zero)
@@ -300,7 +301,7 @@ def quantized_linear(
         ]
 
     return Case(
-        lambda: [quantized_linear_triton(*arguments, config=config)],
+        lambda: [run_launches(*launches(arguments, config))],
         lambda: by_definition(dtype),
         lambda: by_definition(torch.float64),
     )
@@ -308,12 +309,12 @@ def quantized_linear(
 
 def scaled_linear(rows: int, value: str, out: str, device: torch.device) -> Case:
     """Quantized inputs and weights; requantized results are compared as numbers, and are equal."""
-    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.codegen.render.triton.matmul_config import select_config
     from burnt.device import device_info
     from burnt.kernels.ops.quantized.quantize import quantized_example
     from burnt.kernels.ops.quantized.scaled import LinearCall
-    from burnt.kernels.ops.quantized.scaled_gpu import multiplies_float8, select_config
-    from burnt.kernels.ops.quantized.scaled_triton import scaled_linear_triton
+    from burnt.kernels.ops.quantized.scaled_gpu import multiplies_float8, structure_of
+    from burnt.kernels.ops.quantized.scaled_triton import linear_launches
 
     torch.manual_seed(0)
     values, scale, _ = quantized_example(device, 520, 1040, value)
@@ -326,7 +327,7 @@ def scaled_linear(rows: int, value: str, out: str, device: torch.device) -> Case
     dtype = BF16 if has_units else F32
     arguments = (x, values, x_scale, scale, zero, drawn(520).to(device, F32), "relu", out_scale, None, value)
     use = "int8" if is_int8 else "float8" if has_units else "float16"
-    config = select_config(rows, 520, 1040, HOPPER, use)  # type: ignore[arg-type]
+    config = select_config(structure_of(rows, 520, 1040, use))  # type: ignore[arg-type]
 
     def exact() -> Sequence[Tensor]:
         if is_int8:  # float32 scales exact sums, as the kernel does
@@ -339,7 +340,7 @@ def scaled_linear(rows: int, value: str, out: str, device: torch.device) -> Case
         return [result.float() if out == "quantized" else result]
 
     def ours() -> Sequence[Tensor]:
-        result = scaled_linear_triton(LinearCall(*arguments, dtype), config, float8=has_units)
+        result = run_launches(*linear_launches(LinearCall(*arguments, dtype), config, float8=has_units))
         return [result.float() if out == "quantized" else result]
 
     return Case(ours, by_definition, exact)
@@ -347,10 +348,10 @@ def scaled_linear(rows: int, value: str, out: str, device: torch.device) -> Case
 
 def scaled_conv(groups: int, device: torch.device) -> Case:
     """A convolution of int8 in channels-last memory, with padding that stands for a zero point."""
-    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.codegen.render.triton.matmul_config import select_config
     from burnt.kernels.ops.quantized.scaled import ConvCall
-    from burnt.kernels.ops.quantized.scaled_gpu import select_config
-    from burnt.kernels.ops.quantized.scaled_triton import scaled_conv_triton
+    from burnt.kernels.ops.quantized.scaled_gpu import structure_of
+    from burnt.kernels.ops.quantized.scaled_triton import conv_launches
 
     source = torch.Generator().manual_seed(0)
     shapes = (3, 64, 29, 27), (40, 64 // groups, 3, 3)
@@ -374,13 +375,13 @@ def scaled_conv(groups: int, device: torch.device) -> Case:
         None,
         F32,
     )
-    config = select_config(3 * 15 * 25, 40 // groups, 64 // groups, HOPPER, "windows")
+    config = select_config(structure_of(3 * 15 * 25, 40 // groups, 64 // groups, "windows"))
 
     def by_definition() -> Sequence[Tensor]:
         return [kernels.scaled_conv.reference(*arguments)]
 
     return Case(
-        lambda: [scaled_conv_triton(ConvCall(*arguments), config)],
+        lambda: [run_launches(*conv_launches(ConvCall(*arguments), config))],
         by_definition,
         lambda: [t.double() for t in by_definition()],
     )

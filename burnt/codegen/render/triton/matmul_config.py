@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import re
 from typing import Any
 
@@ -15,6 +16,8 @@ _MIN_TERMS_PER_SPLIT = 1024
 _MAX_SPLITS = 128
 _MIN_USE = 0.8  # share of the device that a convolution with large tiles must use
 _LARGE_SHARED = 128 << 10
+_MAX_CANDIDATES = 32  # of a kernel that is written by hand
+_TILES = (128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)
 _PATTERN = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: g(\d+))?(?: p(\d+))?( d)?")
 _STEPS = (
     {"block_n": -1}, {"block_m": -1}, {"block_k": 1}, {"block_k": -1}, {"warps": -1}, {"warps": 1},
@@ -37,6 +40,14 @@ class MatmulStructure:
     min_rows: int = 16  # fewest rows that a tile may have
     is_exact: bool = False  # whether operands of 32 bits or more are multiplied without rounding (``ieee``)
     is_convolution: bool = False  # whether its terms are of several axes: taps, channels, positions
+    tiles: tuple[tuple[int, int], ...] = _TILES  # rows and columns to select from, the largest first
+    max_terms: int = 0  # most terms per iteration; 0 for 128 bytes of a row
+    per_byte: int = 0  # values in a byte of the right operand, which is decoded in registers; 0 if it is not
+
+    @property
+    def min_terms(self) -> int:
+        """The fewest terms per iteration: those of an instruction, or what a thread decodes at once."""
+        return 32 if self.itemsize == 1 or self.per_byte else 16
 
     @property
     def work(self) -> int:
@@ -130,17 +141,20 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
     # and hold the operands of a whole block_k. More than 16 terms or 64 accumulators per thread spill up to
     # 6 KiB.
     uses_scalar_units = structure.is_exact and not (limits.is_rocm and limits.warp_size == 64)
+    max_terms = structure.max_terms or 128 // structure.itemsize
+    if limits.is_rocm and limits.warp_size == 32:
+        max_terms = min(max_terms, 64)  # RDNA's threads hold whole rows of an operand
     block_k = min(
-        16 if uses_scalar_units else 128 // structure.itemsize, max(next_power_of_two(structure.terms), 16)
+        16 if uses_scalar_units else max_terms, max(next_power_of_two(structure.terms), structure.min_terms)
     )
-    block_sizes = [(128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)]
-    if structure.is_convolution:
+    block_sizes = list(structure.tiles)
+    if structure.is_convolution and structure.tiles == _TILES:
         # Rows are more than columns, or terms so many that they are split; threads have addresses to hold.
         block_sizes[:3] = (128, 128), (128, 64)
     for block_m, block_n in block_sizes:
         if (
-            block_m // 2 >= structure.rows
-            or block_n // 2 >= structure.columns
+            block_m // 2 >= max(structure.rows, 16)
+            or block_n // 2 >= max(structure.columns, 16)
             or block_m < structure.min_rows
         ):
             continue
@@ -154,11 +168,11 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
             continue
         num_tiles = _num_tiles(structure, MatmulConfig(block_m, block_n, block_k))
         is_small = (block_m, block_n) == (64, 64) or block_m < 64
-        if num_tiles < _NUM_MULTIPROCESSORS and not is_small and not structure.is_convolution:
+        # Where few tiles are no reason for smaller ones, terms are split; threads have more to hold.
+        is_wide = structure.is_convolution or structure.per_byte > 0
+        if num_tiles < _NUM_MULTIPROCESSORS and not is_small and not is_wide:
             continue
-        has_eight_warps = block_m * block_n >= (
-            64 * 128 if uses_scalar_units or structure.is_convolution else 128 * 128
-        )
+        has_eight_warps = block_m * block_n >= (64 * 128 if uses_scalar_units or is_wide else 128 * 128)
         warps = 8 if has_eight_warps else 4
         max_stages = 2 if limits.is_rocm else 3 if warps == 8 else 4
         group = 1 if structure.is_convolution else 8  # all weights fit into the L2 cache
@@ -231,14 +245,16 @@ def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) ->
             config = dataclasses.replace(config, split=_select_split(structure, config, limits))
         fits = (
             config.block_m >= structure.min_rows
-            and min(config.block_n, config.block_k) >= 16
+            and config.block_n >= 16
+            and structure.min_terms <= config.block_k <= 2 * (structure.max_terms or 256)
+            and config.block_m * config.block_n <= 2 * math.prod(structure.tiles[0])
             and 2 <= config.warps <= 16
             and config.stages <= 6
         )
         is_covered = (
-            config.block_m <= 2 * structure.rows
-            and config.block_n <= 2 * structure.columns
-            and config.block_k <= 2 * structure.terms
+            config.block_m <= max(2 * structure.rows, 16)
+            and config.block_n <= max(2 * structure.columns, 16)
+            and config.block_k <= max(2 * structure.terms, structure.min_terms)
         )
         if config.programs and config.split * _num_tiles(structure, config) <= config.programs:
             continue  # every tile has a program already
@@ -250,6 +266,13 @@ def neighbouring_configs(structure: MatmulStructure, limits: Limits = HOPPER) ->
         ):
             configs[config] = None
     return list(configs)
+
+
+def configs_to_measure(structure: MatmulStructure, limits: Limits = HOPPER) -> list[MatmulConfig]:
+    """Return block sizes of a kernel written by hand: the selected ones, then the nearest that fit."""
+    nearest = neighbouring_configs(structure, limits)
+    found = [config for config in nearest if why_too_large(structure, config, limits) is None]
+    return found[:_MAX_CANDIDATES] or [select_config(structure, limits)]
 
 
 def _num_tiles(structure: MatmulStructure, config: MatmulConfig) -> int:
@@ -264,6 +287,8 @@ def why_too_large(structure: MatmulStructure, config: MatmulConfig, limits: Limi
     """
     threads = config.warps * limits.warp_size
     registers = 16 + config.block_m * config.block_n // threads
+    if structure.per_byte:
+        registers += config.block_n * config.block_k // threads
     available = min(limits.max_registers, limits.registers // threads)
     if registers > available:
         return f"{registers} registers per thread, of {available} available"
@@ -274,6 +299,12 @@ def why_too_large(structure: MatmulStructure, config: MatmulConfig, limits: Limi
 
 
 def _shared_bytes(structure: MatmulStructure, config: MatmulConfig, limits: Limits) -> int:
-    """Return the bytes of shared memory: the tiles of both operands, for each iteration in flight."""
+    """Return the bytes of shared memory: the tiles of both operands, for each iteration in flight.
+
+    A packed tile is decoded, and may be written once more.
+    """
     stages = max(config.stages - limits.is_rocm, 1)
-    return (config.block_m + config.block_n) * config.block_k * structure.itemsize * stages
+    left, right = (n * config.block_k * structure.itemsize for n in (config.block_m, config.block_n))
+    if structure.per_byte:
+        return stages * (left + config.block_n * config.block_k // structure.per_byte) + right
+    return (left + right) * stages

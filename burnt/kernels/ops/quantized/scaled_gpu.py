@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any, Literal
 
 import torch
@@ -19,11 +17,15 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen import fuse
 from burnt.codegen.precision import precision
-from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
-from burnt.codegen.render.triton.tile_config import Limits, change_each_size, next_power_of_two
+from burnt.codegen.render.triton.matmul_config import (
+    MatmulConfig,
+    MatmulStructure,
+    configs_to_measure,
+)
+from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.targets import target_of
 from burnt.device import device_info
-from burnt.kernels.interface.launch import compile_all, on_meta
+from burnt.kernels.ops.matmul_gpu import DTYPES, add_candidate
 from burnt.kernels.ops.quantized.quantize import FLOAT8
 from burnt.kernels.ops.quantized.scaled import (
     ConvCall,
@@ -34,8 +36,6 @@ from burnt.kernels.ops.quantized.scaled import (
     scaled_linear,
     sum_rows,
 )
-from burnt.kernels.ops.quantized.weight_only_config import MIN_TERMS_PER_SPLIT, is_reasonable, select_split
-from burnt.kernels.ops.quantized.weight_only_gpu import DTYPES
 
 Use = Literal["int8", "float8", "float16", "windows"]
 
@@ -52,58 +52,31 @@ def multiplies_float8(architecture: str) -> bool:
     return int(match[1]) >= 89 if match else architecture.startswith("gfx950")
 
 
-def select_config(
-    rows: int, columns: int, terms: int, limits: Limits = HOPPER, use: Use = "int8"
-) -> MatmulConfig:
-    """Select block sizes for a product of 8-bit values by heuristic, such that a device has room for them.
+_TILES = (128, 128), (64, 128), (64, 64), (32, 64), (16, 64), (16, 32)
 
-    `rows` and `columns` are the result's; `terms` are added (of a convolution those of one tap). All uses but
-    ``"int8"`` need more registers: a second set of sums (``"float8"``), decoded tiles (``"float16"``), or an
-    address for each element (``"windows"``).
 
-    >>> str(select_config(4096, 4096, 4096))
+def structure_of(rows: int, columns: int, terms: int, use: Use = "int8") -> MatmulStructure:
+    """Return what the choice of block sizes for a product of 8-bit values depends on.
+
+    `rows` and `columns` are the result's; `terms` are added (of a convolution those of one tap). For
+    ``"float16"`` tiles are decoded in registers, for ``"windows"`` they are gathered.
+
+    >>> from burnt.codegen.render.triton.matmul_config import select_config
+    >>> str(select_config(structure_of(4096, 4096, 4096)))
     '128x128x128 w8 s3'
-    >>> str(select_config(16, 4096, 4096))
-    '16x64x128 w4 s4 k2'
+    >>> str(select_config(structure_of(16, 4096, 4096)))
+    '16x64x128 w4 s4 k4'
     """
-    is_rdna = limits.is_rocm and limits.warp_size == 32  # whose threads hold whole rows of an operand
-    is_tight = use == "float16" or is_rdna
-    most_k = {"windows": 32, "float16": 64}.get(use, 64 if is_rdna else 128)
-    block_k = min(most_k, max(next_power_of_two(terms), 32))
-    for block_m, block_n in ((128, 128), (64, 128), (64, 64), (32, 64), (16, 64), (16, 32)):
-        if block_m // 2 >= max(rows, 16) or block_n // 2 >= max(columns, 32):
-            continue
-        tiles = -(-rows // block_m) * -(-columns // block_n)
-        if tiles < limits.multiprocessors and block_m * block_n > 64 * 64 and rows > 64:
-            continue
-        split = 1 if use == "windows" else select_split(tiles, terms // MIN_TERMS_PER_SPLIT, limits)
-        warps = 8 if block_m * block_n >= (64 if is_tight else 128) * 128 else 4
-        # Gathered elements are not copied asynchronously: more stages would hold them in registers.
-        most_stages = 2 if limits.is_rocm or use == "windows" else 3 if warps == 8 else 4
-        for stages in range(most_stages, 1, -1):
-            config = MatmulConfig(block_m, block_n, block_k, warps, stages, split)
-            if _fits(config, limits):
-                return config
-    return MatmulConfig(16, 32, block_k, 4, 2)
+    max_terms = {"windows": 64, "float16": 64}.get(use, 128)
+    is_convolution, per_byte = use == "windows", int(use == "float16")
+    return MatmulStructure(
+        1, rows, columns, terms, 1,
+        is_convolution=is_convolution, tiles=_TILES, max_terms=max_terms, per_byte=per_byte,
+    )  # fmt: skip
 
 
-def configs(
-    rows: int, columns: int, terms: int, limits: Limits = HOPPER, use: Use = "int8"
-) -> list[MatmulConfig]:
-    """Return block sizes to measure: the selected ones, then those that differ in one size."""
-    selected = select_config(rows, columns, terms, limits, use)
-    sizes = "block_n", "block_m", "block_k", "warps", "split", "stages"
-    return [
-        c
-        for c in dict.fromkeys([selected, *change_each_size(selected, *sizes)])
-        if is_reasonable(c, rows, terms, limits) and (c.split == 1 or use != "windows") and _fits(c, limits)
-    ]
-
-
-def _fits(config: MatmulConfig, limits: Limits) -> bool:
-    """Whether the tiles of both operands fit into shared memory, as often as they are in flight."""
-    in_flight = max(config.stages - limits.is_rocm, 1)
-    return (config.block_m + config.block_n) * config.block_k * in_flight <= limits.shared_memory
+def _configs(limits: Limits, structure: MatmulStructure) -> list[dict[str, str]]:
+    return [{"tiles": str(c)} for c in configs_to_measure(structure, limits)]
 
 
 _MAX_TERMS = 1 << 17
@@ -143,8 +116,8 @@ def _unsupported_reason(call: LinearCall | ConvCall) -> str | None:
 # --- scaled_linear ------------------------------------------------------------------------------------------
 
 
-def _uses_float8(call: LinearCall) -> bool:
-    return uses_float8_units(device_info(call.x.device).architecture, call.value, call.out_scale, call.dtype)
+def _uses_float8(call: LinearCall, device: torch.device) -> bool:
+    return uses_float8_units(device_info(device).architecture, call.value, call.out_scale, call.dtype)
 
 
 def _linear_unsupported_reason(*args: Any) -> str | None:
@@ -155,38 +128,23 @@ def _linear_unsupported_reason(*args: Any) -> str | None:
     return sum_unsupported_reason(call.x.shape[-1], call.x_zero_point)
 
 
-def _linear_configs(*args: Any) -> list[dict[str, str]]:
-    from burnt.codegen.runtime.triton_compile_pool import limits_of
-
+def _linear_configs(limits: Limits, *args: Any) -> list[dict[str, str]]:
     call = LinearCall(*args)
-    x, use = call.x, "int8" if call.value == "int8" else "float8" if _uses_float8(call) else "float16"
-    sizes = x.numel() // x.shape[-1], call.values.shape[0], x.shape[-1]
-    return [{"tiles": str(c)} for c in configs(*sizes, limits_of(x.device), use)]  # type: ignore[arg-type]
+    x, use = (
+        call.x,
+        "int8" if call.value == "int8" else "float8" if _uses_float8(call, call.x.device) else "float16",
+    )
+    return _configs(limits, structure_of(x.numel() // x.shape[-1], call.values.shape[0], x.shape[-1], use))
 
 
-def _compile_linear(config: Mapping[str, str], *args: Any) -> Future[None]:
+def _linear_launches(config: dict[str, str], device: torch.device, *args: Any) -> Any:
     from burnt.kernels.ops.quantized.scaled_triton import linear_launches
 
     call = LinearCall(*args)
-    rows = call._replace(x=call.x.reshape(-1, call.x.shape[-1]))
-    blocks = MatmulConfig.of(config["tiles"])
-    launches, _ = linear_launches(LinearCall(*on_meta(*rows)), blocks, float8=_uses_float8(call))
-    return compile_all(launches, call.x.device)
+    return linear_launches(call, MatmulConfig.of(config["tiles"]), float8=_uses_float8(call, device))
 
 
-@scaled_linear.candidate(
-    "triton",
-    devices=["cuda"],
-    dtypes=DTYPES,
-    when=_linear_unsupported_reason,
-    configs=_linear_configs,
-    compiles=_compile_linear,
-)
-def _(*args: Any, config: Mapping[str, str]) -> Tensor:
-    from burnt.kernels.ops.quantized.scaled_triton import scaled_linear_triton
-
-    call = LinearCall(*args)
-    return scaled_linear_triton(call, MatmulConfig.of(config["tiles"]), float8=_uses_float8(call))
+add_candidate(scaled_linear, _linear_launches, _linear_configs, when=_linear_unsupported_reason)
 
 
 # --- scaled_conv --------------------------------------------------------------------------------------------
@@ -206,35 +164,20 @@ def _conv_unsupported_reason(*args: Any) -> str | None:
     return sum_unsupported_reason(call.terms, call.x_zero_point)
 
 
-def _conv_configs(*args: Any) -> list[dict[str, str]]:
-    from burnt.codegen.runtime.triton_compile_pool import limits_of
-
+def _conv_configs(limits: Limits, *args: Any) -> list[dict[str, str]]:
     call = ConvCall(*args)
     rows = call.x.numel() // call.x.shape[1] // math.prod(call.sizes[0])
     columns, terms = call.values.shape[0] // call.groups, call.values.shape[1]
-    found = configs(max(rows, 1), columns, terms, limits_of(call.x.device), "windows")
-    return [{"tiles": str(blocks)} for blocks in found]
+    return _configs(limits, structure_of(max(rows, 1), columns, terms, "windows"))
 
 
-def _compile_conv(config: Mapping[str, str], *args: Any) -> Future[None]:
+def _conv_launches(config: dict[str, str], device: torch.device, *args: Any) -> Any:
     from burnt.kernels.ops.quantized.scaled_triton import conv_launches
 
-    launches, _ = conv_launches(ConvCall(*on_meta(*args)), MatmulConfig.of(config["tiles"]))
-    return compile_all(launches, args[0].device)
+    return conv_launches(ConvCall(*args), MatmulConfig.of(config["tiles"]))
 
 
-@scaled_conv.candidate(
-    "triton",
-    devices=["cuda"],
-    dtypes=DTYPES,
-    when=_conv_unsupported_reason,
-    configs=_conv_configs,
-    compiles=_compile_conv,
-)
-def _(*args: Any, config: Mapping[str, str]) -> Tensor:
-    from burnt.kernels.ops.quantized.scaled_triton import scaled_conv_triton
-
-    return scaled_conv_triton(ConvCall(*args), MatmulConfig.of(config["tiles"]))
+add_candidate(scaled_conv, _conv_launches, _conv_configs, when=_conv_unsupported_reason)
 
 
 # --- scaled_linear by cuBLASLt ------------------------------------------------------------------------------

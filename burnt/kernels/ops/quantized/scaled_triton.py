@@ -20,7 +20,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.kernels.interface.derived import derive
-from burnt.kernels.interface.launch import Launch, run_all
+from burnt.kernels.interface.launch import Launch
 from burnt.kernels.ops.matmul_triton import matmul_launches
 from burnt.kernels.ops.quantized.quantize import FLOAT8
 from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall, sum_rows
@@ -127,12 +127,16 @@ def _launches(
     call: LinearCall | ConvCall,
     config: MatmulConfig,
     shape: tuple[int, ...],
+    positions: int,
     operands: tuple[Any, ...],
     sizes: tuple[int, int, int, int],
     loads: tuple[Any, Any],
     precision: str,
 ) -> tuple[list[Launch], Tensor]:
-    """Return the launches of a product, and the result of this shape that they write."""
+    """Return the launches of a product, and the result of this shape that they write.
+
+    `positions` are those of a sample, 1 of a linear map.
+    """
     dtype = call.values.dtype if call.out_scale is not None else call.dtype or torch.float32
     out = call.x.new_empty(shape, dtype=dtype)
     scales: list[Any] = []
@@ -142,7 +146,7 @@ def _launches(
     if call.x_zero_point is not None:
         sums = _derived(call.values, "row sums", lambda: sum_rows(values, None, torch.int32))
     bias = None if call.bias is None else call.bias.contiguous()
-    result = (out, sizes[2], shape[1], math.prod(shape[2:]))
+    result = (out, sizes[2], call.values.shape[0], positions)
     args = (
         result,
         tuple(scales),
@@ -158,18 +162,19 @@ def _launches(
 def linear_launches(
     call: LinearCall, config: MatmulConfig, *, float8: bool = False
 ) -> tuple[list[Launch], Tensor]:
-    """Return the launches of `burnt.kernels.scaled_linear`, and the tensor ``[rows, columns]`` they write.
+    """Return the launches of `burnt.kernels.scaled_linear`, and the result that they write.
 
     On the meta device nothing is allocated. `float8`: tensor cores multiply float8 numbers.
     """
-    x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (call.x, call.values))
+    rows_of_x = call.x.reshape(-1, call.x.shape[-1])
+    x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (rows_of_x, call.values))
     (rows, terms), columns = x.shape, values.shape[0]
     precision = "int8" if call.value == "int8" else "float8" if float8 else "ieee"
     if precision == "float8":  # their type lets them go from memory to tensor cores without a detour
         x, values = (t.view(FLOAT8[call.value]) for t in (x, values))
     operands = x, values, rows, columns, terms, x.stride(0), values.stride(0)
     sizes, loads = (1, rows, columns, terms), (_load_x, _load_weight)
-    return _launches(call, config, (rows, columns), operands, sizes, loads, precision)
+    return _launches(call, config, (*call.x.shape[:-1], columns), 1, operands, sizes, loads, precision)
 
 
 def conv_launches(call: ConvCall, config: MatmulConfig) -> tuple[list[Launch], Tensor]:
@@ -195,19 +200,4 @@ def conv_launches(call: ConvCall, config: MatmulConfig) -> tuple[list[Launch], T
     sizes = groups, rows, columns, math.prod(taps) * chunks * config.block_k
     loads = _load_windows, _load_kernel
     shape = x.shape[0], values.shape[0], *out_image[len(lead) :]
-    return _launches(call, config, shape, operands, sizes, loads, "int8")
-
-
-def scaled_linear_triton(call: LinearCall, config: MatmulConfig, *, float8: bool = False) -> Tensor:
-    """Compute `burnt.kernels.scaled_linear`; nothing may be empty."""
-    rows = call._replace(x=call.x.reshape(-1, call.x.shape[-1]))
-    launches, out = linear_launches(rows, config, float8=float8)
-    run_all(launches, out)
-    return out.view(*call.x.shape[:-1], out.shape[1])
-
-
-def scaled_conv_triton(call: ConvCall, config: MatmulConfig) -> Tensor:
-    """Compute `burnt.kernels.scaled_conv`; nothing may be empty."""
-    launches, out = conv_launches(call, config)
-    run_all(launches, out)
-    return out
+    return _launches(call, config, shape, math.prod(out_image), operands, sizes, loads, "int8")

@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
+from burnt.codegen.render.triton import matmul_config
+from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulStructure
 from burnt.codegen.render.triton.tile_config import Limits, change_each_size, next_power_of_two, scale_sizes
 
 _VECTOR_WARPS, _THREAD_BYTES = 4, 16  # of the matrix-vector kernel: a thread reads 16 bytes at once
 _MAX_VECTOR_ROWS = 4
 """Rows of x up to which the matrix-vector kernel is worth measuring: it reads the weight for each of them."""
 _MAX_SPLITS = 16
-MIN_TERMS_PER_SPLIT = 1024
+_TILES = (128, 128), (64, 64), (32, 64), (16, 64), (16, 32)
 _PATTERN = re.compile(r"(\d+)x(\d+) w(\d+) k(\d+)")
 
 
@@ -32,6 +33,17 @@ class LinearSizes(NamedTuple):
     per_byte: int = 1
     block: int = 0
     itemsize: int = 2
+
+    @property
+    def structure(self) -> MatmulStructure:
+        """What the choice of block sizes of the product depends on."""
+        # Threads hold the decoded tile: with float32, half as many columns and terms.
+        is_narrow = self.itemsize == 2
+        max_terms = 32 if not is_narrow else 128 if self.per_byte == 2 else 64
+        return MatmulStructure(
+            1, self.rows, self.columns, self.terms, self.itemsize,
+            tiles=_TILES if is_narrow else _TILES[1:], max_terms=max_terms, per_byte=self.per_byte,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +85,11 @@ def select_config(sizes: LinearSizes, limits: Limits = HOPPER) -> dict[str, str]
     >>> select_config(LinearSizes(1, 4096, 4096, per_byte=2, block=32))
     {'vector': '4x512 w4 k1'}
     >>> select_config(LinearSizes(64, 4096, 4096, per_byte=2, block=32))
-    {'tiles': '64x64x128 w4 s3 k2'}
+    {'tiles': '64x64x128 w4 s4 k4'}
     """
     if sizes.rows == 1:
         return {"vector": str(_select_vector(sizes, limits))}
-    return {"tiles": str(_select_tiles(sizes, limits))}
+    return {"tiles": str(matmul_config.select_config(sizes.structure, limits))}
 
 
 def configs(sizes: LinearSizes, limits: Limits = HOPPER) -> list[dict[str, str]]:
@@ -85,7 +97,9 @@ def configs(sizes: LinearSizes, limits: Limits = HOPPER) -> list[dict[str, str]]
     found: dict[tuple[str, str], None] = dict.fromkeys(select_config(sizes, limits).items())
     if sizes.rows <= _MAX_VECTOR_ROWS:
         found |= dict.fromkeys(("vector", str(c)) for c in _vector_neighbours(sizes, limits))
-    found |= dict.fromkeys(("tiles", str(c)) for c in _tile_neighbours(sizes, limits))
+    found |= dict.fromkeys(
+        ("tiles", str(c)) for c in matmul_config.configs_to_measure(sizes.structure, limits)
+    )
     return [{kernel: text} for kernel, text in found]
 
 
@@ -103,9 +117,9 @@ def _select_vector(sizes: LinearSizes, limits: Limits) -> VectorConfig:
     tile_bytes = _VECTOR_WARPS * limits.warp_size * _THREAD_BYTES
     rows = min(max(tile_bytes // width, 1), next_power_of_two(sizes.columns))
     programs = sizes.rows * -(-sizes.columns // rows)
-    return VectorConfig(
-        rows, width, _VECTOR_WARPS, select_split(programs, _row_bytes(sizes) // width, limits)
-    )
+    # Enough programs share the terms of an output to use the device.
+    most = min(limits.multiprocessors // programs, _row_bytes(sizes) // width, _MAX_SPLITS)
+    return VectorConfig(rows, width, _VECTOR_WARPS, max(next_power_of_two(most + 1) // 2, 1))
 
 
 def _vector_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[VectorConfig]:
@@ -121,62 +135,3 @@ def _vector_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[VectorCon
         )
         if is_possible:
             yield config
-
-
-def _select_tiles(sizes: LinearSizes, limits: Limits) -> MatmulConfig:
-    block_m = min(max(next_power_of_two(sizes.rows), 16), 128)
-    block_n = 128 if block_m == 128 and sizes.itemsize == 2 else 64 if sizes.columns > 32 else 32
-    block_k = {4: 32, 2: 64}[sizes.itemsize] * (2 if sizes.per_byte == 2 and sizes.itemsize == 2 else 1)
-    if limits.is_rocm and limits.warp_size == 32:
-        block_k = min(block_k, 64)  # RDNA's threads hold whole rows of an operand
-    tiles = -(-sizes.rows // block_m) * -(-sizes.columns // block_n)
-    split = select_split(tiles, sizes.terms // MIN_TERMS_PER_SPLIT, limits)
-    warps = 8 if block_m * block_n >= 128 * 128 else 4
-    while block_k > 32:
-        for stages in (2,) if limits.is_rocm else (3, 2):
-            config = MatmulConfig(block_m, block_n, block_k, warps, stages, split)
-            if _shared_bytes(sizes, config, limits) <= limits.shared_memory:
-                return config
-        block_k //= 2
-    return MatmulConfig(min(block_m, 64), min(block_n, 64), 32, 4, 2, split)
-
-
-def _tile_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[MatmulConfig]:
-    selected = _select_tiles(sizes, limits)
-    yield selected
-    sizes_to_change = "block_n", "block_k", "block_m", "warps", "stages", "split"
-    for config in change_each_size(selected, *sizes_to_change):
-        if (
-            is_reasonable(config, sizes.rows, sizes.terms, limits)
-            and config.block_m * config.block_n <= 1 << 15
-            and _shared_bytes(sizes, config, limits) <= limits.shared_memory
-        ):
-            yield config
-
-
-def is_reasonable(config: MatmulConfig, rows: int, terms: int, limits: Limits) -> bool:
-    """Whether block sizes are worth measuring for a product, if a device has room for them."""
-    return (
-        16 <= config.block_m <= max(2 * rows, 16)
-        and config.block_n >= 16
-        and 32 <= config.block_k <= 256
-        and 2 <= config.warps <= 8
-        and 2 <= config.stages <= 5
-        and config.split <= _MAX_SPLITS
-        and (config.split == 1 or config.split * config.block_k <= terms)
-        and config.block_m * config.block_n // (config.warps * limits.warp_size) <= 128
-    )
-
-
-def select_split(programs: int, parts: int, limits: Limits) -> int:
-    """Select how many programs share the terms of an output, of at most `parts`: enough to use the device."""
-    most = min(limits.multiprocessors // programs, parts, _MAX_SPLITS)
-    return 1 if most < 2 else next_power_of_two(most + 1) // 2
-
-
-def _shared_bytes(sizes: LinearSizes, config: MatmulConfig, limits: Limits) -> int:
-    """Return the bytes of shared memory: tiles of x and of packed values in flight, and a decoded tile."""
-    in_flight = max(config.stages - limits.is_rocm, 1)
-    x_bytes = config.block_m * config.block_k * sizes.itemsize
-    values = config.block_n * config.block_k
-    return in_flight * (x_bytes + values // sizes.per_byte) + values * sizes.itemsize

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -11,15 +9,13 @@ from torch import Tensor
 
 from burnt.codegen import fuse
 from burnt.codegen.runtime.targets import target_of
-from burnt.kernels.interface.launch import compile_all, on_meta
 from burnt.kernels.ops.activation import apply_activation
+from burnt.kernels.ops.matmul_gpu import add_candidate
 from burnt.kernels.ops.quantized.quantize import dequantize
 from burnt.kernels.ops.quantized.weight_only import LinearArguments, quantized_linear
 from burnt.kernels.ops.quantized.weight_only_config import LinearSizes, configs
 from burnt.scheme import VALUES
 
-DTYPES = torch.float16, torch.bfloat16, torch.float32
-"""The floating-point dtypes that the quantized Triton kernels take."""
 _MAX_ROWS = 64
 """Rows of x up to which the kernel is selected without measuring: the bytes of the weight limit it then. With
 more, the weight is dequantized once, and the library multiplies."""
@@ -46,32 +42,19 @@ def _unsupported_reason(*args: Any) -> str | None:
     return target if isinstance(target, str) else unsupported_reason(LinearArguments(*args))
 
 
-def _configs(*args: Any) -> list[dict[str, str]]:
-    from burnt.codegen.runtime.triton_compile_pool import limits_of
-
-    return configs(linear_sizes(LinearArguments(*args)), limits_of(args[0].device))
-
-
-def _start_compiling(config: Mapping[str, str], x: Tensor, *rest: Any) -> Future[None]:
+def _launches(config: dict[str, str], device: torch.device, *args: Any) -> Any:
     from burnt.kernels.ops.quantized.weight_only_triton import launches
 
-    rows = x.detach().reshape(-1, x.shape[-1])
-    return compile_all(launches(LinearArguments(*on_meta(rows, *rest)), config)[0], x.device)
+    return launches(LinearArguments(*args), config)
 
 
-@quantized_linear.candidate(
-    "triton",
-    devices=["cuda"],
-    dtypes=DTYPES,
+add_candidate(
+    quantized_linear,
+    _launches,
+    lambda limits, *args: configs(linear_sizes(LinearArguments(*args)), limits),
     when=_unsupported_reason,
     best=lambda *args: LinearArguments(*args).num_rows <= _MAX_ROWS,
-    configs=_configs,
-    compiles=_start_compiling,
 )
-def _(*args: Any, config: Mapping[str, str]) -> Tensor:
-    from burnt.kernels.ops.quantized.weight_only_triton import quantized_linear_triton
-
-    return quantized_linear_triton(*args, config=config)
 
 
 # --- on Metal -----------------------------------------------------------------------------------------------

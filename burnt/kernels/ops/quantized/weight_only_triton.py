@@ -17,7 +17,7 @@ from torch import Tensor
 
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
-from burnt.kernels.interface.launch import Launch, run_all
+from burnt.kernels.interface.launch import Launch
 from burnt.kernels.ops.matmul_triton import matmul_launches, partial_sums, reduce_launches
 from burnt.kernels.ops.quantized.values_triton import activate, decode
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
@@ -160,17 +160,18 @@ def _load_x(  # type: ignore[no-untyped-def]
 
 
 def launches(call: LinearArguments, config: Mapping[str, str]) -> tuple[list[Launch], Tensor]:
-    """Return the launches of `burnt.kernels.quantized_linear`, and the tensor ``[rows, columns]`` they write.
+    """Return the launches of `burnt.kernels.quantized_linear`, and the result that they write.
 
     Blocks are a power of two, or 0. On the meta device nothing is allocated.
     """
-    x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (call.x, call.values))
+    rows_of_x = call.x.reshape(-1, call.x.shape[-1])
+    x, values = (t if t.stride(1) == 1 else t.contiguous() for t in (rows_of_x, call.values))
     scale, block = call.scale.contiguous(), call.block
     zero_point, bias = (None if t is None else t.contiguous() for t in (call.zero_point, call.bias))
     (rows, terms), columns = x.shape, values.shape[0]
     per_byte = VALUES[call.value].per_byte
     ((kind, text),) = config.items()
-    out = x.new_empty(rows, columns)
+    out = x.new_empty(*call.x.shape[:-1], columns)
     scale_stride = 0 if scale.shape[0] == 1 and columns != 1 else scale.shape[1]
     args: tuple[Any, ...] = (x, values, scale, zero_point, bias, out, columns, rows, terms)
     # As an argument, the bytes of a row are known to be a multiple of 16.
@@ -189,10 +190,3 @@ def launches(call: LinearArguments, config: Mapping[str, str]) -> tuple[list[Lau
     grid = triton.cdiv(columns, vector.rows) * vector.split, rows
     first = Launch(multiply_vector, grid, (args, parts), constants, vector.options)
     return [first, *reduce_launches(args, parts, (1, columns, rows), vector.split, _store, settings, {})], out
-
-
-def quantized_linear_triton(x: Tensor, *rest: Any, config: Mapping[str, str]) -> Tensor:
-    """Compute `burnt.kernels.quantized_linear` with a choice of block sizes; nothing may be empty."""
-    steps, out = launches(LinearArguments(x.reshape(-1, x.shape[-1]), *rest), config)
-    run_all(steps, out)
-    return out.view(*x.shape[:-1], out.shape[1])

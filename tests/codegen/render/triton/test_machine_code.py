@@ -116,7 +116,7 @@ def test_float8_products_take_no_detour_and_stay_in_flight(tmp_path: Path) -> No
     x = torch.empty(4096, 4096, dtype=torch.uint8, device="meta")
     scale = torch.empty(4096, device="meta")
     call = LinearCall(x, x, scale, scale, value="float8_e4m3", dtype=torch.bfloat16)
-    config = scaled_gpu.select_config(4096, 4096, 4096, limits_of("sm_90"), "float8")
+    config = select_config(scaled_gpu.structure_of(4096, 4096, 4096, "float8"), limits_of("sm_90"))
     (launch,) = scaled_triton.linear_launches(call, config, float8=True)[0]
     found = compiled_launch(launch, "sm_90", tmp_path)
     loop = found.code.loop_with("QGMMA")

@@ -18,7 +18,12 @@ import triton
 
 from burnt import kernels
 from burnt.codegen.precision import multiplying
-from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulConfig
+from burnt.codegen.render.triton.matmul_config import (
+    HOPPER,
+    MatmulConfig,
+    configs_to_measure,
+    select_config,
+)
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.triton_compile_pool import Job, compile_job, job_of
 from burnt.kernels.ops.quantized import scaled_gpu, scaled_triton, weight_only_config, weight_only_triton
@@ -82,13 +87,13 @@ def test_malformed_block_sizes() -> None:
 @pytest.mark.parametrize("use", ["int8", "float8", "float16", "windows"])
 def test_scaled_ops_always_have_block_sizes(use: Any, limits: Limits) -> None:
     for rows, columns, terms in itertools.product((1, 40, 5000), (1, 33, 4096), (1, 130, 11008)):
-        found = scaled_gpu.configs(rows, columns, terms, limits, use)
-        assert found[0] == scaled_gpu.select_config(rows, columns, terms, limits, use)
+        structure = scaled_gpu.structure_of(rows, columns, terms, use)
+        found = configs_to_measure(structure, limits)
+        assert found[0] == select_config(structure, limits)
         for config in found:
             assert MatmulConfig.of(str(config)) == config
             assert config.block_k >= 32  # what tensor cores take of 8 bits
             assert (config.block_m + config.block_n) * config.block_k <= limits.shared_memory
-            assert use != "windows" or config.split == 1
 
 
 # --- limits -----------------------------------------------------------------------------------------------
@@ -165,7 +170,7 @@ def of_scaled(
         empty(columns, 1), empty(1, dtype=torch.int8) if zero else None, empty(columns), activation,
         empty(1) if dtype is None else None, None, value, dtype,
     )  # fmt: skip
-    config = scaled_gpu.select_config(rows, columns, terms, limits_of(target), use)
+    config = select_config(scaled_gpu.structure_of(rows, columns, terms, use), limits_of(target))
     return scaled_triton.linear_launches(call, config, float8=float8)[0]
 
 
@@ -177,7 +182,7 @@ def of_conv(target: str, channels_last: bool, zero: bool) -> list[Any]:
         empty(1, dtype=torch.int8) if zero else None, empty(64), "relu", 1, 1, 1, 1,
         empty(1) if zero else None,
     )  # fmt: skip
-    config = scaled_gpu.select_config(8 * 56 * 56, 64, 64, limits_of(target), "windows")
+    config = select_config(scaled_gpu.structure_of(8 * 56 * 56, 64, 64, "windows"), limits_of(target))
     return scaled_triton.conv_launches(call, config)[0]
 
 

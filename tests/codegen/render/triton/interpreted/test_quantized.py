@@ -12,6 +12,7 @@ from torch import Tensor
 from burnt.codegen.function import Function
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.runtime.triton_backend import TRITON
+from burnt.kernels.ops.matmul_gpu import run_launches
 from burnt.kernels.ops.quantized import scaled_triton, weight_only_triton
 from burnt.kernels.ops.quantized.quantize import (
     FLOAT8,
@@ -22,7 +23,7 @@ from burnt.kernels.ops.quantized.quantize import (
     quantized_example,
 )
 from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall, scaled_conv, scaled_linear
-from burnt.kernels.ops.quantized.weight_only import quantized_embedding, quantized_linear
+from burnt.kernels.ops.quantized.weight_only import LinearArguments, quantized_embedding, quantized_linear
 from burnt.scheme import VALUES
 
 CPU = torch.device("cpu")
@@ -70,7 +71,7 @@ def test_linear(
     parts = quantized_example(CPU, columns, terms, value, block, zero)
     x, bias = torch.randn(rows, terms).to(dtype), torch.randn(columns).to(dtype)
     rest = (*parts, bias, activation, value, block)
-    ours = weight_only_triton.quantized_linear_triton(x, *rest, config=config)
+    ours = run_launches(*weight_only_triton.launches(LinearArguments(x, *rest), config))
     exact = quantized_linear.reference(
         x.double(), parts[0], parts[1].double(), parts[2], bias.double(), activation, value, block
     )
@@ -90,6 +91,11 @@ def codes(*shape: int, value: str = "int8", seed: int = 0) -> Tensor:
 def equal(ours: Tensor, theirs: Tensor) -> None:
     assert ours.dtype == theirs.dtype
     assert torch.equal(ours, theirs)
+
+
+def multiplied(arguments: tuple[Any, ...], config: str, float8: bool = False) -> Tensor:
+    call = LinearCall(*arguments)
+    return run_launches(*scaled_triton.linear_launches(call, MatmulConfig.of(config), float8=float8))
 
 
 SCALED: list[tuple[Any, ...]] = [
@@ -118,7 +124,7 @@ def test_scaled_linear_int8(
         codes(rows, terms, seed=1), codes(columns, terms, seed=2), x_scale, scale, x_zero,
         torch.randn(columns), "relu", out_scale, out_zero, "int8", dtype,
     )  # fmt: skip
-    ours = scaled_triton.scaled_linear_triton(LinearCall(*arguments), MatmulConfig.of(config))
+    ours = multiplied(arguments, config)
     equal(ours, scaled_linear.reference(*arguments))
 
 
@@ -126,7 +132,9 @@ def test_the_largest_sums_of_integers_are_exact() -> None:
     x, values = torch.full((2, 8192), -128, dtype=torch.int8), torch.full((3, 8192), -128, dtype=torch.int8)
     x[0, 5], one = -127, torch.ones(1, 1)
     arguments = (x, values, one, one, None, None, None, None, None, "int8", torch.float32)
-    ours = scaled_triton.scaled_linear_triton(LinearCall(*arguments), MatmulConfig.of("16x16x128 w4 s2"))
+    ours = run_launches(
+        *scaled_triton.linear_launches(LinearCall(*arguments), MatmulConfig.of("16x16x128 w4 s2"))
+    )
     assert ours[:, 0].tolist() == [8192 * 128 * 128 - 128, 8192 * 128 * 128]
 
 
@@ -138,7 +146,9 @@ def test_scaled_linear_float8(value: str, float8: bool, config: str) -> None:
     x, values, bias = codes(19, 90, value=value), codes(21, 90, value=value, seed=1), torch.randn(21)
     x_scale, scale = torch.rand(19, 1), torch.rand(21, 1)
     arguments = (x, values, x_scale, scale, None, bias, "gelu", None, None, value, torch.float32)
-    ours = scaled_triton.scaled_linear_triton(LinearCall(*arguments), MatmulConfig.of(config), float8=float8)
+    ours = run_launches(
+        *scaled_triton.linear_launches(LinearCall(*arguments), MatmulConfig.of(config), float8=float8)
+    )
     theirs = scaled_linear.reference(*arguments)
     wide = [t.double() for t in (x_scale, scale, bias)]
     exact = scaled_linear.reference(
@@ -146,7 +156,9 @@ def test_scaled_linear_float8(value: str, float8: bool, config: str) -> None:
     )
     close(ours, theirs, exact, exact.abs().max() * 4)
     arguments = (*arguments[:7], torch.tensor(0.5), None, value, None)
-    ours = scaled_triton.scaled_linear_triton(LinearCall(*arguments), MatmulConfig.of(config), float8=float8)
+    ours = run_launches(
+        *scaled_triton.linear_launches(LinearCall(*arguments), MatmulConfig.of(config), float8=float8)
+    )
     assert ours.dtype == torch.uint8
     decoded = ours.view(FLOAT8[value]).double() * 0.5
     assert ((decoded - exact).abs() <= exact.abs() * 0.13 + 0.01).all()
@@ -180,7 +192,7 @@ def test_scaled_conv(
         x, codes(*weight, seed=1), x_scale, scale, x_zero, torch.randn(weight[0]), "relu6",
         stride, padding, dilation, groups, out_scale, out_zero, torch.float32,
     )  # fmt: skip
-    ours = scaled_triton.scaled_conv_triton(ConvCall(*arguments), MatmulConfig.of("16x16x32 w4 s2"))
+    ours = run_launches(*scaled_triton.conv_launches(ConvCall(*arguments), MatmulConfig.of("16x16x32 w4 s2")))
     equal(ours, scaled_conv.reference(*arguments))
 
 
