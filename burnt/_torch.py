@@ -347,7 +347,7 @@ def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Te
     It compares their number, types, devices, dtypes, shapes, strides, layouts, lazy bits, `requires_grad` and
     the modes that are active. It is False if one tensor is twice among them.
     """
-    guards = torch._C._dynamo.guards.TensorGuards  # type: ignore[attr-defined]
+    guards = torch._C._dynamo.guards.TensorGuards
     check = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     count = len(tensors)
     return lambda others: len(others) == count and bool(check(*others))

@@ -92,7 +92,7 @@ class StepOptions(NamedTuple):
 class StepInputs(NamedTuple):
     """What a step of `burnt.kernels` is computed from: the parameters that have a gradient."""
 
-    params: Sequence[torch.nn.Parameter]
+    params: Sequence[Tensor]
     grads: Sequence[Tensor]
     states: Sequence[dict[str, Any]]
     settings: Mapping[str, Any]  # keywords of the kernel: the learning rate, clipping, loss scale, averages

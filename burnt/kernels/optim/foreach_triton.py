@@ -102,8 +102,8 @@ def finish(  # type: ignore[no-untyped-def]
     nonfinite,
     scale,
     outcome,  # [4]: norm, factor for the gradients, 1 if the step is skipped, the same as a bool
-    chunks,
     max_norm,
+    chunks,
     HAS_SCALE: tl.constexpr,
     CLIPPED: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -145,6 +145,7 @@ class Group:
     aligned: bool
     sizes: Tensor  # [tensors, 2], int64: number of elements, index of the first block
     owners: Tensor  # [blocks], int32: the index of each block's tensor
+    blocks: int
 
 
 class Tables:
@@ -180,20 +181,21 @@ class Tables:
                 sizes = torch.stack([counts, blocks.cumsum(0) - blocks], 1)
                 if len(owners):
                     placed = (_to_device(t, self.device) for t in (sizes, owners))
-                    found.append(Group(_TRITON_DTYPES[dtype], aligned, *placed))
+                    found.append(Group(_TRITON_DTYPES[dtype], aligned, *placed, len(owners)))
         return found
 
-    def launch(self, key: Any, kernel: Any, blocks: int, *arguments: Any) -> None:
-        """Launch a kernel. `key` stands for the kernel and all arguments but tensors and floats."""
+    def launch(
+        self, key: Any, kernel: Any, blocks: int, tensors: list[Tensor], numbers: list[float], *rest: Any
+    ) -> None:
+        """Launch a kernel. `key` stands for the kernel, the number of blocks and the rest of its arguments."""
         if not self._is_kept:
-            kernel[(blocks,)](*arguments)
+            kernel[(blocks,)](*tensors, *numbers, *rest)
             return
         if (bound := self._launches.get(key)) is None:
+            arguments = (*tensors, *numbers, *rest)
             bound = self._launches[key] = BoundLaunch(kernel, (blocks,), arguments, {}, {})
-        varying = [a for a in arguments if isinstance(a, Tensor | float)]
-        if not IS_INTERPRETED:
-            varying = [a.data_ptr() if isinstance(a, Tensor) else a for a in varying]
-        bound.call(self.stream, *varying)
+        addresses = tensors if IS_INTERPRETED else [tensor.data_ptr() for tensor in tensors]
+        bound.call(self.stream, *addresses, *numbers)
 
 
 # Lists whose tensors are not the optimizer's own: the next step may have other addresses.
@@ -255,20 +257,21 @@ class DevicePasses:
             self._grads if name == "grad" else self._tables.get(name, column)
             for name, column in elements.items()
         ]
-        tensors, has_norm = next(iter(elements.values())), self._outcome is not None
-        outcome = prepared = columns[0].numbers if self._outcome is None else self._outcome
+        tables, has_norm = [column.numbers for column in columns], self._outcome is not None
+        outcome = prepared = tables[0] if self._outcome is None else self._outcome
+        tensors = next(iter(elements.values()))
         if kernels.prepare is not None:
             prepared = torch.empty(len(tensors), max(len(kernels.prepared), 1), device=self._tables.device)
+            inputs = [self._tables.get(name, scalars[name]).numbers for name in traced.scalars]
             self._tables.launch(
-                (traced, has_norm), kernels.prepare, -(-len(tensors) // 128),
-                *(self._tables.get(name, scalars[name]).numbers for name in traced.scalars),
-                outcome, prepared, len(tensors), *per_tensor, has_norm, 128,
+                (traced, has_norm), kernels.prepare, -(-len(tensors) // 128), [*inputs, outcome, prepared],
+                per_tensor, len(tensors), has_norm, 128,
             )  # fmt: skip
         for group in self._tables.groups(tensors, BLOCK, *columns):
             self._tables.launch(
-                (traced, has_norm, group), kernels.update, len(group.owners),
-                group.sizes, group.owners, *(column.numbers for column in columns), outcome, prepared,
-                *per_element, has_norm, group.element, group.aligned, BLOCK,
+                (traced, has_norm, group), kernels.update, group.blocks,
+                [group.sizes, group.owners, *tables, outcome, prepared], per_element, has_norm,
+                group.element, group.aligned, BLOCK,
             )  # fmt: skip
         increment_versions(traced, elements, scalars)
 
@@ -279,21 +282,21 @@ class DevicePasses:
         elif request.grad_scale is not None:
             scale = torch.full((1,), request.grad_scale, device=outcome.device)
         groups = self._tables.groups(grads, CHUNK, self._grads)
-        chunks = sum(len(group.owners) for group in groups)
+        chunks = sum(group.blocks for group in groups)
         sums = torch.empty(chunks, device=outcome.device)
         nonfinite = torch.empty(chunks, dtype=torch.int32, device=outcome.device)
         for group in groups:
+            parts = [sums[first:], nonfinite[first:]] if first else [sums, nonfinite]
             self._tables.launch(
-                (has_scale, group), squares, len(group.owners), group.sizes, group.owners,
-                self._grads.numbers, scale, sums[first:] if first else sums,
-                nonfinite[first:] if first else nonfinite, has_scale, group.element, group.aligned, CHUNK,
-                BLOCK,
+                (has_scale, group), squares, group.blocks,
+                [group.sizes, group.owners, self._grads.numbers, scale, *parts], [], has_scale,
+                group.element, group.aligned, CHUNK, BLOCK,
             )  # fmt: skip
-            first += len(group.owners)
+            first += group.blocks
         limit = math.inf if request.max_norm is None else float(request.max_norm)
         self._tables.launch(
-            (chunks, has_scale, limit < math.inf), finish, 1, sums, nonfinite, scale, outcome, chunks,
-            limit, has_scale, limit < math.inf, 1024,
+            (chunks, has_scale, limit < math.inf), finish, 1, [sums, nonfinite, scale, outcome], [limit],
+            chunks, has_scale, limit < math.inf, 1024,
         )  # fmt: skip
 
 
@@ -386,8 +389,8 @@ def _print_prepare(traced: Trace, wide: Sequence[Term], prepared: Sequence[Term]
     return f"""
 @triton.jit
 def prepare(
-    {"".join(f"{scalar}_table, " for scalar in traced.scalars)}outcome, prepared, tensors,
-    {"".join(f"w{i}_high, w{i}_low, " for i in range(len(wide)))}
+    {"".join(f"{scalar}_table, " for scalar in traced.scalars)}outcome, prepared,
+    {"".join(f"w{i}_high, w{i}_low, " for i in range(len(wide)))}tensors,
     HAS_NORM: tl.constexpr, SIZE: tl.constexpr,
 ):
     tensor = tl.program_id(0) * SIZE + tl.arange(0, SIZE)

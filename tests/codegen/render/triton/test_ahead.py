@@ -256,10 +256,10 @@ def optimizer_kernels(element: tl.dtype, selected: Sequence[Update]) -> dict[str
         ),
         "finish": (
             foreach_triton.finish,
-            [outcome, torch.int32, outcome, outcome, 1000, 1.5, True, True, 1024],
+            [outcome, torch.int32, outcome, outcome, 1.5, 1000, True, True, 1024],
         ),
         **dict(map(kernel_of_update, selected)),
-        "prepare": (nadam.prepare, [table, table, outcome, outcome, 300, *wide, True, 128]),
+        "prepare": (nadam.prepare, [table, table, outcome, outcome, *wide, 300, True, 128]),
     }
 
 
