@@ -69,8 +69,9 @@ def squares(  # type: ignore[no-untyped-def]
     owners,
     grads,
     scale,  # [1]
-    sums,  # [chunks]
-    nonfinite,  # [chunks], int32: whether an element is NaN or infinite
+    sums,  # [2, chunks]: sums of squares, and 1 where an element is NaN or infinite
+    first,  # index of the launch's first chunk
+    chunks,
     HAS_SCALE: tl.constexpr,
     ELEMENT: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -92,14 +93,14 @@ def squares(  # type: ignore[no-untyped-def]
         is_nonfinite = is_nonfinite | (x - x != 0.0).to(tl.int32)
         x = x * factor
         total += x * x
-    tl.store(sums + tl.program_id(0), tl.sum(total, 0))
-    tl.store(nonfinite + tl.program_id(0), tl.max(is_nonfinite, 0))
+    sums += first + tl.program_id(0)
+    tl.store(sums, tl.sum(total, 0))
+    tl.store(sums + chunks, tl.max(is_nonfinite, 0).to(tl.float32))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def finish(  # type: ignore[no-untyped-def]
     sums,
-    nonfinite,
     scale,
     outcome,  # [4]: norm, factor for the gradients, 1 if the step is skipped, the same as a bool
     max_norm,
@@ -110,11 +111,11 @@ def finish(  # type: ignore[no-untyped-def]
 ):
     """Compute `outcome` from the sums of all chunks, in a single program."""
     total = tl.zeros([WIDTH], tl.float32)
-    is_nonfinite = tl.zeros([WIDTH], tl.int32)
+    nonfinite = tl.zeros([WIDTH], tl.float32)
     for start in range(0, chunks, WIDTH):
         index = start + tl.arange(0, WIDTH)
         total += tl.load(sums + index, mask=index < chunks, other=0.0)
-        is_nonfinite = is_nonfinite | tl.load(nonfinite + index, mask=index < chunks, other=0)
+        nonfinite += tl.load(sums + chunks + index, mask=index < chunks, other=0.0)
     norm = sqrt(tl.sum(total, 0))
     factor = tl.full([], 1.0, tl.float32)
     if CLIPPED:
@@ -123,7 +124,7 @@ def finish(  # type: ignore[no-untyped-def]
     skipped = tl.full([], 0.0, tl.float32)
     if HAS_SCALE:
         factor = divide(factor, tl.load(scale))
-        skipped = tl.max(is_nonfinite, 0).to(tl.float32)
+        skipped = (tl.max(nonfinite, 0) > 0.0).to(tl.float32)
     tl.store(outcome, norm)
     tl.store(outcome + 1, factor)
     tl.store(outcome + 2, skipped)
@@ -187,7 +188,7 @@ class Tables:
     def launch(
         self, key: Any, kernel: Any, blocks: int, tensors: list[Tensor], numbers: list[float], *rest: Any
     ) -> None:
-        """Launch a kernel. `key` stands for the kernel, the number of blocks and the rest of its arguments."""
+        """Launch a kernel; `key` stands for the kernel, the number of blocks and the rest of the arguments."""
         if not self._is_kept:
             kernel[(blocks,)](*tensors, *numbers, *rest)
             return
@@ -283,19 +284,17 @@ class DevicePasses:
             scale = torch.full((1,), request.grad_scale, device=outcome.device)
         groups = self._tables.groups(grads, CHUNK, self._grads)
         chunks = sum(group.blocks for group in groups)
-        sums = torch.empty(chunks, device=outcome.device)
-        nonfinite = torch.empty(chunks, dtype=torch.int32, device=outcome.device)
+        sums = torch.empty(2, chunks, device=outcome.device)
         for group in groups:
-            parts = [sums[first:], nonfinite[first:]] if first else [sums, nonfinite]
             self._tables.launch(
                 (has_scale, group), squares, group.blocks,
-                [group.sizes, group.owners, self._grads.numbers, scale, *parts], [], has_scale,
+                [group.sizes, group.owners, self._grads.numbers, scale, sums], [], first, chunks, has_scale,
                 group.element, group.aligned, CHUNK, BLOCK,
             )  # fmt: skip
             first += group.blocks
         limit = math.inf if request.max_norm is None else float(request.max_norm)
         self._tables.launch(
-            (chunks, has_scale, limit < math.inf), finish, 1, [sums, nonfinite, scale, outcome], [limit],
+            (chunks, has_scale, limit < math.inf), finish, 1, [sums, scale, outcome], [limit],
             chunks, has_scale, limit < math.inf, 1024,
         )  # fmt: skip
 

@@ -252,11 +252,11 @@ def optimizer_kernels(element: tl.dtype, selected: Sequence[Update]) -> dict[str
     return {
         "squares": (
             foreach_triton.squares,
-            [table, owners, table, outcome, outcome, torch.int32, True, element, True, chunk, size],
+            [table, owners, table, outcome, outcome, 0, 1000, True, element, True, chunk, size],
         ),
         "finish": (
             foreach_triton.finish,
-            [outcome, torch.int32, outcome, outcome, 1.5, 1000, True, True, 1024],
+            [outcome, outcome, outcome, 1.5, 1000, True, True, 1024],
         ),
         **dict(map(kernel_of_update, selected)),
         "prepare": (nadam.prepare, [table, table, outcome, outcome, *wide, 300, True, 128]),
