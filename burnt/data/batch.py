@@ -246,23 +246,30 @@ class Mover:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.device = self._stream.device  # with its index, as tensors have it
 
     def __call__(self, value: Any) -> Any:
-        """Return the batch on the device."""
+        """Return the batch on the device; what is there already takes no stream."""
         if self._stream is None:
             return move(value, self.device)
-        with torch.cuda.stream(self._stream):
-            moved = move(value, self.device)
-        current = torch.cuda.current_stream(self.device)
-        current.wait_stream(self._stream)
+        copies: list[Tensor] = []
 
-        def record(part: Tensor) -> Tensor:
-            # The memory came from the copying stream, and is not free before the computing one has read it.
-            if part.is_cuda:
+        def copy(part: Tensor) -> Tensor:
+            if part.device == self.device:
+                return part
+            with torch.cuda.stream(self._stream):
+                copies.append(part.to(self.device, non_blocking=True))
+            return copies[-1]
+
+        # Objects with tensors inside are copied on the computing stream, as theirs cannot be recorded.
+        moved = _apply(value, copy, lambda part: part.to(self.device))
+        if copies:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_stream(self._stream)
+            # Their memory came from the copying stream, and is not free before the computing one has read it.
+            for part in copies:
                 part.record_stream(current)
-            return part
-
-        return _apply(moved, record, lambda part: part)
+        return moved
 
 
 def _apply(value: Any, function: Callable[[Tensor], Tensor], other: Callable[[Any], Any]) -> Any:

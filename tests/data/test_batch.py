@@ -1,5 +1,6 @@
 """Batches and datasets: what fits together becomes one, what does not is told."""
 
+import contextlib
 import copy
 import datetime
 import pickle
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from burnt.data import Batch, Dataset, InMemoryDataset, Mover, TensorDataset, collate, move, pin
 from burnt.data.batch import digest
@@ -138,6 +140,39 @@ def test_pinning_goes_through_every_container(monkeypatch):
     got = pin({"x": x, "rest": [Pair(y, "text"), Batch(z=z)]})
     assert list(map(id, pinned)) == [id(x), id(y), id(z)]
     assert got["rest"][0].y == "text"
+
+
+def test_the_mover_takes_a_stream_only_for_what_it_copies(monkeypatch):
+    """With tensors that have no memory, as the streams are none either."""
+    done = []
+    device = torch.device("cuda", 0)
+
+    class Stream:
+        def __init__(self, name="copying"):
+            self.device, self.name = device, name
+
+        def wait_stream(self, other):
+            done.append(f"{self.name} waits for {other.name}")
+
+    @contextlib.contextmanager
+    def on(stream):
+        done.append(f"on {stream.name}")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("current"))
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda part, stream: done.append((id(part), stream.name))
+    )
+    mover = Mover(torch.device("cuda"))
+    with FakeTensorMode():
+        there, here = torch.empty(2, device=device), torch.empty(2)
+        assert mover(Batch(x=there, rest=[there])).rest[0] is there
+        assert not done
+        moved = mover(Batch(x=here, rest=[there, "text"]))
+    assert (moved.x.device, moved.rest) == (device, [there, "text"])
+    assert done == ["on copying", "current waits for copying", (id(moved.x), "current")]
 
 
 @pytest.mark.gpu

@@ -188,7 +188,7 @@ class Tables:
     def launch(
         self, key: Any, kernel: Any, blocks: int, tensors: list[Tensor], numbers: list[float], *rest: Any
     ) -> None:
-        """Launch a kernel; `key` stands for the kernel, the number of blocks and the rest of the arguments."""
+        """Launch a kernel; `key` stands for it, the number of blocks and the rest of the arguments."""
         if not self._is_kept:
             kernel[(blocks,)](*tensors, *numbers, *rest)
             return
