@@ -41,7 +41,7 @@ from burnt.codegen.frontend.captures import (
     why_unsupported_captures,
 )
 from burnt.codegen.frontend.containers import FlatCall, Structure, flatten, is_container, unflatten
-from burnt.codegen.frontend.guards import Guard, InlineCache, build_guard
+from burnt.codegen.frontend.guards import Condition, Guard, GuardedCall, InlineCache, build_guard
 from burnt.codegen.frontend.instances import (
     FUSED_METHODS,
     InstanceState,
@@ -55,6 +55,7 @@ from burnt.codegen.lower.matmul import why_always_library_call
 from burnt.codegen.precision import precision
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
+from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.schedule.saved_tensors import SavedTensors, select_saved_tensors, with_saved_outputs
@@ -90,6 +91,44 @@ class CacheEntry(NamedTuple):
     capture_keys: Sequence[Any] = ()  # what the signature holds for each captured object (`capture_key`)
     # The structure of the plan's result; None for a single tensor or constant.
     result_structure: Structure | None = None
+    # Runs the plan for the function's arguments; None where `Function._run` must look at them first.
+    call: Callable[..., Any] | None = None
+
+    def generate_call(
+        self, args: Sequence[Any], parameters: Sequence[str], names: Sequence[str]
+    ) -> Callable[..., Any] | None:
+        """Generate a function of these parameters, of which `names` are the arguments, which are like `args`.
+
+        None if the plan does not run for all such arguments.
+        """
+        forward = self.forward
+        if forward is None or forward.mutated or forward.number_limits:
+            return None
+        code = HostCode(parameters)
+        tensors = [name for name, a in zip(names, args, strict=True) if isinstance(a, Tensor)]
+        tensors += [code.name(t) for t in self.captured_tensors]
+        numbers = [names[i] for i in forward.plan.number_positions]
+        if self.needs_grad:
+            given = f"[{', '.join(numbers)}]"
+            flat = code.call(Differentiable.apply, code.name(forward), given, *tensors)
+        else:
+            seed = [] if forward.plan.seed is None else [code.call(forward.draw_seed)]
+            flat = f"{code.name(forward)}.run({', '.join([*tensors, *seed, *numbers])})"
+        structure, count = self.result_structure, len(forward.traced.results)
+        if forward.traced.aliases.by_position or (
+            structure is not None and (structure.kind is not tuple or any(structure.elements))
+        ):
+            return code.build(code.call(self.finish, flat))
+        return code.build(f"{flat}[{'0' if structure is None else f':{count}'}]")
+
+    def finish(self, flat: Sequence[Any]) -> Any:
+        """Return the function's result, given what the plan returns."""
+        assert self.forward is not None
+        traced = self.forward.traced
+        flat = flat[: len(traced.results)]
+        if traced.aliases.by_position:
+            flat = traced.with_aliases(flat)
+        return unflatten(self.result_structure, flat)
 
 
 class _FusedMethods:
@@ -193,7 +232,8 @@ class Function(InlinedWhenTraced):
         if not is_dynamo_compiling() and not kwargs:
             found = self._inline_cache.find(args, kwargs)
             if found is not None:
-                return self._run(*found)
+                call = found[0].call
+                return self._run(*found) if call is None else call(*found[1])
         if is_compiling() or not _torch.is_plain_call():
             return self.fn(*args, **kwargs)
         entry = None if kwargs else self._lookup(args)
@@ -233,7 +273,7 @@ class Function(InlinedWhenTraced):
         return result
 
     def _add_to_inline_cache(self, entry: CacheEntry, args: tuple[Any, ...]) -> None:
-        if self._inline_cache.has_room(args) and not entry.is_specialized and not _torch.is_autocast():
+        if self._inline_cache.has_room(args) and not _torch.is_autocast():
             self._inline_cache.add(args, self._build_guard(entry, args), entry)
 
     def _report(self, entry: CacheEntry, leaves: Sequence[Any]) -> None:
@@ -258,7 +298,27 @@ class Function(InlinedWhenTraced):
 
     def _build_guard(self, entry: CacheEntry, args: Sequence[Any]) -> Guard | None:
         names = dict.fromkeys([f"argument_{i}" for i in range(len(args))], inspect.Parameter.empty)
-        conditions: list[tuple[Callable[[], object], object]]
+        conditions = self._conditions(entry)
+        return None if conditions is None else build_guard(names, args, conditions, entry.is_specialized)
+
+    def bind(
+        self, args: Sequence[Any], parameters: Sequence[str], names: Sequence[str]
+    ) -> GuardedCall | None:
+        """Return what runs the plan for arguments that a guard finds to be like `args`, unguarded.
+
+        It is a function of `parameters`, of which `names` are this function's arguments, in order. None if
+        the plan does not run for all such arguments.
+        """
+        entry = self._lookup(args)
+        call = None if entry is None else entry.generate_call(args, parameters, names)
+        conditions = None if entry is None else self._conditions(entry)
+        if entry is None or call is None or conditions is None:
+            return None
+        return GuardedCall(call, conditions, entry.is_specialized)
+
+    def _conditions(self, entry: CacheEntry) -> list[Condition] | None:
+        """Return what a guard must test besides arguments; None if there can be no guard."""
+        conditions: list[Condition]
         conditions = [(torch.get_default_dtype, torch.get_default_dtype())]
         sites = list(zip(entry.capture_sites, entry.capture_keys, entry.captured_objects, strict=False))
         states = [(site, state) for site, _, state in sites if isinstance(state, InstanceState)]
@@ -271,7 +331,7 @@ class Function(InlinedWhenTraced):
         if sites:
             keys = [key for _, key, _ in sites]
             conditions.append((functools.partial(_capture_keys, [site for site, _, _ in sites]), keys))
-        return build_guard(names, args, conditions)
+        return conditions
 
     def _run(
         self, entry: CacheEntry, args: Sequence[Any], call_eager: Callable[[], Any] | None = None
@@ -288,16 +348,14 @@ class Function(InlinedWhenTraced):
         numbers = [args[i] for i in forward.plan.number_positions]
         if forward.number_limits and forward.exceeds_limits(numbers):
             return self.fn(*args) if call_eager is None else call_eager()
+        if entry.call is not None:
+            return entry.call(*args)
+        tensors += entry.captured_tensors
         if entry.needs_grad:
-            tensors += entry.captured_tensors
             flat = Differentiable.apply(forward, numbers, *tensors)  # type: ignore[no-untyped-call]
         else:
-            flat = forward([*tensors, *entry.captured_tensors], numbers)
-            flat = flat[: len(forward.traced.results)]
-        if forward.traced.aliases.by_position:
-            flat = forward.traced.with_aliases(flat)
-        structure = entry.result_structure
-        return flat[0] if structure is None else unflatten(structure, flat)
+            flat = forward(tensors, numbers)
+        return entry.finish(flat)
 
     def _lookup(self, args: Sequence[Any]) -> CacheEntry | None:
         """Return the cache entry for arguments, and create it at the first call.
@@ -478,6 +536,8 @@ class Function(InlinedWhenTraced):
                     entry = self._retarget(args) or self._build_entry(args, tensors, captured_objects)
                     any_requires_grad = any(t.requires_grad for t in [*tensors, *entry.captured_tensors])
                     entry = entry._replace(needs_grad=any_requires_grad and torch.is_grad_enabled())
+                    parameters = [f"x{i}" for i in range(len(args))]
+                    entry = entry._replace(call=entry.generate_call(args, parameters, parameters))
                     if entry.is_specialized or specialize:
                         self._specialized_values.add(values)
                 if len(self._entries) >= _MAX_ENTRIES:

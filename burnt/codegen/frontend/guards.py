@@ -13,7 +13,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,18 @@ from burnt.codegen import precision
 
 Guard = Callable[..., "tuple[Any, ...] | None"]
 """Called like the guarded function. Returns its bound arguments if the guard holds, else None."""
+
+Condition = tuple[Callable[[], object], object]
+"""A function, and the value that it must return."""
+
+
+class GuardedCall(NamedTuple):
+    """A function that tests nothing: it is for calls that a guard accepts, built with these arguments."""
+
+    call: Callable[..., Any]
+    conditions: Sequence[Condition] = ()
+    exact_floats: bool = False
+
 
 Entry_T = TypeVar("Entry_T")
 _MAX_GUARDS = 4  # per call shape: each guard that fails costs half a microsecond
@@ -50,8 +62,11 @@ class InlineCache(Generic[Entry_T]):
         """Return the entry whose guard holds for a call, and its arguments by position; None if none does."""
         if _torch.count_function_modes():
             return None  # a function mode would see the shape being read
+        # As `_call_shape`, without another Python frame.
+        kind = type(args[0]) if args else None
+        shape = args[0].shape if kind is Tensor or kind is torch.nn.Parameter else None
         try:
-            for guard, entry in self.entries.get(_call_shape(args), ()):
+            for guard, entry in self.entries.get((len(args), shape), ()):
                 bound_args = guard(*args, **kwargs)
                 if bound_args is not None:
                     return entry, bound_args
@@ -85,13 +100,15 @@ def _call_shape(args: tuple[Any, ...]) -> _CallShape:
 def build_guard(
     parameters: Mapping[str, Any],
     args: Sequence[Any],
-    conditions: Sequence[tuple[Callable[[], object], object]] = (),
+    conditions: Sequence[Condition] = (),
+    exact_floats: bool = False,
 ) -> Guard | None:
     """Build a guard: a function that is called like the guarded one and accepts calls equivalent to `args`.
 
     `parameters` has the guarded function's parameters: name -> default; `inspect.Parameter.empty` for none.
     The arguments are by position: plain tensors with strides, values that equal themselves, or lists of such.
-    The guard holds only while each condition's function returns its value.
+    The guard holds only while each condition's function returns its value, and with `exact_floats` only for
+    these values of floats.
 
     None is returned where calls cannot be distinguished in this way: without tensors, with the same tensor
     twice, under autocast, where torch does not report its matmul precision, and with parameters that begin
@@ -114,7 +131,7 @@ def build_guard(
     names = {
         "__builtins__": {},
         **{f"__default_{name}": default for name, default in parameters.items()},
-        **{f"__expected_{name}": _expected(a) for name, a in zip(parameters, args, strict=True)},
+        **{f"__expected_{n}": _expected(a, exact_floats) for n, a in zip(parameters, args, strict=True)},
         **{f"__condition_{i}": condition for i, (condition, _) in enumerate(conditions)},
         **{f"__value_{i}": value for i, (_, value) in enumerate(conditions)},
         "__type": type,
@@ -130,7 +147,8 @@ def build_guard(
         "__have_same_layout": _torch.build_tensor_guard(tensors),
     }
     optional = tuple(default is not inspect.Parameter.empty for default in parameters.values())
-    types = tuple(Tensor if isinstance(a, Tensor) else float if type(a) is float else None for a in args)
+    float_type = None if exact_floats else float
+    types = tuple(Tensor if isinstance(a, Tensor) else float_type if type(a) is float else None for a in args)
     return eval(_expression(tuple(parameters), optional, types, len(conditions)), names)  # type: ignore[no-any-return]
 
 
@@ -159,9 +177,9 @@ def _expression(
     return compile(source, __file__, "eval")
 
 
-def _expected(arg: object) -> object:
+def _expected(arg: object, exact_floats: bool) -> object:
     """Return what a guard compares an argument with: type of a tensor or float, value of anything else."""
-    if isinstance(arg, Tensor) or type(arg) is float:
+    if isinstance(arg, Tensor) or (type(arg) is float and not exact_floats):
         return type(arg)
     return list(arg) if isinstance(arg, list) else arg  # a copy, as the list may change after the call
 
@@ -172,4 +190,6 @@ def _is_same(arg: object, value: object) -> bool:
         return False
     if isinstance(arg, list | tuple) and isinstance(value, list | tuple):
         return len(arg) == len(value) and all(map(_is_same, arg, value))
+    if isinstance(arg, float) and isinstance(value, float):
+        return arg.hex() == value.hex()  # which tells 0.0 and -0.0 apart
     return arg == value

@@ -136,7 +136,8 @@ class BoundLaunch:
             code.alias(value, parameter)
 
         def allocate(size: int, alignment: int, stream: object) -> object:
-            code.alias(workspace, code.call(scratch, str(size), str(alignment), "stream"))
+            device = code.name(driver.active.get_current_device())
+            code.alias(workspace, code.call(scratch, str(size), str(alignment), "stream", device))
             return workspace
 
         recorded: list[Any] = []
@@ -205,13 +206,14 @@ _workspaces: dict[tuple[Any, int], torch.Tensor] = {}
 _PER_THREAD_STREAM = 2
 
 
-def scratch(size: int, alignment: int, stream: int) -> torch.Tensor:
-    """Return memory for a kernel's tensor descriptors, on the current stream, like the launch.
+def scratch(size: int, alignment: int, stream: int, device: int | None = None) -> torch.Tensor:
+    """Return memory for a kernel's tensor descriptors, on the current device and stream, like the launch.
 
     Kernels on one stream run one after another, and share it. A graph's kernels have their own: the graph may
     be replayed on any stream.
     """
-    device = driver.active.get_current_device()
+    if device is None:
+        device = driver.active.get_current_device()
     found = _workspaces.get((device, stream))
     is_shared = stream != _PER_THREAD_STREAM and not torch.cuda.is_current_stream_capturing()
     if found is None or not is_shared or found.numel() < size:

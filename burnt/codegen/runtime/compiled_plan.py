@@ -214,7 +214,7 @@ class CompiledPlan:
         count = len(results) - len(self.mutated)
         # The new values of arguments that are changed in place.
         code.lines += [f"t{i}.copy_({t})" for i, t in zip(self.mutated, results[count:], strict=True)]
-        return code.build(results[:count])
+        return code.build(f"({''.join(f'{r}, ' for r in results[:count])})")
 
     def mutates_overlap(self, tensors: Sequence[Tensor]) -> bool:
         """Whether an argument that is changed in place may overlap another of the plan's inputs.

@@ -54,9 +54,9 @@ class HostCode:
             self.lines.append(line)
         return f"{tensor}_address"
 
-    def build(self, results: Sequence[str] = ()) -> Callable[..., Any]:
-        """Compile the function, which returns a tuple."""
-        body = [*self.first, *self.lines, f"return ({''.join(f'{r}, ' for r in results)})"]
+    def build(self, result: str = "None") -> Callable[..., Any]:
+        """Compile the function, which returns the value of an expression."""
+        body = [*self.first, *self.lines, f"return {result}"]
         source = f"def run({', '.join(self.parameters)}):\n    " + "\n    ".join(body)
         exec(compile(source, "<burnt host code>", "exec"), self.objects)
         # A function that does not name itself is freed, with what it names, without the garbage collector.

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from burnt.codegen.frontend.guards import GuardedCall
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.targets import target_of
@@ -135,6 +136,12 @@ class Generated(Candidate):
         named = [(k, parse_config(config[k.name])) for k in self.kernels(args) if k.name in config]
         jobs = [job for kernel, blocks in named for job in jobs_of(kernel, blocks)]
         return pool_of(torch.cuda.current_device() if device.index is None else device.index).submit(jobs)
+
+    def bind_guarded(self, args: Sequence[Any], config: dict[str, Any] | None) -> GuardedCall | None:
+        """Return the generated function that runs the plan, a function of all arguments."""
+        function, positions = self.with_blocks(args, config)
+        parameters = [f"x{i}" for i in range(len(args))]
+        return function.bind([args[i] for i in positions], parameters, [parameters[i] for i in positions])
 
     def bind_config(self, args: Sequence[Any], config: dict[str, str] | None = None) -> Callable[..., Any]:
         """Return the traced function as a function of all arguments."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.codegen.frontend.guards import GuardedCall
 from burnt.errors import DefinitionError
 
 
@@ -145,6 +146,10 @@ class Candidate:
     def bind_config(self, args: Sequence[Any], config: dict[str, Any] | None = None) -> Callable[..., Any]:
         """Return the call with its configuration filled in: a function of the op's arguments."""
         return functools.partial(self.call, config=config) if config is not None else self.call
+
+    def bind_guarded(self, args: Sequence[Any], config: dict[str, Any] | None) -> GuardedCall | None:
+        """Return a call with all arguments by position, which a guard finds to be like `args`, or None."""
+        return None
 
     def accepts(self, config: dict[str, Any] | None, args: Sequence[Any]) -> bool:
         """Whether it can run these arguments with a configuration that was stored earlier."""

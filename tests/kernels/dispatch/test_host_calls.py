@@ -1,0 +1,71 @@
+"""How much Python runs in a call of an op on a GPU, by a driver that launches nothing: counts, not clocks."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+
+from tests import forked
+from tests.null import driver
+
+WHY_NOT = driver.why_not()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+START = """
+import sys, torch
+from tests.null import driver
+driver.install()
+from burnt import kernels
+from burnt.codegen.render.triton.matmul_config import HOPPER
+from burnt.codegen.runtime import triton_compile_pool
+from burnt.kernels.dispatch import selection
+triton_compile_pool.limits_of = lambda device: HOPPER
+
+def choose(name, config=None):
+    selection.select_candidate = lambda op, args, broken=None: (op.candidates[name], config, "", "")
+
+def count(call):
+    "Python functions that a call enters, and kernels that it launches."
+    for _ in range(4):
+        call()
+    entered, before = [], driver.last_launch().launches
+    sys.setprofile(lambda frame, event, argument: event == "call" and entered.append(frame.f_code.co_qualname))
+    call()
+    sys.setprofile(None)
+    return entered[1:], driver.last_launch().launches - before
+
+def within(limit, launches, call):
+    entered, found = count(call)
+    assert found == launches, found
+    assert len(entered) <= limit, entered
+
+def rows(*shape, gradient=False):
+    return torch.randn(*shape, dtype=torch.bfloat16, requires_grad=gradient)
+
+"""
+
+OPS = """
+choose("generated")
+x, weight = rows(8, 64), rows(64)
+square = rows(64, 64)
+calls = {
+    "softmax": lambda: kernels.softmax(x, -1),
+    "gelu": lambda: kernels.gelu(x),
+    "layer_norm": lambda: kernels.layer_norm(x, weight, weight.clone()),
+    "rms_norm": lambda: kernels.rms_norm(x, weight, 1e-6),
+    "rms_norm of a sum": lambda: kernels.rms_norm(x, weight, 1e-6, square[:8]),
+    "swiglu": lambda: kernels.swiglu(x, square[:8]),
+    "linear": lambda: kernels.linear(square, square.clone(), weight, None, "gelu"),
+}
+for name, call in calls.items():
+    within(12, 1, call)
+labels = torch.randint(0, 64, (8,))
+within(14, 2, lambda: kernels.cross_entropy(x, labels))
+print("as expected")
+"""
+
+
+def test_an_op_enters_few_python_functions() -> None:
+    done = forked.run(START + OPS)
+    assert done.stdout == "as expected\n", done.stderr
