@@ -62,10 +62,10 @@ class InlineCache(Generic[Entry_T]):
         """Return the entry whose guard holds for a call, and its arguments by position; None if none does."""
         if _torch.count_function_modes():
             return None  # a function mode would see the shape being read
-        # As `_call_shape`, without another Python frame.
-        kind = type(args[0]) if args else None
-        shape = args[0].shape if kind is Tensor or kind is torch.nn.Parameter else None
         try:
+            # As `_call_shape`, without another Python frame.
+            kind = type(args[0]) if args else None
+            shape = args[0].shape if kind is Tensor or kind is torch.nn.Parameter else None
             for guard, entry in self.entries.get((len(args), shape), ()):
                 bound_args = guard(*args, **kwargs)
                 if bound_args is not None:

@@ -30,7 +30,7 @@ def count(call):
     for _ in range(4):
         call()
     entered, before = [], driver.last_launch().launches
-    sys.setprofile(lambda frame, event, argument: event == "call" and entered.append(frame.f_code.co_qualname))
+    sys.setprofile(lambda frame, event, _: event == "call" and entered.append(frame.f_code.co_qualname))
     call()
     sys.setprofile(None)
     return entered[1:], driver.last_launch().launches - before
