@@ -50,6 +50,11 @@ class MatmulStructure:
         return 32 if self.itemsize == 1 or self.per_byte else 16
 
     @property
+    def is_weight_gradient(self) -> bool:
+        """Whether it is the gradient of a convolution's weight: its terms are positions."""
+        return self.is_convolution and self.terms > self.rows
+
+    @property
     def work(self) -> int:
         """The number of elements processed, to compare kernels of a plan."""
         return self.batches * max(self.rows * self.terms, self.terms * self.columns, self.rows * self.columns)
@@ -149,8 +154,9 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
     )
     block_sizes = list(structure.tiles)
     if structure.is_convolution and structure.tiles == _TILES:
-        # Rows are more than columns, or terms so many that they are split; threads have addresses to hold.
-        block_sizes[:3] = (128, 128), (128, 64)
+        # Rows are more than columns, and threads have addresses to hold. Of the gradient of a weight,
+        # Triton 3.6 waits for each product of 128x128.
+        block_sizes[:3] = [(128, 128), (128, 64)][structure.is_weight_gradient :]
     for block_m, block_n in block_sizes:
         if (
             block_m // 2 >= max(structure.rows, 16)
@@ -198,8 +204,8 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
 def _count_places(structure: MatmulStructure, config: MatmulConfig, limits: Limits) -> int:
     """Return how many programs run at once, by an estimate of what a multiprocessor has room for."""
     threads = config.warps * limits.warp_size
-    # A thread has about as many registers for addresses and operands as for sums.
-    by_registers = limits.registers // (threads * (16 + 2 * config.block_m * config.block_n // threads))
+    # A thread holds its sums, and addresses in some 48 registers.
+    by_registers = limits.registers // (threads * (48 + config.block_m * config.block_n // threads))
     reserved = 0 if limits.is_rocm else 1 << 10  # bytes of shared memory per program
     shared_memory = _shared_bytes(structure, config, limits) + reserved
     return limits.multiprocessors * max(
@@ -210,9 +216,9 @@ def _count_places(structure: MatmulStructure, config: MatmulConfig, limits: Limi
 def _select_split(structure: MatmulStructure, config: MatmulConfig, limits: Limits) -> int:
     """Return how many programs share the terms of a tile: as many as run at once, if tiles are few."""
     num_tiles = max(_num_tiles(structure, config), 1)
-    if 2 * num_tiles > limits.multiprocessors:
-        return 1
     places = _count_places(structure, config, limits)
+    if 2 * num_tiles > (places if structure.is_weight_gradient else limits.multiprocessors):
+        return 1
     return max(min(places // num_tiles, structure.terms // _MIN_TERMS_PER_SPLIT, _MAX_SPLITS), 1)
 
 

@@ -352,6 +352,22 @@ def test_exact_operands_have_a_small_block_k_without_matrix_units() -> None:
 def test_few_tiles_use_split_k() -> None:
     assert select_config(MatmulStructure(1, 64, 64, 65_536, 2)).split == 64  # 1,024 terms each
     assert select_config(MatmulStructure(1, 64, 576, 65_536, 2)).split == 44  # of 9 tiles: 396 programs
+
+
+@pytest.mark.parametrize(("size", "channels"), [(56, 64), (28, 128), (14, 256), (56, 256)])
+def test_convolutions_fill_the_device(size: int, channels: int) -> None:
+    """Three programs of 128x64 or 64x64 fit on a multiprocessor, two of 128x128."""
+    positions, columns = 32 * size * size, 9 * channels
+    for rows, terms in ((positions, columns), (channels, positions)):
+        other = channels if rows == positions else columns
+        structure = MatmulStructure(1, rows, other, terms, 2, is_convolution=True)
+        config = select_config(structure, H200)
+        assert isinstance(config, MatmulConfig)
+        assert config.split == 1 or rows == channels
+        assert config.group == 1
+        programs = config.split * -(-rows // config.block_m) * -(-other // config.block_n)
+        places = 132 * (2 if config.block_n == 128 else 3)
+        assert programs / (-(-programs // places) * places) >= 0.8, config
     assert select_config(MatmulStructure(1, 4096, 4096, 65_536, 2)).split == 1
 
 
