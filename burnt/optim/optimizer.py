@@ -378,8 +378,8 @@ class Optimizer:
         }
         paths = tuple(grads)
         if paths not in self._bound:
-            while len(self._bound) >= _MOST_BOUND:
-                del self._bound[next(iter(self._bound))]
+            if len(self._bound) >= _MOST_BOUND:
+                self._bound.clear()
             states = [self._state_of(path) for path in paths]
             self._bound[paths] = BoundParams(self._params[path] for path in paths), states
         params, states = self._bound[paths]

@@ -46,7 +46,7 @@ class BoundParams(list[Tensor]):
         self._is_like: Callable[[Sequence[Tensor]], bool] | None = None
         self._states: list[Tensor | None] = []
         self.strided: list[int] = []  # indices of gradients with other strides than their parameters
-        self.tables: dict[int, Tables] = {}
+        self.tables: dict[int, Tables] = {}  # on a GPU, by stream
 
     def matches(self, tensors: Sequence[Tensor], states: Sequence[Tensor | None]) -> bool:
         """Whether the tensors of a step are as in the step that was remembered."""
@@ -66,9 +66,7 @@ class BoundParams(list[Tensor]):
 class HostPasses:
     """The passes of burnt's kernels over the tensors of one step, on the CPU."""
 
-    def __init__(
-        self, request: Request, grads: Sequence[Tensor], tables: dict[int, Tables] | None = None
-    ) -> None:
+    def __init__(self, request: Request, grads: Sequence[Tensor], tables: dict[int, Tables]) -> None:
         self._grad_factor, self._is_skipped = 1.0, False
         norm_tensor = None
         if request.needs_norm:
@@ -83,7 +81,7 @@ class HostPasses:
                 self._is_skipped = not (has_float64 and all(bool(g.isfinite().all()) for g in grads))
             self._grad_factor = clip_factor(norm, request.max_norm) / scale
             norm_tensor = torch.tensor(norm, dtype=torch.float64 if has_float64 else torch.float32)
-        self.result = StepResult(norm_tensor, _bool_tensor(self._is_skipped), "burnt")
+        self.result = StepResult(norm_tensor, torch.full((), self._is_skipped), "burnt")
 
     def is_skipped(self, *, wait: bool) -> bool:
         """Whether the step is skipped. On a GPU it is False without `wait`, which synchronizes."""
@@ -111,10 +109,6 @@ class HostPasses:
                 options,
                 {name: [column[i] for i in indices] for name, column in scalars.items()},
             )
-
-
-def _bool_tensor(value: bool) -> Tensor:
-    return torch.ones((), dtype=torch.bool) if value else torch.zeros((), dtype=torch.bool)
 
 
 def clip_factor(norm: float, max_norm: float | None) -> float:
@@ -146,9 +140,7 @@ def run_step(
     bound = params if isinstance(params, BoundParams) else None
     is_known = bound is not None and bound.matches(tensors, own)
     if not is_known and params is not grads:
-        _check_lists(request, params, {"grad": grads, **states})
-        for column in (*steps, *wide_steps):
-            _check_steps(request, params, column)
+        _check_lists(request, params, {"grad": grads, **states}, [*steps, *wide_steps])
     reason = (
         "it has no kernel"
         if burnt_step is None
@@ -170,10 +162,9 @@ def run_step(
         for i in bound.strided if bound is not None and is_known else range(len(aligned)):
             aligned[i] = _match_strides(grads[i], params[i])
         if bound is not None and not is_known:
-            strided = [i for i, (old, new) in enumerate(zip(grads, aligned, strict=True)) if old is not new]
-            bound.remember(tensors, own, strided)
+            bound.remember(tensors, own, [i for i, grad in enumerate(grads) if grad is not aligned[i]])
         with on_device_of(aligned[0]) if aligned else contextlib.nullcontext():
-            passes = _make_passes(request, aligned, bound.tables if bound is not None and is_known else None)
+            passes = _make_passes(request, aligned, {} if bound is None else bound.tables)
             burnt_step(passes, aligned)
         return passes.result
 
@@ -186,7 +177,7 @@ def measure_gradients(
     return run_step(request, grads, grads, {}, lambda passes, grads: None, lambda grads: None)
 
 
-def _make_passes(request: Request, grads: Sequence[Tensor], tables: dict[int, Tables] | None) -> Passes:
+def _make_passes(request: Request, grads: Sequence[Tensor], tables: dict[int, Tables]) -> Passes:
     if grads and grads[0].is_cuda:
         from burnt.kernels.optim.foreach_triton import DevicePasses
 
@@ -275,7 +266,7 @@ def _fallback_reason(
         if type(p) not in (Tensor, torch.nn.Parameter) or type(grads[i]) is not Tensor:
             return f"a tensor subclass, {(type(p) if type(grads[i]) is Tensor else type(grads[i])).__name__}"
         dense = p.is_contiguous()
-        if not dense and not _is_dense(p):
+        if not dense and torch.empty_like(p, device="meta").stride() != p.stride():
             return "a parameter that is a view with gaps between its elements"
         for column in others:
             state = column[i]
@@ -286,17 +277,6 @@ def _fallback_reason(
             if scalar.dtype != dtype or scalar.device != device:
                 return f"a step counter that is {describe(scalar)}"
     return None
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one block of memory without gaps, in any order of the axes."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _match_strides(grad: Tensor, param: Tensor) -> Tensor:
@@ -316,9 +296,12 @@ def tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _check_lists(
-    request: Request, params: Sequence[Tensor], lists: dict[str, Sequence[Tensor | None]]
+    request: Request,
+    params: Sequence[Tensor],
+    lists: dict[str, Sequence[Tensor | None]],
+    scalars: Sequence[Sequence[Tensor]],
 ) -> None:
-    """Check that each list has one tensor per parameter, of its shape, dtype and device."""
+    """Check that each list has one tensor per parameter, of its shape, dtype and device, or one scalar."""
     where, lists = request.where, {f"{name}s": column for name, column in lists.items()}
     if request.ema is not None:
         lists["ema"] = request.ema
@@ -358,20 +341,17 @@ def _check_lists(
                     expected=f"{name}[{i}]: {describe(p)}, like params[{i}]",
                     found=describe(tensor),
                 )
-
-
-def _check_steps(request: Request, params: Sequence[Tensor], steps: Sequence[Tensor]) -> None:
-    """Check that there is one step counter per parameter."""
-    invalid = next((i for i, s in enumerate(steps) if s.numel() != 1 or not s.is_floating_point()), None)
-    if len(steps) != len(params) or invalid is not None:
-        raise InputRuntimeError(
-            f"steps of {request.name} does not match the parameters",
-            where=request.where,
-            expected=f"{len(params)} float32 tensors of one element each",
-            found=f"{len(steps)} tensors"
-            if invalid is None
-            else f"steps[{invalid}]: {describe(steps[invalid])}",
-        )
+    for steps in scalars:
+        invalid = next((i for i, s in enumerate(steps) if s.numel() != 1 or not s.is_floating_point()), None)
+        if len(steps) != len(params) or invalid is not None:
+            raise InputRuntimeError(
+                f"steps of {request.name} does not match the parameters",
+                where=where,
+                expected=f"{len(params)} float32 tensors of one element each",
+                found=f"{len(steps)} tensors"
+                if invalid is None
+                else f"steps[{invalid}]: {describe(steps[invalid])}",
+            )
 
 
 def _group_by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:

@@ -100,20 +100,16 @@ def squares(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def finish(  # type: ignore[no-untyped-def]
-    sums,
-    scale,
-    outcome,  # [4]: norm, factor for the gradients, 1 if the step is skipped, the same as a bool
-    max_norm,
-    chunks,
-    HAS_SCALE: tl.constexpr,
-    CLIPPED: tl.constexpr,
-    WIDTH: tl.constexpr,
+    sums, scale, outcome, max_norm, chunks, HAS_SCALE: tl.constexpr, CLIPPED: tl.constexpr
 ):
-    """Compute `outcome` from the sums of all chunks, in a single program."""
-    total = tl.zeros([WIDTH], tl.float32)
-    nonfinite = tl.zeros([WIDTH], tl.float32)
-    for start in range(0, chunks, WIDTH):
-        index = start + tl.arange(0, WIDTH)
+    """Compute the outcome from the sums of all chunks, in a single program.
+
+    It is ``[4]``: the norm, the factor for the gradients, 1 if the step is skipped, and the same as a bool.
+    """
+    total = tl.zeros([1024], tl.float32)
+    nonfinite = tl.zeros([1024], tl.float32)
+    for start in range(0, chunks, 1024):
+        index = start + tl.arange(0, 1024)
         total += tl.load(sums + index, mask=index < chunks, other=0.0)
         nonfinite += tl.load(sums + chunks + index, mask=index < chunks, other=0.0)
     norm = sqrt(tl.sum(total, 0))
@@ -152,9 +148,9 @@ class Group:
 class Tables:
     """What the launches of a step need; the next step takes it over if its state and layouts are the same."""
 
-    def __init__(self, device: torch.device, stream: int, *, is_kept: bool) -> None:
-        self.device, self.stream, self._is_kept = device, stream, is_kept
-        self._launches: dict[Any, BoundLaunch] = {}
+    def __init__(self, device: torch.device, stream: int) -> None:
+        self.device, self.stream = device, stream
+        self._launches: dict[Any, BoundLaunch | None] = {}
         self._states: dict[str, Table] = {}
         self._groups: dict[tuple[int, frozenset[int]], list[Group]] = {}
 
@@ -189,11 +185,12 @@ class Tables:
         self, key: Any, kernel: Any, blocks: int, tensors: list[Tensor], numbers: list[float], *rest: Any
     ) -> None:
         """Launch a kernel; `key` stands for it, the number of blocks and the rest of the arguments."""
-        if not self._is_kept:
-            kernel[(blocks,)](*tensors, *numbers, *rest)
+        arguments = (*tensors, *numbers, *rest)
+        if key not in self._launches:  # the step may not be repeated
+            self._launches[key] = None
+            kernel[(blocks,)](*arguments)
             return
-        if (bound := self._launches.get(key)) is None:
-            arguments = (*tensors, *numbers, *rest)
+        if (bound := self._launches[key]) is None:
             bound = self._launches[key] = BoundLaunch(kernel, (blocks,), arguments, {}, {})
         addresses = tensors if IS_INTERPRETED else [tensor.data_ptr() for tensor in tensors]
         bound.call(self.stream, *addresses, *numbers)
@@ -219,15 +216,12 @@ def _to_device(table: Tensor, device: torch.device) -> Tensor:
 class DevicePasses:
     """As `burnt.kernels.optim.foreach.HostPasses`, on a GPU."""
 
-    def __init__(
-        self, request: Request, grads: Sequence[Tensor], tables: dict[int, Tables] | None = None
-    ) -> None:
+    def __init__(self, request: Request, grads: Sequence[Tensor], tables: dict[int, Tables]) -> None:
         device = grads[0].device
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        kept = {} if tables is None else tables
-        if stream not in kept:
-            kept[stream] = Tables(device, stream, is_kept=tables is not None)
-        self._tables = kept[stream]
+        if stream not in tables:
+            tables[stream] = Tables(device, stream)
+        self._tables = tables[stream]
         self._grads = self._tables.get("grad", grads)
         self._outcome: Tensor | None = None
         if not request.needs_norm:
@@ -295,7 +289,7 @@ class DevicePasses:
         limit = math.inf if request.max_norm is None else float(request.max_norm)
         self._tables.launch(
             (chunks, has_scale, limit < math.inf), finish, 1, [sums, scale, outcome], [limit],
-            chunks, has_scale, limit < math.inf, 1024,
+            chunks, has_scale, limit < math.inf,
         )  # fmt: skip
 
 

@@ -210,7 +210,7 @@ def stepped(count: int) -> None:
     """Run every kernel of the optimizers, with all options."""
     p = [meta(count), meta(7)]
     request = Request("step", grad_scale=64.0, max_norm=1.0, ema=None, ema_decay=0.9, candidate=None)
-    passes = DevicePasses(request, p)
+    passes = DevicePasses(request, p, {})
     for update in UPDATES:
         names = [*update.elements, "grad", *(["ema"] if "param" in update.elements else [])]
         scalars = {name: [meta(1, dtype=torch.float32)] * 2 for name in update.scalars}

@@ -256,7 +256,7 @@ def optimizer_kernels(element: tl.dtype, selected: Sequence[Update]) -> dict[str
         ),
         "finish": (
             foreach_triton.finish,
-            [outcome, outcome, outcome, 1.5, 1000, True, True, 1024],
+            [outcome, outcome, outcome, 1.5, 1000, True, True],
         ),
         **dict(map(kernel_of_update, selected)),
         "prepare": (nadam.prepare, [table, table, outcome, outcome, *wide, 300, True, 128]),

@@ -289,6 +289,7 @@ def test_an_optimizer_whose_tensors_change(triton, kind):
     params = {name: torch.nn.Parameter(torch.randn(s, generator=generator)) for name, s in shapes.items()}
     theirs = {name: torch.nn.Parameter(p.detach().clone()) for name, p in params.items()}
     ours, reference = make(), make_torch(theirs.values(), lr=0.05)
+    averages, expected = ({name: p.detach().clone() for name, p in params.items()} for _ in range(2))
 
     def step(by="burnt", without=(), change=lambda grads: grads):
         for _ in range(3):  # checked, as in the step before, and with its tables
@@ -298,9 +299,12 @@ def test_an_optimizer_whose_tensors_change(triton, kind):
             torch.nn.utils.clip_grad_norm_(theirs.values(), 0.5)
             reference.step()
             grads = change({name: grad for name, grad in grads.items() if name not in without})
-            assert ours.step(0.05, params, grads, clip_norm=0.5).by.startswith(by)
+            result = ours.step(0.05, params, grads, clip_norm=0.5, ema=averages, ema_decay=0.75)
+            assert result.by.startswith(by)
             for name, p in params.items():
                 torch.testing.assert_close(p, theirs[name], rtol=1e-5, atol=1e-6)
+                expected[name].lerp_(theirs[name].detach(), 0.25)
+                torch.testing.assert_close(averages[name], expected[name], rtol=1e-5, atol=1e-6)
 
     step()
     keep = [p.data for p in params.values()]  # so that their memory is not what is allocated next
@@ -320,6 +324,8 @@ def test_an_optimizer_whose_tensors_change(triton, kind):
     step(change=lambda grads: {name: torch._neg_view(-g) for name, g in grads.items()})
     params["a"].requires_grad_(False)
     step()
+    averages["a"] = averages["a"].clone()
+    step()
     transposed = params["a"].data.t().contiguous().t()  # of the same shape
     params["a"].data, keep = transposed, [*keep, params["a"].data]
     step(by="torch: a state with other strides")
@@ -336,5 +342,26 @@ def test_an_optimizer_whose_tensors_change(triton, kind):
         ours.step(0.05, params, {"c": torch.zeros(7).bfloat16()}, clip_norm=0.5)
     params, theirs = dict(params), dict(theirs)
     params["e"], theirs["e"] = (torch.nn.Parameter(torch.ones(5)) for _ in range(2))
+    averages["e"], expected["e"] = torch.ones(5), torch.ones(5)
     reference.add_param_group({"params": [theirs["e"]]})
     step()
+
+
+@pytest.mark.parametrize("make", [optim.Lamb, optim.Muon, optim.ScheduleFreeAdamW])
+def test_repeated_steps_compared_with_the_cpu(triton, make):
+    """Of optimizers with tensors that live for a step, or that are exchanged between steps."""
+    results = []
+    for on in (False, True):
+        triton(on)
+        generator = torch.Generator().manual_seed(0)
+        params = {str(i): torch.nn.Parameter(torch.randn(16, 9, generator=generator)) for i in range(3)}
+        optimizer = make()
+        for turn in range(6):
+            grads = {name: torch.randn(16, 9, generator=generator) for name in params}
+            assert optimizer.step(0.1 / (1 + turn), params, grads, clip_norm=0.5).by == "burnt"
+            if turn == 3:
+                optimizer.eval(params)
+                optimizer.train(params)
+        results.append([p.detach() for p in params.values()])
+    loose = {"rtol": 0.02, "atol": 0.02} if make is optim.Muon else {}  # its iteration is in bfloat16
+    torch.testing.assert_close(*results, **loose)
