@@ -387,6 +387,29 @@ def scaled_conv(groups: int, device: torch.device) -> Case:
     )
 
 
+def grouped(columns: int, device: torch.device) -> Case:
+    """Groups of rows, one of them empty, and rows after the last group; forward and both gradients."""
+    from burnt.codegen.render.triton.matmul_config import HOPPER, select_config
+    from burnt.kernels.ops.grouped_triton import gradients, rows_launches
+    from burnt.kernels.ops.matmul_gpu import rows_structure
+
+    a, b = drawn(700, 320).to(device, BF16), drawn(5, 320, columns, seed=1).to(device, BF16)
+    a, b, grad_out = a.requires_grad_(), b.requires_grad_(), drawn(700, columns, seed=2).to(device, BF16)
+    ends = torch.tensor([1, 300, 300, 520, 680], device=device)
+
+    def ours() -> Sequence[Tensor]:
+        launches = rows_launches(a, b, ends, select_config(rows_structure(a, b)))
+        found = gradients(grad_out, a, b, ends, HOPPER)
+        return [run_launches(*launches), *(t for t in found if t is not None)]
+
+    def by_definition(dtype: torch.dtype) -> Sequence[Tensor]:
+        wide = [t.detach().to(dtype).requires_grad_() for t in (a, b)]
+        out = kernels.grouped_matmul.reference(*wide, ends)
+        return [out.detach(), *torch.autograd.grad(out, wide, grad_out.to(dtype))]
+
+    return Case(ours, lambda: by_definition(BF16), lambda: by_definition(torch.float64))
+
+
 # --- the list -------------------------------------------------------------------------------------------
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -444,6 +467,8 @@ def _cases() -> Iterator[tuple[str, Callable[[torch.device], Case]]]:
             )
     for groups in (1, 4):
         yield f"scaled conv, {groups} groups", lambda d, g=groups: scaled_conv(g, d)
+    for columns in (256, 250):
+        yield f"grouped matmul, {columns} columns", lambda d, c=columns: grouped(c, d)
     for config, changes in CONFIGS.items():
         for name in PRODUCTS:
             yield f"product {name}, {config}", lambda d, n=name, c=changes: product(n, c, d)
@@ -604,6 +629,7 @@ def _import_all() -> None:
         "ops.embedding.backward_triton",
         "optim.foreach_triton",
         "ops.rnn.loop_triton",
+        "ops.grouped_triton",
         "ops.quantized.scaled_triton",
     ):
         importlib.import_module(f"burnt.kernels.{name}")

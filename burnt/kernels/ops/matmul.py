@@ -14,7 +14,7 @@ for the epilogue. Hand-written CPU candidates:
 multiplies all rows with each matrix, so that no shape depends on values: compilers and exports see it, and it
 serves where no candidate can run. ``loop`` is one product for each group; it reads the ends of the groups,
 for which a GPU has to be waited for. ``torch`` is torch's own kernel, which reads them on the device; on a
-GPU it is used for bfloat16.
+GPU it is used for bfloat16. ``triton`` reads them on the device too; it takes all dtypes and sizes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from torch.nn import functional as F
 from burnt import _torch
 from burnt.codegen import fuse
 from burnt.codegen.precision import precision
+from burnt.codegen.render.triton.matmul_config import MatmulConfig, configs_to_measure
+from burnt.codegen.runtime.targets import target_of
 from burnt.device import processor
 from burnt.errors import InputIndexError, InputRuntimeError
 from burnt.kernels.dispatch.op import op
@@ -44,6 +46,7 @@ from burnt.kernels.interface.checks import (
 from burnt.kernels.interface.derived import derive
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import apply_activation, check_activation
+from burnt.kernels.ops.matmul_gpu import add_candidate, rows_structure
 
 # With fewer multiplications torch's call is as fast, as it has less overhead.
 _MIN_MULTIPLICATIONS = 1 << 20
@@ -537,3 +540,33 @@ def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     is_in_group = torch.arange(a.shape[0], device=a.device)[:, None] < ends[-1]
     a = torch.where(is_in_group, a, 0) if a.requires_grad else a
     return torch.where(is_in_group, F.grouped_mm(a, b, offs=ends.to(torch.int32)), 0)
+
+
+def _triton_launches(config: dict[str, str], device: torch.device, *args: Tensor) -> Any:
+    from burnt.kernels.ops.grouped_triton import rows_launches
+
+    return rows_launches(*args, MatmulConfig.of(config["tiles"]))
+
+
+def _triton_unsupported_reason(a: Tensor, b: Tensor, ends: Tensor) -> str | None:
+    target = target_of(a.device)
+    if isinstance(target, str):
+        return target
+    return None if a.numel() and b.numel() else "an empty tensor"
+
+
+_triton = add_candidate(
+    grouped_matmul,
+    _triton_launches,
+    lambda limits, a, b, ends: [{"tiles": str(c)} for c in configs_to_measure(rows_structure(a, b), limits)],
+    when=_triton_unsupported_reason,
+    best=lambda *args: _torch_unsupported_reason(*args) is not None,
+)
+
+
+@_triton.backward
+def _(grad_outs: Any, results: Any, a: Tensor, b: Tensor, ends: Tensor) -> tuple[Tensor | None, ...]:
+    from burnt.codegen.runtime.triton_compile_pool import limits_of
+    from burnt.kernels.ops.grouped_triton import gradients
+
+    return gradients(grad_outs[0], a, b, ends, limits_of(a.device))

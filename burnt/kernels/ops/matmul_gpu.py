@@ -1,7 +1,8 @@
-"""The candidate ``triton`` of an op that is written by hand on top of the matmul template."""
+"""Ops that are written by hand on top of the matmul template: their candidate ``triton``."""
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt.codegen.precision import precision
+from burnt.codegen.render.triton.matmul_config import TILES, MatmulStructure
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.kernels.interface.launch import Launch, compile_all, on_meta, run_all
 
@@ -18,7 +21,13 @@ DTYPES = torch.float16, torch.bfloat16, torch.float32
 
 def run_launches(launches: Iterable[Launch], out: Tensor) -> Tensor:
     """Launch kernels, and return the result that they write."""
-    run_all(launches, out)
+    import triton
+
+    from burnt.codegen.runtime.bound_launch import scratch
+
+    context = contextvars.copy_context()
+    context.run(triton.set_allocator, scratch)  # for descriptors; the user's own stays
+    context.run(run_all, launches, out)
     return out
 
 
@@ -52,3 +61,22 @@ def add_candidate(
         "triton", devices=["cuda"], dtypes=DTYPES, configs=all_configs, compiles=start_compiling, **settings
     )
     return register(compute)
+
+
+def rows_structure(a: Tensor, b: Tensor) -> MatmulStructure:
+    """Return what the choice of block sizes for `grouped_matmul` depends on, of groups of equal sizes."""
+    (groups, terms, columns), itemsize = b.shape, a.element_size()
+    is_exact = itemsize == 4 and precision() == "ieee"
+    num_tma_operands = sum(map(_can_describe, (a, b)))
+    tiles = TILES if num_tma_operands == 2 else TILES[1:]  # a thread holds the addresses of all elements
+    return MatmulStructure(
+        groups, -(-a.shape[0] // groups), columns, terms, itemsize,
+        num_tma_operands=num_tma_operands, is_exact=is_exact, tiles=tiles,
+    )  # fmt: skip
+
+
+def _can_describe(operand: Tensor) -> bool:
+    """Whether a tensor descriptor can address an operand: all but one axis have strides of 16 bytes."""
+    *others, first, last = operand.stride()
+    are_aligned = all(s > 0 and s * operand.itemsize % 16 == 0 for s in (*others, max(first, last)))
+    return min(first, last) == 1 and are_aligned and operand.data_ptr() % 16 == 0

@@ -25,25 +25,27 @@ def matmul_launches(
     left: Any,
     right: Any,
     epilogue: Any,
-    settings: tuple[Any, ...],
+    settings: tuple[Any, ...] | None,
     precision: str,
     options: dict[str, Any],
+    **constants: Any,
 ) -> list[Launch]:
     """Return the launches of a product; `sizes` are the numbers of batches, rows, columns and terms.
 
-    `args`, the functions and `settings` are as in `matmul_template`; `out`, which the epilogue writes, gives
-    the device; `options` are Triton's.
+    `args`, the functions, `settings` and further `constants` are as in `matmul_template`; `out`, which the
+    epilogue writes, gives the device; `options` are Triton's.
     """
     batches, rows, columns, terms = sizes
     tiles = config.split * batches * triton.cdiv(rows, config.block_m) * triton.cdiv(columns, config.block_n)
     parts = partial_sums(out, config.split, sizes[:3], precision)
     constants = {
-        "left": left, "right": right, "describe_left": None, "describe_right": None,
+        "left": left, "right": right, "describe_left": None, "describe_right": None, "locate": None,
+        "GROUPS": 0,
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
         "GROUP": config.group, "PROGRAMS": config.programs,
         "WIDTH": max(_EPILOGUE_ELEMENTS * 32 * config.warps // config.block_m, 16),
         "EVEN_K": terms % config.block_k == 0, "PRECISION": precision,
-        **_constants(args, config.split, epilogue, settings),
+        **_constants(args, config.split, epilogue, settings), **constants,
     }  # fmt: skip
     grid = (min(config.programs or tiles, tiles),)
     first = Launch(matmul, grid, (args, parts, *sizes), constants, config.options | options)
@@ -62,7 +64,7 @@ def reduce_launches(
     sizes: tuple[int, ...],
     split: int,
     epilogue: Any,
-    settings: tuple[Any, ...],
+    settings: tuple[Any, ...] | None,
     options: dict[str, Any],
 ) -> list[Launch]:
     """Return the launch that adds the sums of several parts of the terms; none for one part."""

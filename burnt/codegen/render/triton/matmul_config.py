@@ -17,7 +17,7 @@ _MAX_SPLITS = 128
 _MIN_USE = 0.8  # share of the device that a convolution with large tiles must use
 _LARGE_SHARED = 128 << 10
 _MAX_CANDIDATES = 32  # of a kernel that is written by hand
-_TILES = (128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)
+TILES = (128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)
 _PATTERN = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: g(\d+))?(?: p(\d+))?( d)?")
 _STEPS = (
     {"block_n": -1}, {"block_m": -1}, {"block_k": 1}, {"block_k": -1}, {"warps": -1}, {"warps": 1},
@@ -40,7 +40,7 @@ class MatmulStructure:
     min_rows: int = 16  # fewest rows that a tile may have
     is_exact: bool = False  # whether operands of 32 bits or more are multiplied without rounding (``ieee``)
     is_convolution: bool = False  # whether its terms are of several axes: taps, channels, positions
-    tiles: tuple[tuple[int, int], ...] = _TILES  # rows and columns to select from, the largest first
+    tiles: tuple[tuple[int, int], ...] = TILES  # rows and columns to select from, the largest first
     max_terms: int = 0  # most terms per iteration; 0 for 128 bytes of a row
     per_byte: int = 0  # values in a byte of the right operand, which is decoded in registers; 0 if it is not
 
@@ -153,7 +153,7 @@ def select_config(structure: MatmulStructure, limits: Limits = HOPPER) -> Matmul
         16 if uses_scalar_units else max_terms, max(next_power_of_two(structure.terms), structure.min_terms)
     )
     block_sizes = list(structure.tiles)
-    if structure.is_convolution and structure.tiles == _TILES:
+    if structure.is_convolution and structure.tiles == TILES:
         # Rows are more than columns, and threads have addresses to hold. Of the gradient of a weight,
         # Triton 3.6 waits for each product of 128x128.
         block_sizes[:3] = [(128, 128), (128, 64)][structure.is_weight_gradient :]

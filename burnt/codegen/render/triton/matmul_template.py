@@ -20,6 +20,11 @@ Operands that need constants, SETTINGS, take a tile's first indices too, and mas
     left(row, term, batch, args, SETTINGS, ROWS, COLUMNS)     a tile
     epilogue(sums, row, column, in_row, in_column, batch, args, SETTINGS)
 
+Where tiles lie in GROUPS groups of rows or terms, a function finds tile number `pid`: its first row, the end
+of the rows, the number of the tile of columns, the batch, the first and the end of the terms:
+
+    locate(pid, args, GROUPS, BLOCK_M, BLOCK_N, GROUP)
+
 Constants: BLOCK_M, BLOCK_N, BLOCK_K: the tile; GROUP: rows of tiles that are processed together; SPLIT_K:
 programs that share the terms of a tile; WIDTH: columns that the epilogue handles at a time; EVEN_K: BLOCK_K
 divides the number of terms; PRECISION: Triton's input precision, ``flex32``, or ``int8`` or ``float8``, the
@@ -116,31 +121,51 @@ def _multiply(left, right, sums, PRECISION: tl.constexpr, BLOCK_K: tl.constexpr)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def sum_products(  # type: ignore[no-untyped-def]
+def _compute_tile(  # type: ignore[no-untyped-def]
+    pid,
     args,
     descriptors,
-    first_row,
-    row,
-    in_row,
-    first_column,
-    column,
-    in_column,
-    begin,
-    end,
-    batch,
+    parts,
+    batches,
+    rows,
+    columns,
+    terms,
     left: tl.constexpr,
     right: tl.constexpr,
+    epilogue: tl.constexpr,
     describe_left: tl.constexpr,
     describe_right: tl.constexpr,
+    locate: tl.constexpr,
+    GROUPS: tl.constexpr,
     SETTINGS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    WIDTH: tl.constexpr,
     EVEN_K: tl.constexpr,
     PRECISION: tl.constexpr,
     INT64_INDICES: tl.constexpr,
 ):
-    """Add the products of the terms from `begin` to `end`: the sums of a tile."""
+    """Compute tile `pid`; if SPLIT_K > 1, only a part of its sums, which is stored to `parts`."""
+    split = pid % SPLIT_K
+    if locate is None:
+        m, n, batch = tile_index(pid // SPLIT_K, rows, columns, BLOCK_M, BLOCK_N, GROUP, batches)
+        first_row, row_end, begin, end = m * BLOCK_M, rows, 0, terms
+    else:
+        first_row, row_end, n, batch, begin, end = locate(
+            pid // SPLIT_K, args, GROUPS, BLOCK_M, BLOCK_N, GROUP
+        )
+    first_column = n * BLOCK_N
+    if INT64_INDICES:
+        first_row, first_column, batch = first_row.to(tl.int64), first_column.to(tl.int64), batch.to(tl.int64)
+    row = first_row + tl.arange(0, BLOCK_M)[:, None]
+    column = first_column + tl.arange(0, BLOCK_N)[None, :]
+    in_row, in_column = row < row_end, column < columns
+    length = tl.cdiv(tl.cdiv(end - begin, BLOCK_K), SPLIT_K) * BLOCK_K
+    begin += split * length
+    end = tl.minimum(begin + length, end)
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if PRECISION == "int8" else tl.float32)
     for start in tl.range(begin, end, BLOCK_K):
         term = start + tl.arange(0, BLOCK_K)
@@ -168,51 +193,6 @@ def sum_products(  # type: ignore[no-untyped-def]
                 descriptors[1], first, tl.cast(first_column, tl.int32), batch, args, BLOCK_K, BLOCK_N
             )
         sums = _multiply(left_tile, right_tile, sums, PRECISION, BLOCK_K)
-    return sums
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _compute_tile(  # type: ignore[no-untyped-def]
-    pid,
-    args,
-    descriptors,
-    parts,
-    batches,
-    rows,
-    columns,
-    terms,
-    left: tl.constexpr,
-    right: tl.constexpr,
-    epilogue: tl.constexpr,
-    describe_left: tl.constexpr,
-    describe_right: tl.constexpr,
-    SETTINGS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    WIDTH: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-    INT64_INDICES: tl.constexpr,
-):
-    """Compute tile `pid`; if SPLIT_K > 1, only a part of its sums, which is stored to `parts`."""
-    split = pid % SPLIT_K
-    m, n, batch = tile_index(pid // SPLIT_K, rows, columns, BLOCK_M, BLOCK_N, GROUP, batches)
-    first_row, first_column = m * BLOCK_M, n * BLOCK_N
-    if INT64_INDICES:
-        first_row, first_column, batch = first_row.to(tl.int64), first_column.to(tl.int64), batch.to(tl.int64)
-    row = first_row + tl.arange(0, BLOCK_M)[:, None]
-    column = first_column + tl.arange(0, BLOCK_N)[None, :]
-    in_row, in_column = row < rows, column < columns
-    length = tl.cdiv(tl.cdiv(terms, BLOCK_K), SPLIT_K) * BLOCK_K
-    begin, end = split * length, tl.minimum((split + 1) * length, terms)
-    sums = sum_products(
-        args, descriptors, first_row, row, in_row, first_column, column, in_column, begin, end, batch,
-        left, right, describe_left, describe_right, SETTINGS,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION, INT64_INDICES,
-    )  # fmt: skip
     if SPLIT_K > 1:
         offset = ((split.to(tl.int64) * batches + batch) * rows + row) * columns + column
         tl.store(parts + offset, sums, mask=in_row & in_column)
@@ -246,6 +226,8 @@ def matmul(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     INT64_INDICES: tl.constexpr,
     SETTINGS: tl.constexpr = None,
+    locate: tl.constexpr = None,
+    GROUPS: tl.constexpr = 0,
 ):
     """Compute a tile per program, or, if PROGRAMS is not 0, every PROGRAMS-th tile: the first loads of the
     next tile then overlap the epilogue of this one.
@@ -257,7 +239,7 @@ def matmul(  # type: ignore[no-untyped-def]
     if PROGRAMS == 0:
         _compute_tile(
             tl.program_id(0), args, descriptors, parts, batches, rows, columns, terms, left, right, epilogue,
-            describe_left, describe_right, SETTINGS,
+            describe_left, describe_right, locate, GROUPS, SETTINGS,
             BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES,
         )  # fmt: skip
     else:
@@ -266,7 +248,7 @@ def matmul(  # type: ignore[no-untyped-def]
         for pid in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True):
             _compute_tile(
                 pid, args, descriptors, parts, batches, rows, columns, terms, left, right, epilogue,
-                describe_left, describe_right, SETTINGS,
+                describe_left, describe_right, locate, GROUPS, SETTINGS,
                 BLOCK_M, BLOCK_N, BLOCK_K, GROUP, SPLIT_K, WIDTH, EVEN_K, PRECISION, INT64_INDICES,
             )  # fmt: skip
 

@@ -14,8 +14,10 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.source import select_config
+from burnt.kernels.ops import grouped_triton
 from burnt.kernels.ops.attention import flash_config
 from burnt.kernels.ops.loss.cross_entropy_rows import Terms, row_losses
+from burnt.kernels.ops.matmul_gpu import rows_structure
 from burnt.kernels.ops.quantized import scaled_gpu, scaled_triton, weight_only_config, weight_only_triton
 from burnt.kernels.ops.quantized.scaled import LinearCall
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
@@ -125,6 +127,36 @@ def test_float8_products_take_no_detour_and_stay_in_flight(tmp_path: Path) -> No
         -1
     ] == "0x1"
     assert not found.spilled
+
+
+@pytest.mark.parametrize("operand", ["rows", "rows, transposed", "terms", "rows, unaligned"])
+def test_groups_are_multiplied_with_a_product_in_flight(operand: str, tmp_path: Path) -> None:
+    """Forward and the gradient of the rows by descriptor, that of the matrices by copies of 16 bytes."""
+    terms = 4095 if operand == "rows, unaligned" else 4096
+    a, grad_out = (torch.empty(16384, terms, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    b = torch.empty(64, terms, terms, dtype=torch.bfloat16, device="meta")
+    b = b.mT if operand == "rows, transposed" else b
+    ends = torch.empty(64, dtype=torch.int64, device="meta")
+    limits = dataclasses.replace(limits_of("sm_90"), has_tma=True)
+    config = select_config(rows_structure(a, b), limits)
+    if operand == "terms":
+        launches, _ = grouped_triton.terms_launches(a, grad_out, ends, config)
+    else:
+        launches, _ = grouped_triton.rows_launches(a, b, ends, config)
+    (found,) = (compiled_launch(launch, "sm_90", tmp_path) for launch in launches)
+    if operand == "rows, unaligned":  # elements are read one by one
+        assert found.spilled <= 16
+        return
+    assert not found.spilled
+    loop = found.code.loop_with("HGMMA")
+    assert [one.operands.split()[-1] for one in loop.instructions if one.opcode == "WARPGROUP.DEPBAR.LE"] == [
+        "0x1"
+    ]
+    by_descriptor = operand != "terms"
+    assert bool(loop.count("UTMALDG")) == by_descriptor
+    assert loop.count("LDGSTS") == loop.count("LDGSTS.E.BYPASS.128")
+    assert bool(loop.count("LDGSTS")) != by_descriptor
+    assert config.programs == 132
 
 
 @pytest.mark.parametrize("size", [64, 128])
