@@ -341,18 +341,6 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch._C._is_alias_of(a, b))  # type: ignore[attr-defined]
 
 
-def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """Return a function that compares tensors with these in all but addresses and elements.
-
-    It compares their number, types, devices, dtypes, shapes, strides, layouts, lazy bits, `requires_grad` and
-    the modes that are active. It is False if one tensor is twice among them.
-    """
-    guards = torch._C._dynamo.guards.TensorGuards
-    check = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    count = len(tensors)
-    return lambda others: len(others) == count and bool(check(*others))
-
-
 def version_of(tensor: torch.Tensor) -> int:
     """Return torch's version counter of a tensor, which counts in-place changes; 0 in inference mode."""
     return 0 if tensor.is_inference() else tensor._version

@@ -175,10 +175,10 @@ class Tables:
             for dtype, aligned in dict.fromkeys(keys):
                 blocks = (counts + size - 1) // size * torch.tensor([key == (dtype, aligned) for key in keys])
                 owners = torch.repeat_interleave(torch.arange(len(tensors), dtype=torch.int32), blocks)
-                sizes = torch.stack([counts, blocks.cumsum(0) - blocks], 1)
+                sizes = _to_device(torch.stack([counts, blocks.cumsum(0) - blocks], 1), self.device)
                 if len(owners):
-                    placed = (_to_device(t, self.device) for t in (sizes, owners))
-                    found.append(Group(_TRITON_DTYPES[dtype], aligned, *placed, len(owners)))
+                    owners = _to_device(owners, self.device)
+                    found.append(Group(_TRITON_DTYPES[dtype], aligned, sizes, owners, len(owners)))
         return found
 
     def launch(
