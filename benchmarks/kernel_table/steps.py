@@ -25,6 +25,7 @@ from kernel_table.cpu import Effort, calm_median, quartiles
 
 MAX_NORM = 1.0
 RATES = {"adamw": 1e-3, "muon": 1e-3, "sgd": 1.0, "adadelta": 1.0}  # of steps that can be told from roundings
+OURS = {"adamw": optim.AdamW, "muon": optim.Muon, "sgd": lambda: optim.Sgd(momentum=0.9)}
 OTHERS = {  # by optimizers of burnt.optim, which these are called after, and of torch.optim
     "adadelta": (optim.Adadelta, torch.optim.Adadelta),
     "adafactor": (optim.Adafactor, torch.optim.Adafactor),
@@ -105,20 +106,10 @@ def burnts(kind: str, params: list[Tensor], grads: list[Tensor]) -> Callable[[],
 
 
 def kernel_step(kind: str, params: list[Tensor], grads: list[Tensor]) -> Callable[[], kernels.StepResult]:
-    if kind in OTHERS:
-        optimizer = OTHERS[kind][0]()
-        named = {str(i): torch.nn.Parameter(p) for i, p in enumerate(params)}
-        named_grads = {str(i): g for i, g in enumerate(grads)}
-        return lambda: optimizer.step(RATES.get(kind, 1e-3), named, named_grads, clip_norm=MAX_NORM)
-    settings = {"lr": RATES[kind], "max_norm": MAX_NORM}
-    first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
-    if kind == "muon":
-        return lambda: kernels.muon_step(params, grads, first, **settings)
-    if kind == "sgd":
-        buffers: list[Tensor | None] = [None] * len(params)
-        return lambda: kernels.sgd_step(params, grads, buffers, momentum=0.9, **settings)
-    steps = [torch.zeros((), device=params[0].device) for _ in params]
-    return lambda: kernels.adamw_step(params, grads, first, second, steps, **settings)
+    optimizer = (OURS.get(kind) or OTHERS[kind][0])()
+    named = {str(i): torch.nn.Parameter(p) for i, p in enumerate(params)}
+    named_grads = {str(i): g for i, g in enumerate(grads)}
+    return lambda: optimizer.step(RATES.get(kind, 1e-3), named, named_grads, clip_norm=MAX_NORM)
 
 
 def torchs(kind: str, params: list[Tensor], grads: list[Tensor], **options: Any) -> Callable[[], Any]:

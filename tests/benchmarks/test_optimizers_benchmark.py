@@ -56,12 +56,10 @@ def test_what_is_aimed_at_is_written_and_what_fell_is_named(
 
 
 def test_steps_that_come_to_something_else_are_found(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, sgd_step = steps.SGD, steps.kernels.sgd_step
-    assert sorted(steps.runs(step, 5000)) == ["burnt", "lists", "torch"]
-    halved = lambda *args, lr, **options: sgd_step(*args, lr=lr / 2, **options)  # noqa: E731
-    monkeypatch.setattr(steps.kernels, "sgd_step", halved)
+    assert sorted(steps.runs(steps.SGD, 5000)) == ["burnt", "lists", "torch"]
+    monkeypatch.setitem(steps.OURS, "sgd", lambda: steps.optim.Sgd(momentum=0.5))
     with pytest.raises(SystemExit, match="torch and burnt come to different parameters"):
-        steps.runs(step, 5000)
+        steps.runs(steps.SGD, 5000)
 
 
 def test_tensors_are_spread_and_matrices_of_blocks(steps: Any) -> None:

@@ -169,16 +169,11 @@ class Tables:
         """Group tensors by launch, with blocks of `size` elements. `tables` have their addresses."""
         unaligned = frozenset[int]().union(*(table.unaligned for table in tables))
         if (found := self._groups.get((size, unaligned))) is None:
-            found = self._groups[size, unaligned] = []
-            counts = torch.tensor([t.numel() for t in tensors])
-            keys = [(t.dtype, t.numel() % 16 == 0 and i not in unaligned) for i, t in enumerate(tensors)]
-            for dtype, aligned in dict.fromkeys(keys):
-                blocks = (counts + size - 1) // size * torch.tensor([key == (dtype, aligned) for key in keys])
-                owners = torch.repeat_interleave(torch.arange(len(tensors), dtype=torch.int32), blocks)
-                sizes = _to_device(torch.stack([counts, blocks.cumsum(0) - blocks], 1), self.device)
-                if len(owners):
-                    owners = _to_device(owners, self.device)
-                    found.append(Group(_TRITON_DTYPES[dtype], aligned, sizes, owners, len(owners)))
+            kinds = [
+                (t.numel(), t.dtype, t.numel() % 16 == 0 and i not in unaligned)
+                for i, t in enumerate(tensors)
+            ]
+            found = self._groups[size, unaligned] = _group(tuple(kinds), size, self.device, self.stream)
         return found
 
     def launch(
@@ -206,6 +201,20 @@ def _upload(numbers: bytes, device: torch.device, stream: int) -> Table:
     values = array("q", numbers)
     unaligned = [i for i, x in enumerate(values) if x & 15] if functools.reduce(or_, values) & 15 else ()
     return Table(_to_device(torch.frombuffer(values, dtype=torch.int64), device), frozenset(unaligned))
+
+
+@functools.lru_cache(maxsize=64)
+def _group(
+    kinds: tuple[tuple[int, torch.dtype, bool], ...], size: int, device: torch.device, stream: int
+) -> list[Group]:
+    """Group tensors of these element counts and dtypes, aligned or not; empty ones are left out."""
+    groups, counts = [], torch.tensor([count for count, _, _ in kinds])
+    for key in dict.fromkeys((dtype, aligned) for count, dtype, aligned in kinds if count):
+        blocks = (counts + size - 1) // size * torch.tensor([kind[1:] == key for kind in kinds])
+        owners = torch.repeat_interleave(torch.arange(len(kinds), dtype=torch.int32), blocks)
+        sizes = _to_device(torch.stack([counts, blocks.cumsum(0) - blocks], 1), device)
+        groups.append(Group(_TRITON_DTYPES[key[0]], key[1], sizes, _to_device(owners, device), len(owners)))
+    return groups
 
 
 def _to_device(table: Tensor, device: torch.device) -> Tensor:
