@@ -180,23 +180,26 @@ def _lower_addmm(
     )
 
 
-def count_taps(node: Node) -> int:
-    """Return how many times a convolution reads an element of its operands; 1 for a matmul.
+def count_reads(node: Node, operand: Node) -> int:
+    """Return how many times a matmul or convolution computes an element of an operand for a tile.
 
-    The taps of a depthwise convolution share what they compute.
+    A convolution computes it for each tap (a depthwise one shares what its taps compute), and the gradient of
+    its result for both gradients that it has.
     """
     if node.target not in _CONVOLUTIONS:
         return 1
     shape = operands_of(node)[-1].meta["val"].shape
-    return 1 if shape[1] == 1 else math.prod(shape[2:])
+    num_taps = 1 if shape[1] == 1 else math.prod(shape[2:])
+    is_shared = node.target == aten.convolution_backward.default and operand is node.args[0]
+    return num_taps * sum(node.args[-1][:2]) if is_shared else num_taps  # type: ignore[index,operator,arg-type]
 
 
-def is_cheap_operand(element: Expr, num_taps: int = 1) -> bool:
+def is_cheap_operand(element: Expr, num_reads: int = 1) -> bool:
     """Whether an operand's element may be recomputed every time that a tile of it is read.
 
-    Not if each of several taps would: reading it from memory takes less, and copies that run on their own.
+    Not if that is several times: a load from memory takes less, and copies run on their own.
     """
-    if num_taps > 1:
+    if num_reads > 1:
         while element.op == "masked":
             element = element.args[1]
         return element.op == "load"

@@ -37,7 +37,7 @@ from burnt.codegen.lower.elementwise import FLOAT8_FORMATS, find_float8_nodes
 from burnt.codegen.lower.matmul import (
     MATMUL_LOWERINGS,
     MM_OPS,
-    count_taps,
+    count_reads,
     expensive_row_parts,
     is_cheap_operand,
     operands_of,
@@ -231,8 +231,9 @@ class _Scheduler:
         hoisted: dict[torch.fx.Node, Value] = {}
         for operand, axis in zip(operands_of(node), (-1, -2), strict=False):
             value = self.env[operand]
+            element, num_reads = value.at(new_index(value.shape)), count_reads(node, operand)
             is_stored = operand in self.results  # anyway, so it is read back
-            if not is_stored and is_cheap_operand(value.at(new_index(value.shape)), count_taps(node)):
+            if not is_stored and is_cheap_operand(element, num_reads):
                 continue
             can_hoist = node.target in MM_OPS and not is_stored
             cheap = self.hoist_row_statistics(value, len(value.shape) + axis) if can_hoist else None

@@ -101,6 +101,9 @@ CASES = {
         lambda x, w, s: F.conv2d((x * s.view(-1, 1, 1)).relu(), w), [X, (24, 16, 1, 1), (16,)], ONE,
         ["matmul", "matmul", "reduction"],
     ),
+    "a gradient that is computed for two": Case(
+        lambda x, w: F.conv2d(x, w).relu(), [X, (24, 16, 1, 1)], ONE, ["elementwise", *TWO],
+    ),
     "a padded input": Case(
         lambda x, w: F.conv2d(F.pad(x, (1, 0, 2, 1)), w), [X, W], ONE, ["matmul", "elementwise", "matmul"],
     ),
