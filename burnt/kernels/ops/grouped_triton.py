@@ -122,19 +122,20 @@ def _locate_terms(  # type: ignore[no-untyped-def]
 
 def rows_launches(a: Tensor, b: Tensor, ends: Tensor, config: MatmulConfig) -> tuple[list[Launch], Tensor]:
     """Return the launches that multiply ``[rows, k]`` by the ``[k, n]`` of a row's group, and the result."""
+    config = dataclasses.replace(config, split=1)
     (rows, terms), (groups, _, columns) = a.shape, b.shape
     out = a.new_empty(rows, columns)
     args = (a, *a.stride()), (b, *b.stride()), (out, 0, columns), (ends, groups, rows, columns, terms)
     # Each group, and the rows after the last one, may have a tile more than all rows in tiles.
     sizes = 1, rows + groups * config.block_m, columns, terms
-    loads = _load_left, _load_right
+    loads, mode = (_load_left, _load_right), dot_precision(precision())
     constants: dict[str, Any] = {"locate": _locate_rows, "GROUPS": triton.next_power_of_2(groups + 1)}
     if config.descriptors and rows_structure(a, b).num_tma_operands == 2:
         is_transposed = b.stride(2) != 1
         loads = _load_rows, _load_transposed if is_transposed else _load_matrix
         constants["describe_left"] = _describe_rows
         constants["describe_right"] = _describe_transposed if is_transposed else _describe_matrices
-    return _launches(args, out, sizes, config, loads, constants)
+    return matmul_launches(args, out, sizes, config, *loads, _store, None, mode, {}, **constants), out
 
 
 def terms_launches(
@@ -143,24 +144,14 @@ def terms_launches(
     """Return the launches that multiply ``[rows, k]`` and ``[rows, n]`` group by group, and the result
     ``[groups, k, n]``.
     """
+    config = dataclasses.replace(config, split=1)
     (terms, rows), groups, columns = a.shape, ends.shape[0], grad_out.shape[1]
     out = a.new_empty(groups, rows, columns)
     right = grad_out, 0, *grad_out.stride()
     args = (a, *a.stride()[::-1]), right, (out, rows * columns, columns), (ends, groups, rows, columns, terms)
     sizes, constants = (groups, rows, columns, terms), {"locate": _locate_terms, "EVEN_K": False}
-    return _launches(args, out, sizes, config, (_load_left, _load_right), constants)
-
-
-def _launches(
-    args: Any,
-    out: Tensor,
-    sizes: tuple[int, int, int, int],
-    config: MatmulConfig,
-    loads: tuple[Any, Any],
-    constants: dict[str, Any],
-) -> tuple[list[Launch], Tensor]:
-    config, mode = dataclasses.replace(config, split=1), dot_precision(precision())
-    return matmul_launches(args, out, sizes, config, *loads, _store, None, mode, {}, **constants), out
+    functions, mode = (_load_left, _load_right, _store), dot_precision(precision())
+    return matmul_launches(args, out, sizes, config, *functions, None, mode, {}, **constants), out
 
 
 def gradients(

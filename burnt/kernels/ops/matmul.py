@@ -30,8 +30,7 @@ from torch.nn import functional as F
 from burnt import _torch
 from burnt.codegen import fuse
 from burnt.codegen.precision import precision
-from burnt.codegen.render.triton.matmul_config import MatmulConfig, configs_to_measure
-from burnt.codegen.runtime.targets import target_of
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.device import processor
 from burnt.errors import InputIndexError, InputRuntimeError
 from burnt.kernels.dispatch.op import op
@@ -548,18 +547,11 @@ def _triton_launches(config: dict[str, str], device: torch.device, *args: Tensor
     return rows_launches(*args, MatmulConfig.of(config["tiles"]))
 
 
-def _triton_unsupported_reason(a: Tensor, b: Tensor, ends: Tensor) -> str | None:
-    target = target_of(a.device)
-    if isinstance(target, str):
-        return target
-    return None if a.numel() and b.numel() else "an empty tensor"
-
-
 _triton = add_candidate(
     grouped_matmul,
     _triton_launches,
-    lambda limits, a, b, ends: [{"tiles": str(c)} for c in configs_to_measure(rows_structure(a, b), limits)],
-    when=_triton_unsupported_reason,
+    lambda limits, a, b, ends: rows_structure(a, b),
+    when=lambda a, b, ends: None if a.numel() and b.numel() else "an empty tensor",
     best=lambda *args: _torch_unsupported_reason(*args) is not None,
 )
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.precision import precision
-from burnt.codegen.render.triton.matmul_config import TILES, MatmulStructure
-from burnt.codegen.render.triton.tile_config import Limits
+from burnt.codegen.render.triton.matmul_config import TILES, MatmulStructure, configs_to_measure
+from burnt.codegen.runtime.targets import target_of
 from burnt.kernels.interface.launch import Launch, compile_all, on_meta, run_all
 
 DTYPES = torch.float16, torch.bfloat16, torch.float32
@@ -34,21 +34,29 @@ def run_launches(launches: Iterable[Launch], out: Tensor) -> Tensor:
 def add_candidate(
     op: Any,
     launches: Callable[..., tuple[list[Launch], Tensor]],
-    configs: Callable[..., list[dict[str, str]]],
-    **settings: Any,
+    configs: Callable[..., MatmulStructure | list[dict[str, str]]],
+    when: Callable[..., str | None],
+    best: Callable[..., bool] | None = None,
 ) -> Any:
     """Register the candidate; return it.
 
     `launches` takes the configuration, the device and the op's arguments, which may be on the meta device; it
-    returns the launches and the result. `configs` takes the device's limits and the arguments; `settings` are
-    those of `Op.candidate`.
+    returns the launches and the result. `configs` takes the device's limits and the arguments; it returns the
+    configurations, or what they depend on. `when` and `best` are those of `Op.candidate`.
     """
 
     def all_configs(*args: Any) -> list[dict[str, str]]:
         from burnt.codegen.runtime.triton_compile_pool import limits_of
 
-        limits: Limits = limits_of(args[0].device)
-        return configs(limits, *args)
+        limits = limits_of(args[0].device)
+        found = configs(limits, *args)
+        if isinstance(found, list):
+            return found
+        return [{"tiles": str(c)} for c in configs_to_measure(found, limits)]
+
+    def unsupported_reason(*args: Any) -> str | None:
+        target = target_of(args[0].device)
+        return target if isinstance(target, str) else when(*args)
 
     def start_compiling(config: dict[str, str], *args: Any) -> Future[None]:
         device = args[0].device
@@ -57,10 +65,8 @@ def add_candidate(
     def compute(*args: Any, config: dict[str, str]) -> Tensor:
         return run_launches(*launches(config, args[0].device, *args))
 
-    register = op.candidate(
-        "triton", devices=["cuda"], dtypes=DTYPES, configs=all_configs, compiles=start_compiling, **settings
-    )
-    return register(compute)
+    limits: dict[str, Any] = {"devices": ["cuda"], "dtypes": DTYPES, "when": unsupported_reason, "best": best}
+    return op.candidate("triton", configs=all_configs, compiles=start_compiling, **limits)(compute)
 
 
 def rows_structure(a: Tensor, b: Tensor) -> MatmulStructure:

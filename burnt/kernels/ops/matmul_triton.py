@@ -78,19 +78,17 @@ def reduce_launches(
     return [Launch(reduce_split_k, grid, (args, parts, *sizes), constants, options)]
 
 
-def _constants(args: tuple[Any, ...], split: int, epilogue: Any, settings: tuple[Any, ...]) -> dict[str, Any]:
-    wide = needs_int64(args)
+def _constants(
+    args: tuple[Any, ...], split: int, epilogue: Any, settings: tuple[Any, ...] | None
+) -> dict[str, Any]:
+    wide = _max_offset(args) > INT32_INDEX_LIMIT
     return {"epilogue": epilogue, "SPLIT_K": split, "INT64_INDICES": wide, "SETTINGS": settings}
 
 
-def needs_int64(args: tuple[Any, ...]) -> bool:
-    """Whether an offset in a tensor among the arguments exceeds int32."""
-    return any(
-        needs_int64(a) if isinstance(a, tuple) else isinstance(a, Tensor) and _extent(a) > INT32_INDEX_LIMIT
-        for a in args
-    )
-
-
-def _extent(tensor: Tensor) -> int:
-    """Return the offset of a tensor's last element."""
-    return sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+def _max_offset(argument: Any) -> int:
+    """Return the largest offset of an element in a tensor, or in those of a tuple."""
+    if isinstance(argument, tuple):
+        return max(map(_max_offset, argument), default=0)
+    if not isinstance(argument, Tensor):
+        return 0
+    return sum((size - 1) * step for size, step in zip(argument.shape, argument.stride(), strict=True))

@@ -20,10 +20,8 @@ from burnt.codegen.precision import precision
 from burnt.codegen.render.triton.matmul_config import (
     MatmulConfig,
     MatmulStructure,
-    configs_to_measure,
 )
 from burnt.codegen.render.triton.tile_config import Limits
-from burnt.codegen.runtime.targets import target_of
 from burnt.device import device_info
 from burnt.kernels.ops.matmul_gpu import DTYPES, add_candidate
 from burnt.kernels.ops.quantized.quantize import FLOAT8
@@ -75,10 +73,6 @@ def structure_of(rows: int, columns: int, terms: int, use: Use = "int8") -> Matm
     )  # fmt: skip
 
 
-def _configs(limits: Limits, structure: MatmulStructure) -> list[dict[str, str]]:
-    return [{"tiles": str(c)} for c in configs_to_measure(structure, limits)]
-
-
 _MAX_TERMS = 1 << 17
 """Products of two int8 values whose sum might not fit into int32: each is at most 2^14. With a zero point,
 half as many, with one of the weight too an eighth."""
@@ -105,9 +99,6 @@ def uses_float8_units(
 
 
 def _unsupported_reason(call: LinearCall | ConvCall) -> str | None:
-    target = target_of(call.x.device)
-    if isinstance(target, str):
-        return target
     if call.zero_point is not None:
         return "zero points of the weight"
     return "an empty tensor" if 0 in (call.x.numel(), call.values.numel()) else None
@@ -128,13 +119,11 @@ def _linear_unsupported_reason(*args: Any) -> str | None:
     return sum_unsupported_reason(call.x.shape[-1], call.x_zero_point)
 
 
-def _linear_configs(limits: Limits, *args: Any) -> list[dict[str, str]]:
+def _linear_configs(limits: Limits, *args: Any) -> MatmulStructure:
     call = LinearCall(*args)
-    x, use = (
-        call.x,
-        "int8" if call.value == "int8" else "float8" if _uses_float8(call, call.x.device) else "float16",
-    )
-    return _configs(limits, structure_of(x.numel() // x.shape[-1], call.values.shape[0], x.shape[-1], use))
+    rows, terms = call.x.numel() // call.x.shape[-1], call.x.shape[-1]
+    use: Use = "float8" if _uses_float8(call, call.x.device) else "float16"
+    return structure_of(rows, call.values.shape[0], terms, "int8" if call.value == "int8" else use)
 
 
 def _linear_launches(config: dict[str, str], device: torch.device, *args: Any) -> Any:
@@ -164,11 +153,11 @@ def _conv_unsupported_reason(*args: Any) -> str | None:
     return sum_unsupported_reason(call.terms, call.x_zero_point)
 
 
-def _conv_configs(limits: Limits, *args: Any) -> list[dict[str, str]]:
+def _conv_configs(limits: Limits, *args: Any) -> MatmulStructure:
     call = ConvCall(*args)
     rows = call.x.numel() // call.x.shape[1] // math.prod(call.sizes[0])
     columns, terms = call.values.shape[0] // call.groups, call.values.shape[1]
-    return _configs(limits, structure_of(max(rows, 1), columns, terms, "windows"))
+    return structure_of(max(rows, 1), columns, terms, "windows")
 
 
 def _conv_launches(config: dict[str, str], device: torch.device, *args: Any) -> Any:

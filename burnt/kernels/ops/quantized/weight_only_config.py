@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from burnt.codegen.render.triton import matmul_config
 from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulStructure
-from burnt.codegen.render.triton.tile_config import Limits, change_each_size, next_power_of_two, scale_sizes
+from burnt.codegen.render.triton.tile_config import (
+    Limits,
+    TileConfig,
+    change_each_size,
+    next_power_of_two,
+    scale_sizes,
+)
 
 _VECTOR_WARPS, _THREAD_BYTES = 4, 16  # of the matrix-vector kernel: a thread reads 16 bytes at once
 _MAX_VECTOR_ROWS = 4
 """Rows of x up to which the matrix-vector kernel is worth measuring: it reads the weight for each of them."""
 _MAX_SPLITS = 16
 _TILES = (128, 128), (64, 64), (32, 64), (16, 64), (16, 32)
-_PATTERN = re.compile(r"(\d+)x(\d+) w(\d+) k(\d+)")
 
 
 class LinearSizes(NamedTuple):
@@ -46,44 +48,14 @@ class LinearSizes(NamedTuple):
         )  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class VectorConfig:
-    """Block sizes of the matrix-vector kernel: rows of the weight, bytes of each for an iteration, and warps.
-
-    `split` programs share a row; a second kernel adds their sums.
-
-    >>> str(VectorConfig(4, 512)), VectorConfig.of("8x256 w2 k4").split
-    ('4x512 w4 k1', 4)
-    """
-
-    rows: int
-    bytes: int
-    warps: int = 4
-    split: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.bytes} w{self.warps} k{self.split}"
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Triton's compile options."""
-        return {"num_warps": self.warps, "num_stages": 2}
-
-    @classmethod
-    @functools.cache
-    def of(cls, text: str) -> VectorConfig:
-        """Parse block sizes; raise a ValueError if the text is malformed."""
-        match = _PATTERN.fullmatch(text)
-        if match is None:
-            raise ValueError(f"block sizes {text!r}: expected such as '4x512 w4 k1'")
-        return cls(*map(int, match.groups()))
-
-
 def select_config(sizes: LinearSizes, limits: Limits = HOPPER) -> dict[str, str]:
     """Select a kernel and its block sizes by heuristic, such that a device has room for them.
 
+    Those of the matrix-vector kernel are a `TileConfig`: rows of the weight, bytes of each for an iteration,
+    warps, and the programs that share a row.
+
     >>> select_config(LinearSizes(1, 4096, 4096, per_byte=2, block=32))
-    {'vector': '4x512 w4 k1'}
+    {'vector': '4x512 w4'}
     >>> select_config(LinearSizes(64, 4096, 4096, per_byte=2, block=32))
     {'tiles': '64x64x128 w4 s4 k4'}
     """
@@ -97,9 +69,8 @@ def configs(sizes: LinearSizes, limits: Limits = HOPPER) -> list[dict[str, str]]
     found: dict[tuple[str, str], None] = dict.fromkeys(select_config(sizes, limits).items())
     if sizes.rows <= _MAX_VECTOR_ROWS:
         found |= dict.fromkeys(("vector", str(c)) for c in _vector_neighbours(sizes, limits))
-    found |= dict.fromkeys(
-        ("tiles", str(c)) for c in matmul_config.configs_to_measure(sizes.structure, limits)
-    )
+    tiles = matmul_config.configs_to_measure(sizes.structure, limits)
+    found |= dict.fromkeys(("tiles", str(c)) for c in tiles)
     return [{kernel: text} for kernel, text in found]
 
 
@@ -112,26 +83,26 @@ def _smallest_group(sizes: LinearSizes) -> int:
     return min(16, sizes.block // sizes.per_byte) if sizes.block else 16
 
 
-def _select_vector(sizes: LinearSizes, limits: Limits) -> VectorConfig:
+def _select_vector(sizes: LinearSizes, limits: Limits) -> TileConfig:
     width = max(min(512, next_power_of_two(_row_bytes(sizes))), _smallest_group(sizes))
     tile_bytes = _VECTOR_WARPS * limits.warp_size * _THREAD_BYTES
     rows = min(max(tile_bytes // width, 1), next_power_of_two(sizes.columns))
     programs = sizes.rows * -(-sizes.columns // rows)
     # Enough programs share the terms of an output to use the device.
     most = min(limits.multiprocessors // programs, _row_bytes(sizes) // width, _MAX_SPLITS)
-    return VectorConfig(rows, width, _VECTOR_WARPS, max(next_power_of_two(most + 1) // 2, 1))
+    return TileConfig(rows, width, _VECTOR_WARPS, chunks=max(next_power_of_two(most + 1) // 2, 1))
 
 
-def _vector_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[VectorConfig]:
+def _vector_neighbours(sizes: LinearSizes, limits: Limits) -> Iterator[TileConfig]:
     selected = _select_vector(sizes, limits)
-    changed = change_each_size(selected, "rows", "bytes", "warps", "split")
+    changed = change_each_size(selected, "rows", "cols", "warps", "chunks")
     changed += [scale_sizes(selected, {"rows": change, "warps": change}) for change in (1, -1)]
     for config in [selected, *changed]:
         is_possible = (
-            _smallest_group(sizes) <= config.bytes <= next_power_of_two(_row_bytes(sizes))
-            and config.rows * config.bytes <= 8192
-            and config.split <= _MAX_SPLITS
-            and (config.split == 1 or config.split * config.bytes <= _row_bytes(sizes))
+            _smallest_group(sizes) <= config.cols <= next_power_of_two(_row_bytes(sizes))
+            and config.rows * config.cols <= 8192
+            and config.chunks <= _MAX_SPLITS
+            and (config.chunks == 1 or config.chunks * config.cols <= _row_bytes(sizes))
         )
         if is_possible:
             yield config

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from burnt.codegen import fuse
-from burnt.codegen.runtime.targets import target_of
 from burnt.kernels.ops.activation import apply_activation
 from burnt.kernels.ops.matmul_gpu import add_candidate
 from burnt.kernels.ops.quantized.quantize import dequantize
@@ -37,11 +36,6 @@ def linear_sizes(call: LinearArguments) -> LinearSizes:
     return LinearSizes(*sizes, VALUES[call.value].per_byte, call.block, call.x.element_size())
 
 
-def _unsupported_reason(*args: Any) -> str | None:
-    target = target_of(args[0].device)
-    return target if isinstance(target, str) else unsupported_reason(LinearArguments(*args))
-
-
 def _launches(config: dict[str, str], device: torch.device, *args: Any) -> Any:
     from burnt.kernels.ops.quantized.weight_only_triton import launches
 
@@ -52,7 +46,7 @@ add_candidate(
     quantized_linear,
     _launches,
     lambda limits, *args: configs(linear_sizes(LinearArguments(*args)), limits),
-    when=_unsupported_reason,
+    when=lambda *args: unsupported_reason(LinearArguments(*args)),
     best=lambda *args: LinearArguments(*args).num_rows <= _MAX_ROWS,
 )
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
+from burnt.codegen.render.triton.tile_config import TileConfig
 from burnt.kernels.interface.launch import Launch
 from burnt.kernels.ops.matmul_triton import matmul_launches, partial_sums, reduce_launches
 from burnt.kernels.ops.quantized.values_triton import activate, decode
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
-from burnt.kernels.ops.quantized.weight_only_config import VectorConfig
 from burnt.scheme import VALUES
 
 
@@ -34,6 +34,21 @@ def _store(sums, n, m, in_n, in_m, batch, args, SETTINGS: tl.constexpr):  # type
     if bias is not None:
         sums += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)
     tl.store(out + m * N + n, activate(sums, SETTINGS[3]).to(out.dtype.element_ty), mask=in_n & in_m)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _decode_bytes(packed, zero, VALUE: tl.constexpr, PER_BYTE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Packed values ``[rows, groups, bytes]`` less zeros ``[rows, groups, 1]``, as float32 ``[rows, groups,
+    values]``.
+    """
+    numbers = decode(packed, zero, 0, VALUE)
+    if PER_BYTE == 2:
+        numbers = tl.join(numbers, decode(packed, zero, 1, VALUE))
+    elif PER_BYTE == 4:
+        even = tl.join(numbers, decode(packed, zero, 2, VALUE))
+        odd = tl.join(decode(packed, zero, 1, VALUE), decode(packed, zero, 3, VALUE))
+        numbers = tl.join(even, odd)
+    return tl.reshape(numbers, [packed.shape[0], packed.shape[1], packed.shape[2] * PER_BYTE])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -79,17 +94,8 @@ def multiply_vector(  # type: ignore[no-untyped-def]
             place = (n * scale_stride)[:, None] + ((begin + group) * PER_BYTE // BLOCK)[None, :]
             if zero is not None:
                 offset = tl.load(zero + place, mask=in_block, other=0).to(tl.float32)[:, :, None]
-        if PER_BYTE == 1:
-            products = decode(packed, offset, 0, VALUE) * tl.reshape(x_K, [1, GROUPS, BYTES])
-        elif PER_BYTE == 2:
-            x0, x1 = tl.split(tl.reshape(x_K, [1, GROUPS, BYTES, 2]))
-            products = decode(packed, offset, 0, VALUE) * x0 + decode(packed, offset, 1, VALUE) * x1
-        else:
-            even, odd = tl.split(tl.reshape(x_K, [1, GROUPS, BYTES, 2, 2]))
-            x0, x2 = tl.split(even)
-            x1, x3 = tl.split(odd)
-            products = decode(packed, offset, 0, VALUE) * x0 + decode(packed, offset, 1, VALUE) * x1
-            products += decode(packed, offset, 2, VALUE) * x2 + decode(packed, offset, 3, VALUE) * x3
+        numbers = _decode_bytes(packed, offset, VALUE, PER_BYTE)
+        products = numbers * tl.reshape(x_K, [1, GROUPS, BYTES * PER_BYTE])
         partial = tl.sum(products, 2)
         if BLOCK:
             partial *= tl.load(scale + place, mask=in_block, other=0.0).to(tl.float32)
@@ -100,24 +106,6 @@ def multiply_vector(  # type: ignore[no-untyped-def]
         tl.store(parts + (split.to(tl.int64) * N + n) * M + m, total, mask=in_n)
     else:
         _store(total, n, m, in_n, True, 0, args, SETTINGS)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _decode_tile(  # type: ignore[no-untyped-def]
-    packed, zero, scale, VALUE: tl.constexpr, PER_BYTE: tl.constexpr, N: tl.constexpr, K: tl.constexpr
-):
-    """Packed values ``[N, groups, bytes]`` as float32 ``[N, K]``; zeros and scales are ``[N, groups]``."""
-    zero = tl.expand_dims(zero, 2)
-    scale = tl.expand_dims(scale, 2)
-    if PER_BYTE == 1:
-        numbers = decode(packed, zero, 0, VALUE) * scale
-    elif PER_BYTE == 2:
-        numbers = tl.join(decode(packed, zero, 0, VALUE) * scale, decode(packed, zero, 1, VALUE) * scale)
-    else:
-        even = tl.join(decode(packed, zero, 0, VALUE) * scale, decode(packed, zero, 2, VALUE) * scale)
-        odd = tl.join(decode(packed, zero, 1, VALUE) * scale, decode(packed, zero, 3, VALUE) * scale)
-        numbers = tl.join(even, odd)
-    return tl.reshape(numbers, [N, K])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -146,7 +134,8 @@ def _load_weight(  # type: ignore[no-untyped-def]
             offset = tl.load(zero + place, mask=in_block, other=0).to(tl.float32)
     elif zero is not None:
         offset += tl.load(zero + n * scale_stride, mask=in_n, other=0).to(tl.float32)[:, None]
-    return _decode_tile(packed, offset, factor, SETTINGS[0], PER_BYTE, ROWS, COLUMNS).to(x.dtype.element_ty)
+    numbers = _decode_bytes(packed, tl.expand_dims(offset, 2), SETTINGS[0], PER_BYTE)
+    return tl.reshape(numbers * tl.expand_dims(factor, 2), [ROWS, COLUMNS]).to(x.dtype.element_ty)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -182,11 +171,13 @@ def launches(call: LinearArguments, config: Mapping[str, str]) -> tuple[list[Lau
         sizes = dataclasses.replace(sizes, block_m=sizes.block_n, block_n=sizes.block_m)
         shape, loads, mode = (1, columns, rows, terms), (_load_weight, _load_x), dot_precision(precision())
         return matmul_launches(args, out, shape, sizes, *loads, _store, settings, mode, {}), out
-    vector = VectorConfig.of(text)
-    parts = partial_sums(out, vector.split, (columns, rows), "ieee")
-    group = min(16, block // per_byte, vector.bytes) if block else min(16, vector.bytes)
-    constants = {"SETTINGS": settings, "SPLIT": vector.split, "ROWS": vector.rows}
-    constants |= {"GROUPS": vector.bytes // group, "BYTES": group}
-    grid = triton.cdiv(columns, vector.rows) * vector.split, rows
-    first = Launch(multiply_vector, grid, (args, parts), constants, vector.options)
-    return [first, *reduce_launches(args, parts, (1, columns, rows), vector.split, _store, settings, {})], out
+    vector = TileConfig.of(text)
+    parts = partial_sums(out, vector.chunks, (columns, rows), "ieee")
+    group = min(16, block // per_byte, vector.cols) if block else min(16, vector.cols)
+    constants = {"SETTINGS": settings, "SPLIT": vector.chunks, "ROWS": vector.rows}
+    constants |= {"GROUPS": vector.cols // group, "BYTES": group}
+    grid = triton.cdiv(columns, vector.rows) * vector.chunks, rows
+    options = {"num_warps": vector.warps}  # products are added unrounded
+    first = Launch(multiply_vector, grid, (args, parts), constants, options)
+    shape = 1, columns, rows
+    return [first, *reduce_launches(args, parts, shape, vector.chunks, _store, settings, {})], out

@@ -41,12 +41,12 @@ def close(ours: Tensor, theirs: Tensor, exact: Tensor, size: Tensor) -> None:
     assert (ours.double() - exact).abs().max() <= limit
 
 
-VECTOR, TILES = {"vector": "4x32 w4 k1"}, {"tiles": "16x32x32 w4 s2"}
+VECTOR, TILES = {"vector": "4x32 w4"}, {"tiles": "16x32x32 w4 s2"}
 LINEAR: list[tuple[Any, ...]] = [
     # rows, terms, columns, value, block, zero, dtype, activation, config
     (1, 130, 7, "int8", 0, False, torch.float32, None, VECTOR),
     (1, 129, 5, "int4", 0, True, torch.bfloat16, "silu", VECTOR),
-    (1, 160, 9, "int4", 32, True, torch.float32, "gelu", {"vector": "4x16 w4 k2"}),
+    (1, 160, 9, "int4", 32, True, torch.float32, "gelu", {"vector": "4x16 w4 c2"}),
     (2, 128, 6, "int2", 16, False, torch.float16, "relu2", VECTOR),
     (1, 96, 6, "float4_e2m1", 32, False, torch.float32, "hardswish", VECTOR),
     (1, 70, 6, "float8_e4m3", 0, False, torch.float32, "relu6", VECTOR),
