@@ -43,25 +43,23 @@ class BoundParams(list[Tensor]):
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         super().__init__(params)
-        self._are_alike: Callable[..., bool] | None = None
-        self._states: list[Tensor | None] = []
-        self._counts = (0, 0)
+        self._count = -1  # of tensors that were compared
         self.strided: list[int] = []  # indices of gradients with other strides than their parameters
         self.tables: dict[int, Tables] = {}  # on a GPU, by stream
 
     def matches(self, tensors: Sequence[Tensor], states: Sequence[Tensor | None]) -> bool:
         """Whether the tensors of a step are as in the step that was remembered."""
         return (
-            self._are_alike is not None
-            and (len(tensors), len(states)) == self._counts
+            len(tensors) == self._count
+            and len(states) == len(self._states)
             and self._are_alike(*tensors)
             and all(map(operator.is_, states, self._states))
         )
 
     def remember(self, tensors: Sequence[Tensor], states: list[Tensor | None], strided: list[int]) -> None:
         """Remember the tensors of a step that passed all checks."""
-        self._are_alike, self._states = _torch.build_tensor_guard(tensors), states
-        self._counts, self.strided, self.tables = (len(tensors), len(states)), strided, {}
+        self._are_alike, self._count = _torch.build_tensor_guard(tensors), len(tensors)
+        self._states, self.strided, self.tables = states, strided, {}
 
 
 class HostPasses:

@@ -11,7 +11,6 @@ Input checks and the choice of kernels are in `burnt.kernels.optim.foreach`.
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -187,18 +186,15 @@ def increment_versions(
 
 def _build_table(columns: Sequence[Sequence[Tensor]], scalars: Sequence[Sequence[Any]]) -> array[int]:
     sizes = [t.numel() for t in columns[0]]
-    bits = [[scalar_bits(x) for x in column] for column in scalars]
-    addresses = [[t.data_ptr() for t in column] for column in columns]
-    rows = zip(sizes, [0] * len(sizes), *bits, *addresses, strict=True)
+    rows = zip(sizes, [0] * len(sizes), *map(numbers_of, (*scalars, *columns)), strict=True)
     return array("q", chain.from_iterable(rows))
 
 
-def scalar_bits(scalar: Tensor | float) -> int:
-    """Return what a table holds of a scalar: the address of a tensor, the bits of a number."""
-    if isinstance(scalar, Tensor):
-        return scalar.data_ptr()
-    bits: int = struct.unpack("q", struct.pack("d", scalar))[0]
-    return bits
+def numbers_of(column: Sequence[Any]) -> array[int]:
+    """Return what tables hold of a list: addresses of tensors, or the bits of numbers."""
+    if isinstance(column[0], Tensor):
+        return array("q", map(Tensor.data_ptr, column))
+    return array("q", array("d", column).tobytes())
 
 
 def _common_source(dtype: torch.dtype, columns: int, scalars: int) -> str:

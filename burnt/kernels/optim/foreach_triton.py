@@ -28,7 +28,7 @@ from torch import Tensor
 from burnt.codegen.render.triton.device_math import divide, sqrt
 from burnt.codegen.runtime import triton_launch
 from burnt.codegen.runtime.bound_launch import IS_INTERPRETED, BoundLaunch
-from burnt.kernels.optim.foreach_c import increment_versions, scalar_type
+from burnt.kernels.optim.foreach_c import increment_versions, numbers_of, scalar_type
 from burnt.kernels.optim.formula import Options, Scope, Term, Trace, Update, fold, trace
 from burnt.kernels.optim.request import Request, StepResult
 
@@ -156,13 +156,10 @@ class Tables:
 
     def get(self, name: str, column: Sequence[Any]) -> Table:
         """Return the table of a list. Of the optimizer's own state, no address is read again."""
-        if (table := self._states.get(name)) is not None:
-            return table
-        if not isinstance(column[0], Tensor):
-            return _upload(array("d", column).tobytes(), self.device, self.stream)
-        table = _upload(array("q", map(Tensor.data_ptr, column)).tobytes(), self.device, self.stream)
-        if name not in _FRESH:
-            self._states[name] = table
+        if (table := self._states.get(name)) is None:
+            table = _upload(numbers_of(column).tobytes(), self.device, self.stream)
+            if name not in _FRESH and isinstance(column[0], Tensor):
+                self._states[name] = table
         return table
 
     def groups(self, tensors: Sequence[Tensor], size: int, *tables: Table) -> list[Group]:

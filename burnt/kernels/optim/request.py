@@ -52,19 +52,20 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.candidate is not None and self.candidate not in _CANDIDATES:
-            self._raise_invalid("candidate", ", ".join(map(repr, _CANDIDATES)), repr(self.candidate))
+            self.reject("candidate", ", ".join(map(repr, _CANDIDATES)), repr(self.candidate))
         if self.max_norm is not None and not self.max_norm >= 0:
-            self._raise_invalid("max_norm", "a limit of at least 0", str(self.max_norm))
+            self.reject("max_norm", "a limit of at least 0", str(self.max_norm))
         if not 0 <= self.ema_decay <= 1:
-            self._raise_invalid("ema_decay", "a number from 0 to 1", str(self.ema_decay))
+            self.reject("ema_decay", "a number from 0 to 1", str(self.ema_decay))
         scale = self.grad_scale
         if isinstance(scale, Tensor):
             if scale.numel() != 1:
-                self._raise_invalid("grad_scale", "a number, or a tensor with one element", describe(scale))
+                self.reject("grad_scale", "a number, or a tensor with one element", describe(scale))
         elif scale is not None and not (scale > 0 and math.isfinite(scale)):
-            self._raise_invalid("grad_scale", "a positive number", str(scale))
+            self.reject("grad_scale", "a positive number", str(scale))
 
-    def _raise_invalid(self, option: str, expected: str, found: str) -> None:
+    def reject(self, option: str, expected: str, found: str) -> None:
+        """Raise the error for an option with an invalid value."""
         raise InputValueError(
             f"{self.name} does not accept this {option}", where=self.where, expected=expected, found=found
         )
@@ -78,9 +79,9 @@ class Request:
         """Check the hyperparameters of a step: `betas` are in ``[0, 1)``, the others at least 0."""
         for what, value in nonnegative.items():
             if not isinstance(value, Tensor) and not value >= 0:
-                self._raise_invalid(what, "a number of at least 0", str(value))
+                self.reject(what, "a number of at least 0", str(value))
         if any(not isinstance(beta, Tensor) and not 0 <= beta < 1 for beta in betas):
-            self._raise_invalid("betas", "two numbers, at least 0 and below 1", str(betas))
+            self.reject("betas", "two numbers, at least 0 and below 1", str(betas))
 
     def with_ema(self, elements: Mapping[str, Sequence[Tensor]]) -> Mapping[str, Sequence[Tensor]]:
         """Return lists of tensors by name, with the averages if there are some."""

@@ -512,26 +512,15 @@ def muon_step(
     """
     request = Request("muon_step", grad_scale, max_norm, ema, ema_decay, candidate)
     request.check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
-    where = "burnt.kernels.muon_step"
     if adjust_lr_fn is not None and adjust_lr_fn not in LR_ADJUSTMENTS:
-        raise InputValueError(
-            "muon_step does not support this adjust_lr_fn",
-            where=where,
-            expected=", ".join(map(repr, LR_ADJUSTMENTS)),
-            found=repr(adjust_lr_fn),
-        )
+        request.reject("adjust_lr_fn", ", ".join(map(repr, LR_ADJUSTMENTS)), repr(adjust_lr_fn))
     if not 0 <= ns_steps < 100:
-        raise InputValueError(
-            "ns_steps of muon_step is out of range",
-            where=where,
-            expected="a number from 0 to 99",
-            found=str(ns_steps),
-        )
+        request.reject("ns_steps", "a number from 0 to 99", str(ns_steps))
     for i, p in enumerate(params):
         if p.dim() != 2:
             raise InputRuntimeError(
                 "muon_step supports only matrices",
-                where=where,
+                where=request.where,
                 expected=f"params[{i}]: [rows, columns]",
                 found=describe(p),
                 hint="use AdamW for other parameters, and for embeddings",
