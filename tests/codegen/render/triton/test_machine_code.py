@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
+from burnt.codegen.ir import Kernel
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.source import select_config
 from burnt.kernels.ops import grouped_triton
@@ -68,6 +69,15 @@ def residual_block(x: Tensor, w: Tensor, s: Tensor, b: Tensor, r: Tensor) -> Ten
     return torch.relu(F.conv2d(x, w, padding=1) * scale + shift + r)
 
 
+def block_products(size: int, channels: int) -> list[Kernel]:
+    """The convolution of a residual block of 32 images, and the gradients of its input and its weight."""
+    x, w = torch.empty(32, channels, size, size), torch.empty(channels, channels, 3, 3)
+    x, w = (t.bfloat16().to(memory_format=torch.channels_last) for t in (x, w))
+    by_channel = torch.empty(channels).bfloat16()
+    kernels = planned(residual_block, x, w, by_channel, by_channel, x, products=True, gradients=True)
+    return [kernel for kernel in kernels if kernel.matmul is not None]
+
+
 def programs_at_once(found: Compiled, warps: int) -> int:
     """How many programs an H100 runs at once: 132 multiprocessors with 64 K registers and 228 KiB each."""
     registers = -(-found.registers // 8) * 8 * 32 * warps
@@ -78,13 +88,8 @@ def programs_at_once(found: Compiled, warps: int) -> int:
 def test_convolutions_multiply_more_than_they_compute_addresses(
     size: int, channels: int, tmp_path: Path
 ) -> None:
-    x, w = torch.empty(32, channels, size, size), torch.empty(channels, channels, 3, 3)
-    x, w = (t.bfloat16().to(memory_format=torch.channels_last) for t in (x, w))
-    by_channel = torch.empty(channels).bfloat16()
-    kernels = planned(residual_block, x, w, by_channel, by_channel, x, products=True, gradients=True)
     most = {"itself": 165, "gradient of the input": 200, "gradient of the weight": 260}  # instructions
-    products = [kernel for kernel in kernels if kernel.matmul is not None]
-    for kernel, (name, limit) in zip(products, most.items(), strict=True):
+    for kernel, (name, limit) in zip(block_products(size, channels), most.items(), strict=True):
         config = select_config(structure_of(kernel), limits_of("sm_90"))
         source = print_kernel(kernel, config)
         functions = compiled([source], "sm_90", tmp_path)
@@ -99,6 +104,19 @@ def test_convolutions_multiply_more_than_they_compute_addresses(
         places = programs_at_once(functions[0], config.warps)
         programs = source.functions[0].programs
         assert programs / (-(-programs // places) * places) >= 0.8, name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("target", "unit"), [("sm_100", "tcgen05.mma"), ("gfx942", "v_mfma")])
+def test_convolutions_divide_by_constants_on_other_devices(target: str, unit: str, tmp_path: Path) -> None:
+    for kernel in block_products(28, 128):
+        config = select_config(structure_of(kernel), limits_of(target))
+        functions = compiled([print_kernel(kernel, config)], target, tmp_path)
+        assert unit in functions[0].assembly
+        for found in functions:
+            assert not found.spilled
+            divisions = found.code.count("I2F", "MUFU.RCP") if found.cubin else found.assembly.count("v_rcp")
+            assert not divisions
 
 
 def losses(logits: Tensor, target: Tensor) -> Tensor:

@@ -160,6 +160,12 @@ def test_which_functions_are_one_kernel(name: str) -> None:
         assert [s.kind for s in shown.backward.steps] == backward
 
 
+def test_an_operand_that_is_a_result_is_read_back() -> None:
+    fn, shapes, *_ = CASES["a factor that is a result"]
+    shown = explain(Function(fn, target=always()), *(torch.randn(s) for s in shapes), timed=False)
+    assert ["relu" in shown.source(step.name) for step in shown.steps] == [True, False]
+
+
 @pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
