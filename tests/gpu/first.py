@@ -132,12 +132,14 @@ def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.
     shapes = (2, 8, 517, size), (2, 2, 517, size), (2, 2, 517, size), (2, 8, 517, size)
     q, k, v, grad_out = (drawn(*s, seed=i).to(device, dtype) for i, s in enumerate(shapes))
     options = dict(options)
+    in_order = options.pop("in_order", False)
     if "mask" in options:
         options["mask"] = (drawn(*options["mask"], seed=5) > -1).to(device)
     if "lengths" in options:
         options["lengths"] = torch.tensor(options["lengths"], device=device)
 
     def ours() -> Sequence[Tensor]:
+        torch.use_deterministic_algorithms(in_order, warn_only=True)  # otherwise dq is added to in any order
         problem = make_problem(q, k, **options)
         blocks = select_config(size, dtype.itemsize, HOPPER, has_score=problem.score is not None)
         out, lse = flash_triton.forward(q, k, v, problem, blocks)
@@ -429,6 +431,7 @@ SCALED = (
 ATTENTION: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"after": 0},
+    "causal, in order": {"after": 0, "in_order": True},
     "window": {"before": 100, "after": 0},
     "soft cap": {"softcap": 2.0, "after": 0},
     "mask": {"mask": (517, 517)},

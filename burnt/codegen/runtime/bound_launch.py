@@ -100,9 +100,6 @@ class BoundLaunch:
         """Launch by Triton's runner, whatever the alignment and hooks; compile first where needed."""
         pairs = list(zip(self.varying, values, strict=True))
         alignment = tuple(value & 15 for kind, value in pairs if isinstance(kind, Pointer))
-        # Triton's allocator is a context variable, which the user's code may have set: use a copy.
-        context = contextvars.copy_context()
-        context.run(triton.set_allocator, scratch)
         runner = self.compiled.get(alignment)
         if runner is None:
             examples = [
@@ -115,7 +112,7 @@ class BoundLaunch:
             if not any(alignment) and not getattr(kernel.metadata, "profile_scratch_size", 0):
                 self.call = self._generate(kernel)
         arguments = self._all_arguments(values)
-        context.run(lambda: runner(*arguments, stream=stream))
+        with_scratch(lambda: runner(*arguments, stream=stream))
 
     def _all_arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arguments by position, constants included."""
@@ -143,10 +140,8 @@ class BoundLaunch:
         recorded: list[Any] = []
         launcher: Any = copy.copy(kernel.run)
         launcher.launch = lambda *arguments: recorded.extend(arguments)
-        context = contextvars.copy_context()
-        context.run(triton.set_allocator, allocate)
         given = kernel.function, kernel.packed_metadata, None, None, None, *self._all_arguments(values)
-        context.run(lambda: launcher(*self.grid, stream, *given))
+        with_scratch(lambda: launcher(*self.grid, stream, *given), allocate)
         pointers = [p for p, kind in zip(parameters, self.varying, strict=True) if isinstance(kind, Pointer)]
         knobs = code.name(triton.knobs.runtime)
         hooks = [f"{knobs}.launch_{when}_hook" for when in ("enter", "exit")]  # chains, which may be empty
@@ -221,3 +216,11 @@ def scratch(size: int, alignment: int, stream: int, device: int | None = None) -
         if is_shared:
             _workspaces[device, stream] = found
     return found
+
+
+def with_scratch(launch: Callable[[], object], allocate: Callable[..., object] = scratch) -> None:
+    """Launch a kernel that may need memory for tensor descriptors."""
+    # Triton's allocator is a context variable, which the user's code may have set: use a copy.
+    context = contextvars.copy_context()
+    context.run(triton.set_allocator, allocate)
+    context.run(launch)

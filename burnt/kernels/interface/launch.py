@@ -25,7 +25,9 @@ class Launch(NamedTuple):
 
     def __call__(self) -> None:
         """Launch the kernel."""
-        self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
+        from burnt.codegen.runtime.bound_launch import with_scratch
+
+        with_scratch(lambda: self.kernel[self.grid](*self.arguments, **self.constants, **self.options))
 
     def bind(self) -> BoundLaunch:
         """Return it for other tensors of the same dtypes and other floats, launched with less overhead."""

@@ -208,6 +208,13 @@ def change_each_size(config: Config, *sizes: str) -> list[Config]:
     return [scale_sizes(config, {size: change}) for size in sizes for change in (1, -1)]
 
 
+def change_sizes(config: Config, *sizes: str) -> list[Config]:
+    """Return the configs of `change_each_size`, then those that differ in two sizes."""
+    steps = [{size: change} for size in sizes for change in (1, -1)]
+    pairs = [a | b for a, b in itertools.combinations(steps, 2) if not a.keys() & b.keys()]
+    return [scale_sizes(config, changes) for changes in [*steps, *pairs]]
+
+
 def _clamp_config(structure: TileStructure, config: TileConfig) -> TileConfig | None:
     """Limit block sizes to the kernel's extents; None where programs would be idle."""
     rows, cols = (

@@ -105,20 +105,20 @@ def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | Non
 
 
 def _configs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Sequence[dict[str, str]]:
-    options = Options(*rest)
-    has_score = options.softcap is not None or options.slopes is not None
-    return candidate_configs(q, k, v, options.mask, has_score=has_score)
+    return candidate_configs(q, k, v, Options(*rest))
 
 
-def candidate_configs(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, has_score: bool
-) -> list[dict[str, str]]:
+def candidate_configs(q: Tensor, k: Tensor, v: Tensor, options: Options) -> list[dict[str, str]]:
     """Return the block sizes worth measuring on the tensors' device."""
     from burnt.codegen.runtime.triton_compile_pool import limits_of
 
     kernels = ["forward"]
     if wants_gradient(q, k, v):
         kernels += ["keys"] * (k.requires_grad or v.requires_grad) + ["queries"] * q.requires_grad
+    mask, scores = options.mask, (options.softcap, options.slopes, options.score)
+    has_score = any(score is not None for score in scores)
+    if len(kernels) == 3 and mask is None and options.seed is None and not has_score:
+        kernels.append("both")
     return configs(
         max(q.shape[3], v.shape[3]),
         q.element_size(),
@@ -130,7 +130,7 @@ def candidate_configs(
 
 
 def _start_compiling(config: Mapping[str, str], q: Tensor, *rest: Any) -> Future[None]:
-    return compile_all(call_launches(_blocks_of(config), q, *rest), q.device)
+    return compile_all(call_launches(parse_blocks(config), q, *rest), q.device)
 
 
 def call_launches(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Launch]:
@@ -146,8 +146,9 @@ def call_launches(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -
     return list(launches.values())
 
 
-def _blocks_of(config: Mapping[str, str]) -> dict[str, FlashConfig]:
-    return {name: FlashConfig.of(config[name]) for name in KERNELS}
+def parse_blocks(config: Mapping[str, str]) -> dict[str, FlashConfig]:
+    """Parse the block sizes of each kernel from a configuration."""
+    return {name: FlashConfig.of(config[name]) for name in KERNELS if name in config}
 
 
 @dot_product_attention.candidate(
@@ -161,7 +162,7 @@ def _blocks_of(config: Mapping[str, str]) -> dict[str, FlashConfig]:
     differentiable=True,
 )
 def _(*args: Any, config: Mapping[str, str]) -> Tensor:
-    return flash_attention(*args, blocks=_blocks_of(config))
+    return flash_attention(*args, blocks=parse_blocks(config))
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: Blocks, **options: Any) -> Tensor:

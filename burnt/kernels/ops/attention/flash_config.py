@@ -8,9 +8,10 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from burnt.codegen.render.triton.tile_config import Limits, change_each_size, next_power_of_two
+from burnt.codegen.render.triton.tile_config import Limits, change_sizes, next_power_of_two
 
-KERNELS = ("forward", "dots", "keys", "queries")
+KERNELS = ("forward", "dots", "keys", "queries", "both")
+"""`both` computes the gradients that `keys` and `queries` do, where it is given and the call allows it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,7 @@ _HOPPER: _Table = {  # and later: several warps share a matmul, which reads its 
     "forward": "128x64 w8 s3 a, 128x64 w8 s3 a, 64x32 w8 s2",
     "keys": "64x128 w8 s2, 32x128 w8 s2, 16x32 w8 s2",
     "queries": "128x64 w8 s3, 128x64 w8 s2, 32x16 w4 s1",
+    "both": "64x128 w8 s2, 64x128 w8 s2, ",
 }
 _AMPERE: _Table = {
     "forward": "128x64 w8 s3, 128x64 w8 s3, 64x32 w8 s2",
@@ -117,11 +119,14 @@ def select_config(
     column = next(n for n, width in enumerate(_WIDTHS) if size <= width)
     configs = {"dots": FlashConfig(16 if itemsize == 4 else 32, 16, 4, 1)}
     variants = ["added"] * has_additive_mask + ["scored"] * has_score
-    for kernel in ("forward", "keys", "queries"):
-        row = table[kernel]
+    for kernel in ("forward", "keys", "queries", *(["both"] if limits.has_tma else [])):
+        row = table.get(kernel, ", , ")
         for variant in variants:
             row = table.get(f"{kernel}, {variant}", row)
-        blocks = FlashConfig.of(row.split(", ")[column])
+        text = row.split(", ")[column]
+        if not text:
+            continue
+        blocks = FlashConfig.of(text)
         limit = limits.shared_memory
         while blocks.stages > 1 and shared_memory_bytes(kernel, blocks, _WIDTHS[column], itemsize) > limit:
             blocks = dataclasses.replace(blocks, stages=blocks.stages - 1)
@@ -131,14 +136,16 @@ def select_config(
 
 def shared_memory_bytes(kernel: str, blocks: FlashConfig, width: int, itemsize: int) -> int:
     """Estimate the shared memory in bytes: resident tensors, and the blocks loaded by each pipeline stage."""
-    resident, streamed = (blocks.n, blocks.m) if kernel == "keys" else (blocks.m, blocks.n)
-    resident_tensors = 1 if kernel == "forward" else 2
-    return (resident_tensors * resident + 2 * streamed * blocks.stages) * next_power_of_two(width) * itemsize
+    resident, streamed = (blocks.n, blocks.m) if kernel in ("keys", "both") else (blocks.m, blocks.n)
+    resident_tensors, width = 1 if kernel == "forward" else 2, next_power_of_two(width)
+    loaded = (resident_tensors * resident + 2 * streamed * blocks.stages) * width * itemsize
+    # `both` passes gradients of scores to a product, and those of queries to TMA, through shared memory.
+    return loaded + (blocks.m * blocks.n * itemsize + blocks.m * width * 4 if kernel == "both" else 0)
 
 
 def min_accumulator_elements(kernel: str, blocks: FlashConfig, width: int) -> int:
     """Return how many numbers a program holds at least: a tile of scores and the accumulators."""
-    accumulators = blocks.n * 2 * width if kernel == "keys" else blocks.m * width
+    accumulators = blocks.n * 2 * width if kernel in ("keys", "both") else blocks.m * width
     return accumulators + blocks.m * blocks.n * (2 if blocks.ahead else 1)
 
 
@@ -153,6 +160,8 @@ def configs(
 ) -> list[dict[str, str]]:
     """Return block sizes worth measuring, as text: the default, then variations of one kernel at a time.
 
+    A variation changes one size, or two; the former are first.
+
     `kernels` are those that run; they alternate, so that the first few choices include variations of each.
     The other arguments are as in `select_config`.
 
@@ -161,14 +170,20 @@ def configs(
     """
     default = select_config(size, itemsize, limits, has_additive_mask=has_additive_mask, has_score=has_score)
     neighbours: list[list[dict[str, FlashConfig]]] = []
+    if "both" in kernels and "both" in default:
+        kernels = ("forward", "both")
+        neighbours.append([{name: blocks for name, blocks in default.items() if name != "both"}])
+    width = next_power_of_two(size)
     for kernel in kernels:
+        if kernel not in default:
+            continue
         current = default[kernel]
-        neighbours.append([])
-        changed = change_each_size(current, "n", "m", "warps", "stages")
+        changed = change_sizes(current, "n", "m", "warps", "stages")
         if kernel == "forward":
-            changed.insert(1, dataclasses.replace(current, ahead=not current.ahead))
-        for config in changed:
-            width = next_power_of_two(size)
+            toggled = [dataclasses.replace(c, ahead=not c.ahead) for c in (current, *changed)]
+            changed = [toggled[0], *itertools.chain.from_iterable(zip(changed, toggled[1:], strict=True))]
+        neighbours.append([])
+        for config in dict.fromkeys(changed):
             threads = config.warps * limits.warp_size
             registers = min(limits.max_registers, limits.registers // threads) * threads
             if (

@@ -1,10 +1,11 @@
 """FlashAttention in Triton, forward and backward, where each query sees an interval of the keys.
 
 The forward loops over blocks of keys with a running row maximum and sum of exponentials (Dao et al., 2022;
-Milakov and Gimelshein, 2018) and stores each query's logsumexp, `lse`. The backward has three kernels. None
-accumulates into another's output, so results are the same from run to run: `backward_dots` computes delta,
-the row sum of ``grad_out * out``; `backward_keys` computes dk and dv, one program per block of keys;
-`backward_queries` computes dq.
+Milakov and Gimelshein, 2018) and stores each query's logsumexp, `lse`. In the backward, `backward_dots`
+computes delta, the row sum of ``grad_out * out``; `backward_keys` computes dk and dv, one program per block
+of keys; `backward_queries` computes dq. None accumulates into another's output, so results are the same from
+run to run. That takes seven products per pair of blocks. With ADD_DQ it is five: programs of `backward_keys`
+add their parts of dq in float32, by TMA reduction, in any order.
 
 Each loop over blocks has up to three parts: blocks at the edges of the intervals test every key (EDGE),
 blocks that all rows of the tile see need no test, and blocks outside are skipped. The score function and its
@@ -124,6 +125,7 @@ class Constants(NamedTuple):
     BLOCK_M: int = 0
     BLOCK_N: int = 0
     AHEAD: bool = False
+    ADD_DQ: bool = False  # `backward_keys` adds to dq
     # Not a constant of the module: that would make keys of Triton's cache depend on what was compiled before.
     LOG2_E: float = 1.4426950408889634
 
@@ -491,6 +493,7 @@ def _add_queries(  # type: ignore[no-untyped-def]
     v_NE,
     head,
     delta,
+    dq,  # the descriptor, if ADD_DQ
     tile,
     start,
     score: tl.constexpr,
@@ -507,7 +510,6 @@ def _add_queries(  # type: ignore[no-untyped-def]
     qk = tl.dot(k_ND, tl.trans(q_MD), input_precision=C.PRECISION)
     s = _compute_scores(qk, head, i, j, score, C, True, False)
     row_max_M, log_sum_M = _load_lse(head, row, C, EDGE)
-    delta_M = _load_row(delta + head.number * head.rows, row, head.rows, 0.0, EDGE)
     p = _softmax_weights(s, (row_max_M[None, :], log_sum_M[None, :]), C)
     if EDGE:
         p = tl.where((i >= tile.begin[:, None]) & (i < tile.end[:, None]), p, 0.0)
@@ -521,10 +523,16 @@ def _add_queries(  # type: ignore[no-untyped-def]
         dropped = tl.where(keep, p * _keep_scale(head), 0.0)
         dp = tl.where(keep, dp * _keep_scale(head), 0.0)
     dv = tl.dot(dropped.to(grad_out_ME.dtype), grad_out_ME, dv, input_precision=C.PRECISION)
+    delta_M = _load_row(delta + head.number * head.rows, row, head.rows, 0.0, EDGE)
     ds = p * (dp - delta_M[None, :])
     if score is not None:
         ds = tl.where(p > 0.0, ds * score_grad(qk * head.scale, head.b, head.h, i, j, call.args), 0.0)
-    dk = tl.dot(ds.to(q_MD.dtype), q_MD, dk, input_precision=C.PRECISION)
+    ds = ds.to(q_MD.dtype)
+    dk = tl.dot(ds, q_MD, dk, input_precision=C.PRECISION)
+    if C.ADD_DQ:
+        dq_MD = tl.trans(tl.dot(tl.trans(k_ND), ds, input_precision=C.PRECISION))
+        padded_rows = (head.rows + C.BLOCK_M - 1) // C.BLOCK_M * C.BLOCK_M
+        dq.atomic_add([(head.number * padded_rows + start).to(tl.int32), 0], dq_MD)
     return dk, dv
 
 
@@ -534,8 +542,10 @@ def backward_keys(  # type: ignore[no-untyped-def]
     delta,
     dk,  # [B, H / GROUP, S, D]
     dv,
+    dq,  # [B * H * L, D] float32, if ADD_DQ, not scaled yet; each head's rows are padded to whole blocks
     dk_strides,
     dv_strides,
+    dq_shape,
     score: tl.constexpr,
     score_grad: tl.constexpr,
     C: tl.constexpr,
@@ -556,13 +566,17 @@ def backward_keys(  # type: ignore[no-untyped-def]
         tl.full([C.BLOCK_N, C.BLOCK_D], 0.0, tl.float32),
         tl.full([C.BLOCK_N, C.BLOCK_E], 0.0, tl.float32),
     )
+    if C.ADD_DQ:
+        dq = tl.make_tensor_descriptor(
+            dq, [dq_shape[0], dq_shape[1]], [dq_shape[1], 1], [C.BLOCK_M, C.BLOCK_D]
+        )
     for group_index in range(C.GROUP):
         query_head = _head_of(call, b, kv_head * C.GROUP + group_index, C)
         for part in tl.static_range(3):
             if part > 0 or C.HAS_LOW or C.HAS_TABLES:
-                for query in range(ranges[part], ranges[part + 1], C.BLOCK_M):
+                for query in tl.range(ranges[part], ranges[part + 1], C.BLOCK_M, disable_licm=C.ADD_DQ):
                     state = _add_queries(
-                        state, k_ND, v_NE, query_head, delta, tile, query, score, score_grad, C, part != 1
+                        state, k_ND, v_NE, query_head, delta, dq, tile, query, score, score_grad, C, part != 1
                     )
     dk_ND, dv_NE = state
     dk += b * dk_strides[0] + kv_head * dk_strides[1]
@@ -663,6 +677,11 @@ class Problem(NamedTuple):
         """LARGE_SCORES of the kernels."""
         return self.score is not None or (self.mask is not None and self.mask.dtype != torch.bool)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is no mask, dropout or score function; with these, the kernel `both` spills."""
+        return self.mask is None and self.seed is None and self.score is None
+
 
 def _make_launch(
     kernel: Any, num_programs: int, call: Call, others: tuple[Any, ...], constants: dict[str, Any],
@@ -719,27 +738,37 @@ def backward(
     dq = dk = dv = None
     config = blocks["dots"]
     arguments = (grad_out, out, delta, _strides(grad_out), _strides(out), heads, rows, value_size)
-    constants = {"BLOCK_M": config.m, "BLOCK_E": _padded_size(value_size)}
+    constants: dict[str, Any] = {"BLOCK_M": config.m, "BLOCK_E": _padded_size(value_size)}
     num_programs = triton.cdiv(rows, config.m) * batch * heads
     launches = [Launch(backward_dots, (num_programs,), arguments, constants, config.options)]
-    results: tuple[Any, ...]
+    # Additions to dq in any order round differently from run to run.
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    is_one_pass = "both" in blocks and all(needs_grad) and problem.is_plain and not is_deterministic
     if needs_grad[1]:
         # Stored as [B, S, K, D], like the keys, which are often parts of one packed tensor.
         dk = k.new_empty(batch, keys, k.shape[1], head_size).transpose(1, 2)
         dv = v.new_empty(batch, keys, k.shape[1], value_size).transpose(1, 2)
+        config = blocks["both" if is_one_pass else "keys"]
         call, constants = _arguments(q, k, v, grad_out, lse, problem, over_keys=True)
-        num_programs = triton.cdiv(keys, blocks["keys"].n) * batch * k.shape[1]
-        results = delta, dk, dv, _strides(dk), _strides(dv)
-        launches.append(_make_launch(backward_keys, num_programs, call, results, constants, blocks["keys"]))
+        constants["C"] = constants["C"]._replace(ADD_DQ=is_one_pass)
+        padded_rows = triton.cdiv(rows, config.m) * config.m
+        sum_shape = (batch * heads * padded_rows, -(-head_size // 4) * 4) if is_one_pass else (0, 0)
+        dq_sum = lse.new_zeros(sum_shape) if is_one_pass else delta
+        results = delta, dk, dv, dq_sum, _strides(dk), _strides(dv), sum_shape
+        num_programs = triton.cdiv(keys, config.n) * batch * k.shape[1]
+        launches.append(_make_launch(backward_keys, num_programs, call, results, constants, config))
     if needs_grad[0]:
         dq = q.new_empty(batch, rows, heads, head_size).transpose(1, 2)
-        call, constants = _arguments(q, k, v, grad_out, lse, problem)
-        num_programs = triton.cdiv(rows, blocks["queries"].m) * batch * heads
-        results = delta, dq, _strides(dq)
-        launches.append(
-            _make_launch(backward_queries, num_programs, call, results, constants, blocks["queries"])
-        )
+        if not is_one_pass:
+            call, constants = _arguments(q, k, v, grad_out, lse, problem)
+            num_programs = triton.cdiv(rows, blocks["queries"].m) * batch * heads
+            others = delta, dq, _strides(dq)
+            launches.append(
+                _make_launch(backward_queries, num_programs, call, others, constants, blocks["queries"])
+            )
     run(launches, q)
+    if is_one_pass:
+        torch.mul(dq_sum.view(batch, heads, padded_rows, -1)[:, :, :rows, :head_size], problem.scale, out=dq)
     return dq, dk, dv
 
 
@@ -766,7 +795,9 @@ def launches(
     if gradients:
         backward(out, q, k, v, out, lse, problem, blocks, needs_grad, collect)
     kernels = (forward_kernel, backward_dots, backward_keys, backward_queries)
-    names = dict(zip(kernels, KERNELS, strict=True))
+    names = dict(zip(kernels, KERNELS, strict=False))
+    if found[-1].kernel is backward_keys and all(needs_grad):
+        names[backward_keys] = KERNELS[4]
     return {names[launch.kernel]: launch for launch in found}
 
 

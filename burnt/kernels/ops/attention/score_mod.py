@@ -39,8 +39,14 @@ from burnt.device import processor
 from burnt.errors import BurntError, InputTypeError, InputValueError
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.attention.flash import candidate_configs, make_problem, run_flash, unsupported_reason
-from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
+from burnt.kernels.ops.attention.flash import (
+    candidate_configs,
+    make_problem,
+    parse_blocks,
+    run_flash,
+    unsupported_reason,
+)
+from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.reference import (
     Options,
     ScoreMod,
@@ -631,8 +637,8 @@ def attention_with_score(score: ScoreMod, *args: Any) -> Tensor:
     compiled = _compiled_score(score)
     can_use_flash = q.is_cuda and q.dtype != torch.float64 and not isinstance(target_of(q.device), str)
     if can_use_flash and softcap is None and slopes is None and unsupported_reason(*args) is None:
-        config = candidate_configs(q, k, v, rest[0], has_score=True)[0]
-        out = flash_with_score(compiled, score, *args, blocks={n: FlashConfig.of(config[n]) for n in KERNELS})
+        config = candidate_configs(q, k, v, Options(*rest)._replace(score=score))[0]
+        out = flash_with_score(compiled, score, *args, blocks=parse_blocks(config))
         if out is not None:
             return out
     return tiled_attention(*args, kernels=compiled.kernels, eager=_eager_function(score, rest))

@@ -50,7 +50,8 @@ def compiled(
     options["tables"] = (table,) * 4 if options.get("tables") else None
     options["seed"] = torch.empty((), dtype=torch.int64, device="meta") if "dropout" in options else None
     problem = kernels.Problem(size**-0.5, **options)
-    launch = kernels.launches(x, x, x, problem, dict.fromkeys(KERNELS, blocks), gradients=True)[kernel]
+    configs = {name: blocks for name in KERNELS if name == kernel or name != "both"}
+    launch = kernels.launches(x, x, x, problem, configs, gradients=True)[kernel]
     with driven(TARGETS[target]):
         compiled_kernel = triton.JITFunction(launch.kernel.fn).warmup(
             *map(_mocked, launch.arguments), grid=(1,), **launch.constants, **launch.options

@@ -9,6 +9,7 @@
 * The all-ones value of an unsigned dtype, which inversion uses, is invalid in NumPy; here it is valid.
 * A reduction or scan with a custom function calls it for every element; here for whole arrays, a few times,
   which takes milliseconds instead of minutes. Sums run this way too, and round as on a GPU.
+* Additions by descriptor are missing.
 * For speed: a call of a device function patches Triton's language again, and tables of NumPy's dtypes and
   types of blocks are built for each value, which takes a third of the time; here each is done once.
 
@@ -24,6 +25,7 @@ import ml_dtypes
 import numpy as np
 import triton.language as tl
 from torch import Tensor
+from triton._C.libtriton import ir
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -119,6 +121,12 @@ def correct() -> None:
             pointers.data, data.view(original_dtype(value.dtype)), mask.data
         )
 
+    def reduce(self: Any, kind: Any, descriptor: Any, value: Any, offsets: Any) -> None:
+        assert kind == ir.DESCRIPTOR_REDUCE_KIND.ADD
+        pointers, mask = descriptor.materialize_pointers(offsets)
+        total = load(self, pointers, mask, None).data + value.data
+        store(self, pointers, handle(total, value.dtype), mask)
+
     def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         with np.errstate(all="ignore"):
             return handle(_fma(x.data, y.data, z.data), z.dtype.scalar)
@@ -152,6 +160,7 @@ def correct() -> None:
         "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui",
     ):  # fmt: skip
         setattr(builder, name, cast)
+    builder.create_descriptor_reduce = reduce
     builder.create_masked_load, builder.create_masked_store, builder.create_fma = load, store, fma
     interpreter.ReduceOps.generic_reduce = _reduce
     interpreter.ScanOps.generic_scan = _scan

@@ -91,11 +91,14 @@ BLOCKS = {
     "forward": FlashConfig(128, 64, 8, 3), "dots": FlashConfig(32, 16), "keys": FlashConfig(32, 128, 8, 2),
     "queries": FlashConfig(128, 64, 8, 2),
 }  # fmt: skip
+ONE_PASS = BLOCKS | {"both": FlashConfig(64, 128, 8, 2)}
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, pull: Tensor | None = None) -> None:
-    out, lse = flash_triton.forward(q, k, v, problem, BLOCKS)
-    flash_triton.backward(out if pull is None else pull, q, k, v, out, lse, problem, BLOCKS)
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, pull: Tensor | None = None, blocks: Any = BLOCKS
+) -> None:
+    out, lse = flash_triton.forward(q, k, v, problem, blocks)
+    flash_triton.backward(out if pull is None else pull, q, k, v, out, lse, problem, blocks)
 
 
 def heads(rows: int, d: int = 128, number: int = 1) -> Tensor:
@@ -176,6 +179,10 @@ ATTENTION = {
     # Heads are inside rows in the results, so their rows are all heads apart; those of the inputs only one.
     "results": Case(
         lambda n: attention(*[heads(n, 128, 64)] * 3, Problem(1.0, high=1)), 261_000, 262_400, result(8192)
+    ),
+    "one pass": Case(
+        lambda n: attention(*[heads(n, 128, 64)] * 3, Problem(1.0, high=1), blocks=ONE_PASS),
+        261_000, 262_400, result(8192),
     ),
     "gradients of keys": Case(
         lambda n: attention(heads(900, 64, 512), heads(n, 64, 512), heads(n, 64, 512), Problem(1.0, low=-9)),

@@ -207,3 +207,20 @@ def test_a_norm_reads_its_rows_once_for_all_gradients(width: int, tmp_path: Path
     (found,) = compiled([print_kernel(rows, select_config(structure_of(rows)))], "sm_90", tmp_path)
     assert found.code.loop_with("LDGSTS").count("STG")  # the next rows are read while these are computed
     assert not found.spilled
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["causal", *(pytest.param(v, marks=pytest.mark.full) for v in ("plain", "window", "tables"))],
+)
+def test_gradients_of_attention_take_five_products(variant: str, tmp_path: Path) -> None:
+    limits = dataclasses.replace(limits_of("sm_90"), has_tma=True)
+    blocks = flash_config.select_config(128, 2, limits)["both"]
+    found = attention.compiled("both", blocks, torch.bfloat16, 128, variant, "sm_90", tmp_path)
+    assert not found.spilled
+    loop = found.code.loop_with("HGMMA")
+    assert (blocks.m, blocks.n, blocks.warps) == (64, 128, 8)
+    # A warp group multiplies 64 rows by 16 terms: QK, dP and dQ have 128 terms, dK and dV 64.
+    assert loop.count("HGMMA") == 3 * 128 // 16 + 2 * 64 // 16
+    assert loop.count("UTMAREDG") == 1
+    assert not loop.count("RED.", "ATOM", "HMMA")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from burnt.kernels.interface.launch import run_all
 from burnt.kernels.ops.attention import flash_triton
 from burnt.kernels.ops.attention.flash import flash_attention
 from burnt.kernels.ops.attention.flash_config import FlashConfig
@@ -25,6 +27,7 @@ UNEVEN = {
     "keys": FlashConfig(16, 32),
     "queries": FlashConfig(16, 32),
 }
+BOTH = {**UNEVEN, "both": FlashConfig(16, 32)}
 
 
 def heads(batch: int, queries: int, keys: int, h: int, kv: int, d: int, e: int | None = None) -> list[Tensor]:
@@ -139,6 +142,50 @@ def test_compared_with_float64(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_in_16_bits_with_other_blocks(name: str, dtype: torch.dtype) -> None:
     compare(name, dtype, UNEVEN)
+
+
+ONE_PASS = ("one", "causal", "window", "grouped", "values of another size", "packed", "scale")
+
+
+@pytest.fixture
+def _any_order() -> Iterator[None]:
+    """Allow algorithms whose results differ from run to run."""
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.usefixtures("_any_order")
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_gradients_in_one_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Any] = []
+
+    def run(steps: list[Any], tensor: Tensor) -> None:
+        launched.extend(step.constants["C"].ADD_DQ for step in steps if "C" in step.constants)
+        run_all(steps, tensor)
+
+    monkeypatch.setattr(flash_triton.backward, "__defaults__", ((True, True), run))
+    compare(name, torch.float32, BOTH)
+    compare(name, torch.bfloat16, BOTH)
+    assert launched == [True, True]
+
+
+@pytest.mark.usefixtures("_any_order")
+def test_gradients_take_one_pass_where_they_can() -> None:
+    q, k, v = (t.to("meta") for t in heads(1, 20, 20, 2, 2, 16))
+    seed = torch.tensor(1, device="meta")
+
+    def names(problem: Problem, needs_grad: tuple[bool, bool] = (True, True)) -> list[str]:
+        return [*launches(q, k, v, problem, BOTH, gradients=True, needs_grad=needs_grad)][2:]
+
+    assert names(Problem(1.0, high=1)) == ["both"]
+    assert names(Problem(1.0), (True, False)) == ["queries"]
+    assert names(Problem(1.0), (False, True)) == ["keys"]
+    assert names(Problem(1.0, mask=torch.ones(1, 2, 20, 20, device="meta"))) == ["keys", "queries"]
+    assert names(Problem(1.0, dropout=0.1, seed=seed)) == ["keys", "queries"]
+    torch.use_deterministic_algorithms(True)
+    assert names(Problem(1.0, high=1)) == ["keys", "queries"]
 
 
 @pytest.mark.sample(2)
