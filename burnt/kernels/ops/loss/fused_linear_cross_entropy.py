@@ -44,10 +44,10 @@ from burnt.kernels.ops.matmul import matmul
 
 # Bytes of a chunk's logits. On a CPU, larger is faster: each chunk adds to the whole gradient of the weight,
 # and matmuls with few rows are slow. But a chunk must take less than 15 % of the 310 MiB that torch's calls
-# take beyond inputs and gradients (1024 rows, 512 wide, 32000 classes): it takes 12 to 13 %. On a GPU: twice
-# what keeps it busy.
+# take beyond inputs and gradients (1024 rows, 512 wide, 32000 classes): it takes 12 to 13 %. On a GPU: what
+# keeps it busy, or as much as the weight, whose gradient each chunk reads and writes.
 _CHUNK_BYTES = {"cpu": 33 << 20}
-_DEFAULT_CHUNK_BYTES = 256 << 20
+_MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES = 64 << 20, 256 << 20
 _MIN_ROWS = 64
 # Bytes of the weight, and of logits, in one matmul on a CPU: the library may copy them.
 _PART_BYTES = 4 << 20
@@ -151,26 +151,25 @@ def _class_slices(weight: Tensor, rows: int) -> list[slice]:
     return [slice(first, first + step) for first in range(0, classes, step)]
 
 
-def _use_torch_mm(into: Tensor, operand: Tensor) -> bool:
-    """Whether to use `torch.mm` with ``out=``, which is faster on this CPU and writes without a copy."""
-    is_wide = into.dtype in (torch.float32, torch.float64)
-    return into.is_cpu and into.dtype == operand.dtype and is_wide and not processor().mkl_is_slow
+def _writes_in_place(into: Tensor, operand: Tensor) -> bool:
+    """Whether torch's matmul writes or adds to `into` itself, and as fast: no temporary, no second pass."""
+    is_same = into.dtype == operand.dtype
+    if into.is_cpu:
+        return is_same and into.dtype.itemsize >= 4 and not processor().mkl_is_slow
+    return is_same or (into.is_cuda and torch.version.hip is None)
 
 
-def _matmul_into(into: Tensor, left: Tensor, right: Tensor) -> None:
-    """Set `into` to ``left @ right``."""
-    if _use_torch_mm(into, left):
-        torch.mm(left, right, out=into)
+def _matmul_into(into: Tensor, left: Tensor, right: Tensor, adds: bool) -> None:
+    """Set `into` to ``left @ right``, or add that to it."""
+    if not _writes_in_place(into, left):
+        product = matmul(left, right)
+        (into.add_ if adds else into.copy_)(product)
+        return
+    dtype = {} if into.dtype == left.dtype else {"out_dtype": into.dtype}
+    if adds:
+        torch.addmm(into, left, right, **dtype, out=into)
     else:
-        into.copy_(matmul(left, right))
-
-
-def _add_matmul(into: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add ``left @ right`` to `into`."""
-    if _use_torch_mm(into, left) or (into.dtype == left.dtype and not into.is_cpu):
-        torch.addmm(into, left, right, out=into)
-    else:
-        into += matmul(left, right)
+        torch.mm(left, right, **dtype, out=into)
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -196,13 +195,13 @@ class _GradientSums:
         """Add a chunk's logit gradients, given one subset of the classes at a time."""
         grad_x = None
         if self.x is not None:
-            is_sum_dtype = self.x.dtype == self.sum_dtype
-            grad_x = self.x[rows] if is_sum_dtype else self.x.new_empty(x.shape, dtype=self.sum_dtype)
+            is_sum = self.x.dtype == self.sum_dtype or not x.is_cpu  # all classes at once: one product
+            grad_x = self.x[rows] if is_sum else self.x.new_empty(x.shape, dtype=self.sum_dtype)
         for i, (part, gradient) in enumerate(gradients):
             if grad_x is not None:
-                (_add_matmul if i else _matmul_into)(grad_x, gradient, self.projection[part])
+                _matmul_into(grad_x, gradient, self.projection[part], adds=i > 0)
             if self.weight is not None:
-                (_add_matmul if rows.start else _matmul_into)(self.weight[part], gradient.t(), x)
+                _matmul_into(self.weight[part], gradient.t(), x, adds=rows.start > 0)
             if self.bias is not None:
                 self.bias[part] += gradient.sum(0, dtype=self.bias.dtype)
             del gradient
@@ -337,10 +336,9 @@ def _run_chunks(
     assert weight is not None
     ignore_index, _, label_smoothing, z_loss = settings
     terms = Terms.of(ignore_index, label_smoothing, z_loss)
-    chunk = max(
-        _CHUNK_BYTES.get(x.device.type, _DEFAULT_CHUNK_BYTES) // (weight.shape[0] * x.dtype.itemsize),
-        _MIN_ROWS,
-    )
+    by_weight = min(max(weight.numel() * x.dtype.itemsize, _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
+    chunk_bytes = _CHUNK_BYTES.get(x.device.type, by_weight)
+    chunk = max(chunk_bytes // (weight.shape[0] * x.dtype.itemsize), _MIN_ROWS)
     chunk = -(-len(x) // -(-len(x) // chunk))  # make the chunks even
     sums = None if scale is None else _GradientSums((x, weight, bias), needs_grad)
     losses: list[Tensor] = []

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt.kernels import cross_entropy, linear_cross_entropy
 from burnt.kernels.ops.loss import fused_linear_cross_entropy
@@ -160,6 +161,7 @@ PEAK = """
 import ctypes, sys, torch
 from pathlib import Path
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from burnt.kernels import linear_cross_entropy
 import burnt
 burnt.memory.disable()
@@ -259,3 +261,30 @@ def test_labels_of_uint8_are_counted_as_int64(reduction: str) -> None:
     for candidate in linear_cross_entropy.candidates.values():
         found = candidate(x, weight, target.to(torch.uint8), bias, -100, reduction, 0.0, 0.0, False)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("into", "operand", "product", "sum_"),
+    [
+        (torch.float32, torch.bfloat16, "mm.dtype_out", "addmm.dtype_out"),  # the gradient of the weight
+        (torch.bfloat16, torch.bfloat16, "mm.out", "addmm.out"),  # of x
+    ],
+    ids=str,
+)
+def test_a_gpu_adds_products_without_temporaries(
+    into: torch.dtype, operand: torch.dtype, product: str, sum_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_linear_cross_entropy, "_writes_in_place", lambda into, operand: True)
+    left, right = (torch.empty(*shape, dtype=operand, device="meta") for shape in ((8, 5), (5, 3)))
+    total = torch.empty(8, 3, dtype=into, device="meta")
+    calls: list[str] = []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(str(func).removeprefix("aten."))
+            return func(*args, **(kwargs or {}))
+
+    with Calls():
+        fused_linear_cross_entropy._matmul_into(total, left, right, adds=False)
+        fused_linear_cross_entropy._matmul_into(total, left, right, adds=True)
+    assert calls == [product, sum_]
