@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from burnt.codegen import fuse as fuse
     from burnt.config import Config as Config
     from burnt.device import device_info as device_info
+    from burnt.fusion.backend import compile as compile
     from burnt.gradients import Gradients as Gradients
     from burnt.inspect import CheckReport as CheckReport
     from burnt.inspect import Summary as Summary
@@ -59,6 +60,7 @@ _NAMES = {
     "burnt.codegen.function": "fuse",
     "burnt.config": "Config",
     "burnt.device": "device_info",
+    "burnt.fusion.backend": "compile",
     "burnt.gradients": "Gradients",
     "burnt.inspect": "CheckReport Summary TensorSpec check freeze num_params summary unfreeze",
     "burnt.module": "Module field",

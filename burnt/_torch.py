@@ -91,6 +91,83 @@ def decompositions(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
     return dict(get_decompositions([getattr(torch.ops.aten, name) for name in names]))
 
 
+def aot_backend(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inference: Callable[..., Any],
+    table: dict[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Return a backend of torch.compile that gives the graphs of AOTAutograd to these compilers.
+
+    A compiler takes an aten graph without in-place ops, but for ``copy_`` to arguments at its end, and
+    examples of its arguments; what it returns takes a list of arguments. Random numbers are drawn again in
+    the backward: `replayed_draw` tells such nodes.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    def partition(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        for node in joint.graph.nodes:
+            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if is_random and "recompute" not in node.meta:  # otherwise it is a checkpoint's
+                node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 1 << 30}
+        return min_cut_rematerialization_partition(joint, inputs, **options)
+
+    return aot_autograd(  # type: ignore[no-any-return]
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        decompositions=table,
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+
+
+def replayed_draw(node: torch.fx.Node) -> str | None:
+    """Return whether a node draws random numbers and returns the state before, or draws those of a state.
+
+    ``"save"``: its arguments are an op and what this takes, it returns the state and the op's results.
+    ``"load"``: its arguments are a state, an op and what this takes. None for other nodes.
+    """
+    from torch._prims import rng_prims
+
+    kinds = {rng_prims.run_and_save_rng_state: "save", rng_prims.run_with_rng_state: "load"}
+    return kinds.get(node.target)  # type: ignore[arg-type]
+
+
+def fake_empty(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor without memory, ``[size]``."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty(size, dtype=dtype, device=device)
+
+
+def boxed(call: Callable[..., Any], *, takes_list: bool = False) -> Callable[[list[Any]], Any]:
+    """Return a function of a list of arguments, as AOTAutograd calls compiled graphs."""
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    if not takes_list:
+        return make_boxed_func(call)  # type: ignore[no-any-return]
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def with_sizes(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> torch.fx.GraphModule:
+    """Return a graph of open sizes traced for the sizes of arguments; it takes the tensors among them."""
+
+    def call(*tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        return graph(*[next(given) if isinstance(a, torch.Tensor) else a for a in arguments])
+
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with torch.no_grad():
+        trace = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)
+        return trace(*[a for a in arguments if isinstance(a, torch.Tensor)])
+
+
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
     """Context without saved-tensor hooks (checkpointing, offloading), which are restored afterwards.

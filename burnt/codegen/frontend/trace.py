@@ -395,7 +395,7 @@ def _replace_numbers(args: Sequence[Any], numbers: dict[int, float]) -> list[Any
 
 
 @functools.cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
+def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of the composite ops; each leaves calls with dtypes that torch refuses."""
     return {op: decompose_unless_unsupported(op, fn) for op, fn in _torch.decompositions(_COMPOSITE).items()}
 
@@ -425,8 +425,8 @@ def _trace_graph(
             _tracing.active = was_tracing
 
     examples = [args[i].detach() for i in tensor_positions]
-    table = _decompositions() if decompose else {}
-    return _clean_up(_torch.trace_to_aten(call_with_tensors, examples, table))
+    table = decompositions() if decompose else {}
+    return clean_up(_torch.trace_to_aten(call_with_tensors, examples, table))
 
 
 def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float]) -> Traced:
@@ -545,7 +545,7 @@ def _replace_mutation_ops(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return graph
 
 
-def _clean_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def clean_up(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Drop dead nodes, replace the in-place squeeze of torch's matmul, and number the random ops."""
     for node in graph.graph.nodes:
         if node.target is aten.squeeze_.dim and len(node.args[0].users) == 1:

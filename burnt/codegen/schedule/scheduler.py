@@ -309,7 +309,13 @@ class _Scheduler:
         return result
 
     def random_source(self, node: torch.fx.Node) -> RandomSource:
-        """Return the seed and stream of an op that draws random numbers. The first adds the seed buffer."""
+        """Return the seed and stream of an op that draws random numbers. The first adds the seed buffer.
+
+        ``meta["seed"]`` is the node whose value is the seed of this op only.
+        """
+        if "seed" in node.meta:
+            buffer = self.materialize(self.env[node.meta["seed"]], node.meta["seed"])
+            return RandomSource(load(buffer, IndexExpr()), node.meta["stream"])
         if self.seed is None:
             position = sum(n.op == "placeholder" for n in self.traced.graph.graph.nodes) + len(self.captured)
             self.seed = Buffer("seed", "input", position, (1,), (1,), torch.int64)

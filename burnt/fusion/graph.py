@@ -1,0 +1,120 @@
+"""From an aten graph of AOTAutograd to what codegen traces of a function: a `Traced`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt import _torch
+from burnt.codegen.frontend.overlap import find_aliases
+from burnt.codegen.frontend.trace import ResultLayout, Traced, clean_up, why_unsupported
+from burnt.errors import UnsupportedError
+
+aten = torch.ops.aten
+
+
+def traced_of(graph: torch.fx.GraphModule, device: torch.device) -> Traced:
+    """Return the trace that a graph is; it is not changed.
+
+    Raises:
+        UnsupportedError: no plan can be built, with the reason.
+    """
+    graph = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node in inputs:
+        if not isinstance(node.meta.get("val"), Tensor):
+            raise UnsupportedError(
+                f"its argument {node.name} is no tensor, {type(node.meta.get('val')).__name__}"
+            )
+    output = graph.graph.output_node()
+    results = list(output.args[0]) if isinstance(output.args[0], tuple | list) else [output.args[0]]
+    count = len(results)
+    mutated = _take_copies(graph, inputs, results)
+    output.args = (results,)
+    clean_up(graph)
+    _seed_replayed_draws(graph, device)
+    fakes = [_fake(r) for r in results]
+    # Copies are made of the values at the end, so results that are changed arguments are these values.
+    aliases = find_aliases(fakes[:count])
+    layouts = [
+        ResultLayout(tuple(f.stride()), False) if isinstance(f, Tensor) else None for f in fakes[:count]
+    ]
+    layouts += [ResultLayout(tuple(inputs[i].meta["val"].stride()), False) for i in mutated]
+    captured = tuple(dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr"))
+    for name in captured:
+        if not isinstance(getattr(graph, name), Tensor):
+            raise UnsupportedError(f"it has a part that is no tensor, {type(getattr(graph, name)).__name__}")
+    traced = Traced(graph, graph, {}, captured, tuple(layouts), mutated, aliases.unsupported_reason, aliases)
+    reason = why_unsupported(traced, device)
+    if reason is not None:
+        raise UnsupportedError(reason)
+    return traced
+
+
+def _fake(result: Any) -> Any:
+    return result.meta["val"] if isinstance(result, torch.fx.Node) else result
+
+
+def _take_copies(
+    graph: torch.fx.GraphModule, inputs: Sequence[torch.fx.Node], results: list[Any]
+) -> tuple[int, ...]:
+    """Append to the results the values that are copied to arguments; return the arguments' positions."""
+    copies = {}
+    for node in list(graph.graph.nodes):
+        if node.target is aten.copy_.default and node.args[0] in inputs:
+            target, value = node.args[:2]
+            copies[inputs.index(target)] = value
+            results[:] = [target if r is node else r for r in results]
+            node.replace_all_uses_with(value)
+            graph.graph.erase_node(node)
+    results += copies.values()
+    return tuple(copies)
+
+
+def _seed_replayed_draws(graph: torch.fx.GraphModule, device: torch.device) -> None:
+    """Give each op whose random numbers are drawn again a seed of its own, in place of torch's state."""
+    for node in list(graph.graph.nodes):
+        kind = _torch.replayed_draw(node)
+        if kind is None:
+            continue
+        with graph.graph.inserting_before(node):
+            if kind == "save":
+                op, *arguments = node.args
+                seed = graph.graph.call_function(draw_seed, (device,))
+            else:
+                seed, op, *arguments = node.args
+            seed.meta["val"] = _torch.fake_empty(1, torch.int64, device)
+            drawn = graph.graph.call_function(op, tuple(arguments), node.kwargs)
+        fakes = torch.fx.node.map_arg((drawn.args, drawn.kwargs), lambda n: n.meta["val"])
+        drawn.meta |= {"val": op(*fakes[0], **fakes[1]), "seed": seed, "stream": 0}
+        if kind == "load":
+            node.replace_all_uses_with(drawn)
+        else:
+            for part in list(node.users):
+                part.replace_all_uses_with((seed, drawn)[part.args[1]])
+                graph.graph.erase_node(part)
+        graph.graph.erase_node(node)
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """Return a seed of the op whose numbers are drawn again in the backward, ``[1]`` of int64."""
+    return torch.empty(1, dtype=torch.int64, device=device).random_()
+
+
+def device_of(graph: torch.fx.GraphModule) -> torch.device:
+    """Return the device that all tensors of a graph are on.
+
+    Raises:
+        UnsupportedError: there are several.
+    """
+    values = [
+        node.meta.get("val") for node in graph.graph.nodes if node.op in ("placeholder", "call_function")
+    ]
+    devices = {v.device for v in values if isinstance(v, Tensor) and (v.dim() or v.device.type != "cpu")}
+    if len(devices) > 1:
+        raise UnsupportedError(f"it has tensors on {', '.join(sorted(map(str, devices)))}")
+    return devices.pop() if devices else torch.device("cpu")

@@ -1,0 +1,288 @@
+"""Models through torch.compile on burnt's kernels, compared with eager torch and in float64."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import burnt
+from burnt.errors import FusionError, FusionWarning
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FusionWarning)  # a graph that torch runs
+        yield
+
+
+class Block(nn.Module):
+    """A part of a transformer: attention of two heads and an MLP, with norms."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.heads, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.heads(self.norms[0](x)).chunk(3, -1)
+        )
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.narrow(F.gelu(self.wide(self.norms[1](x))))
+
+
+def images() -> nn.Module:
+    """Convolutions, of which one is of each channel by itself, with batch norm."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.Hardswish(), nn.Conv2d(8, 8, 3, 1, 1, groups=8),
+        nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(6, 16), nn.SiLU(), nn.Linear(16, 3)), lambda: torch.randn(7, 6)),
+    "transformer": (lambda: nn.Sequential(Block(16), Block(16)), lambda: torch.randn(2, 9, 16)),
+    "images": (images, lambda: torch.randn(4, 3, 12, 12)),
+}
+
+
+def train(model: Callable[..., Any], parameters: list[Tensor], x: Tensor, steps: int = 3) -> list[Tensor]:
+    optimizer = torch.optim.SGD(parameters, lr=0.05)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_steps_are_as_close_to_float64_as_eager(name: str) -> None:
+    build, inputs = MODELS[name]
+    model, x = build(), inputs()
+    eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    losses = train(burnt.compile(model, fullgraph=True), list(model.parameters()), x)
+    train(eager, list(eager.parameters()), x)
+    expected = train(exact, list(exact.parameters()), x.double())
+    torch.testing.assert_close(torch.stack(losses).double(), torch.stack(expected), rtol=1e-5, atol=1e-7)
+    for (key, ours), torchs, right in zip(
+        model.state_dict().items(), eager.state_dict().values(), exact.state_dict().values(), strict=True
+    ):
+        error, allowed = (ours - right).abs().max(), 4 * (torchs - right).abs().max() + 1e-6
+        assert error <= allowed, (key, error, allowed)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inference_without_gradients(name: str) -> None:
+    build, inputs = MODELS[name]
+    model, x = build().eval(), inputs()
+    compiled = burnt.compile(model, fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    compiled(x).sum().backward()  # and with them afterwards
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_name_of_the_backend() -> None:
+    """As installed: an entry point of torch_dynamo_backends."""
+    x = torch.randn(5)
+    assert torch.equal(torch.compile(torch.sin, backend="burnt")(x), burnt.compile(torch.sin)(x))
+
+
+# --- dropout ----------------------------------------------------------------------------------------------
+
+
+def in_checkpoint(x: Tensor) -> Tensor:
+    return checkpoint(lambda a: F.dropout(torch.sin(a) * 2, 0.5), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def twice(x: Tensor) -> Tensor:
+    return F.dropout(F.dropout(x, 0.3).exp() - 1, 0.5)
+
+
+@pytest.mark.parametrize("fn", [in_checkpoint, twice])
+def test_a_backward_draws_the_numbers_of_its_forward(fn: Callable[[Tensor], Tensor]) -> None:
+    compiled = burnt.compile(fn, fullgraph=True)
+    x = torch.randn(64, 64, requires_grad=True)
+    results = []
+    for _ in range(2):
+        x.grad = None
+        y = compiled(x)
+        y.sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad != 0, y != 0)
+        assert 0.4 < (y == 0).float().mean() < 0.75
+        results.append(y.detach())
+    assert not torch.equal(*results)
+    torch.manual_seed(3)
+    first = compiled(x)
+    torch.manual_seed(3)
+    assert torch.equal(first, compiled(x))
+
+
+def test_no_mask_is_saved_for_the_backward() -> None:
+    saved: list[Tensor] = []
+    x = torch.randn(256, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        burnt.compile(lambda x: F.dropout(x, 0.5) * 2, fullgraph=True)(x)
+    assert sum(t.numel() for t in saved) == 1  # the seed
+
+
+# --- memory that is shared --------------------------------------------------------------------------------
+
+
+def test_a_result_that_is_a_view_of_an_argument() -> None:
+    x = torch.randn(4, 6)
+    view, other = burnt.compile(lambda x: (x.t(), x + 1), fullgraph=True)(x)
+    assert view.data_ptr() == x.data_ptr()
+    assert torch.equal(other, x + 1)
+
+
+def test_results_that_share_memory() -> None:
+    a, b = burnt.compile(lambda x: ((y := x * 2), y.view(-1)), fullgraph=True)(torch.randn(2, 3))
+    a.zero_()
+    assert (b == 0).all()
+
+
+def test_arguments_and_buffers_changed_in_place() -> None:
+    def add(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x.add_(1)
+        return x, x * y
+
+    x, y = torch.zeros(4), torch.full((4,), 3.0)
+    same, product = burnt.compile(add, fullgraph=True)(x, y)
+    assert same.data_ptr() == x.data_ptr()
+    assert torch.equal(x, torch.ones(4))
+    assert torch.equal(product, y)
+
+    def halve(x: Tensor) -> Tensor:
+        x[:, ::2] *= 0.5
+        return x.sum(1)
+
+    x = torch.ones(3, 4)
+    assert torch.equal(burnt.compile(halve, fullgraph=True)(x), torch.full((3,), 3.0))
+    assert torch.equal(x, torch.tensor([0.5, 1, 0.5, 1]).expand(3, 4))
+
+
+def test_shared_parameters_and_a_deep_copy() -> None:
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, nn.Tanh(), layer)
+    compiled, x = burnt.compile(model, fullgraph=True), torch.randn(3, 4)
+    compiled(x).sum().backward()
+    found = layer.weight.grad
+    layer.weight.grad = None
+    model(x).sum().backward()
+    torch.testing.assert_close(found, layer.weight.grad)
+    other = copy.deepcopy(compiled)
+    with torch.no_grad():
+        layer.weight.zero_()
+        assert not torch.equal(other(x), compiled(x))
+
+
+# --- sizes ------------------------------------------------------------------------------------------------
+
+
+def test_sizes_may_vary_without_another_compilation() -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    from burnt.fusion.backend import backend
+
+    counter = CompileCounterWithBackend(backend)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Softmax(-1))
+    compiled = torch.compile(model, backend=counter, dynamic=True)
+    for rows in [*range(2, 8), 33, 2]:
+        x, weight = torch.randn(rows, 4, requires_grad=True), torch.randn(rows, 8)
+        found, expected = (torch.autograd.grad((m(x) * weight).sum(), x) for m in (compiled, model))
+        torch.testing.assert_close(found, expected)
+    assert counter.frame_count == 1
+
+
+def test_dropout_of_sizes_that_vary() -> None:
+    compiled = burnt.compile(twice, fullgraph=True, dynamic=True)
+    for rows in (64, 50, 64):
+        x = torch.randn(rows, 30, requires_grad=True)
+        y = compiled(x)
+        y.sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad != 0, y != 0)
+
+
+def test_no_more_than_64_plans_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    import burnt.fusion.backend as module
+
+    monkeypatch.setattr(module, "_MAX_SIZES", 2)
+    compiled = burnt.compile(lambda x: torch.cumsum(x, 0) * x.shape[0], dynamic=True)
+    for rows in (2, 3, 4, 2):
+        x = torch.randn(rows)
+        torch.testing.assert_close(compiled(x), torch.cumsum(x, 0) * rows)
+
+
+# --- what is left to torch, and errors --------------------------------------------------------------------
+
+
+def test_autocast() -> None:
+    w, x = torch.randn(64, 64, requires_grad=True), torch.randn(8, 64)
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.gelu(x @ w).float().sum()
+
+    burnt.compile(loss, fullgraph=True)(x, w).backward()
+    found, w.grad = w.grad, None
+    loss(x, w).backward()
+    torch.testing.assert_close(found, w.grad, rtol=0.05, atol=0.3)
+
+
+def test_a_graph_break_and_sizes_that_depend_on_data() -> None:
+    def steps(x: Tensor) -> Tensor:
+        y = x * 2
+        return y + 1 if y.sum().item() > 0 else y - 1
+
+    assert torch.equal(burnt.compile(steps)(torch.ones(3)), torch.full((3,), 3.0))
+    x = torch.tensor([1.0, -1, 2])
+    assert torch.equal(burnt.compile(lambda x: x[x > 0] * 2)(x), torch.tensor([2.0, 4.0]))
+
+
+def test_an_index_out_of_range_is_torchs_error() -> None:
+    with pytest.raises(IndexError, match="out of"):
+        burnt.compile(lambda x, i: x[i] + 1)(torch.randn(4), torch.tensor([9]))
+
+
+def test_second_derivatives_are_refused() -> None:
+    x = torch.randn(3, requires_grad=True)
+    (g,) = torch.autograd.grad(burnt.compile(lambda x: x.sin().sum())(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        g.sum().backward()
+
+
+def test_tensors_without_elements() -> None:
+    assert burnt.compile(lambda x: (x * 2).sum(), fullgraph=True)(torch.zeros(0, 3)).item() == 0
+
+
+def test_torch_runs_a_graph_that_cannot_be_planned_and_a_warning_says_why() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)) + 1
+
+    x = torch.randn(3)
+    with pytest.warns(FusionWarning, match=r"torch runs graph\d+_inference, as no kernels .*: it has a part"):
+        torch.testing.assert_close(burnt.compile(fn)(x), fn(x))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="cannot be compiled") as caught:
+        burnt.compile(fn, fullgraph=True)(x)
+    assert isinstance(caught.value.inner_exception, FusionError)  # type: ignore[attr-defined]
