@@ -114,7 +114,7 @@ def aot_backend(
                 node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 1 << 30}
         return min_cut_rematerialization_partition(joint, inputs, **options)
 
-    return aot_autograd(  # type: ignore[no-any-return]
+    return aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
@@ -133,7 +133,7 @@ def replayed_draw(node: torch.fx.Node) -> str | None:
     from torch._prims import rng_prims
 
     kinds = {rng_prims.run_and_save_rng_state: "save", rng_prims.run_with_rng_state: "load"}
-    return kinds.get(node.target)  # type: ignore[arg-type]
+    return kinds.get(node.target)
 
 
 def fake_empty(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -146,10 +146,10 @@ def fake_empty(size: int, dtype: torch.dtype, device: torch.device) -> torch.Ten
 
 def boxed(call: Callable[..., Any], *, takes_list: bool = False) -> Callable[[list[Any]], Any]:
     """Return a function of a list of arguments, as AOTAutograd calls compiled graphs."""
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     if not takes_list:
-        return make_boxed_func(call)  # type: ignore[no-any-return]
+        return make_boxed_func(call)
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
@@ -596,7 +596,7 @@ float32_matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_preci
 
 def current_device() -> Callable[[], int]:
     """Return the fastest function that returns the current CUDA device, of a process that has used one."""
-    return getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # type: ignore[no-any-return]
+    return getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def build_tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

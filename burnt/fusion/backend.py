@@ -85,7 +85,7 @@ def backend(
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """torch's native_dropout, with a mask that does not depend on x, which would be saved for the backward."""
+    """torch's native_dropout; its mask does not depend on x, which would be saved for the backward."""
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = torch.rand(x.shape, dtype=torch.float32, device=x.device) >= p
