@@ -31,6 +31,7 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.kernels.ops.matmul_gpu import run_launches
+from burnt.scheme import VALUES
 
 __all__ = ["CASES", "Case", "NotApplicableError", "Result", "check", "run"]
 
@@ -281,18 +282,17 @@ def quantized_linear(
     rows: int, value: str, block: int, zero: bool, dtype: torch.dtype, device: torch.device
 ) -> Case:
     """A quantized weight of 1,000 rows of 1,056 columns, with the block sizes that the heuristic selects."""
-    from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.kernels.ops.quantized.quantize import quantized_example
     from burnt.kernels.ops.quantized.weight_only import LinearArguments
-    from burnt.kernels.ops.quantized.weight_only_config import select_config
-    from burnt.kernels.ops.quantized.weight_only_gpu import linear_sizes
+    from burnt.kernels.ops.quantized.weight_only_config import select_config, structure_of
     from burnt.kernels.ops.quantized.weight_only_triton import launches
 
     torch.manual_seed(0)
     values, scale, zero_point = quantized_example(device, 1000, 1056, value, block, zero)
     x, bias = drawn(rows, 1056).to(device, dtype), drawn(1000, seed=1).to(device, dtype)
     arguments = LinearArguments(x, values, scale, zero_point, bias, "silu", value, block)
-    config = select_config(linear_sizes(arguments), HOPPER)
+    structure = structure_of(rows, 1000, 1056, VALUES[value].per_byte, dtype.itemsize)
+    config = select_config(structure, block)
 
     def by_definition(dtype: torch.dtype) -> Sequence[Tensor]:
         wide = scale.double() if dtype == torch.float64 else scale

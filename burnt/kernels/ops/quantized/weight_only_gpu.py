@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from burnt.codegen import fuse
+from burnt.codegen.render.triton.tile_config import Limits
 from burnt.kernels.ops.activation import apply_activation
 from burnt.kernels.ops.matmul_gpu import add_candidate
 from burnt.kernels.ops.quantized.quantize import dequantize
 from burnt.kernels.ops.quantized.weight_only import LinearArguments, quantized_linear
-from burnt.kernels.ops.quantized.weight_only_config import LinearSizes, configs
+from burnt.kernels.ops.quantized.weight_only_config import configs, structure_of
 from burnt.scheme import VALUES
 
 _MAX_ROWS = 64
@@ -30,22 +31,23 @@ def unsupported_reason(call: LinearArguments) -> str | None:
     return None
 
 
-def linear_sizes(call: LinearArguments) -> LinearSizes:
-    """Return what the choice of block sizes depends on."""
-    sizes = call.num_rows, call.values.shape[0], call.x.shape[-1]
-    return LinearSizes(*sizes, VALUES[call.value].per_byte, call.block, call.x.element_size())
-
-
 def _launches(config: dict[str, str], device: torch.device, *args: Any) -> Any:
     from burnt.kernels.ops.quantized.weight_only_triton import launches
 
     return launches(LinearArguments(*args), config)
 
 
+def _configs(limits: Limits, *args: Any) -> list[dict[str, str]]:
+    call = LinearArguments(*args)
+    per_byte, itemsize = VALUES[call.value].per_byte, call.x.element_size()
+    structure = structure_of(call.num_rows, call.values.shape[0], call.x.shape[-1], per_byte, itemsize)
+    return configs(structure, call.block, limits)
+
+
 add_candidate(
     quantized_linear,
     _launches,
-    lambda limits, *args: configs(linear_sizes(LinearArguments(*args)), limits),
+    _configs,
     when=lambda *args: unsupported_reason(LinearArguments(*args)),
     best=lambda *args: LinearArguments(*args).num_rows <= _MAX_ROWS,
 )

@@ -35,8 +35,8 @@ def test_packed_weights_are_not_read_byte_by_byte(rows: int, block: int, target:
     x = torch.empty(rows, terms, dtype=torch.bfloat16, **meta)
     values = torch.empty(columns, terms // 2, dtype=torch.uint8, **meta)
     scale = torch.empty(columns, terms // block if block else 1, dtype=torch.bfloat16, **meta)
-    sizes = weight_only_config.LinearSizes(rows, columns, terms, 2, block)
-    config = weight_only_config.select_config(sizes, limits_of(target))
+    structure = weight_only_config.structure_of(rows, columns, terms, 2)
+    config = weight_only_config.select_config(structure, block, limits_of(target))
     call = LinearArguments(x, values, scale, None, None, None, "int4", block)
     found = compiled_launch(weight_only_triton.launches(call, config)[0][0], target, tmp_path)
     assert not found.code.count("LDG.E.U8", "LDG.E.S8")
@@ -175,6 +175,21 @@ def test_groups_are_multiplied_with_a_product_in_flight(operand: str, tmp_path: 
     assert loop.count("LDGSTS") == loop.count("LDGSTS.E.BYPASS.128")
     assert bool(loop.count("LDGSTS")) != by_descriptor
     assert config.programs == 132
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("target", "unit"), [("sm_100", "tcgen05.mma"), ("gfx942", "v_mfma_f32")])
+def test_groups_are_multiplied_by_matrix_units(target: str, unit: str, tmp_path: Path) -> None:
+    a = torch.empty(16384, 4096, dtype=torch.bfloat16, device="meta")
+    b, ends = a.new_empty(64, 4096, 4096), a.new_empty(64, dtype=torch.int64)
+    config = select_config(rows_structure(a, b), limits_of(target))
+    for launches, _ in (
+        grouped_triton.rows_launches(a, b, ends, config),
+        grouped_triton.terms_launches(a, a, ends, config),
+    ):
+        found = compiled_launch(launches[0], target, tmp_path)
+        assert not found.spilled
+        assert unit in found.assembly
 
 
 @pytest.mark.parametrize("size", [64, 128])

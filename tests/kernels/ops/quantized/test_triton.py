@@ -35,7 +35,7 @@ from burnt.kernels.ops.quantized.scaled_gpu import (
     uses_float8_units,
 )
 from burnt.kernels.ops.quantized.weight_only import LinearArguments
-from burnt.kernels.ops.quantized.weight_only_config import LinearSizes
+from burnt.kernels.ops.quantized.weight_only_config import structure_of
 from burnt.kernels.ops.quantized.weight_only_gpu import unsupported_reason
 from burnt.scheme import VALUES
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, compiled_launch, driven, limits_of
@@ -50,9 +50,9 @@ LIMITS = {"H100": HOPPER, "a small GPU": Limits(28, shared_memory=48 << 10), "MI
 def test_linear_always_has_block_sizes(limits: Limits) -> None:
     sizes = itertools.product((1, 2, 17, 500), (1, 33, 4096), (2, 130, 11008), (1, 2, 4), (0, 32), (2, 4))
     for rows, columns, terms, per_byte, block, itemsize in sizes:
-        problem = LinearSizes(rows, columns, terms, per_byte, block, itemsize)
-        found = weight_only_config.configs(problem, limits)
-        assert found[0] == weight_only_config.select_config(problem, limits)
+        problem = structure_of(rows, columns, terms, per_byte, itemsize)
+        found = weight_only_config.configs(problem, block, limits)
+        assert found[0] == weight_only_config.select_config(problem, block, limits)
         assert len({str(c) for c in found}) == len(found)
         for config in found:
             ((kind, text),) = config.items()
@@ -70,15 +70,15 @@ def test_linear_always_has_block_sizes(limits: Limits) -> None:
 
 
 def test_a_small_batch_splits_the_terms() -> None:
-    def split(problem: LinearSizes) -> int:
-        ((_, text),) = weight_only_config.select_config(problem).items()
+    def split(*sizes: int) -> int:
+        ((_, text),) = weight_only_config.select_config(structure_of(*sizes), 32).items()
         blocks = parse_config(text)
         return blocks.chunks if isinstance(blocks, TileConfig) else blocks.split
 
-    assert split(LinearSizes(1, 4096, 4096, 2, 32)) == 1  # 1,024 programs, several for each multiprocessor
-    assert split(LinearSizes(1, 64, 65536, 2, 32)) > 1
-    assert split(LinearSizes(16, 1024, 8192, 2, 32)) > 1
-    assert split(LinearSizes(512, 4096, 4096, 2, 32)) == 1
+    assert split(1, 4096, 4096, 2) == 1  # 1,024 programs, several for each multiprocessor
+    assert split(1, 64, 65536, 2) > 1
+    assert split(16, 1024, 8192, 2) > 1
+    assert split(512, 4096, 4096, 2) == 1
 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
@@ -149,8 +149,8 @@ def of_linear(
     values = empty(columns, terms // kind.per_byte, dtype=torch.int8 if value == "int8" else torch.uint8)
     scale = empty(columns, terms // block if block else 1, dtype=torch.float16)
     zero_point = empty(*scale.shape, dtype=torch.int8) if zero else None
-    problem = LinearSizes(rows, columns, terms, kind.per_byte, block, dtype.itemsize)
-    config = weight_only_config.select_config(problem, limits_of(target))
+    problem = structure_of(rows, columns, terms, kind.per_byte, dtype.itemsize)
+    config = weight_only_config.select_config(problem, block, limits_of(target))
     tensors = empty(rows, terms, dtype=dtype), values, scale, zero_point, empty(columns, dtype=dtype)
     return weight_only_triton.launches(LinearArguments(*tensors, activation, value, block), config)[0]
 
