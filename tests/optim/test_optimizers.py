@@ -558,6 +558,14 @@ def test_printing_a_record_shows_no_values() -> None:
 def test_optimizers_can_be_copied_and_pickled():
     optimizer = optim.AdamW((0.8, 0.99), weight_decay=0.1)
     assert repr(copy.deepcopy(optimizer)) == repr(pickle.loads(pickle.dumps(optimizer))) == repr(optimizer)
+    params, grads = {"w": torch.nn.Parameter(torch.ones(3))}, {"w": torch.ones(3)}
+    for _ in range(3):
+        optimizer.step(0.1, params, grads)
+    copies = copy.deepcopy((optimizer, params)), pickle.loads(pickle.dumps((optimizer, params)))
+    for copied, its_params in ((optimizer, params), *copies):
+        copied.step(0.1, its_params, grads)
+        assert copied.into_record().tensors["w/step"] == 4
+        torch.testing.assert_close(its_params["w"], params["w"], rtol=0, atol=0)
 
 
 def test_lbfgs_resumed_at_any_step_rounds_as_if_it_had_not_been(tmp_path):

@@ -47,6 +47,10 @@ class BoundParams(list[Tensor]):
         self.strided: list[int] = []  # indices of gradients with other strides than their parameters
         self.tables: dict[int, Tables] = {}  # on a GPU, by stream
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle only the parameters: the copy's tensors have other addresses."""
+        return BoundParams, (list(self),)
+
     def matches(self, tensors: Sequence[Tensor], states: Sequence[Tensor | None]) -> bool:
         """Whether the tensors of a step are as in the step that was remembered."""
         return (
