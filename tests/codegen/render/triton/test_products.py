@@ -354,6 +354,16 @@ def test_few_tiles_use_split_k() -> None:
     assert select_config(MatmulStructure(1, 64, 576, 65_536, 2)).split == 44  # of 9 tiles: 396 programs
 
 
+def test_convolutions_of_any_number_of_images_share_a_text() -> None:
+    def texts(images: int, size: int) -> list[str]:
+        x, w, channels = last(images, 32, size, size), last(32, 32, 3, 3), randn(32)
+        kernels = planned(block, x, w, channels, channels, x, products=True, gradients=True)
+        config = parse_config("64x32x32 w4 s2 k3")
+        return [print_kernel(kernel, config).text for kernel in kernels if kernel.matmul is not None]
+
+    assert texts(4, 8) == texts(12, 8) != texts(4, 16)
+
+
 @pytest.mark.parametrize(("size", "channels"), [(56, 64), (28, 128), (14, 256), (56, 256)])
 def test_convolutions_fill_the_device(size: int, channels: int) -> None:
     """Three programs of 128x64 or 64x64 fit on a multiprocessor, two of 128x128."""
