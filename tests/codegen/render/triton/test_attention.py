@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
 from burnt.codegen.runtime import triton_compile_pool
-from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig, configs, select_config
+from burnt.kernels.ops.attention.flash_config import FlashConfig, configs, select_config
 from burnt.kernels.ops.attention.reference import dot_product_attention
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, limits_of
 from tests.codegen.render.triton.attention import DTYPES, VARIANTS, compiled
@@ -50,18 +51,19 @@ def test_all_options(kernel: str, variant: str, target: str, tmp_path: Path) -> 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_all_configurations_compile(size: int, tmp_path: Path) -> None:
-    for config in configs(size, 2, limits_of("sm_90")):
-        for kernel in ("forward", "keys", "queries"):
-            blocks = FlashConfig.of(config[kernel])
-            result = compiled(kernel, blocks, torch.bfloat16, size, "plain", "sm_90", tmp_path)
-            assert result.shared <= SHARED["sm_90"], (kernel, config)
+    limits = dataclasses.replace(limits_of("sm_90"), has_tma=True)
+    listed = [*configs(size, 2, limits_of("sm_90")), *configs(size, 2, limits, ("both",))]
+    for kernel, text in dict.fromkeys(item for config in listed for item in config.items()):
+        if kernel != "dots":
+            result = compiled(kernel, FlashConfig.of(text), torch.bfloat16, size, "plain", "sm_90", tmp_path)
+            assert result.shared <= SHARED["sm_90"], (kernel, text)
 
 
 @pytest.mark.parametrize("size", [64, 128])
 def test_first_configs_cover_all_kernels(size: int) -> None:
     """As many as the tuner tries in its quick mode."""
     listed = configs(size, 2, limits_of("sm_90"))
-    changed = [[name for name in KERNELS if c[name] != listed[0][name]] for c in listed[1:]]
+    changed = [[name for name in c if c[name] != listed[0][name]] for c in listed[1:]]
     assert all(len(names) == 1 for names in changed)
     for first in (3, 6, 9, 12):
         counts = [changed[: first - 1].count([name]) for name in ("forward", "keys", "queries")]
@@ -70,6 +72,17 @@ def test_first_configs_cover_all_kernels(size: int) -> None:
     assert of_forward == [
         c for c in listed if c["keys"] == listed[0]["keys"] and c["queries"] == listed[0]["queries"]
     ]
+
+
+def test_configs_of_one_pass_vary_it_or_leave_it_out() -> None:
+    limits = dataclasses.replace(limits_of("sm_90"), has_tma=True)
+    listed = configs(128, 2, limits, ["forward", "keys", "queries", "both"])
+    assert listed[0]["both"] == "64x128 w8 s2"
+    assert listed[1] == {name: text for name, text in listed[0].items() if name != "both"}
+    changed = [[name for name in c if c[name] != listed[0][name]] for c in listed[2:]]
+    assert {name for names in changed for name in names} == {"forward", "both"}
+    assert {"64x64 w8 s2", "64x64 w4 s2"} <= {c.get("both") for c in listed}  # one size, and two
+    assert "both" not in configs(128, 2, limits_of("sm_80"), ["forward", "keys", "queries", "both"])[0]
 
 
 def test_selected_config_fits_and_comes_first() -> None:
